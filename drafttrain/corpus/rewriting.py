@@ -1,0 +1,214 @@
+"""One call of the regeneration stage: what is pending, what comes back, and what becomes of it.
+
+Knows nothing of who answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.corpus.chat import encode_prompt
+from drafttrain.corpus.conversation import Conversation, Message
+from drafttrain.corpus.dialogues import ChatRequest, Dialogue, TurnQueue, hashed, plan_dialogues
+from drafttrain.corpus.engines import Engine
+from drafttrain.corpus.openai_client import Reply
+from drafttrain.corpus.progress import TokenProgress
+from drafttrain.corpus.readers import ReadReport, read_conversations
+from drafttrain.corpus.responses import RegenerateReport, ResponseFile
+from drafttrain.errors import UserError
+from drafttrain.inference.batched import Completion
+
+if TYPE_CHECKING:
+    from drafttrain.corpus.regenerate import RegenerateConfig
+
+SWEEP = 8  # turns kept ready, among which similar prompt lengths are found, per answer under way
+ENOUGH_TO_JUDGE = 20  # failures, before their share is held against max_failed
+
+
+class _LimitReached(Exception):
+    """The message is the name of the limit."""
+
+
+def plan(config: RegenerateConfig, skipped: Counter) -> tuple[dict[str, Dialogue], int]:
+    """The conversations of all sources by id, in order, and the number of rows read."""
+    reports = [ReadReport() for _ in config.sources]
+
+    def conversations() -> Iterator[Conversation]:
+        for source, report in zip(config.sources, reports):
+            rows = read_conversations(source.path, source.format, report)
+            yield from islice(rows, source.max_conversations)
+
+    names = ("max_turns", "greedy_fraction", "temperature", "seed", "deduplicate")
+    options = {name: getattr(config, name) for name in names}
+    dialogues = {found.id: found for found in plan_dialogues(conversations(), skipped, **options)}
+    for report in reports:
+        skipped.update(report.skipped)
+    if not dialogues:
+        raise UserError(f"{config.sources[0].path}: no conversation to answer ({counts(skipped)})")
+    return dialogues, sum(report.read for report in reports)
+
+
+class Rewriting:
+    """What is still to be answered, what became of the rest, and the files that the answers go to."""
+
+    def __init__(self, config: RegenerateConfig, out: Path, tokenizer: PreTrainedTokenizerBase):
+        self.config, self.tokenizer = config, tokenizer
+        self.skipped, self.failures = Counter(), Counter()
+        self.pending, n_read = plan(config, self.skipped)
+        self.order = list(self.pending)  # ids as read
+        self.report = RegenerateReport(read=n_read)
+        self.file = ResponseFile(out)
+        self.tried = 0
+
+    def recover(self) -> None:
+        """Counts what an earlier call has written and leaves it out of what is pending."""
+        for row in self.file.recover():
+            dialogue = self.pending.pop(row["id"], None)
+            if dialogue is None or not dialogue.matches(row):
+                raise UserError(
+                    f"{self.file.partial}: conversation {row['id']!r} is not in the sources in this form: "
+                    "they have changed; choose another folder or remove this one"
+                )
+            self.report.add(row, len(dialogue.questions))
+
+    def take_over(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Writes the rows of another run that answer what is pending here."""
+        for row in rows:
+            dialogue = self.pending.get(row["id"])
+            if dialogue is not None and dialogue.matches(row):
+                self.write(dialogue, row)
+
+    def answer(self, engine: Engine, console: Console) -> None:
+        """Runs until nothing is pending.
+
+        Raises:
+            UserError: a limit was reached and another call is to do the rest, or too much failed.
+        """
+        config, begun, limit = self.config, time.monotonic(), ""
+        self.tried = 0
+        under_way = config.server.concurrency if config.server else config.batch_rows
+        waiting = (self.pending[id] for id in list(self.pending))
+        turns = TurnQueue(waiting, self.to_request, SWEEP * under_way)
+        with TokenProgress("regenerate", len(self.order), console) as progress:
+
+            def on_step(n_tokens: int) -> None:
+                progress.advance(n_tokens, len(self.order) - len(self.pending))
+                if config.max_minutes is not None and time.monotonic() - begun > 60 * config.max_minutes:
+                    raise _LimitReached("max_minutes")
+
+            try:
+                with closing(engine(turns, on_step)) as completions:
+                    for completion in completions:
+                        self.receive(completion, turns)
+                        if config.max_rows is not None and self.tried >= config.max_rows and self.pending:
+                            raise _LimitReached("max_rows")
+                progress.advance(0, len(self.order) - len(self.pending))
+            except _LimitReached as reached:
+                limit = str(reached)
+            except BaseException:
+                console.print(escape(self.state()), highlight=False, soft_wrap=True)
+                raise
+        if limit and config.at_limit == "stop":
+            raise UserError(
+                f"stopped at regenerate.{limit} ({getattr(config, limit):g}): {self.state()}; to take what "
+                "is there, add --regenerate.at_limit finish"
+            )
+        if self.pending:
+            self.skipped[f"not reached before {limit}"] += len(self.pending)
+
+    def finish(self) -> None:
+        report = self.report
+        report.skipped, report.failures = dict(self.skipped), dict(self.failures)
+        if not report.is_balanced:
+            raise RuntimeError(f"rows have been lost or doubled, which is an error in drafttrain: {report}")
+        if not report.written:
+            raise UserError(
+                f"{self.file.folder}: nothing was written: {counts(self.failures + self.skipped)}"
+            )
+        self.file.finish(self.order)
+
+    def state(self) -> str:
+        return (
+            f"{len(self.file.places)} of {len(self.order)} conversations are kept in {self.file.partial}, "
+            "and the same command goes on from there"
+        )
+
+    def to_request(self, dialogue: Dialogue) -> ChatRequest | None:
+        """The request of a dialogue's next turn. Where the prompt is too long the dialogue ends: None."""
+        turn, messages = len(dialogue.answers), dialogue.prompt()
+        try:
+            prompt_ids = encode_prompt(self.tokenizer, messages)
+        except UserError as error:
+            raise UserError(f"{dialogue.source}: {error}") from None
+        if len(prompt_ids) > self.config.max_prompt_tokens:
+            if turn:
+                self.write(dialogue, dialogue.to_row())
+            else:
+                self.skipped["prompt longer than max_prompt_tokens"] += 1
+                del self.pending[dialogue.id]
+            return None
+        return ChatRequest(
+            id=dialogue.id,
+            prompt_ids=prompt_ids,
+            max_new_tokens=self.config.max_new_tokens,
+            temperature=dialogue.temperature,
+            top_p=self.config.top_p if dialogue.temperature else 1.0,
+            seed=hashed(self.config.seed, turn, dialogue.id) % 2**31,  # servers take 31 bits
+            messages=messages,
+        )
+
+    def receive(self, completion: Completion, turns: TurnQueue) -> None:
+        """Adds an answer to its dialogue and queues the next turn, or writes the dialogue."""
+        dialogue = turns.answered(completion.id)
+        if completion.finish_reason not in ("stop", "length"):
+            self.fail(dialogue, completion)
+            return
+        ids = completion.token_ids
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        dialogue.answers.append(Message("assistant", text, ids))
+        dialogue.finish_reason = completion.finish_reason
+        dialogue.retokenized |= isinstance(completion, Reply) and completion.retokenized
+        if dialogue.is_finished:
+            self.write(dialogue, dialogue.to_row())
+        else:
+            turns.put(dialogue)
+
+    def write(self, dialogue: Dialogue, row: dict[str, Any]) -> None:
+        self.file.append(row)
+        self.report.add(row, len(dialogue.questions))
+        self.tried += 1
+        del self.pending[dialogue.id]
+
+    def fail(self, dialogue: Dialogue, completion: Completion) -> None:
+        reason = "the target's logits are not finite; try another dtype"
+        if isinstance(completion, Reply):
+            reason = completion.error
+        turn = len(dialogue.answers) + 1
+        self.file.append_failure(
+            {"id": dialogue.id, "source": dialogue.source, "turn": turn, "reason": reason}
+        )
+        self.failures[reason] += 1
+        self.report.failed += 1
+        self.tried += 1
+        del self.pending[dialogue.id]
+        failed = self.report.failed
+        if failed >= ENOUGH_TO_JUDGE and failed > self.config.max_failed * self.tried:
+            raise UserError(
+                f"{failed} of {self.tried} conversations failed ({counts(self.failures)}); mend the "
+                "cause, or raise regenerate.max_failed"
+            )
+
+
+def counts(reasons: Counter) -> str:
+    """The most frequent reasons in one line."""
+    return "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5)) or "no reason known"

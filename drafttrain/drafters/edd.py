@@ -1,0 +1,328 @@
+"""EDD, the effective draft decoder: one decoder layer that reads the target's hidden states as soft prompts.
+
+Keys and values come from the hidden states of everything verified *and* from the token embeddings of the
+current block (the root and the drafts after it); queries come from token embeddings only, so nothing is ever
+computed at soft-prompt positions but a key and a value (EDD paper, §3.1, eq. 2-3). Position of hidden state i
+and of token i is i.
+
+`layers` > 1 goes beyond the paper: each further layer projects its own keys and values from the same hidden
+states.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from drafttrain.drafters.edd_config import FORMAT_VERSION, DrafterConfig, EddConfig, check_identity
+from drafttrain.errors import UserError
+from drafttrain.files import read_json
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.tree import TokenTree
+
+__all__ = ["DrafterConfig", "EddConfig", "EddModel", "EddState"]
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in fp32."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of x [B, heads, n, dim] with cos, sin [B, 1, n, dim] (halves convention)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
+
+
+class DraftLayer(nn.Module):
+    """A decoder layer of the target's architecture whose keys and values come from two streams."""
+
+    def __init__(self, config: EddConfig):
+        super().__init__()
+        hidden, dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, dim
+        self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.q_proj = nn.Linear(hidden, self.heads * dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(hidden, self.kv_heads * dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden, self.kv_heads * dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(self.heads * dim, hidden, bias=config.output_bias)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_proj = nn.Linear(hidden, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(hidden, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def keys_values(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (rotated) and values [B, kv_heads, n, dim] of normed states x [B, n, H]."""
+        shape = (*x.shape[:2], self.kv_heads, self.head_dim)
+        k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
+        v = self.v_proj(x).view(shape).transpose(1, 2)
+        return rotate(k, cos, sin), v
+
+    def queries(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Queries (rotated) [B, heads, n, dim] of normed states x [B, n, H]."""
+        shape = (*x.shape[:2], self.heads, self.head_dim)
+        return rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), cos, sin)
+
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Output projection, residuals and MLP; residual [..., H], attended [..., heads · dim]."""
+        x = residual + self.o_proj(attended)
+        h = self.post_attention_layernorm(x)
+        return x + self.down_proj(self.act(self.gate_proj(h)) * self.up_proj(h))
+
+
+@dataclass
+class EddState:
+    """Keys and values of soft prompts and of the current block; `lengths` [B] soft prompts per row.
+
+    The K/V of node j of the tree lies in slot `lengths[b] + j`, where the next observation overwrites it.
+    """
+
+    kv: torch.Tensor  # [layers, 2, B, kv_heads, max_len, dim]
+    lengths: torch.Tensor  # [B]
+    rows: torch.Tensor  # [B, 1]
+
+    def reserve(self, n: int) -> int:
+        """Makes room for n slots behind each row's soft prompts; returns the number of slots then in view."""
+        view = int(self.lengths.max()) + n
+        missing = view - self.kv.shape[4]
+        if missing > 0:  # a tree reaches beyond the longest output: rare, so a copy is fine
+            self.kv = F.pad(self.kv, (0, 0, 0, max(missing, 64)))
+        return view
+
+
+class EddModel(PreTrainedModel):
+    """The drafter. As a `Drafter` it needs `attach(target)` (or `load`) first, which lends it the target's frozen
+    embeddings; `AutoModel.from_pretrained` alone leaves them out."""
+
+    config_class = EddConfig
+    base_model_prefix = "edd"
+
+    def __init__(self, config: EddConfig):
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.target_vocab_size, hidden)
+        taps = len(config.tapped_blocks)
+        self.fc = nn.Linear(taps * hidden, hidden, bias=False) if taps > 1 else nn.Identity()
+        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.register_buffer("draft_to_target", torch.arange(config.draft_vocab_size))
+        self._keys_to_ignore_on_save = set(self.frozen_keys(config))
+        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.post_init()
+
+    @staticmethod
+    def frozen_keys(config: EddConfig) -> list[str]:
+        """Weights that are copies of the target's and therefore not stored."""
+        keys = [] if config.train_embeddings else ["embed_tokens.weight"]
+        return keys if config.train_head else [*keys, "lm_head.weight"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    # making and loading
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.config.draft_vocab_size
+
+    def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
+        """Copies what starts from the target: embeddings, head rows of `draft_ids` [D], final norm, and the layers
+        where `drafter.init` names a block."""
+        with torch.no_grad():
+            self.draft_to_target.copy_(draft_ids)
+            self.lm_head.weight.copy_(target.lm_head.weight[draft_ids])
+            self.norm.weight.copy_(target.base.norm.weight)
+            if drafter.init == "random":
+                for layer in self.layers:
+                    layer.o_proj.weight.mul_(0.5)  # start close to the residual stream
+                    layer.down_proj.weight.mul_(0.5)
+            else:
+                block = target.blocks[int(drafter.init)]
+                source = {**dict(block.named_parameters())}
+                for layer in self.layers:
+                    for name, parameter in layer.named_parameters():
+                        parent = {"input_layernorm": "", "post_attention_layernorm": ""}.get(name.split(".")[0])
+                        if parent is None:
+                            parent = "mlp." if name.split("_")[0] in ("gate", "up", "down") else "self_attn."
+                        parameter.copy_(source[parent + name])
+            if isinstance(self.fc, nn.Linear):
+                taps, hidden = len(self.config.tapped_blocks), self.config.hidden_size
+                eye = torch.eye(hidden).repeat(1, taps) / taps  # start from the mean of the tapped blocks
+                self.fc.weight.copy_(eye)
+        self.attach(target)
+
+    def attach(self, target: FrozenTarget) -> "EddModel":
+        """Takes the frozen weights from the target: embeddings are shared, not copied, where dtype and device agree.
+
+        Raises:
+            UserError: the drafter was made for a target of other sizes or with another tokenizer.
+        """
+        config = self.config
+        check_identity(config.target, target)
+        with torch.no_grad():
+            if not config.train_embeddings:
+                weight = target.model.get_input_embeddings().weight
+                dtype, device = self.embed_tokens.weight.dtype, self.norm.weight.device
+                self.embed_tokens.weight = nn.Parameter(weight.detach().to(device, dtype), requires_grad=False)
+            if not config.train_head:
+                rows = target.lm_head.weight[self.draft_to_target.to(target.device)]
+                self.lm_head.weight.copy_(rows)
+                self.lm_head.weight.requires_grad_(False)
+        target.tap(config.tapped_blocks)
+        return self
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike, target: FrozenTarget, dtype: torch.dtype | None = None) -> "EddModel":
+        """Loads a drafter and lends it the target's frozen weights.
+
+        Raises:
+            UserError: tensors are missing, unexpected or unreadable, or the drafter belongs to another target.
+        """
+        try:
+            model, info = cls.from_pretrained(folder, output_loading_info=True, dtype=dtype)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{folder}: cannot be loaded as an EDD drafter ({reason}); export it again") from error
+        missing = set(info["missing_keys"]) - set(cls.frozen_keys(model.config))
+        if missing or info["unexpected_keys"]:
+            raise UserError(
+                f"{folder}: missing tensors {sorted(missing)}, unexpected {sorted(info['unexpected_keys'])}; "
+                "the file is damaged or of another version, export it again"
+            )
+        if model.config.format_version != FORMAT_VERSION:
+            raise UserError(f"{folder}: drafter format {model.config.format_version}, this version reads {FORMAT_VERSION}")
+        return model.to(target.device).attach(target).eval()
+
+    # positions
+
+    def rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin [B, 1, n, dim] (fp32) at positions [B, n], from a table that grows as needed."""
+        table = self._rope
+        need = int(positions.max()) + 1
+        if table is None or table[0].shape[0] < need or table[0].device != positions.device:
+            table = self._rope = self._rope_table(max(need, 1024) * 2, positions.device)
+        return table[0][positions][:, None], table[1][positions][:, None]
+
+    def _rope_table(self, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        parameters, dim = self.config.rope_parameters, self.config.head_dim
+        if parameters.get("rope_type", "default") == "default":
+            exponents = torch.arange(0, dim, 2, device=device, dtype=torch.float) / dim
+            inv_freq, scaling = parameters["rope_theta"] ** -exponents, 1.0  # [dim / 2]
+        else:
+            inv_freq, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](self.config, device)
+        angles = torch.arange(n, device=device, dtype=torch.float)[:, None] * inv_freq  # [n, dim / 2]
+        angles = torch.cat((angles, angles), dim=-1)  # [n, dim]
+        return angles.cos() * scaling, angles.sin() * scaling
+
+    # training
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        tapped: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Any,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """States after the final norm [N, H] at the wanted tokens of packed rows.
+
+        Args:
+            input_ids: [B, T].
+            tapped: hidden states of the target [B, T, K·H].
+            positions: [B, T] positions in each document.
+            attend: `attend(q, k, v) -> [B, heads, T, dim]`, attention under the block mask of this step, over 2·T
+                keys: hidden states first, tokens after them.
+            wanted: bool [B, T]; only these are carried through the last layer's MLP.
+        """
+        cos, sin = self.rope(positions)
+        soft = self.fc(tapped)  # [B, T, H]
+        x = self.embed_tokens(input_ids)  # [B, T, H]
+        for i, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(x)
+            soft_k, soft_v = layer.keys_values(layer.input_layernorm(soft), cos, sin)
+            block_k, block_v = layer.keys_values(normed, cos, sin)
+            keys = torch.cat((soft_k, block_k), dim=2)  # [B, kv_heads, 2T, dim]
+            values = torch.cat((soft_v, block_v), dim=2)
+            attended = attend(layer.queries(normed, cos, sin), keys, values)  # [B, heads, T, dim]
+            attended = attended.transpose(1, 2).flatten(2)  # [B, T, heads · dim]
+            if i == len(self.layers) - 1:
+                x, attended = x[wanted], attended[wanted]  # [N, …]
+            x = layer.finish(x, attended)
+        return self.norm(x)
+
+    # drafting
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.draft_to_target[ids]
+
+    def new_state(self, batch: int, max_len: int) -> EddState:
+        config, weight = self.config, self.norm.weight
+        shape = (config.layers, 2, batch, config.num_key_value_heads, max_len, config.head_dim)
+        kv = torch.zeros(shape, dtype=self.lm_head.weight.dtype, device=weight.device)
+        lengths = torch.zeros(batch, dtype=torch.long, device=weight.device)
+        return EddState(kv=kv, lengths=lengths, rows=torch.arange(batch, device=weight.device)[:, None])
+
+    @torch.no_grad()
+    def observe(self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
+        """Appends verified hidden states as soft prompts; tokens are not read (EDD sees them through the states)."""
+        n = tapped.shape[1]
+        state.reserve(n)
+        slots = state.lengths[:, None] + torch.arange(n, device=tapped.device)  # [B, n]
+        cos, sin = self.rope(slots)
+        soft = self.fc(tapped.to(state.kv.dtype))  # [B, n, H]
+        for i, layer in enumerate(self.layers):
+            k, v = layer.keys_values(layer.input_layernorm(soft), cos, sin)
+            self._write(state, i, slots, k, v)
+        state.lengths = state.lengths + counts
+
+    @staticmethod
+    def _write(state: EddState, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        for which, new in ((0, k), (1, v)):
+            state.kv[layer, which].transpose(1, 2).index_put_((state.rows, slots), new.transpose(1, 2))
+
+    @torch.no_grad()
+    def expand(self, state: EddState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        tokens = tree.tokens.gather(1, frontier)  # [B, f]
+        positions = state.lengths[:, None] + tree.depths.gather(1, frontier)  # [B, f]
+        slots = state.lengths[:, None] + frontier  # [B, f]
+        n = tree.width
+        view = state.reserve(n)
+        seen = torch.arange(view, device=tokens.device) < state.lengths[:, None]  # [B, view]
+        seen = seen[:, None].expand(-1, frontier.shape[1], -1).clone()  # [B, f, view]
+        ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
+        block = state.lengths[:, None] + torch.arange(n, device=tokens.device)  # [B, n]
+        seen.scatter_(2, block[:, None].expand_as(ancestors), ancestors)
+        cos, sin = self.rope(positions)
+        x = self.embed_tokens(tokens)  # [B, f, H]
+        for i, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(x)
+            self._write(state, i, slots, *layer.keys_values(normed, cos, sin))
+            k, v = state.kv[i, 0, :, :, :view], state.kv[i, 1, :, :, :view]
+            q = layer.queries(normed, cos, sin)
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=True)
+            x = layer.finish(x, attended.transpose(1, 2).flatten(2))
+        return torch.log_softmax(self.lm_head(self.norm(x)).float(), dim=-1)
+
+
+AutoConfig.register(EddConfig.model_type, EddConfig)
+AutoModel.register(EddConfig, EddModel)

@@ -1,0 +1,29 @@
+"""What the decode loop and the tree policies ask of a model drafter."""
+
+from typing import Any, Protocol
+
+import torch
+
+from drafttrain.trees.tree import TokenTree
+
+
+class Drafter(Protocol):
+    """Weights apart from per-sequence state: one copy of the weights serves any number of sequences."""
+
+    draft_vocab_size: int
+
+    def new_state(self, batch: int, max_len: int) -> Any:
+        """Empty state for `batch` sequences of at most `max_len` tokens, drafts included."""
+
+    def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
+        """Appends what the target has verified: tokens [B, m], their tapped states [B, m, K·H], of which the first
+        counts[b] are valid in row b. Called after the prompt and after each verification."""
+
+    def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities [B, f, D] (fp32, draft vocabulary) of the tokens after the nodes frontier [B, f].
+
+        Every ancestor of a frontier node must have been expanded before, in this state, for this tree.
+        """
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        """Target token ids of draft-vocabulary ids, same shape."""

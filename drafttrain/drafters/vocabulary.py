@@ -1,0 +1,46 @@
+"""The draft vocabulary: the target tokens a drafter can propose."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from drafttrain.errors import UserError
+
+
+def count_trained_tokens(corpus, vocab_size: int) -> np.ndarray:
+    """How often each target token is a trained token of the corpus, int64 [V].
+
+    Args:
+        corpus: a `datasets.Dataset` with `input_ids` and `loss_mask`.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for batch in corpus.with_format("arrow").iter(batch_size=4096):
+        ids = batch.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        mask = batch.column("loss_mask").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        counts += np.bincount(ids[mask > 0], minlength=vocab_size)[:vocab_size]
+    return counts
+
+
+def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]) -> torch.Tensor:
+    """The most frequent trained tokens, ascending by target id; ties go to the smaller id.
+
+    Args:
+        counts: trained occurrences of each target token [V].
+        size: tokens to keep; None keeps all V.
+        always: tokens that are kept whatever their count (the stop tokens).
+
+    Returns:
+        target ids [D].
+
+    Raises:
+        UserError: the size is impossible.
+    """
+    vocab_size = len(counts)
+    if size is None or size == vocab_size:
+        return torch.arange(vocab_size)
+    if not 0 < size <= vocab_size:
+        raise UserError(f"drafter.draft_vocab_size is {size}; the target has {vocab_size} tokens")
+    ranked = np.lexsort((np.arange(vocab_size), -counts))  # by count, then by id
+    kept = list(dict.fromkeys([*sorted(always), *ranked[: size + len(set(always))].tolist()]))[:size]
+    return torch.tensor(sorted(kept))

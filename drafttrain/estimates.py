@@ -1,0 +1,182 @@
+"""What a stage will take, told before it runs (`--dry-run`): tokens, parameters, memory, disk.
+
+Models are built on the meta device, so nothing is loaded. What only an earlier stage can tell (the target's
+shape before it is fetched, the corpus's tokens before it is built) is left out or estimated from file sizes.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from drafttrain.corpus.build import Source
+from drafttrain.drafters.edd import DrafterConfig
+from drafttrain.errors import UserError
+from drafttrain.files import cache_dir, read_json
+from drafttrain.recipe import Recipe
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.store import stored_bytes
+
+Folders = dict[str, Path]
+Estimate = dict[str, str]
+KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
+BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
+COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
+OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
+
+
+def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
+    """Download and disk of a known target; nothing for one that lies here."""
+    if Path(recipe.target.model).exists():
+        return {}
+    known = (cache_dir() / "targets" / recipe.target.model.lower()).exists()
+    return {"download": "none: in the cache"} if known else {"download": KNOWN_DOWNLOAD[recipe.target.source]}
+
+
+def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens to generate at most, and memory of target and key/value cache."""
+    config = recipe.regenerate
+    estimate = {"prompts read": f"about {_count(_source_tokens(config.sources))} tokens"}
+    if config.max_rows:
+        most = config.max_rows * config.max_turns * config.max_new_tokens
+        estimate["new tokens"] = f"at most {_count(most)}"
+    if config.server is None and (target := _target(recipe, folders)):
+        cache = f"{config.max_cache_gb or 4:g} GB"
+        estimate["memory"] = f"{_bytes(_target_bytes(recipe, target))} + at most {cache} of keys and values"
+    return estimate
+
+
+def corpus(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens and disk, from the size of the sources."""
+    tokens = _source_tokens(recipe.corpus.sources)
+    if not tokens:
+        return {}
+    return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
+
+
+def collect(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens of the corpus, and disk of its hidden states."""
+    tokens, about = _corpus_tokens(recipe, folders)
+    estimate = {"tokens": f"{about}{_count(tokens)}"}
+    if target := _target(recipe, folders):
+        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(recipe.drafter.tapped_blocks))
+        estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
+        estimate["memory"] = _bytes(_target_bytes(recipe, target))
+    return estimate
+
+
+def train(recipe: Recipe, folders: Folders) -> Estimate:
+    """Parameters, tokens, optimizer steps, memory and disk of training."""
+    config = recipe.training
+    tokens, about = _corpus_tokens(recipe, folders)
+    tokens_per_step = config.rows_per_batch * config.row_length * config.gradient_accumulation_steps
+    steps = config.max_steps or math.ceil(tokens * config.epochs / tokens_per_step)
+    about = "" if config.max_steps else about or "about "
+    limit = f", at most {config.max_minutes:g} min" if config.max_minutes else ""
+    estimate = {
+        "tokens": f"{about}{_count(steps * tokens_per_step)}",
+        "steps": f"{about}{_count(steps)}{limit}",
+    }
+    target = _target(recipe, folders)
+    if target is None:
+        return estimate
+    trained, stored = drafter_parameters(recipe.drafter, target)
+    vocabulary = min(recipe.drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
+    # fp32 logits of target and drafter, their log-probabilities and the gradient
+    logits = 4 * 4 * config.kl_chunk * vocabulary + 4 * config.kl_chunk * target.vocab_size
+    teacher = 4 * target.vocab_size * target.hidden_size
+    if recipe.hidden_states.mode == "online":
+        teacher = max(teacher, _target_bytes(recipe, target))
+    # a dozen fp32 activations of a layer's width per token that backward needs
+    activations = (
+        4 * 12 * target.hidden_size * recipe.drafter.layers * config.rows_per_batch * config.row_length
+    )
+    estimate["parameters"] = f"{_count(trained)} trained, {_count(stored)} stored"
+    estimate["memory"] = f"about {_bytes(teacher + OPTIMIZER_BYTES * trained + logits + activations)}"
+    estimate["disk"] = _bytes((config.save_total_limit + 1) * 12 * trained + 4 * stored)
+    return estimate
+
+
+def export(recipe: Recipe, folders: Folders) -> Estimate:
+    """Disk of the bundle: bf16 weights."""
+    target = _target(recipe, folders)
+    return {"disk": _bytes(2 * drafter_parameters(recipe.drafter, target)[1])} if target else {}
+
+
+def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens to decode at most, where every prompt set says how many prompts it has."""
+    config, limits = recipe.evaluate, [prompts.limit for prompts in recipe.evaluate.prompts]
+    names = ", ".join(f"{prompts.name} {prompts.limit or 'all'}" for prompts in config.prompts)
+    if None in limits:
+        return {"prompts": names}
+    return {"prompts": names, "tokens per method": f"at most {_count(sum(limits) * config.max_new_tokens)}"}
+
+
+def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int]:
+    """(trained parameters, stored numbers) of a drafter.
+
+    Its layers have the target's shape; there are a final norm, embeddings and head where they are trained, and what
+    joins several tapped blocks. The map of the draft vocabulary is stored and not trained.
+    """
+    hidden, taps = target.hidden_size, len(drafter.tapped_blocks)
+    size = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
+    trained = drafter.layers * sum(p.numel() for p in target.blocks[0].parameters()) + hidden
+    trained += hidden * target.vocab_size if drafter.train_embeddings else 0
+    trained += hidden * size if drafter.train_head else 0
+    trained += taps * hidden * hidden if taps > 1 else 0
+    return trained, trained + size
+
+
+def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
+    """The target without weights; None while its folder is not there."""
+    place = Path(recipe.target.model)
+    known = cache_dir() / "targets" / recipe.target.model.lower()
+    record = folders["fetch-target"] / "target.json" if "fetch-target" in folders else None
+    if record is not None and record.exists():
+        place = Path(read_json(record)["place"])
+    elif known.exists():
+        place = known
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        with torch.device("meta"):
+            return FrozenTarget(AutoModelForCausalLM.from_config(config), None, str(place))
+    except (OSError, ValueError, UserError):
+        return None
+
+
+def _target_bytes(recipe: Recipe, target: FrozenTarget) -> int:
+    return sum(p.numel() for p in target.model.parameters()) * (4 if recipe.target.dtype == "float32" else 2)
+
+
+def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
+    """(tokens, "") of a corpus that is built; (tokens, "about ") from the sources' size otherwise."""
+    record = folders["corpus"] / "corpus.json"
+    if record.exists():
+        counts: dict[str, Any] = read_json(record)["counts"]
+        return counts["train"]["tokens"], ""
+    sources = recipe.corpus.sources + (recipe.regenerate.sources if recipe.regenerate else [])
+    return _source_tokens(sources), "about "
+
+
+def _source_tokens(sources: Iterable[Source]) -> int:
+    n_bytes = 0.0
+    for source in sources:
+        path = Path(source.path)
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            if file.is_file():
+                n_bytes += file.stat().st_size * COMPRESSION.get(file.suffix, 1.0)
+    return round(n_bytes / BYTES_PER_TOKEN)
+
+
+def _count(n: float) -> str:
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if n >= size:
+            return f"{n / min(size, 1e3 if unit == ' k' else size):.3g}{unit}"
+    return f"{n:,.0f}"
+
+
+def _bytes(n: float) -> str:
+    return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{max(n / 1e6, 0.1):.1f} MB"

@@ -1,0 +1,240 @@
+"""The evaluation stage: how much faster a bundle decodes, on this machine, and whether it is exact.
+
+The chain length is chosen on tuning prompts, never on the prompts that are reported. What is measured goes to
+`measurements.jsonl` turn by turn, and an interrupted evaluation continues there.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.evaluation.exactness import check_lossless
+from drafttrain.evaluation.machine import check_quiet, describe_machine
+from drafttrain.evaluation.measure import (
+    MeasurementLog,
+    autoregressive,
+    drafting,
+    measure,
+    transformers_generate,
+)
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
+from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each
+from drafttrain.evaluation.report import print_tables
+from drafttrain.evaluation.throughput import forward_speed
+from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.files import fingerprint, sha256_file, write_json
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.provenance import content_hash, versions
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+
+FORMAT_VERSION = 1  # of summary.json and eval.json
+ALL = "all"  # the row over all tasks
+
+
+@dataclass
+class EvaluateConfig:
+    """What a bundle is measured on (section `evaluate` of a recipe).
+
+    Attributes:
+        prompts: the prompt sets; each gets a row of the table.
+        tune_prompts: prompts on which the chain length is chosen; none of a benchmark.
+        draft_lengths: chain lengths to try on them; the fastest is used. Empty: what the bundle recommends.
+        max_new_tokens: tokens decoded per chat turn at most.
+        repeats: interleaved repetitions of each measurement.
+        lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
+        lossless_new_tokens: tokens decoded per prompt there.
+        busy: what to do when other processes would spoil the timings.
+    """
+
+    prompts: list[PromptSet] = field(default_factory=list)
+    tune_prompts: PromptSet | None = None
+    draft_lengths: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 6])
+    max_new_tokens: int = 96
+    repeats: int = 1
+    lossless_prompts: int = 16
+    lossless_new_tokens: int = 96
+    busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
+
+
+def try_draft_lengths(
+    target: FrozenTarget,
+    drafter: Drafter,
+    task: Task,
+    lengths: Sequence[int],
+    log: MeasurementLog,
+    **options: Any,
+) -> list[dict[str, float]]:
+    """Speed and accept_len of chains of several lengths, interleaved.
+
+    Args:
+        options: of `measure`.
+    """
+    methods = {f"chain-{n}": drafting(target, TreeProposer(drafter, ChainPolicy(n))) for n in lengths}
+    rows = tabulate(measure(target, methods, task, log, **options))
+    return [
+        {"draft_length": n, "tokens_per_second": row.tokens_per_second, "accept_len": row.accept_len}
+        for n, row in ((n, rows[f"chain-{n}"]) for n in lengths)
+    ]
+
+
+def evaluate(
+    config: EvaluateConfig,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Measures a bundle and prints a table per task.
+
+    Writes `summary.json` (everything), `eval.json` (what a bundle carries, with the `draft_length` to use)
+    and, as it goes, the raw `measurements.jsonl` and `lossless.jsonl`.
+
+    Args:
+        bundle: folder or Hub id.
+        out: folder to write to; an interrupted evaluation of the same things is continued.
+        target: None for the one that the bundle names.
+        dtype: of the timed decoding.
+
+    Returns:
+        what sums it up, over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second,
+        lossless (None if that was not asked for), lossless_prompts, draft_length, and
+        teacher_tokens_per_second (the target without LM head over whole rows).
+
+    Raises:
+        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
+    """
+    out, console = Path(out), Console()
+    tasks, tuning = _read_tasks(config)
+    if warning := check_quiet(refuse=config.busy == "refuse"):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+    key = _measured_key(config, bundle, str(target), dtype)
+    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device)
+    speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
+    del loaded  # the fp32 models take its place
+    length, lossless = speed["draft_length"], None
+    if config.lossless_prompts:
+        exact = load_bundle(bundle, target=target, dtype="float32", device=device)
+        share = first_of_each(tasks, config.lossless_prompts)
+        proposer = TreeProposer(exact.drafter, ChainPolicy(length))
+        log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, length]))
+        with progress("comparing outputs in fp32", share) as step:
+            lossless = check_lossless(exact.target, proposer, share, config.lossless_new_tokens, log, step)
+    summary = {
+        "format_version": FORMAT_VERSION,
+        "max_new_tokens": config.max_new_tokens,
+        "dtype": dtype,
+        "versions": versions(),
+        "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **speed,
+        "lossless": lossless,
+    }
+    write_json(out / "summary.json", summary)
+    write_json(out / "eval.json", _for_bundle(summary))
+    print_tables(summary, console)
+    return _figures(summary)
+
+
+def _measure_speed(
+    config: EvaluateConfig, loaded: Bundle, tasks: Sequence[Task], tuning: Task | None, log: MeasurementLog
+) -> dict[str, Any]:
+    """The part of the summary that is about time: the chosen length and a row per task and method."""
+    target, drafter = loaded.target, loaded.drafter
+    options: dict[str, Any] = {"max_new_tokens": config.max_new_tokens, "repeats": config.repeats}
+    length, trials = [*config.draft_lengths, loaded.draft_length][0], []
+    if tuning:
+        with progress("choosing the chain length", [tuning], config.repeats) as step:
+            trials = try_draft_lengths(
+                target, drafter, tuning, config.draft_lengths, log, on_turn=step, **options
+            )
+        length = max(trials, key=lambda trial: trial["tokens_per_second"])["draft_length"]
+    methods = {
+        AUTOREGRESSIVE: autoregressive(target),
+        TRANSFORMERS: transformers_generate(target),
+        f"chain-{length}": drafting(target, TreeProposer(drafter, ChainPolicy(length))),
+    }
+    with progress("measuring", tasks, config.repeats) as step:
+        parts = {task.name: measure(target, methods, task, log, on_turn=step, **options) for task in tasks}
+    every = [measurement for part in parts.values() for measurement in part]
+    rows = {name: tabulate(part) for name, part in {**parts, ALL: every}.items()}
+    return {
+        "draft_length": length,
+        "tuning": trials,
+        "machine": describe_machine(target.device),
+        "crowding": crowding(every),
+        "tasks": {name: {method: asdict(row) for method, row in part.items()} for name, part in rows.items()},
+        "teacher_tokens_per_second": forward_speed(target, rows=4, length=512),
+    }
+
+
+def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
+    """The tasks, and the tuning prompts if there is a chain length to choose."""
+    if not config.prompts:
+        raise UserError("evaluate.prompts names no prompts: list at least one set")
+    names = [prompts.name for prompts in config.prompts]
+    if len({*names, ALL}) <= len(names):
+        raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
+    if any(length < 1 for length in config.draft_lengths):
+        raise UserError(f"evaluate.draft_lengths: {config.draft_lengths} holds a length below 1")
+    if config.repeats < 1:
+        raise UserError(f"evaluate.repeats is {config.repeats}: measure at least once")
+    if len(config.draft_lengths) < 2:
+        return [Task.read(prompts) for prompts in config.prompts], None
+    if config.tune_prompts is None:
+        raise UserError(
+            "evaluate.tune_prompts is missing: the chain length is chosen there, not on the prompts that are "
+            "reported; name a file, or give a single draft length"
+        )
+    tuning = Task.read(config.tune_prompts)
+    return [Task.read(prompts) for prompts in config.prompts], Task("(tuning)", tuning.prompts, tuning.turns)
+
+
+def _measured_key(config: EvaluateConfig, bundle: str | os.PathLike, target: str, dtype: str) -> str:
+    """Fingerprint of what measurements depend on: an evaluation of something else does not continue them."""
+    sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
+    made_from = content_hash(bundle) if Path(bundle).exists() else str(bundle)
+    prompts = [sha256_file(item.path) if Path(item.path).is_file() else item.path for item in sets]
+    tokens = [config.max_new_tokens, config.lossless_new_tokens]
+    return fingerprint([made_from, target, dtype, prompts, tokens, torch.get_num_threads(), versions()])
+
+
+@contextmanager
+def progress(title: str, tasks: Sequence[Task], repeats: int = 1) -> Iterator[Callable[[], None]]:
+    """A progress bar over all chat turns; yields what advances it by one."""
+    with Progress(transient=True) as bars:
+        bar = bars.add_task(title, total=repeats * sum(task.n_turns for task in tasks))
+        yield lambda: bars.advance(bar)
+
+
+def _for_bundle(summary: dict[str, Any]) -> dict[str, Any]:
+    """What the bundle and its card carry: the drafting rows, and how they were made."""
+    left_out = ("tuning", "crowding", "tasks", "lossless")
+    kept = {name: value for name, value in summary.items() if name not in left_out}
+    kept["threads"] = summary["machine"]["threads"]
+    if lossless := summary["lossless"]:
+        kept["lossless"] = {name: lossless[name] for name in ("prompts", "mismatches", "dtype")}
+    chain = f"chain-{summary['draft_length']}"
+    return kept | {"tasks": {name: part[chain] for name, part in summary["tasks"].items()}}
+
+
+def _figures(summary: dict[str, Any]) -> dict[str, Any]:
+    row = summary["tasks"][ALL][f"chain-{summary['draft_length']}"]
+    lossless = summary["lossless"]
+    names = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")
+    return {name: row[name] for name in names} | {
+        "lossless": lossless["mismatches"] == 0 if lossless else None,
+        "lossless_prompts": lossless["prompts"] if lossless else 0,
+        "draft_length": summary["draft_length"],
+        "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
+    }

@@ -1,0 +1,199 @@
+"""Figures with goals: measuring them group by group, judging, printing and recording them.
+
+What is measured is `scripts/figures.py`'s business.
+"""
+
+import contextlib
+import json
+import operator
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drafttrain.errors import UserError
+from drafttrain.evaluation.machine import check_quiet
+from drafttrain.provenance import git_commit
+
+RAW = Path("runs/figures")
+COMMITTED = Path("docs/figures")  # <topic>.jsonl of a full run, for quick runs in a fresh clone
+COMPARE = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
+
+MISSING = {"value": None, "error": "not measured"}
+Measured = dict[str, dict[str, Any]]  # figure -> {"value": ...} and notes; "ok": False overrules the goal
+
+
+@dataclass
+class Run:
+    """How to measure.
+
+    Attributes:
+        topic: of the figures.
+        quick: few prompts, and recorded values for what takes long.
+        resume: go on with the raw measurements of an interrupted run.
+        busy: "refuse" or "warn" when other processes would spoil timings.
+    """
+
+    topic: str
+    quick: bool = False
+    resume: bool = False
+    busy: str = "refuse"
+
+    def folder(self, name: str) -> Path:
+        """Folder for a group's raw data, emptied unless the run is resumed."""
+        folder = RAW / ("quick" if self.quick else "full") / name
+        if folder.exists() and not self.resume:
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def check_quiet(self) -> None:
+        if warning := check_quiet(refuse=self.busy == "refuse"):
+            print(f"timings will be poor: {warning}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Figures that are measured together.
+
+    Attributes:
+        goals: figure -> goal, such as ">= 1.15".
+        measure: measures them.
+        long: too long for --quick, which takes recorded values.
+    """
+
+    goals: dict[str, str]
+    measure: Callable[[Run], Measured]
+    long: bool = False
+
+
+def run_and_watch(
+    command: Sequence[str], cwd: Path, environment: dict[str, str], log: Path
+) -> tuple[int, float, float]:
+    """Runs a command with its output in a file; returns exit status, seconds and peak memory in bytes.
+
+    Memory is the sum of the resident sizes of all its processes, looked at twice a second (pages they share
+    count in each), or the peak of the largest process where that is more.
+    """
+    peak, started = 0, time.monotonic()
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                peak = max(peak, session_rss(process.pid))
+                time.sleep(0.5)
+        finally:
+            if process.poll() is None:  # Ctrl-C: nothing of it may live on
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    seconds = time.monotonic() - started
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024  # in kilobytes on Linux
+    return process.returncode, seconds, max(peak, largest)
+
+
+def session_rss(session: int) -> int:
+    """Resident bytes of all processes of a session; 0 where there is no /proc."""
+    pages = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()  # from field 3, the state, on
+            if int(fields[3]) == session:
+                pages += int(fields[21])
+    return pages * resource.getpagesize()
+
+
+def judge(goal: str, value: float | None) -> bool:
+    """Whether a value reaches a goal such as ">= 1.15"."""
+    sign, number = goal.split()
+    return value is not None and COMPARE[sign](value, float(number))
+
+
+def recorded(topic: str) -> dict[str, dict[str, Any]]:
+    """Figures of the last full run, of this clone or as committed, by name."""
+    return read_rows(COMMITTED / f"{topic}.jsonl") | read_rows(RAW / f"{topic}.jsonl")
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows of a file of figures by name; none if it does not exist."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["figure"]: row for row in map(json.loads, lines)}
+
+
+def measure_group(group: Group, run: Run) -> Measured:
+    """A group's figures; those that cannot be measured have value None and a note."""
+    if run.quick and group.long:
+        records = recorded(run.topic)
+        missing = {"value": None, "error": "no full run is recorded; run without --quick"}
+        return {
+            name: {**records[name], "recorded": records[name].get("measured")} if name in records else missing
+            for name in group.goals
+        }
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return group.measure(run)
+    except Exception as error:  # one figure that fails must not cost the others
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        return {name: {"value": None, "error": " ".join(str(error).split())} for name in group.goals}
+
+
+def figure_row(name: str, goal: str, measured: dict[str, Any]) -> dict[str, Any]:
+    """One line of output."""
+    ok = judge(goal, measured["value"]) and measured.get("ok", True)
+    notes = {key: item for key, item in measured.items() if key not in ("figure", "value", "goal", "ok")}
+    return rounded({"figure": name, "value": measured["value"], "goal": goal, "ok": ok, **notes})
+
+
+def rounded(value: Any) -> Any:
+    """The same with floats to 4 digits after the point."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def record(topic: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Keeps the figures of a full run, in place of earlier ones of the same name."""
+    path = RAW / f"{topic}.jsonl"
+    kept = read_rows(path) | {row["figure"]: row for row in rows if row["value"] is not None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    lines = (json.dumps(row) + "\n" for row in kept.values())
+    temporary.write_text("".join(lines), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ()) -> bool:
+    """Measures a topic's figures and prints one JSON object for each; a full run is recorded.
+
+    Args:
+        only: names of the wanted figures; empty for all.
+
+    Returns:
+        whether all of them reach their goals.
+    """
+    all_ok = True
+    for group in groups:
+        wanted = [name for name in group.goals if not only or name in only]
+        if not wanted:
+            continue
+        measured = measure_group(group, run)
+        rows = [figure_row(name, group.goals[name], measured.get(name, MISSING)) for name in wanted]
+        for row in rows:
+            print(json.dumps(row), flush=True)
+        all_ok &= all(row["ok"] for row in rows)
+        if not run.quick:  # at once: later groups may take hours
+            stamp = {"measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}
+            record(run.topic, [{**row, **stamp} for row in rows])
+    return all_ok

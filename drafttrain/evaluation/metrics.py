@@ -1,0 +1,229 @@
+"""From raw measurements to the numbers that are reported.
+
+A measurement is one chat turn decoded by every method, one after the other. Times are compared as ratios of
+totals: the total of a method is the sum over turns of the median over repeats. Counts come from the first
+repeat, because greedy decoding does the same in each. What accept_len and its kin mean is defined in
+`inference/stats.py`.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from drafttrain.inference.stats import DecodeStats
+
+AUTOREGRESSIVE = "autoregressive"  # our own loop without drafts
+TRANSFORMERS = "transformers"  # `generate` of the same model
+
+NOISY = 0.1  # interquartile range of the repeats' speedups / speedup, above which a row is flagged
+CROWDED = 0.1  # cores taken by other processes above which a row is flagged
+UNEQUAL = 0.02  # difference in emitted tokens above which times do not compare the same work
+
+
+@dataclass
+class MethodRun:
+    """One method on one chat turn.
+
+    Attributes:
+        seconds: wall time, prompt included.
+        token_ids: what it emitted.
+        stats: counts and times of our own loop; None for other engines.
+    """
+
+    seconds: float
+    token_ids: list[int]
+    stats: DecodeStats | None = None
+
+
+@dataclass
+class Measurement:
+    """One chat turn decoded by every method, in the order of `runs`.
+
+    Attributes:
+        task: the prompt set.
+        prompt: id of the prompt in it.
+        turn: from 0.
+        repeat: from 0.
+        prompt_tokens: tokens of the chat so far.
+        runs: by method.
+        crowding: cores of which other processes deprived us meanwhile; None where the system does not tell.
+    """
+
+    task: str
+    prompt: str
+    turn: int
+    repeat: int
+    prompt_tokens: int
+    runs: dict[str, MethodRun]
+    crowding: float | None = None
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Measurement":
+        runs = {
+            method: MethodRun(**{**run, "stats": DecodeStats(**run["stats"]) if run["stats"] else None})
+            for method, run in value["runs"].items()
+        }
+        return cls(**{**value, "runs": runs})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Row:
+    """What is reported about one method over some measurements; None where it does not apply.
+
+    Attributes:
+        prompts: chat turns decoded.
+        repeats: how often each.
+        prompt_tokens, new_tokens: tokens of one repeat.
+        seconds: sum over turns of the median over repeats.
+        tokens_per_second: new tokens per second, prompt encoding included.
+        speedup: total time of our own autoregressive decoding divided by this method's.
+        speedup_transformers: the same for `transformers` `generate`.
+        speedup_repeats: quartiles of the speedups of single repeats: the noise of the measurement.
+        speedup_turns: quartiles of the speedups of single turns: how much it depends on the prompt.
+        identical: share of outputs that equal the autoregressive ones (bf16 decides near-ties by tree shape).
+        accept_len: tokens per target forward, the target's own included.
+        accept_len_fresh: the same over tokens outside repeated 4-grams.
+        repetition: share of tokens in repeated 4-grams.
+        accept_rate: accept_len per layer of tree.
+        steps: target forwards after the prompt's.
+        verify_tokens: draft tokens sent to the target; verify_per_step: the same per step.
+        acceptance_by_depth: share of judged drafts at depth 1, 2, … that were accepted.
+        time_split: shares of time in prefill, drafting, the target's modules, and everything else.
+        flags: why the row should not be taken at its word.
+    """
+
+    prompts: int
+    repeats: int
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    tokens_per_second: float
+    speedup: float | None = None
+    speedup_transformers: float | None = None
+    speedup_repeats: list[float] | None = None
+    speedup_turns: list[float] | None = None
+    identical: float | None = None
+    accept_len: float | None = None
+    accept_len_fresh: float | None = None
+    repetition: float | None = None
+    accept_rate: float | None = None
+    steps: int | None = None
+    verify_tokens: int | None = None
+    verify_per_step: float | None = None
+    acceptance_by_depth: list[float] | None = None
+    time_split: dict[str, float] | None = None
+    flags: list[str] = field(default_factory=list)
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Lower quartile, median and upper quartile, by linear interpolation between the sorted values."""
+    if len(values) == 1:
+        return [values[0]] * 3
+    return statistics.quantiles(values, n=4, method="inclusive")
+
+
+def tabulate(measurements: Sequence[Measurement]) -> dict[str, Row]:
+    """A row for every method; all measurements have the same methods, and every turn the same repeats."""
+    times = {method: _times(measurements, method) for method in measurements[0].runs}
+    first = [measurement for measurement in measurements if measurement.repeat == 0]
+    return {method: _row(method, measurements, first, times) for method in times}
+
+
+def crowding(measurements: Sequence[Measurement]) -> float | None:
+    """Mean over measurements of the cores that other processes took; None if the system does not tell."""
+    known = [measurement.crowding for measurement in measurements if measurement.crowding is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _times(measurements: Sequence[Measurement], method: str) -> list[list[float]]:
+    """Seconds by turn (in order of first appearance) and repeat."""
+    by_turn: dict[tuple[str, str, int], list[float]] = {}
+    for m in measurements:
+        by_turn.setdefault((m.task, m.prompt, m.turn), []).append(m.runs[method].seconds)
+    return list(by_turn.values())
+
+
+def _total(times: list[list[float]]) -> float:
+    return sum(statistics.median(repeats) for repeats in times)
+
+
+def _row(
+    method: str,
+    measurements: Sequence[Measurement],
+    first: Sequence[Measurement],
+    times: dict[str, list[list[float]]],
+) -> Row:
+    seconds = _total(times[method])
+    new_tokens = sum(len(m.runs[method].token_ids) for m in first)
+    row = Row(
+        prompts=len(first),
+        repeats=len(measurements) // len(first),
+        prompt_tokens=sum(m.prompt_tokens for m in first),
+        new_tokens=new_tokens,
+        seconds=seconds,
+        tokens_per_second=new_tokens / seconds,
+    )
+    if TRANSFORMERS in times:
+        row.speedup_transformers = _total(times[TRANSFORMERS]) / seconds
+    if AUTOREGRESSIVE in times:
+        base, own = times[AUTOREGRESSIVE], times[method]
+        row.speedup = _total(base) / seconds
+        row.speedup_repeats = quartiles([sum(b) / sum(o) for b, o in zip(zip(*base), zip(*own))])
+        row.speedup_turns = quartiles([_total([b]) / _total([o]) for b, o in zip(base, own)])
+        row.identical = statistics.fmean(
+            m.runs[method].token_ids == m.runs[AUTOREGRESSIVE].token_ids for m in first
+        )
+    if first[0].runs[method].stats is not None:
+        _add_decoding(
+            row, [m.runs[method].stats for m in first], [m.runs[method].stats for m in measurements]
+        )
+    row.flags = _flags(method, row, measurements, first)
+    return row
+
+
+# what a row takes over from the statistics of our own loop
+_COUNTED = (
+    "accept_len",
+    "accept_len_fresh",
+    "repetition",
+    "accept_rate",
+    "steps",
+    "verify_tokens",
+    "acceptance_by_depth",
+)
+
+
+def _add_decoding(row: Row, first: list[DecodeStats], every: list[DecodeStats]) -> None:
+    counts, times = sum(first, DecodeStats()), sum(every, DecodeStats())
+    for name in _COUNTED:
+        setattr(row, name, getattr(counts, name))
+    row.verify_per_step = counts.verify_tokens / counts.steps if counts.steps else 0.0
+    parts = ("prefill", "draft", "verify", "other")
+    row.time_split = {part: getattr(times, f"{part}_seconds") / times.seconds for part in parts}
+
+
+def _flags(
+    method: str, row: Row, measurements: Sequence[Measurement], first: Sequence[Measurement]
+) -> list[str]:
+    flags = []
+    if row.speedup is not None and method not in (AUTOREGRESSIVE, TRANSFORMERS):
+        if row.accept_len is not None and row.speedup > row.accept_len:
+            flags.append("speedup above accept_len: the baseline was slowed by something")
+        if row.speedup < 1:
+            flags.append("slower than autoregressive decoding")
+        low, _, high = row.speedup_repeats
+        if high - low > NOISY * row.speedup:
+            flags.append(f"noisy: half of the repeats lie outside {low:.2f} to {high:.2f}")
+        base = sum(len(m.runs[AUTOREGRESSIVE].token_ids) for m in first)
+        if abs(row.new_tokens - base) > UNEQUAL * base:
+            flags.append(
+                f"{row.new_tokens} tokens against {base} autoregressive ones: times differ for that too"
+            )
+    busy = crowding(measurements)
+    if busy is not None and busy > CROWDED:
+        flags.append(f"other processes took {busy:.1f} cores meanwhile")
+    return flags

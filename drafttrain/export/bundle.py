@@ -1,0 +1,138 @@
+"""The export stage: a trained drafter becomes a bundle, one folder that loads and can be pushed to the Hub as it is."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+
+from drafttrain.drafters.edd import EddModel
+from drafttrain.errors import UserError
+from drafttrain.export.card import model_card
+from drafttrain.files import new_folder, read_json
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.loading import load_target
+
+WEIGHTS = "model.safetensors"
+EVALUATION = "eval.json"
+DEFAULT_DRAFT_LENGTH = 4  # for a drafter that has not been measured yet
+
+
+@dataclass
+class ExportConfig:
+    """What the bundle and its model card say beside what training recorded (section `export` of a recipe).
+
+    Attributes:
+        name: title of the model card. null: the recipe's name.
+        license: licence of the drafter's weights, as the Hub spells it.
+        base_model: Hub id of the target for the card's metadata. null: the target's name in the recipe.
+        language: languages for the card's metadata.
+        datasets: what the drafter was trained on, one line each, for the card.
+        command: the command that made it, for the card.
+    """
+
+    name: str | None = None
+    license: str = "apache-2.0"
+    base_model: str | None = None
+    language: str = "en"
+    datasets: list[str] | None = None
+    command: str | None = None
+
+
+@dataclass
+class Bundle:
+    """A loaded bundle: the target, the drafter that reads it, and the chain length that was fastest when measured."""
+
+    target: FrozenTarget
+    drafter: EddModel
+    draft_length: int
+
+
+def export(
+    config: ExportConfig, drafter: str | os.PathLike, out: str | os.PathLike, evaluation: str | os.PathLike | None = None
+) -> Path:
+    """Writes the bundle: bf16 weights without frozen copies of the target's, config, training log, evaluation, card.
+
+    Args:
+        drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
+        evaluation: `eval.json` of an evaluation of that drafter.
+
+    Raises:
+        UserError: no trained drafter there, or the disk is full.
+    """
+    drafter, out = Path(drafter), Path(out)
+    settings = read_json(drafter / "config.json")
+    weights = drafter / WEIGHTS
+    if not weights.exists():
+        raise UserError(f"{weights}: no such file; train the drafter first")
+    log = drafter.parent / "training_log.json"
+    with new_folder(out) as folder:
+        tensors = load_file(weights)
+        narrow = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in tensors.items()}
+        save_file(narrow, folder / WEIGHTS, metadata={"format": "pt"})
+        settings["dtype"] = "bfloat16"
+        (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        results: dict[str, Any] | None = None
+        if evaluation is not None:
+            results = read_json(evaluation)
+            shutil.copyfile(evaluation, folder / EVALUATION)
+        if log.exists():
+            shutil.copyfile(log, folder / "training_log.json")
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        card = model_card(config, settings, results, read_json(log) if log.exists() else [], size)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    return out
+
+
+def find_bundle(path: str | os.PathLike) -> Path:
+    """The folder of a bundle given by its path or Hub id (downloaded once).
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
+        return folder
+    try:
+        return Path(snapshot_download(str(path)))
+    except HFValidationError:
+        raise UserError(f"{path}: no such folder, and not a Hub id (user/name) either") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise UserError(f"{path}: no such folder, and not to be had from the Hub ({reason})") from None
+
+
+def load_bundle(
+    path: str | os.PathLike,
+    target: FrozenTarget | str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> Bundle:
+    """Loads a bundle (or the bare folder of a trained drafter) with its target.
+
+    Args:
+        path: folder or Hub id.
+        target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
+        dtype: of a target that is loaded here; the drafter takes the target's.
+
+    Raises:
+        UserError: no bundle, damaged, or made for another target.
+    """
+    folder = find_bundle(path)
+    if not isinstance(target, FrozenTarget):
+        made_for = read_json(folder / "config.json").get("target", {}).get("name")
+        if target is None and made_for is None:
+            raise UserError(f"{folder}: config.json names no target; pass one")
+        target = load_target(target or made_for, dtype=dtype, device=device)
+    drafter = EddModel.load(folder, target, dtype=target.dtype)
+    measured = folder / EVALUATION
+    length = read_json(measured).get("draft_length") if measured.exists() else None
+    return Bundle(target=target, drafter=drafter, draft_length=length or DEFAULT_DRAFT_LENGTH)

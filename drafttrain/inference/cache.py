@@ -1,0 +1,197 @@
+"""The one place that knows about key/value slots and attention masks of the target.
+
+`TreeCache` is a preallocated transformers `Cache` in which every row (sequence) has its own length. The
+tokens of a forward land in the slots behind the committed ones, a tree's accepted path is committed by
+gathering its slots to the front, and what is left behind is overwritten by the next forward. Keys are stored
+already rotated with position `root + depth`, so committing needs no re-rotation.
+
+The facts this rests on (which forms of 4-D mask each architecture takes, that a forward with mask and
+positions calls nothing but `update`) hold for transformers 5.21 to 5.23.
+"""
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from drafttrain.errors import UserError
+
+
+class _TreeLayer(CacheLayerMixin):
+    is_sliding, is_compileable = False, True
+
+    def __init__(self, owner: "TreeCache", index: int):
+        super().__init__()
+        self.owner, self.index, self.is_initialized = owner, index, True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.owner.allocate(key_states)
+        self.keys, self.values = self.owner.kv[self.index, 0], self.owner.kv[self.index, 1]
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        """Writes k, v [B, heads, n, dim] into the open slots; returns all slots in view [B, heads, view,
+        dim]."""
+        owner = self.owner
+        if self.keys is None:
+            self.lazy_initialization(key_states, value_states)
+        if owner.slots.ndim == 1:  # the same slots in every row
+            self.keys.index_copy_(2, owner.slots, key_states)
+            self.values.index_copy_(2, owner.slots, value_states)
+        else:
+            # index_put_ writes B x n vectors; scatter_ on CPU was seen to copy the whole buffer at each call
+            self.keys.transpose(1, 2).index_put_((owner.rows, owner.slots), key_states.transpose(1, 2))
+            self.values.transpose(1, 2).index_put_((owner.rows, owner.slots), value_states.transpose(1, 2))
+        return self.keys[:, :, : owner.view], self.values[:, :, : owner.view]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.view, 0
+
+    def get_seq_length(self) -> int:
+        return int(self.owner.lengths.max())
+
+    def get_max_length(self) -> int:
+        return self.owner.max_len
+
+    get_max_cache_shape = get_max_length
+
+
+class TreeCache(Cache):
+    """Keys and values of all blocks in one tensor [L, 2, B, heads, max_len, dim], allocated at the first
+    forward.
+
+    Attributes:
+        lengths: committed tokens of each row, int64 [B].
+    """
+
+    def __init__(
+        self, n_layers: int, batch: int, max_len: int, dtype: torch.dtype, device: torch.device | str
+    ):
+        self.n_layers, self.batch, self.max_len = n_layers, batch, max_len
+        self.dtype, self.device = dtype, torch.device(device)
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=self.device)  # [B]
+        self.kv: torch.Tensor | None = None
+        self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
+        self.slots: torch.Tensor | None = None
+        self.view = 0
+        super().__init__(layers=[_TreeLayer(self, i) for i in range(n_layers)])
+
+    def allocate(self, like: torch.Tensor) -> None:
+        """Makes the buffers once the first keys [B, heads, n, dim] show the sizes (configs name them
+        differently)."""
+        if self.kv is None:
+            _, heads, _, dim = like.shape
+            shape = (self.n_layers, 2, self.batch, heads, self.max_len, dim)
+            self.kv = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def reserve(self, n: int) -> None:
+        """Lengthens the buffers if n more slots per row would not fit, so that the next `open(n)` does."""
+        needed = int(self.lengths.max()) + n
+        if needed <= self.max_len:
+            return
+        more = max(needed, 2 * self.max_len) - self.max_len
+        if self.kv is not None:
+            self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, more))
+        self.max_len += more
+        for layer in self.layers:
+            layer.keys = layer.values = None  # bound to the new buffers at the next update
+
+    def open(self, n: int) -> tuple[torch.Tensor, int]:
+        """Opens n slots behind each row's committed ones for the next forward.
+
+        Returns:
+            slots int64 [B, n] and the number of slots in view.
+
+        Raises:
+            UserError: a row would outgrow the cache.
+        """
+        longest = int(self.lengths.max()) + n
+        if longest > self.max_len:
+            raise UserError(
+                f"{longest} tokens do not fit a cache of {self.max_len}: raise max_len or shorten the prompt"
+            )
+        slots = self.lengths[:, None] + torch.arange(n, device=self.device)  # [B, n]
+        self.slots = slots[0] if self.batch == 1 else slots
+        self.view = longest
+        return slots, longest
+
+    def commit(self, path: torch.Tensor, counts: torch.Tensor) -> None:
+        """Keeps the accepted nodes of the last forward and forgets the others.
+
+        Args:
+            path: node indices of each row's accepted path, int64 [B, m], rows padded with any valid index.
+            counts: how many of them are kept, int64 [B].
+        """
+        m = path.shape[1]
+        if m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
+            source = self.lengths[:, None] + path  # [B, m]
+            goal = self.lengths[:, None] + torch.arange(m, device=path.device)  # [B, m]
+            goal = goal.clamp(max=self.max_len - 1)
+            if self.batch == 1:
+                self.kv.index_copy_(4, goal[0], self.kv.index_select(4, source[0]))
+            else:
+                slots_first = self.kv.permute(2, 4, 0, 1, 3, 5)  # [B, max_len, L, 2, heads, dim]
+                slots_first.index_put_((self.rows, goal), slots_first[self.rows, source])
+        self.lengths = self.lengths + counts
+
+    def reset(self, rows: torch.Tensor | None = None) -> None:
+        """Forgets all rows, or the given ones (int64 [r])."""
+        if rows is None:
+            self.lengths = torch.zeros_like(self.lengths)
+        else:
+            self.lengths = self.lengths.index_fill(0, rows, 0)
+
+
+def allowed_slots(
+    lengths: torch.Tensor, ancestors: torch.Tensor, slots: torch.Tensor, view: int
+) -> torch.Tensor:
+    """Which slots each new token may attend to: everything committed in its row, its ancestors and itself.
+
+    Args:
+        lengths: committed tokens [B].
+        ancestors: [B, n, n] or [n, n] bool, row i True at the ancestors of node i and at i itself.
+        slots: [B, n] slot of each node.
+        view: number of slots.
+
+    Returns:
+        bool [B, n, view]
+    """
+    batch, n = slots.shape
+    allowed = torch.arange(view, device=slots.device) < lengths[:, None]  # [B, view]
+    allowed = allowed[:, None].expand(batch, n, view).clone()  # [B, n, view]
+    return allowed.scatter_(2, slots[:, None].expand(batch, n, n), ancestors.expand(batch, n, n))
+
+
+def attention_mask(
+    allowed: torch.Tensor,
+    kv_positions: torch.Tensor,
+    positions: torch.Tensor,
+    config,
+    implementation: str,
+    dtype,
+):
+    """The form of mask a model wants for an explicit pattern of attention.
+
+    Models whose config lists `layer_types` take a dict with one mask per type; the others take one tensor,
+    with the sliding window already in it. The window is counted in positions, not slots, because siblings
+    share a position.
+
+    Args:
+        allowed: bool [B, n, S].
+        kv_positions: position of the token in each slot [B, S].
+        positions: position of each query [B, n].
+    """
+    window = getattr(config, "sliding_window", None)
+    windowed = allowed
+    if window:
+        windowed = allowed & (kv_positions[:, None, :] > positions[:, :, None] - window)  # [B, n, S]
+
+    def form(mask: torch.Tensor) -> torch.Tensor:
+        mask = mask[:, None]  # [B, 1, n, S]
+        if implementation == "sdpa":
+            return mask
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
+            ~mask, torch.finfo(dtype).min
+        )
+
+    types = getattr(config, "layer_types", None)
+    if types:
+        return {kind: form(windowed if "sliding" in kind else allowed) for kind in set(types)}
+    return form(windowed)

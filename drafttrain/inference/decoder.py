@@ -1,0 +1,186 @@
+"""`SpeculativeDecoder`: text in, text out, faster than the target alone and with the same output.
+
+decoder = SpeculativeDecoder.from_pretrained("path/to/bundle")
+print(decoder.generate("Why is the sky blue?").text)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.corpus.chat import encode_prompt
+from drafttrain.corpus.conversation import Message
+from drafttrain.errors import UserError
+from drafttrain.inference.decode import decode
+from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+
+# A user's words, a chat ({"role", "content"} dicts or Messages), or token ids that are complete as they are.
+Prompt = str | Sequence[Message | Mapping] | Sequence[int]
+
+
+@dataclass
+class Piece:
+    """What one target forward brought.
+
+    Attributes:
+        text: what can be printed so far; a character whose bytes are incomplete waits for a later piece.
+        token_ids: tokens emitted in this step.
+        drafted: how many of them, the first ones, were drafted.
+        finish_reason: "stop" or "length" in the last piece, else None.
+    """
+
+    text: str
+    token_ids: list[int]
+    drafted: int
+    finish_reason: str | None
+
+
+@dataclass
+class Result:
+    """A finished output.
+
+    Attributes:
+        text: the new text, without special tokens.
+        token_ids: the new tokens, a stop token included.
+        finish_reason: "stop" or "length".
+        stats: counts and times.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: DecodeStats
+
+
+class SpeculativeDecoder:
+    """A target and what drafts for it.
+
+    Args:
+        target: a FrozenTarget with a tokenizer, tapped at the blocks that the proposer reads.
+        proposer: what drafts.
+    """
+
+    def __init__(self, target: FrozenTarget, proposer: Proposer):
+        self.target, self.proposer = target, proposer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str,
+        target: FrozenTarget | str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        draft_length: int | None = None,
+    ) -> "SpeculativeDecoder":
+        """Loads a bundle, and the target that it was made for.
+
+        Args:
+            path: a bundle's folder or its Hub id.
+            target: the target or where it lies. None: what the bundle names.
+            dtype: "bfloat16", "float32" or "auto", for a target that is loaded here.
+            device: where to load it.
+            draft_length: tokens drafted per step. None: what the bundle recommends.
+
+        Raises:
+            UserError: no bundle there, or it does not fit the target.
+        """
+        from drafttrain.export.bundle import load_bundle  # export reads files; inference only takes objects
+
+        bundle = load_bundle(path, target=target, dtype=dtype, device=device)
+        length = bundle.draft_length if draft_length is None else draft_length
+        return cls(bundle.target, TreeProposer(bundle.drafter, ChainPolicy(length)))
+
+    def generate(self, prompt: Prompt, max_new_tokens: int = 256) -> Result:
+        """Decodes greedily, with drafts, until a stop token or the limit.
+
+        Raises:
+            UserError: the prompt is empty, has no chat template to go through, or is too long for the target.
+        """
+        return self._run(prompt, max_new_tokens, self.proposer)
+
+    def autoregressive(self, prompt: Prompt, max_new_tokens: int = 256) -> Result:
+        """The same without drafts, in the same loop: what speed is compared with."""
+        return self._run(prompt, max_new_tokens, NoProposer())
+
+    def stream(
+        self, prompt: Prompt, max_new_tokens: int = 256, stats: DecodeStats | None = None
+    ) -> Iterator[Piece]:
+        """Like `generate`, but yields what each target forward brings as soon as it is accepted.
+
+        Args:
+            stats: counts and times are added to it.
+        """
+        return self._pieces(prompt, max_new_tokens, self.proposer, stats)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Words go through the chat template as one user turn if the tokenizer has
+        one."""
+        tokenizer = self.target.tokenizer
+        if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
+            return list(prompt)
+        if tokenizer is None:
+            raise UserError(f"{self.target.name} has no tokenizer: pass token ids instead of text")
+        if not isinstance(prompt, str):
+            return encode_prompt(tokenizer, prompt)
+        if tokenizer.chat_template:
+            return encode_prompt(tokenizer, [Message("user", prompt)])
+        return tokenizer(prompt)["input_ids"]
+
+    def _run(self, prompt: Prompt, max_new_tokens: int, proposer: Proposer) -> Result:
+        stats = DecodeStats()
+        pieces = list(self._pieces(prompt, max_new_tokens, proposer, stats))
+        token_ids = [token for piece in pieces for token in piece.token_ids]
+        return Result("".join(piece.text for piece in pieces), token_ids, pieces[-1].finish_reason, stats)
+
+    def _pieces(
+        self, prompt: Prompt, max_new_tokens: int, proposer: Proposer, stats: DecodeStats | None
+    ) -> Iterator[Piece]:
+        text = TextStream(self.target.tokenizer)
+        for step in decode(self.target, proposer, [self.encode(prompt)], max_new_tokens, stats=stats):
+            tokens, reason = step.tokens[0], step.finish_reason[0]
+            new_text = text.push(tokens) + (text.flush() if reason else "")
+            yield Piece(new_text, tokens, step.drafted[0], reason)
+
+
+class TextStream:
+    """Turns tokens into text as they come; what it gives adds up to decoding all of them at once.
+
+    A token may hold part of a character, and what a token looks like may depend on the one before it. So each
+    new token is decoded together with those of the last text given out, and while the result ends in a
+    replacement character nothing is given out.
+
+    Args:
+        tokenizer: None gives no text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
+        self.tokenizer = tokenizer
+        self._given: list[int] = []  # tokens of the last text given out
+        self._waiting: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these tokens."""
+        return "".join(self._next(token) for token in token_ids)
+
+    def flush(self) -> str:
+        """The text of what still waits, an unfinished character included."""
+        return self._give()
+
+    def _next(self, token: int) -> str:
+        self._waiting.append(token)
+        return "" if self._decode(self._given + self._waiting).endswith("\ufffd") else self._give()
+
+    def _give(self) -> str:
+        text = self._decode(self._given + self._waiting)[len(self._decode(self._given)) :]
+        # tokens without text of their own leave the window as it is: the next one needs a neighbour with text
+        self._given, self._waiting = self._waiting if text else self._given + self._waiting, []
+        return text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -1,0 +1,207 @@
+"""What a decoding run is judged by. One definition of each number, for training, benchmarks and the command
+line."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import nn
+
+GRAM = 4  # tokens of the n-grams that count as repetition
+
+
+@dataclass
+class DecodeStats:
+    """Counts and seconds of one or more decoding runs; `a + b` joins two.
+
+    The first token of each output comes from the prompt's own forward. It counts as a new token and, with
+    that forward, for time, but neither as a token nor as a forward of accept_len. So plain autoregressive
+    decoding has accept_len 1 exactly.
+
+    Attributes:
+        prompts: sequences decoded.
+        prompt_tokens: their tokens.
+        new_tokens: emitted tokens, stop tokens included; what an acceptance rule granted beyond a stop token
+            or the length limit is not counted.
+        steps: target forwards after the prompt's, counted once for each unfinished sequence that takes part.
+        verify_tokens: draft tokens sent to the target, roots excluded.
+        tree_depths: sum of the depths of all trees sent.
+        offered: at index d - 1, how often the target judged a draft token at depth d, its parent being
+            accepted.
+        granted: at index d - 1, how often it accepted one.
+        repeated_tokens: tokens emitted by steps that lie in a 4-gram seen before in the same output.
+        fresh_tokens: the other tokens emitted by steps.
+        fresh_steps: the forwards they took; a step that emits k tokens charges each of them 1/k of a forward.
+        prefill_seconds: from the start until the prompt is encoded, the drafter has observed it and the first
+            token is known.
+        draft_seconds: in the proposer, all of it (drafter, tree policy, observing).
+        verify_seconds: in the target's modules alone; masks, gathers and hooks are left out.
+        seconds: everything in the decode loop; the time between two steps, while the caller has them, is left
+            out.
+    """
+
+    prompts: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+    verify_tokens: int = 0
+    tree_depths: int = 0
+    offered: list[int] = field(default_factory=list)
+    granted: list[int] = field(default_factory=list)
+    repeated_tokens: int = 0
+    fresh_tokens: int = 0
+    fresh_steps: float = 0.0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    seconds: float = 0.0
+
+    # what one row of one step adds
+
+    def count_step(self, emitted: int, drafted: int, rejected: bool, verified: int, depth: int) -> None:
+        """Counts one sequence's share of a step.
+
+        Args:
+            emitted: tokens emitted.
+            drafted: how many of them came from the draft.
+            rejected: whether the target, after accepting `drafted` draft tokens, refused all that followed.
+            verified: draft tokens in its tree.
+            depth: depth of its tree.
+        """
+        self.new_tokens += emitted
+        self.steps += 1
+        self.verify_tokens += verified
+        self.tree_depths += depth
+        judged = drafted + rejected
+        longer = judged - len(self.offered)
+        self.offered += [0] * longer
+        self.granted += [0] * longer
+        for i in range(judged):
+            self.offered[i] += 1
+            self.granted[i] += i < drafted
+
+    def count_repetition(self, token_ids: Sequence[int], step_sizes: Sequence[int]) -> None:
+        """Counts a finished output.
+
+        Args:
+            token_ids: all its tokens; the first comes from the prompt's forward.
+            step_sizes: how many tokens each step emitted; they add up to len(token_ids) - 1.
+        """
+        repeated = in_repeated_grams(token_ids)
+        start = 1
+        for size in step_sizes:
+            again = sum(repeated[start : start + size])
+            self.repeated_tokens += again
+            self.fresh_tokens += size - again
+            self.fresh_steps += (size - again) / size
+            start += size
+
+    # what is reported
+
+    @property
+    def accept_len(self) -> float:
+        """Tokens emitted per target forward, the target's own token included."""
+        return _ratio(self.new_tokens - self.prompts, self.steps)
+
+    @property
+    def accept_len_fresh(self) -> float:
+        """accept_len over tokens outside repeated 4-grams."""
+        return _ratio(self.fresh_tokens, self.fresh_steps)
+
+    @property
+    def repetition(self) -> float:
+        """Share of the steps' tokens that lie in repeated 4-grams."""
+        return _ratio(self.repeated_tokens, self.repeated_tokens + self.fresh_tokens)
+
+    @property
+    def accept_rate(self) -> float:
+        """Tokens emitted by steps per layer of tree sent (EDD's alpha: accept_len / chain length for
+        chains)."""
+        return _ratio(self.new_tokens - self.prompts, self.tree_depths)
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """At index d - 1: share of judged draft tokens at depth d that were accepted."""
+        return [_ratio(granted, offered) for granted, offered in zip(self.granted, self.offered)]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens per second, prompt encoding included."""
+        return _ratio(self.new_tokens, self.seconds)
+
+    @property
+    def other_seconds(self) -> float:
+        """Time of the loop outside the prompt's forward, the proposer and the target's modules."""
+        return self.seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
+
+    def summary(self) -> dict[str, float | int | list]:
+        """Everything above under its own name, ready for JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        names = [name for name, member in vars(DecodeStats).items() if isinstance(member, property)]
+        return values | {name: getattr(self, name) for name in names}
+
+    def __add__(self, other: "DecodeStats") -> "DecodeStats":
+        def join(mine, others):
+            if not isinstance(mine, list):
+                return mine + others
+            n = max(len(mine), len(others))
+            return [sum(pair) for pair in zip(mine + [0] * (n - len(mine)), others + [0] * (n - len(others)))]
+
+        return DecodeStats(
+            **{item.name: join(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)}
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def in_repeated_grams(token_ids: Sequence[int]) -> list[bool]:
+    """Which tokens lie in a 4-gram that began earlier in the same sequence; its first occurrence does not
+    count.
+
+    Example: for 1 2 3 4 5 1 2 3 4 the last four.
+    """
+    repeated = [False] * len(token_ids)
+    seen: set[tuple[int, ...]] = set()
+    for i in range(len(token_ids) - GRAM + 1):
+        gram = tuple(token_ids[i : i + GRAM])
+        if gram in seen:
+            repeated[i : i + GRAM] = [True] * GRAM
+        seen.add(gram)
+    return repeated
+
+
+class ModuleClock:
+    """Wall time spent inside calls of some modules (`seconds`), so far."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._started = 0.0
+
+    @contextmanager
+    def on(self, *modules: nn.Module) -> Iterator["ModuleClock"]:
+        """Watches these modules, which must not contain each other, for as long as the block lasts."""
+
+        def before(module: nn.Module, args) -> None:
+            _wait_for_device()
+            self._started = time.perf_counter()
+
+        def after(module: nn.Module, args, output) -> None:
+            _wait_for_device()
+            self.seconds += time.perf_counter() - self._started
+
+        hooks = [module.register_forward_pre_hook(before) for module in modules]
+        hooks += [module.register_forward_hook(after) for module in modules]
+        try:
+            yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

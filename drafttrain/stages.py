@@ -1,0 +1,256 @@
+"""The stages of a run, in order: which settings, files and folders each one takes from the recipe.
+
+Stages know nothing of each other and nothing of recipes; this is the one place that joins them. The bundle
+holds the evaluation's result, so the trained drafter is evaluated first and exported last.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from drafttrain import estimates
+from drafttrain.corpus.build import Source, build_corpus
+from drafttrain.corpus.regenerate import RegenerateReport, regenerate
+from drafttrain.errors import UserError
+from drafttrain.evaluation.benchmark import evaluate
+from drafttrain.evaluation.report import print_tables
+from drafttrain.export.bundle import export
+from drafttrain.files import read_json, sha256_file, write_json
+from drafttrain.recipe import Recipe
+from drafttrain.target.collect import CollectReport, collect
+from drafttrain.target.fetch import fetch_target, is_known
+from drafttrain.target.loading import load_tokenizer, resolve_target
+from drafttrain.training.stage import train
+from drafttrain.workflow import PREVIOUS, Stage
+
+Folders = dict[str, Path]
+PLACE = "target.json"
+
+
+def recorded_target(corpus: str | Path) -> str:
+    """The target of the run that a corpus folder belongs to.
+
+    Raises:
+        UserError: the folder lies in no run.
+    """
+    record = Path(corpus).parent / "target" / PLACE
+    if not record.exists():
+        raise UserError(
+            f"{corpus}: lies in no run's folder that would name its target; give it with --target"
+        )
+    return read_json(record)["place"]
+
+
+def _target_model(recipe: Recipe) -> str:
+    """What `load_target` is to load: the recipe's name, or the folder where that name can mean two."""
+    if is_known(recipe.target.model) and recipe.target.source == "hub":
+        return str(fetch_target(recipe.target.model, "hub"))
+    return recipe.target.model
+
+
+def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
+    place = Path(resolve_target(_target_model(recipe)))
+    files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
+    hashes = {path.name: sha256_file(path) for path in files}
+    write_json(out / PLACE, {"model": recipe.target.model, "place": str(place), "sha256": hashes})
+
+
+def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport:
+    earlier = sorted((out.parent / PREVIOUS).glob(f"{out.name}-*"))
+    return regenerate(
+        recipe.regenerate,
+        _target_model(recipe),
+        out,
+        dtype=recipe.target.dtype,
+        device=recipe.target.device,
+        earlier=earlier,
+    )
+
+
+def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
+    config = recipe.corpus
+    if "regenerate" in folders:
+        regenerated = Source(str(folders["regenerate"] / "responses.jsonl"))
+        config = dataclasses.replace(config, sources=[regenerated, *config.sources])
+    report = build_corpus(config, load_tokenizer(_target_model(recipe)), out)
+    return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
+
+
+def _collect(recipe: Recipe, folders: Folders, out: Path) -> CollectReport:
+    return collect(
+        recipe.hidden_states,
+        _target_model(recipe),
+        recipe.drafter.tapped_blocks,
+        folders["corpus"],
+        out,
+        dtype=recipe.target.dtype,
+        device=recipe.target.device,
+    )
+
+
+def _train(recipe: Recipe, folders: Folders, out: Path) -> None:
+    train(
+        recipe.training,
+        recipe.drafter,
+        _target_model(recipe),
+        folders["corpus"],
+        out,
+        hidden_states=folders.get("collect"),
+        target_dtype=recipe.target.dtype,
+        target_device=recipe.target.device,
+    )
+
+
+def _training_figures(out: Path) -> dict[str, Any]:
+    summary = read_json(out / "drafter" / "config.json")["training"]
+    speed = summary["tokens"] / max(summary["seconds"], 1e-9)
+    return {"train_tokens": summary["tokens"], "train_tokens_per_second": round(speed, 1)}
+
+
+def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
+    return evaluate(
+        recipe.evaluate,
+        folders["train"] / "drafter",
+        out,
+        target=_target_model(recipe),
+        dtype=recipe.target.dtype,
+        device=recipe.target.device,
+    )
+
+
+def _show_evaluation(out: Path) -> None:
+    print_tables(read_json(out / "summary.json"), Console())
+
+
+def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
+    inputs = read_json(folders["corpus"] / "corpus.json")["inputs"]
+    config = dataclasses.replace(
+        recipe.export,
+        name=recipe.export.name or recipe.name,
+        datasets=recipe.export.datasets or [f"{path} ({digest})" for path, digest in inputs.items()],
+        command=recipe.export.command or recipe.command,
+    )
+    evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
+    export(config, folders["train"] / "drafter", out, evaluation)
+
+
+def _is_offline(recipe: Recipe) -> bool:
+    return recipe.hidden_states.mode == "offline"
+
+
+def _is_evaluated(recipe: Recipe) -> bool:
+    return bool(recipe.evaluate.prompts)
+
+
+def _evaluation_files(recipe: Recipe) -> list[str]:
+    tuning = recipe.evaluate.tune_prompts
+    return [prompts.path for prompts in [*recipe.evaluate.prompts, *([tuning] if tuning else [])]]
+
+
+def _paths(*paths: str | None) -> list[str]:
+    return [path for path in paths if path]
+
+
+STAGES = [
+    Stage(
+        name="fetch-target",
+        folder="target",
+        run=_fetch_target,
+        section=lambda recipe: {"target": {"model": recipe.target.model, "source": recipe.target.source}},
+        files=lambda recipe: _paths(recipe.target.model) if Path(recipe.target.model).exists() else [],
+        estimate=estimates.fetch_target,
+    ),
+    Stage(
+        name="regenerate",
+        folder="regenerated",
+        run=_regenerate,
+        section=lambda recipe: {"target": recipe.target, "regenerate": recipe.regenerate},
+        needs=lambda recipe: ["fetch-target"],
+        files=lambda recipe: [source.path for source in recipe.regenerate.sources],
+        enabled=lambda recipe: recipe.regenerate is not None,
+        resumes=True,
+        keep=True,
+        estimate=estimates.regenerate,
+    ),
+    Stage(
+        name="corpus",
+        folder="corpus",
+        run=_corpus,
+        section=lambda recipe: {"corpus": recipe.corpus},
+        needs=lambda recipe: ["fetch-target", *(["regenerate"] if recipe.regenerate else [])],
+        files=lambda recipe: [*(source.path for source in recipe.corpus.sources), *recipe.corpus.exclude],
+        estimate=estimates.corpus,
+    ),
+    Stage(
+        name="collect",
+        folder="hidden_states",
+        run=_collect,
+        section=lambda recipe: {
+            "target": recipe.target,
+            "hidden_states": recipe.hidden_states,
+            "drafter": {"tapped_blocks": recipe.drafter.tapped_blocks},
+        },
+        needs=lambda recipe: ["fetch-target", "corpus"],
+        enabled=_is_offline,
+        resumes=True,
+        ranks=True,
+        estimate=estimates.collect,
+    ),
+    Stage(
+        name="train",
+        folder="drafter",
+        run=_train,
+        section=lambda recipe: {
+            "target": recipe.target,
+            "drafter": recipe.drafter,
+            "training": recipe.training,
+        },
+        needs=lambda recipe: ["fetch-target", "corpus", *(["collect"] if _is_offline(recipe) else [])],
+        files=lambda recipe: _paths(
+            recipe.training.eval_prompts, recipe.training.init_from, recipe.training.deepspeed
+        ),
+        resumes=True,
+        keep=True,
+        ranks=True,
+        figures=_training_figures,
+        summary=("train_tokens", "train_tokens_per_second"),
+        estimate=estimates.train,
+    ),
+    Stage(
+        name="evaluate",
+        folder="evaluation",
+        run=_evaluate,
+        section=lambda recipe: {"target": recipe.target, "evaluate": recipe.evaluate},
+        needs=lambda recipe: ["fetch-target", "train"],
+        files=_evaluation_files,
+        enabled=_is_evaluated,
+        resumes=True,
+        summary=(
+            "accept_len",
+            "speedup",
+            "speedup_transformers",
+            "tokens_per_second",
+            "lossless",
+            "lossless_prompts",
+            "draft_length",
+            "teacher_tokens_per_second",
+        ),
+        show=_show_evaluation,
+        estimate=estimates.evaluate,
+    ),
+    Stage(
+        name="export",
+        folder="bundle",
+        run=_export,
+        section=lambda recipe: {"export": recipe.export},
+        needs=lambda recipe: [
+            "fetch-target",
+            "corpus",
+            "train",
+            *(["evaluate"] if _is_evaluated(recipe) else []),
+        ],
+        estimate=estimates.export,
+    ),
+]

@@ -1,0 +1,182 @@
+"""The frozen target: any `AutoModelForCausalLM`, read through forward hooks and driven with 4-D masks.
+
+No vendored modelling files and no monkey-patching: blocks are tapped by hooks, trees are verified by passing an
+explicit mask and explicit positions, and the LM head is applied by us to the rows that are read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from drafttrain.errors import UserError
+from drafttrain.inference.cache import TreeCache, allowed_slots, attention_mask
+
+
+@dataclass
+class TargetStates:
+    """What a forward of the target leaves behind: `tapped` [B, n, K·H] (the tapped blocks, side by side) and
+    `final` [B, n, H] (after the final norm: what the LM head reads)."""
+
+    tapped: torch.Tensor
+    final: torch.Tensor
+
+
+class FrozenTarget:
+    """A causal LM that is only read.
+
+    Args:
+        model: the language model; its parameters are frozen here.
+        tokenizer: its tokenizer.
+        name: folder or Hub id, for messages and for the drafter's config.
+        tapped_blocks: blocks whose outputs are wanted, numbered from 0; negative numbers count from the end
+            (-4 is block L - 4, `hidden_states[-4]` of transformers).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        name: str,
+        tapped_blocks: Sequence[int] = (),
+    ):
+        self.model, self.tokenizer, self.name = model.eval().requires_grad_(False), tokenizer, name
+        self.config = model.config.get_text_config()
+        self.base, self.lm_head = model.base_model, model.get_output_embeddings()
+        blocks = getattr(self.base, "layers", None)
+        if blocks is None:
+            blocks = getattr(self.base, "h", None)
+        if blocks is None or self.lm_head is None:
+            raise UserError(
+                f"{name}: a {type(model).__name__} has no list of decoder blocks or no LM head where drafttrain "
+                "looks for them (`layers` or `h`); use a decoder-only causal LM"
+            )
+        self.blocks: nn.ModuleList = blocks
+        self.tapped_blocks: list[int] = []
+        self._taps: dict[int, torch.Tensor] = {}
+        self._hooks: list = []
+        self.tap(tapped_blocks)
+
+    # sizes
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm_head.weight.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
+
+    @property
+    def eos_token_ids(self) -> set[int]:
+        """Every token that ends a generation: the generation config's, the config's and the tokenizer's."""
+        generation = getattr(self.model, "generation_config", None)
+        found = [getattr(generation, "eos_token_id", None), self.config.eos_token_id]
+        found.append(getattr(self.tokenizer, "eos_token_id", None))
+        ids: set[int] = set()
+        for item in found:
+            ids.update(item if isinstance(item, (list, tuple)) else [] if item is None else [item])
+        return ids
+
+    # taps
+
+    def tap(self, blocks: Sequence[int]) -> None:
+        """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice.
+
+        Raises:
+            UserError: no such block.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        for block in blocks:
+            if not -self.n_blocks <= block < self.n_blocks:
+                raise UserError(f"{self.name} has {self.n_blocks} blocks, so tapped block {block} does not exist")
+        self.tapped_blocks = [block % self.n_blocks for block in blocks]
+
+        def keep(index: int):
+            def hook(module: nn.Module, args, output) -> None:
+                self._taps[index] = output[0] if isinstance(output, tuple) else output  # [B, n, H]
+
+            return hook
+
+        self._hooks = [self.blocks[b].register_forward_hook(keep(b)) for b in sorted(set(self.tapped_blocks))]
+
+    def _states(self, final: torch.Tensor) -> TargetStates:
+        taps = [self._taps[block] for block in self.tapped_blocks]
+        self._taps.clear()
+        tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1) if taps else final[..., :0]
+        return TargetStates(tapped=tapped, final=final)
+
+    # forwards
+
+    @torch.no_grad()
+    def encode(self, input_ids: torch.Tensor, allowed: torch.Tensor, positions: torch.Tensor) -> TargetStates:
+        """One pass over whole rows without a cache and without the LM head, for training and collection.
+
+        Args:
+            input_ids: [B, T].
+            allowed: bool [B, T, T], what each token may attend to (documents packed in a row must not see each other).
+            positions: [B, T] position of each token in its own document.
+        """
+        mask = attention_mask(
+            allowed, positions, positions, self.config, self.model.config._attn_implementation, self.dtype
+        )
+        out = self.base(input_ids=input_ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        return self._states(out.last_hidden_state)
+
+    @torch.no_grad()
+    def forward(
+        self, cache: TreeCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor
+    ) -> TargetStates:
+        """Runs the nodes of a tree (or the tokens of a prompt) behind each row's committed tokens.
+
+        Keys and values stay in the cache's open slots until `cache.commit`.
+
+        Args:
+            tokens: [B, n].
+            depths: [B, n] or [n], distance from the first uncommitted position (0 for the root).
+            ancestors: bool [B, n, n] or [n, n], each node's ancestors and itself.
+        """
+        batch, n = tokens.shape
+        slots, view = cache.open(n)
+        positions = cache.lengths[:, None] + depths  # [B, n]
+        allowed = allowed_slots(cache.lengths, ancestors, slots, view)  # [B, n, view]
+        kv_positions = torch.arange(view, device=tokens.device).expand(batch, view)  # [B, view]
+        if getattr(self.config, "sliding_window", None):
+            kv_positions = kv_positions.scatter(1, slots, positions)
+        implementation = self.model.config._attn_implementation
+        mask = attention_mask(allowed, kv_positions, positions, self.config, implementation, self.dtype)
+        out = self.base(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        return self._states(out.last_hidden_state)
+
+    def head(self, final: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of states after the final norm [..., H], with the model's own scaling and soft-capping."""
+        return self.scale_logits(self.lm_head(final))
+
+    def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """What some architectures do to logits after the LM head (Gemma soft-caps, Cohere and Granite scale)."""
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        if getattr(self.config, "logit_scale", None) is not None:
+            logits = logits * self.config.logit_scale
+        if getattr(self.config, "logits_scaling", None) is not None:
+            logits = logits / self.config.logits_scaling
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def new_cache(self, batch: int, max_len: int) -> TreeCache:
+        return TreeCache(self.n_blocks, batch, max_len, self.dtype, self.device)

@@ -1,0 +1,144 @@
+"""Loads a target and its tokenizer, whatever way they are named, or says in one line why it cannot."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from drafttrain.errors import UserError
+from drafttrain.target.fetch import fetch_target, is_known, read_record
+from drafttrain.target.frozen import FrozenTarget
+
+CPU = torch.device("cpu")
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "auto": "auto"}
+
+
+def load_target(
+    model: str,
+    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16",
+    device: str = "auto",
+) -> FrozenTarget:
+    """Loads a frozen target with its tokenizer.
+
+    Args:
+        model: a name that `fetch_target` knows, a local folder, a `.gguf` file (converted once, then
+            taken from the cache) or a Hugging Face Hub id.
+        dtype: of the weights; "auto" takes the stored one.
+        device: "auto" is this process's GPU where there is one, and the CPU elsewhere.
+
+    Raises:
+        UserError: nothing to load under that name, no network, not a causal LM, missing or unreadable
+            weights, a tokenizer that does not fit, or no such device.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    place = resolve_target(model)
+    tokenizer = load_tokenizer(place)
+    language_model = _load_model(place, dtype).to(_device(device))
+    rows = language_model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"{model}: its tokenizer has {len(tokenizer)} tokens but the model {rows} embedding rows; "
+            "put the model's own tokenizer files into the folder"
+        )
+    record = read_record(place)
+    return FrozenTarget(language_model, tokenizer, record["name"] if record else model)
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """Loads a target's tokenizer; takes the same names as `load_target`.
+
+    Raises:
+        UserError: no tokenizer there, an unreadable one, or one without an end-of-sequence token.
+    """
+    place = resolve_target(model)
+    with _one_line_errors(model, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(place)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{model}: its tokenizer has no EOS token; set eos_token in tokenizer_config.json")
+    return tokenizer
+
+
+def resolve_target(model: str) -> str:
+    """The folder that a target's name stands for, fetched or converted first if need be; a Hub id as it is.
+
+    Raises:
+        UserError: a path that does not exist, or a folder without `config.json`.
+    """
+    path = Path(model).expanduser()
+    if is_known(model) or path.suffix.lower() == ".gguf":
+        return str(fetch_target(model))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path}: no config.json in it; name a folder that save_pretrained wrote")
+        return str(path)
+    if path.exists():
+        raise UserError(f"{path}: neither a model folder nor a .gguf file")
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise UserError(f"{model}: no such folder")
+    return model
+
+
+def _load_model(place: str, dtype: str) -> PreTrainedModel:
+    with _one_line_errors(place, "config"):
+        config = AutoConfig.from_pretrained(place)
+    _require_causal_lm(place, config)
+    with _one_line_errors(place, "weights"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=DTYPES[dtype], output_loading_info=True
+        )
+    if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
+        raise UserError(
+            f"{place}: no weights for {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}; "
+            "the checkpoint is incomplete or of another architecture than its config.json says"
+        )
+    return model
+
+
+def _require_causal_lm(place: str, config: PreTrainedConfig) -> None:
+    """Refuses encoders such as BERT, whose weights would load into a causal class without complaint."""
+    stored = config.architectures or []
+    if config.is_encoder_decoder or (stored and not any(_is_causal(name) for name in stored)):
+        what = ", ".join(stored) or config.model_type
+        raise UserError(f"{place}: {what} is not a causal language model; choose a decoder-only …ForCausalLM")
+
+
+def _is_causal(class_name: str) -> bool:
+    return class_name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return (
+            torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else CPU
+        )
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # unknown name; no such accelerator here
+        raise UserError(f"device {device!r} cannot be used ({_first_line(error)}); try auto") from error
+
+
+@contextmanager
+def _one_line_errors(model: str, part: str) -> Iterator[None]:
+    """Turns what transformers raises for bad folders, bad files and bad names into one line."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, RuntimeError, ImportError, SafetensorError) as error:
+        where = "check the files in the folder" if Path(model).is_dir() else "check the name and the network"
+        raise UserError(f"{model}: cannot load its {part} ({_first_line(error)}); {where}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,61 @@
+"""`drafttrain generate`: text as it comes, and in one line what drafting was worth."""
+
+import itertools
+
+from rich.console import Console
+
+from drafttrain.inference.decoder import Result, SpeculativeDecoder
+from drafttrain.inference.stats import DecodeStats
+
+COLORS = ("cyan", "yellow", "green", "magenta", "blue")
+WARM_UP_TOKENS = 8  # the first forwards of a process are slow; they are not to be counted
+
+
+def generate(
+    bundle: str,
+    prompt: str,
+    target: str | None = None,
+    max_new_tokens: int = 128,
+    draft_length: int | None = None,
+    dtype: str = "auto",
+    color: bool = True,
+    compare: bool = True,
+    console: Console | None = None,
+) -> None:
+    """Streams the answer to a prompt, the tokens of one target forward in one color, and prints figures.
+
+    Args:
+        bundle: folder or Hub id.
+        target: None: the one the bundle names.
+        draft_length: None: what the bundle recommends.
+        compare: decode once more without drafts, for the speedup.
+
+    Raises:
+        UserError: no such bundle, or it does not fit the target; an empty or too long prompt.
+    """
+    decoder = SpeculativeDecoder.from_pretrained(bundle, target, dtype=dtype, draft_length=draft_length)
+    console = console or Console(no_color=None if color else True, highlight=False)
+    decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
+    stats, token_ids = DecodeStats(), []
+    for piece, style in zip(decoder.stream(prompt, max_new_tokens, stats), itertools.cycle(COLORS)):
+        console.out(piece.text, style=style, end="", highlight=False)  # `print` would wrap and expand tabs
+        token_ids += piece.token_ids
+    console.print("\n")
+    plain = decoder.autoregressive(prompt, max_new_tokens) if compare else None
+    console.print(figures(stats, token_ids, plain), soft_wrap=True)
+
+
+def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None) -> str:
+    """accept_len and tokens/s; against an autoregressive run also the speedup and whether outputs agree."""
+    line = f"accept_len {stats.accept_len:.2f}, {stats.tokens_per_second:.1f} tokens/s"
+    if plain is None:
+        return line
+    # By tokens/s and not by whole runs: in bf16 a near tie may end one of them earlier.
+    slow = plain.stats.tokens_per_second
+    speedup = stats.tokens_per_second / slow
+    line += f", speedup {speedup:.2f} against autoregressive decoding ({slow:.1f} tokens/s)"
+    if plain.token_ids == token_ids:
+        return line + ", same output"
+    pairs = enumerate(zip(plain.token_ids, token_ids))
+    first = next((i for i, (a, b) in pairs if a != b), min(len(plain.token_ids), len(token_ids)))
+    return line + f", output differs from token {first + 1} on (near ties in bf16; try --dtype float32)"

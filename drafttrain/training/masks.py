@@ -1,0 +1,58 @@
+"""Random blocks and the dual-block attention mask of EDD (paper §3.1, Figure 3a, eq. 3).
+
+A block plays one drafting step: its first token is the root, whose hidden state the target has not computed yet. Token
+q of a block sees the hidden states of positions *before* the block's start (the paper's h up to jL would leak the
+root's own state) and the tokens of its block up to itself. Nothing crosses a document in a packed row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class BlockLayout:
+    """Row indices at which each token's document and block begin, int64 [B, T]."""
+
+    document_start: torch.Tensor
+    block_start: torch.Tensor
+
+    def dense_mask(self) -> torch.Tensor:
+        """bool [B, 1, T, 2T]: query q against hidden states 0..T-1 and then tokens 0..T-1 (True = may attend)."""
+        t = self.block_start.shape[1]
+        index = torch.arange(t, device=self.block_start.device)
+        block, document = self.block_start[:, :, None], self.document_start[:, :, None]  # [B, T, 1]
+        hidden = (index >= document) & (index < block)  # [B, T, T]
+        tokens = (index >= block) & (index <= index[:, None])  # [B, T, T]
+        return torch.cat((hidden, tokens), dim=-1)[:, None]
+
+    def allows(self, b, h, q, kv) -> torch.Tensor:
+        """The same mask as a `mask_mod` of flex-attention."""
+        t = self.block_start.shape[1]
+        block, document = self.block_start[b, q], self.document_start[b, q]
+        hidden = (kv < t) & (kv >= document) & (kv < block)
+        tokens = (kv >= t) & (kv - t >= block) & (kv - t <= q)
+        return hidden | tokens
+
+
+def random_blocks(
+    document_start: torch.Tensor, low: int, high: int, generator: torch.Generator
+) -> BlockLayout:
+    """Cuts each packed row into blocks: a length in [low, high] and an offset are drawn per row, anew at each step.
+
+    Args:
+        document_start: row index at which each token's document begins [B, T].
+    """
+    batch, t = document_start.shape
+    length = torch.randint(low, high + 1, (batch, 1), generator=generator)  # [B, 1]
+    offset = (torch.rand(batch, 1, generator=generator) * length).long()  # [B, 1]
+    index = torch.arange(t)
+    start = (index - offset) // length * length + offset  # [B, T] the grid point at or before each token
+    start = start.to(document_start.device)
+    return BlockLayout(document_start, torch.maximum(start, document_start))
+
+
+def causal_document_mask(document_start: torch.Tensor) -> torch.Tensor:
+    """bool [B, T, T]: what each token of a packed row sees in the target (its own document up to itself)."""
+    index = torch.arange(document_start.shape[1], device=document_start.device)
+    return (index >= document_start[:, :, None]) & (index <= index[:, None])

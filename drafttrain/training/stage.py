@@ -1,0 +1,279 @@
+"""The training stage: corpus (or stored hidden states) in, trained drafter out."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback, TrainingArguments
+
+from drafttrain.corpus.build import load_corpus
+from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
+from drafttrain.errors import UserError
+from drafttrain.files import new_folder, write_json
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.loading import load_target
+from drafttrain.target.store import HiddenStateStore, target_info
+from drafttrain.training.packing import PackedRows
+from drafttrain.training.trainer import DraftTrainer
+from drafttrain.training.validation import Validation
+
+
+@dataclass
+class TrainingConfig:
+    """How a drafter is trained (section `training` of a recipe).
+
+    Attributes:
+        lr: peak learning rate of AdamW. The paper's 1e-4 suits 70 M tokens; small budgets need 1e-3 or more.
+        schedule: course of the rate after the warm-up, over steps or, with max_minutes, over time if that is further.
+        final_lr_ratio: share of the peak rate that is left at the end (linear and cosine).
+        warmup_steps: optimizer steps over which the rate rises from 0.
+        adam_betas: AdamW's decay rates of both moments.
+        weight_decay: AdamW's decoupled weight decay.
+        max_grad_norm: gradients are scaled down to this norm.
+        rows_per_batch: packed rows in one forward pass of one process.
+        row_length: tokens in a packed row; a batch holds at most rows_per_batch x row_length tokens.
+        gradient_accumulation_steps: forward passes per optimizer step.
+        epochs: passes over the corpus.
+        max_steps: stop after so many optimizer steps. null: epochs decide.
+        max_minutes: stop after so many minutes of training, resumed time included. null: no limit.
+        block_length: shortest and longest draft block; L is drawn anew at each step (EDD: 5 to 10).
+        kl_chunk: positions whose logits exist at once; smaller saves memory.
+        eval_steps: optimizer steps between evaluations (held-out loss and real accept_len).
+        eval_prompts: JSONL with the prompts on which accept_len is measured during training.
+            null: prompts of the corpus's validation split.
+        eval_prompt_limit: how many of them.
+        eval_new_tokens: tokens decoded per prompt.
+        eval_draft_length: length of the chains drafted there.
+        logging_steps: optimizer steps between log lines.
+        save_steps: optimizer steps between checkpoints.
+        save_total_limit: checkpoints kept.
+        seed: seed of initialisation, order and block masks. null: the recipe's seed.
+        bf16: compute in bf16 (autocast); weights stay fp32.
+        report_to: "wandb" or "none".
+        wandb_mode: "offline" needs no account; "online" uploads.
+        init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
+        deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
+    """
+
+    lr: float = 1e-4
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    final_lr_ratio: float = 0.0
+    warmup_steps: int = 0
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    rows_per_batch: int = 8
+    row_length: int = 512
+    gradient_accumulation_steps: int = 1
+    epochs: float = 1.0
+    max_steps: int | None = None
+    max_minutes: float | None = None
+    block_length: tuple[int, int] = (5, 10)
+    kl_chunk: int = 1024
+    eval_steps: int = 200
+    eval_prompts: str | None = None
+    eval_prompt_limit: int = 16
+    eval_new_tokens: int = 64
+    eval_draft_length: int = 5
+    logging_steps: int = field(default=10, metadata={"changes_output": False})
+    save_steps: int = 200
+    save_total_limit: int = 2
+    seed: int | None = None
+    bf16: bool = True
+    report_to: Literal["none", "wandb"] = field(default="none", metadata={"changes_output": False})
+    wandb_mode: Literal["offline", "online"] = field(default="offline", metadata={"changes_output": False})
+    init_from: str | None = None
+    deepspeed: str | None = None
+
+
+class TimeLimit(TrainerCallback):
+    """Stops training after `max_minutes`, time before a resume included, and knows how far the time has come."""
+
+    def __init__(self, max_minutes: float | None, elapsed: float):
+        self.limit = max_minutes * 60 if max_minutes else math.inf
+        self.before, self.started = elapsed, time.perf_counter()
+
+    def elapsed(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= self.elapsed() > self.limit
+
+    def on_log(self, args, state, control, **kwargs):
+        state.log_history[-1]["elapsed"] = round(self.elapsed(), 1)
+
+
+def rate_schedule(config: TrainingConfig, max_steps: int, progress_of_time: Callable[[], float]):
+    """Factor on the peak learning rate for a number of optimizer steps done."""
+
+    def factor(step: int) -> float:
+        if step < config.warmup_steps:
+            return (step + 1) / (config.warmup_steps + 1)
+        done = (step - config.warmup_steps) / max(max_steps - config.warmup_steps, 1)
+        done = min(max(done, progress_of_time()), 1.0)
+        fall = {"constant": 0.0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}[config.schedule]
+        return 1 - fall * (1 - config.final_lr_ratio)
+
+    return factor
+
+
+def train(
+    config: TrainingConfig,
+    drafter_config: DrafterConfig,
+    target_model: str,
+    corpus: str | os.PathLike,
+    out: str | os.PathLike,
+    hidden_states: str | os.PathLike | None = None,
+    target_dtype: str = "bfloat16",
+    target_device: str = "auto",
+) -> Path:
+    """Trains a drafter and writes `out/drafter` (weights and config) and `out/training_log.json`.
+
+    An interrupted run continues from its last whole checkpoint in `out/checkpoints`.
+
+    Args:
+        target_model: whatever `load_target` takes.
+        corpus: folder that `build_corpus` wrote.
+        hidden_states: folder of stored states of that corpus; without it the target runs inside each step.
+
+    Returns:
+        the folder of the trained drafter.
+
+    Raises:
+        UserError: corpus, store or `init_from` do not fit the target, or the loss is no longer finite.
+    """
+    out = Path(out)
+    target = load_target(target_model, dtype=target_dtype, device=target_device)
+    splits, _ = load_corpus(corpus, target.tokenizer)
+    drafter = new_drafter(config, drafter_config, target, splits["train"])
+    packed = {
+        name: PackedRows(split, config.row_length, config.seed or 0, open_store(hidden_states, name, target, split))
+        for name, split in splits.items()
+    }
+    rows = packed["train"]
+    validation = Validation(config, target, packed["validation"])
+
+    resume = last_whole_checkpoint(out / "checkpoints")
+    clock = TimeLimit(config.max_minutes, _elapsed(resume))
+    arguments = training_arguments(config, out / "checkpoints")
+    steps_per_epoch = math.ceil(
+        math.ceil(len(rows) / (config.rows_per_batch * arguments.world_size)) / config.gradient_accumulation_steps
+    )
+    max_steps = config.max_steps or math.ceil(steps_per_epoch * config.epochs)
+    trainer = DraftTrainer(
+        model=drafter,
+        args=arguments,
+        train_dataset=rows,
+        eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
+        callbacks=[clock],
+        target=target,
+        block_length=tuple(config.block_length),
+        kl_chunk=config.kl_chunk,
+        mask_seed=config.seed or 0,
+        rate=rate_schedule(config, max_steps, lambda: clock.elapsed() / clock.limit),
+        evaluate_drafter=validation,
+    )
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    trainer.evaluate()
+    if trainer.is_world_process_zero():
+        drafter.config.training = training_summary(config, trainer, rows)
+        write_json(out / "training_log.json", trainer.state.log_history)
+        with new_folder(out / "drafter") as folder:
+            drafter.save_pretrained(folder)
+    return out / "drafter"
+
+
+def new_drafter(
+    config: TrainingConfig, drafter_config: DrafterConfig, target: FrozenTarget, corpus: Dataset
+) -> EddModel:
+    """A drafter that starts from the target, or from `config.init_from` with its own shape and vocabulary.
+
+    Weights are fp32; the frozen target's embeddings are converted once.
+    """
+    if config.init_from:
+        drafter = EddModel.load(config.init_from, target, dtype=torch.float32)
+        drafter.lm_head.weight.requires_grad_(drafter.config.train_head)
+        return drafter.train()
+    counts = count_trained_tokens(corpus, target.vocab_size)
+    draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
+    torch.manual_seed(config.seed or 0)
+    drafter = EddModel(EddConfig.for_target(target, drafter_config, len(draft_ids)))
+    drafter.initialize_from(target, drafter_config, draft_ids)
+    return drafter.to(target.device).train()
+
+
+def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> HiddenStateStore | None:
+    """The stored states of a corpus split, checked against target and corpus; None when training online."""
+    return None if folder is None else HiddenStateStore.open(Path(folder) / name, target_info(target), split)
+
+
+def training_arguments(config: TrainingConfig, folder: Path) -> TrainingArguments:
+    """The recipe in the words of the transformers Trainer."""
+    if config.report_to == "wandb":
+        os.environ.setdefault("WANDB_MODE", config.wandb_mode)
+        os.environ.setdefault("WANDB_PROJECT", "drafttrain")
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=config.max_steps or -1,
+        num_train_epochs=config.epochs,
+        per_device_train_batch_size=config.rows_per_batch,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        learning_rate=config.lr,
+        adam_beta1=config.adam_betas[0],
+        adam_beta2=config.adam_betas[1],
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        bf16=config.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        eval_strategy="steps",
+        eval_steps=config.eval_steps,
+        logging_steps=config.logging_steps,
+        logging_nan_inf_filter=False,
+        save_steps=config.save_steps,
+        save_total_limit=config.save_total_limit,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        report_to=config.report_to,
+        seed=config.seed or 0,
+        deepspeed=config.deepspeed,
+    )
+
+
+def last_whole_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end; half-written ones are passed over.
+
+    The Trainer's own search takes the highest number; `trainer_state.json` is the file it writes last.
+    """
+    whole = [p for p in folder.glob("checkpoint-*") if (p / "trainer_state.json").exists()]
+    return max(whole, key=lambda p: int(p.name.split("-")[1]), default=None)
+
+
+def _elapsed(checkpoint: Path | None) -> float:
+    if checkpoint is None:
+        return 0.0
+    history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+    return max((entry.get("elapsed", 0.0) for entry in history), default=0.0)
+
+
+def training_summary(config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows) -> dict[str, Any]:
+    """What the drafter's config says about its making."""
+    history = trainer.state.log_history
+    return {
+        **asdict(config),
+        "steps": trainer.state.global_step,
+        "corpus_tokens": rows.tokens,
+        "tokens": sum(entry.get("tokens", 0) for entry in history),
+        "seconds": max((entry.get("elapsed", 0.0) for entry in history), default=0.0),
+        "final": {k: v for k, v in history[-1].items() if k.startswith("eval_")},
+    }

@@ -1,0 +1,34 @@
+"""The simplest growth policy: a chain of the drafter's most probable tokens."""
+
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class ChainPolicy:
+    """Drafts `length` tokens one after the other.
+
+    Attributes:
+        length: drafted tokens, root excluded; at least 0.
+    """
+
+    length: int
+
+    @property
+    def max_depth(self) -> int:
+        """Depth of the deepest node that `grow` may draft."""
+        return self.length
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts a chain behind each root token [B]."""
+        tree = TokenTree.root_only(root)
+        for depth in range(self.length):
+            last = torch.full_like(root, depth)[:, None]  # [B, 1] node index
+            log_probs = drafter.expand(state, tree, last)  # [B, 1, D]
+            best, ids = log_probs.max(-1)  # [B, 1]
+            tree = tree.append(last, drafter.to_target(ids), best)
+        return tree

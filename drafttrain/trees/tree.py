@@ -1,0 +1,159 @@
+"""Trees of drafted tokens, a batch of them at a time: what policies grow, the target verifies and rules
+accept.
+
+A chain is a tree. This module knows neither target nor drafter.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """B trees in breadth-first order: node 0 is the root, and parents come before their children.
+
+    Rows may hold fewer nodes than the widest one: valid nodes come first, padding nodes follow. A padding
+        node has
+    parent 0, depth 0, token 0, log-probability -inf and attends only to itself.
+
+    Example: root `a` with children `b`, `c`, and `d` under `c`:
+
+        tokens [[a, b, c, d]]  parents [[-1, 0, 0, 2]]  depths [[0, 1, 1, 2]]
+        ancestors [[[1,0,0,0], [1,1,0,0], [1,0,1,0], [1,0,1,1]]]
+
+    Attributes:
+        tokens: target token ids, int64 [B, n].
+        parents: index of the parent node in the same row, int64 [B, n]; -1 for the root.
+        depths: distance from the root, int64 [B, n].
+        log_probs: natural log-probability of each node given its parent, fp32 [B, n]; 0 for the root.
+        entropies: entropy in nats of the distribution each node was drawn from, fp32 [B, n]; 0 for the root,
+            NaN where the policy did not compute it.
+        sizes: number of valid nodes, root included, int64 [B].
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    depths: torch.Tensor
+    log_probs: torch.Tensor
+    entropies: torch.Tensor
+    sizes: torch.Tensor
+    _ancestors: torch.Tensor | None = field(default=None, repr=False)  # what ancestors() returns, once known
+
+    @classmethod
+    def root_only(cls, tokens: torch.Tensor) -> "TokenTree":
+        """Trees of one node each, from root tokens [B]."""
+        tokens = tokens[:, None]  # [B, 1]
+        zeros = torch.zeros_like(tokens)  # [B, 1]
+        nothing = zeros.float()  # [B, 1]
+        ones = torch.ones_like(tokens)  # [B, 1]
+        return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], ones.bool()[:, :, None])
+
+    @property
+    def width(self) -> int:
+        """Nodes of the widest row, root included."""
+        return self.tokens.shape[1]
+
+    @property
+    def valid(self) -> torch.Tensor:
+        """Which nodes are no padding, bool [B, n]."""
+        return torch.arange(self.width, device=self.sizes.device) < self.sizes[:, None]
+
+    def ancestors(self) -> torch.Tensor:
+        """Bool [B, n, n]: row i is True at the ancestors of node i and at i itself."""
+        if self._ancestors is None:
+            n = self.width
+            itself = torch.eye(n, dtype=torch.bool, device=self.tokens.device)  # [n, n]
+            has_parent = self.valid & (self.parents >= 0)  # [B, n]
+            above = self.parents.clamp(min=0)[:, :, None].expand(-1, -1, n)  # [B, n, n]
+            found = itself.expand(len(self.tokens), n, n)  # [B, n, n]
+            for _ in range(int(self.depths.max())):  # each round adds one generation
+                found = itself | (found.gather(1, above) & has_parent[:, :, None])
+            object.__setattr__(self, "_ancestors", found)
+        return self._ancestors
+
+    def paths(self) -> torch.Tensor:
+        """Nodes from the root to each node, int64 [B, n, deepest + 1]: entry [b, i, d] is the ancestor of i
+        (or i itself) at depth d, and -1 below i."""
+        n, deepest = self.width, int(self.depths.max())
+        index = torch.arange(n, device=self.tokens.device)  # [n]
+        nodes = torch.where(self.ancestors(), index, -1)  # [B, n, n]
+        empty = index.new_full((len(self.tokens), n, deepest + 1), -1)  # [B, n, deepest + 1]
+        # a node has one ancestor at each depth; the other nodes of that depth put in -1
+        return empty.scatter_reduce(2, self.depths[:, None].expand(-1, n, -1), nodes, "amax")
+
+    def joint_log_probs(self) -> torch.Tensor:
+        """Log-probability of the whole path to each node given the root, fp32 [B, n]; -inf for padding."""
+        return torch.where(self.ancestors(), self.log_probs[:, None], 0.0).sum(-1)
+
+    def append(
+        self,
+        parents: torch.Tensor,
+        tokens: torch.Tensor,
+        log_probs: torch.Tensor,
+        entropies: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+    ) -> "TokenTree":
+        """The tree with one more layer. Nodes keep their indices; the new ones follow the valid nodes of
+        their row.
+
+        Args:
+            parents: nodes of the deepest layer that get children, int64 [B, f]; a node with several children
+                is repeated.
+            tokens, log_probs, entropies: [B, f], as the attributes; entropies may be left out.
+            counts: how many of the f new nodes are valid in each row (they come first), int64 [B]. None: all.
+        """
+        batch, added = parents.shape
+        n, ancestors = self.width, self.ancestors()
+        if entropies is None:
+            entropies = torch.full_like(log_probs, torch.nan)  # [B, f]
+        above = ancestors.gather(1, parents[:, :, None].expand(-1, -1, n))  # [B, f, n]
+        itself = torch.eye(added, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)  # [B, f, f]
+        upper = torch.nn.functional.pad(ancestors, (0, added))  # [B, n, n + f]
+        grown = TokenTree(
+            tokens=torch.cat([self.tokens, tokens], 1),  # [B, n + f], as are the next four
+            parents=torch.cat([self.parents, parents], 1),
+            depths=torch.cat([self.depths, self.depths.gather(1, parents) + 1], 1),
+            log_probs=torch.cat([self.log_probs, log_probs], 1),
+            entropies=torch.cat([self.entropies, entropies], 1),
+            sizes=self.sizes + added,
+            _ancestors=torch.cat([upper, torch.cat([above, itself], 2)], 1),  # [B, n + f, n + f]
+        )
+        if counts is None and bool((self.sizes == n).all()):
+            return grown
+        new = torch.arange(added, device=tokens.device).expand(batch, -1)  # [B, f]
+        new = new < (added if counts is None else counts[:, None])  # [B, f]
+        return grown._keep(torch.cat([self.valid, new], 1))
+
+    def select(self, keep: torch.Tensor) -> "TokenTree":
+        """The sub-tree of the nodes marked in keep, bool [B, n], whose ancestors are all marked too. Nodes
+        are renumbered in the same order; the root always stays."""
+        keep = keep & self.valid  # [B, n]
+        keep[:, 0] = True
+        orphaned = (self.ancestors() & ~keep[:, None]).any(-1)  # [B, n]
+        return self._keep(~orphaned)
+
+    def _keep(self, keep: torch.Tensor) -> "TokenTree":
+        """Moves the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""
+        sizes = keep.sum(1)  # [B]
+        width = int(sizes.max())
+        order = (~keep).byte().argsort(dim=1, stable=True)[:, :width]  # [B, w] old index of each node
+        new_index = keep.cumsum(1) - 1  # [B, n]
+        parents = new_index.gather(1, self.parents.clamp(min=0)).masked_fill(self.parents < 0, -1)  # [B, n]
+        padding = torch.arange(width, device=order.device) >= sizes[:, None]  # [B, w]
+
+        def moved(values: torch.Tensor, fill: float) -> torch.Tensor:
+            return values.gather(1, order).masked_fill(padding, fill)  # [B, w]
+
+        rows = self.ancestors().gather(1, order[:, :, None].expand(-1, -1, self.width))  # [B, w, n]
+        ancestors = rows.gather(2, order[:, None].expand(-1, width, -1))  # [B, w, w]
+        itself = torch.eye(width, dtype=torch.bool, device=order.device)  # [w, w]
+        return TokenTree(
+            tokens=moved(self.tokens, 0),
+            parents=moved(parents, 0),
+            depths=moved(self.depths, 0),
+            log_probs=moved(self.log_probs, -torch.inf),
+            entropies=moved(self.entropies, 0.0),
+            sizes=sizes,
+            _ancestors=ancestors & ~padding[:, :, None] | itself,
+        )

@@ -1,0 +1,232 @@
+"""Measures the figures that README and docs quote, and says whether they reach their goals.
+
+    python scripts/figures.py main                      everything; takes hours, wants the machine for itself
+    python scripts/figures.py main --quick              16 prompts, the committed drafter; at most 10 minutes
+    python scripts/figures.py main --only train_ratio   one figure (may be repeated)
+
+Prints one JSON object per figure, {"figure", "value", "goal", "ok"} and notes; everything else goes to
+standard error. Raw measurements are kept under runs/figures/. Exits with 1 when a figure falls short or is
+missing. Figures that cannot be had in ten minutes are taken by --quick from the last full run, with its date
+under "recorded".
+
+A topic is a list of groups; a group is a function that measures some figures together.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from drafttrain.corpus.build import build_corpus, load_corpus
+from drafttrain.evaluation.benchmark import evaluate
+from drafttrain.evaluation.exactness import check_lossless
+from drafttrain.evaluation.figures import RAW, Group, Measured, Run, measure_topic, run_and_watch
+from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
+from drafttrain.evaluation.metrics import tabulate
+from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_prompts
+from drafttrain.evaluation.throughput import training_speed
+from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.recipe import load_recipe
+from drafttrain.stages import STAGES
+from drafttrain.target.loading import load_target
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.workflow import Workflow
+
+ROOT = Path(__file__).resolve().parent.parent
+EDD_DRAFTER = Path("model_cards/smollm2-135m-edd")  # made by recipes/smollm2-edd.yaml
+QUICKSTART_DRAFTER = Path("model_cards/smollm2-135m-edd")  # what the quickstart starts from
+PROMPTS = {
+    "mt_bench": "data/eval/mt_bench.jsonl",
+    "gsm8k": "data/eval/gsm8k_test_80.jsonl",
+    "humaneval": "data/eval/humaneval.jsonl.gz",
+}
+NEW_TOKENS = 96
+EDD_CHAIN = 5
+CONVERSATIONS = 400  # of each bundled source: enough to time training steps on
+
+
+# main
+
+
+def quickstart(run: Run) -> Measured:
+    """The quickstart script in a fresh clone with an empty target cache, installation included."""
+    kept = run.folder("quickstart")
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "drafttrain"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        environment = {**os.environ, "DRAFTTRAIN_CACHE": f"{folder}/cache"}
+        for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
+            environment.pop(name, None)
+        command = ["bash", "scripts/quickstart.sh"]
+        status, seconds, peak = run_and_watch(command, clone, environment, kept / "log.txt")
+        if status != 0:
+            raise RuntimeError(f"scripts/quickstart.sh ended with {status}; see {kept / 'log.txt'}")
+        output = clone / "runs/quickstart"
+        for name in ("summary.json", "bundle", "evaluation"):
+            copy = shutil.copytree if (output / name).is_dir() else shutil.copyfile
+            copy(output / name, kept / name)
+    stages = json.loads((kept / "summary.json").read_text())
+    return {
+        "quickstart_wall_s": {"value": seconds, "stages_wall_s": stages["wall_seconds"]},
+        "peak_rss_gb": {"value": peak / 1e9},
+    }
+
+
+def speed(run: Run) -> Measured:
+    """Greedy decoding in bf16 against our own autoregressive decoding and `transformers` `generate`."""
+    folder, fresh = run.folder("speed"), RAW / "full/quickstart/bundle"
+    bundle = fresh if fresh.exists() and not run.quick else QUICKSTART_DRAFTER
+    limits = {"mt_bench": 6, "gsm8k": 5, "humaneval": 5} if run.quick else {}
+    config = replace(
+        load_recipe("recipes/quickstart.yaml").evaluate,
+        prompts=[PromptSet(name, path, limits.get(name)) for name, path in PROMPTS.items()],
+        max_new_tokens=NEW_TOKENS,
+        repeats=1 if run.quick else 2,
+        lossless_prompts=0,
+        busy=run.busy,
+    )
+    if run.quick:
+        config = replace(config, draft_lengths=[])  # what the bundle recommends, chosen in a full run
+    figures = evaluate(config, bundle, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    row = summary["tasks"]["all"][f"chain-{figures['draft_length']}"]
+    notes = {"drafter": str(bundle), "draft_length": figures["draft_length"]}
+    if row["flags"]:
+        notes["flags"] = row["flags"]
+    repeated = {"repetition": row["repetition"], "without_repeats": row["accept_len_fresh"]}
+    return {
+        "quickstart_speedup_ar": {"value": figures["speedup"], **notes},
+        "quickstart_speedup_transformers": {"value": figures["speedup_transformers"], **notes},
+        "quickstart_accept_len": {"value": figures["accept_len"], **repeated, **notes},
+    }
+
+
+def scratch(run: Run) -> Measured:
+    """Five minutes of training from scratch; the held-out loss must fall from each evaluation to the next."""
+    folder = run.folder("scratch")
+    overrides = ["--output", str(folder / "run"), "--evaluate.prompts", "[]"]  # accept_len is all that counts
+    workflow = Workflow(load_recipe("recipes/scratch.yaml", overrides), STAGES)
+    workflow.run()
+    log = json.loads((workflow.folder("train") / "training_log.json").read_text())
+    losses = [round(entry["eval_loss"], 4) for entry in log if "eval_loss" in entry]
+    falling = len(losses) > 1 and all(after < before for before, after in zip(losses, losses[1:]))
+    measured = accept_len(run, workflow.folder("export"), folder, turns=1)
+    return {"scratch_accept_len": {**measured, "held_out_kl": losses, "ok": falling}}
+
+
+def edd(run: Run) -> Measured:
+    """The committed drafter of recipes/smollm2-edd.yaml: the paper's one layer, chains of 5, MT-bench."""
+    return {"edd_accept_len": accept_len(run, EDD_DRAFTER, run.folder("edd"), turns=2)}
+
+
+def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, Any]:
+    """accept_len on MT-bench's first turns (and on both, if turns is 2), bf16, greedy; nothing is timed."""
+    loaded = load_bundle(bundle, dtype="bfloat16")
+    task = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], 16 if run.quick else None), turns)
+    log = MeasurementLog(folder / "measurements.jsonl", f"{bundle} chain {EDD_CHAIN}")
+    chain = drafting(loaded.target, TreeProposer(loaded.drafter, ChainPolicy(EDD_CHAIN)))
+    measured = measure(loaded.target, {"chain": chain}, task, log, NEW_TOKENS)
+    first = tabulate([m for m in measured if m.turn == 0])["chain"]
+    notes = {
+        "repetition": first.repetition,
+        "without_repeats": first.accept_len_fresh,
+        "acceptance_by_depth": first.acceptance_by_depth,
+        "prompts": first.prompts,
+    }
+    if turns > 1:
+        both = tabulate(measured)["chain"]
+        notes["both_turns"] = {
+            "accept_len": both.accept_len,
+            "repetition": both.repetition,
+            "without_repeats": both.accept_len_fresh,
+        }
+    return {"value": first.accept_len, **notes}
+
+
+def exactness(run: Run) -> Measured:
+    """Greedy fp32 output against our autoregressive decoding and `transformers` `generate`."""
+    loaded = load_bundle(QUICKSTART_DRAFTER, dtype="float32")
+    tasks = [Task(name, read_prompts(path)) for name, path in PROMPTS.items()]
+    tasks = first_of_each(tasks, 16) if run.quick else tasks
+    log = MeasurementLog(run.folder("fp32") / "measurements.jsonl", f"{QUICKSTART_DRAFTER} fp32")
+    proposer = TreeProposer(loaded.drafter, ChainPolicy(loaded.draft_length))
+    result = check_lossless(loaded.target, proposer, tasks, 64 if run.quick else NEW_TOKENS, log)
+    notes = {"prompts": result["prompts"], "differences": result["differences"]}
+    return {"fp32_mismatches": {"value": result["mismatches"], **notes}}
+
+
+def training(run: Run) -> Measured:
+    """Training steps of the EDD recipe, online and offline, and bare target forwards, by turns."""
+    run.check_quiet()
+    folder = run.folder("training")
+    recipe = load_recipe("recipes/smollm2-edd.yaml")
+    corpus = load_recipe("recipes/quickstart.yaml").corpus
+    target = load_target(recipe.target.model, dtype=recipe.target.dtype, device=recipe.target.device)
+    length = min(corpus.max_length, recipe.training.row_length)
+    sources = [replace(source, max_conversations=CONVERSATIONS) for source in corpus.sources]
+    corpus = replace(corpus, sources=sources, max_length=length)
+    build_corpus(corpus, target.tokenizer, folder / "corpus")
+    splits, _ = load_corpus(folder / "corpus", target.tokenizer)
+    config = replace(recipe.training, init_from=None)
+    rounds = 3 if run.quick else 7
+    measured = training_speed(config, recipe.drafter, target, splits["train"], folder, rounds=rounds)
+    (folder / "rounds.json").write_text(json.dumps(vars(measured), indent=1) + "\n")
+    notes = {
+        "draft_vocab_size": recipe.drafter.draft_vocab_size or target.vocab_size,
+        "online_tokens_per_second": measured.median_online,
+        "forward_tokens_per_second": measured.best_forward,
+    }
+    return {
+        "train_ratio": {"value": measured.train_ratio, **notes},
+        "offline_ratio": {"value": measured.offline_ratio, **notes},
+    }
+
+
+TOPICS = {
+    "main": [
+        Group({"quickstart_wall_s": "<= 1500", "peak_rss_gb": "<= 6"}, quickstart, long=True),
+        Group(
+            {
+                "quickstart_speedup_ar": ">= 1.15",
+                "quickstart_speedup_transformers": ">= 1.15",
+                "quickstart_accept_len": ">= 1.8",
+            },
+            speed,
+        ),
+        Group({"scratch_accept_len": ">= 1.15"}, scratch, long=True),
+        Group({"edd_accept_len": ">= 2.0"}, edd),
+        Group({"fp32_mismatches": "== 0"}, exactness),
+        Group({"train_ratio": ">= 0.70", "offline_ratio": ">= 2.5"}, training),
+    ]
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures what the command line asks for; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("topic", choices=TOPICS)
+    parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
+    parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
+    parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
+    args = parser.parse_args(argv)
+    names = [name for group in TOPICS[args.topic] for name in group.goals]
+    if unknown := set(args.only) - set(names):
+        parser.error(f"{', '.join(sorted(unknown))}: no such figure; there are {', '.join(names)}")
+    run = Run(args.topic, args.quick, args.resume, args.busy)
+    return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main())

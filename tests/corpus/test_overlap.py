@@ -1,0 +1,72 @@
+"""Evaluation prompts in training data."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafttrain.corpus.overlap import EvaluationPrompts, fold
+from drafttrain.errors import UserError
+
+LONG = "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning."
+
+
+def test_whole_and_contained_prompts():
+    prompts = EvaluationPrompts(["Continue.", LONG])
+    for text in (
+        "continue",
+        LONG,
+        LONG.upper().replace("'", "’"),
+        f"Solve this:\n{LONG}\nThink!",
+        "Continue.\n\nthe second paragraph",
+    ):
+        assert prompts.overlap(text)
+    for text in (
+        "Please continue.",
+        LONG.replace("16", "17"),
+        LONG[:40],
+        f"x{LONG[1:]}",
+        "",
+        "Continue. And stop.",
+    ):
+        assert not prompts.overlap(text)
+
+
+words = st.lists(st.sampled_from("a b c".split()), min_size=1, max_size=30).map(" ".join)
+
+
+@settings(max_examples=60)
+@given(st.lists(words, max_size=4), words)
+def test_against_searching_every_prompt(prompts, text):
+    expected = any(p == text or (len(p.split()) >= 10 and f" {p} " in f" {text} ") for p in prompts)
+    assert EvaluationPrompts(prompts).overlap(text) == expected
+
+
+def test_fold():
+    assert fold("  It’s_5.0 Été\n(ok) ") == "it s 5 0 été ok"
+
+
+def test_files_of_every_benchmark(tmp_path):
+    (tmp_path / "mt.jsonl").write_text(json.dumps({"question_id": 81, "turns": ["one", "two"]}) + "\n")
+    (tmp_path / "gsm.jsonl").write_text(json.dumps({"question": "three", "answer": "x"}))
+    (tmp_path / "he.json").write_text(json.dumps([{"prompt": "four", "test": "x"}, "five"]))
+    (tmp_path / "lines.txt").write_text("six\nseven\n")
+    files = [tmp_path / name for name in ("mt.jsonl", "gsm.jsonl", "he.json", "lines.txt")]
+    prompts = EvaluationPrompts.read(files)
+    assert all(prompts.overlap(word) for word in "one two three four five six seven".split())
+    assert len(prompts) == 7
+    assert len(EvaluationPrompts.read([tmp_path])) == 7
+    assert not prompts.overlap("x")
+    assert len(EvaluationPrompts.read([])) == 0
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"turns": ["x"]}\n{"other": 1}\n')
+    with pytest.raises(UserError, match="a.jsonl:row 2: no text under turns, question or prompt"):
+        EvaluationPrompts.read([tmp_path / "a.jsonl"])
+    (tmp_path / "b.txt").write_text("\n")
+    with pytest.raises(UserError, match="b.txt: holds no prompts"):
+        EvaluationPrompts.read([tmp_path / "b.txt"])
+    with pytest.raises(UserError, match="no such file"):
+        EvaluationPrompts.read([tmp_path / "c.txt"])

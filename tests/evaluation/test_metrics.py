@@ -1,0 +1,187 @@
+"""Reported numbers against slow references that start from the raw tokens and seconds."""
+
+import json
+import random
+import statistics
+
+import numpy
+import pytest
+
+from drafttrain.evaluation.metrics import (
+    AUTOREGRESSIVE,
+    TRANSFORMERS,
+    Measurement,
+    MethodRun,
+    crowding,
+    quartiles,
+    tabulate,
+)
+from drafttrain.inference.stats import DecodeStats
+
+
+def decoded(token_ids: list[int], sizes: list[int], drafts: int, seconds: float = 1.0) -> MethodRun:
+    """A run of our loop with chains of `drafts` that emitted `sizes` tokens per step after the first token."""
+    stats = DecodeStats(prompts=1, new_tokens=1, seconds=seconds, prefill_seconds=seconds / 4)
+    stats.draft_seconds, stats.verify_seconds = seconds / 8, seconds / 2
+    for size in sizes:
+        stats.count_step(size, size - 1, size <= drafts, drafts, drafts)
+    stats.count_repetition(token_ids, sizes)
+    return MethodRun(seconds, token_ids, stats)
+
+
+def plain(token_ids: list[int], seconds: float) -> MethodRun:
+    return decoded(token_ids, [1] * (len(token_ids) - 1), 0, seconds)
+
+
+def measured(prompt, runs, repeat=0, crowd=None) -> Measurement:
+    return Measurement("task", prompt, 0, repeat, 7, runs, crowd)
+
+
+# slow references
+
+
+def lies_in_repeated_gram(tokens: list[int], i: int) -> bool:
+    grams = [tokens[s : s + 4] for s in range(len(tokens) - 3)]
+    return any(grams[s] in grams[:s] for s in range(max(0, i - 3), min(i, len(grams) - 1) + 1))
+
+
+def reference(outputs: list[tuple[list[int], list[int]]]) -> dict[str, float]:
+    tokens = repeated = fresh = steps = 0
+    fresh_steps = 0.0
+    for ids, sizes in outputs:
+        position = 1
+        for size in sizes:
+            again = [lies_in_repeated_gram(ids, i) for i in range(position, position + size)]
+            tokens, steps, repeated = tokens + size, steps + 1, repeated + sum(again)
+            fresh += size - sum(again)
+            fresh_steps += (size - sum(again)) / size
+            position += size
+    return {
+        "accept_len": tokens / steps,
+        "repetition": repeated / tokens,
+        "accept_len_fresh": fresh / fresh_steps if fresh_steps else 0.0,
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counts_equal_the_slow_reference(seed):
+    rng = random.Random(seed)
+    outputs = []
+    for _ in range(rng.randint(1, 4)):
+        sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 15))]
+        alphabet = rng.choice([2, 3, 50])  # a small one repeats itself
+        outputs.append(([rng.randrange(alphabet) for _ in range(1 + sum(sizes))], sizes))
+    row = tabulate(
+        [measured(str(i), {"chain": decoded(ids, sizes, 4)}) for i, (ids, sizes) in enumerate(outputs)]
+    )["chain"]
+    for name, value in reference(outputs).items():
+        assert getattr(row, name) == pytest.approx(value), name
+    every = [size for _, sizes in outputs for size in sizes]
+    assert row.steps == len(every) and row.verify_tokens == 4 * len(every) and row.verify_per_step == 4
+    assert row.new_tokens == sum(every) + len(outputs)
+    assert row.accept_rate == pytest.approx(row.accept_len / 4)
+    for depth, share in enumerate(row.acceptance_by_depth, 1):
+        judged = [size for size in every if size >= depth]
+        assert share == sum(size > depth for size in judged) / len(judged)
+
+
+def test_autoregressive_decoding_has_accept_len_1():
+    row = tabulate([measured("a", {AUTOREGRESSIVE: plain([5, 6, 7, 8, 9], 2.0)})])[AUTOREGRESSIVE]
+    assert (row.accept_len, row.speedup, row.identical, row.tokens_per_second) == (1.0, 1.0, 1.0, 2.5)
+
+
+def test_times_are_ratios_of_totals_of_medians():
+    ids = list(range(1, 9))
+    seconds = {  # prompt: (autoregressive, transformers, chain), three repeats each
+        "a": ([3.0, 2.0, 40.0], [4.0, 4.0, 4.0], [1.0, 1.5, 1.25]),
+        "b": ([6.0, 6.0, 6.0], [9.0, 8.0, 10.0], [5.0, 2.0, 4.0]),
+    }
+    measurements = [
+        measured(
+            prompt,
+            {
+                AUTOREGRESSIVE: plain(ids, base[repeat]),
+                TRANSFORMERS: MethodRun(other[repeat], ids),
+                "chain": decoded(ids, [4, 3], 4, own[repeat]),
+            },
+            repeat,
+        )
+        for repeat in range(3)
+        for prompt, (base, other, own) in seconds.items()
+    ]
+    row = tabulate(measurements)["chain"]
+    assert (row.prompts, row.repeats, row.new_tokens) == (2, 3, 16)
+    assert row.seconds == 1.25 + 4.0 and row.tokens_per_second == 16 / 5.25
+    assert row.speedup == pytest.approx((3 + 6) / 5.25)
+    assert row.speedup_transformers == pytest.approx((4 + 9) / 5.25)
+    by_repeat = [9 / 6, 8 / 3.5, 46 / 5.25]
+    assert row.speedup_repeats == pytest.approx(list(numpy.percentile(by_repeat, [25, 50, 75])))
+    assert row.speedup_turns == pytest.approx(list(numpy.percentile([3 / 1.25, 6 / 4], [25, 50, 75])))
+    assert row.time_split == pytest.approx({"prefill": 1 / 4, "draft": 1 / 8, "verify": 1 / 2, "other": 1 / 8})
+    assert tabulate(measurements)[TRANSFORMERS].accept_len is None
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_quartiles(n):
+    values = [random.Random(n).random() for _ in range(n)]
+    assert quartiles(values) == pytest.approx(list(numpy.percentile(values, [25, 50, 75])))
+    assert quartiles(values)[1] == pytest.approx(statistics.median(values))
+
+
+def flags(base: float, own: float, sizes=(4, 3), ids=range(1, 9), **more) -> list[str]:
+    runs = {
+        AUTOREGRESSIVE: plain(list(range(1, 9)), base),
+        "chain": decoded(list(ids), list(sizes), 4, own),
+    }
+    return tabulate([measured("a", runs, **more)])["chain"].flags
+
+
+def test_nothing_is_flagged_without_reason():
+    assert flags(3.0, 1.0) == []  # accept_len 3.5
+
+
+def test_impossible_speedups_are_flagged():
+    assert "speedup above accept_len" in flags(3.6, 1.0)[0]
+
+
+def test_slow_rows_are_flagged():
+    assert "slower than autoregressive" in flags(0.9, 1.0)[0]
+
+
+def test_unequal_work_is_flagged():
+    assert "5 tokens against 8" in flags(1.5, 1.0, sizes=(4,), ids=range(5))[0]
+
+
+def test_busy_machines_are_flagged():
+    assert "other processes took 0.6 cores" in flags(3.0, 1.0, crowd=0.6)[0]
+
+
+def test_noise_is_flagged():
+    ids = list(range(1, 9))
+    measurements = [
+        measured("a", {AUTOREGRESSIVE: plain(ids, 3.0), "chain": decoded(ids, [4, 3], 4, own)}, repeat)
+        for repeat, own in enumerate([1.0, 1.2, 1.4])
+    ]
+    assert "noisy" in tabulate(measurements)["chain"].flags[0]
+
+
+def test_outputs_that_differ_are_counted():
+    ids = list(range(1, 9))
+    other = [*ids[:-1], 99]
+    measurements = [
+        measured(p, {AUTOREGRESSIVE: plain(ids, 1.0), "chain": decoded(out, [4, 3], 4)})
+        for p, out in (("a", ids), ("b", other), ("c", ids), ("d", ids))
+    ]
+    assert tabulate(measurements)["chain"].identical == 0.75
+
+
+def test_crowding_is_a_mean_of_what_is_known():
+    run = {"chain": decoded([1, 2], [1], 1)}
+    assert crowding([measured("a", run), measured("b", run, crowd=0.5), measured("c", run, crowd=0.1)]) == 0.3
+    assert crowding([measured("a", run)]) is None
+
+
+def test_measurements_survive_json():
+    runs = {"chain": decoded([1, 2, 3, 4], [2, 1], 2), TRANSFORMERS: MethodRun(1.5, [1, 2])}
+    before = measured("a", runs, 2, 0.25)
+    assert Measurement.from_json(json.loads(json.dumps(before.to_json()))) == before

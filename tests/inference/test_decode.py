@@ -1,0 +1,223 @@
+"""The decode loop gives what transformers' greedy search gives, whatever is drafted."""
+
+import random
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from drafttrain.errors import UserError
+from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.inference.decode import DRAFT_SLOTS, decode, decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+
+NEW = 24
+QUALITIES = {
+    "perfect": lambda row, position: True,
+    "wrong": lambda row, position: False,
+    "half": lambda row, position: (3 * row + position) % 4 < 2,
+    "random": lambda row, position: random.Random(row * 1000 + position).random() < 0.6,
+}
+
+
+@pytest.fixture(scope="session")
+def texts(greedy, prompts):
+    """Prompts with their greedy continuations by transformers; long enough for drafts to have something to
+    say."""
+    return lambda target: [prompt + greedy(target, prompt, NEW + 8) for prompt in prompts]
+
+
+def test_the_reference_text_is_no_triviality(target, texts, prompts):
+    for text, prompt in zip(texts(target), prompts):
+        assert len(set(text[len(prompt) :])) > NEW // 2
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_chains_are_exact(target, texts, prompts, replay, quality, length, batch):
+    drafter = replay(target, texts(target)[:batch], QUALITIES[quality])
+    proposer = TreeProposer(drafter, ChainPolicy(length))
+    outputs, stats = decode_all(target, proposer, prompts[:batch], NEW, stop=())
+    for text, prompt, output in zip(texts(target), prompts, outputs):
+        assert output == text[len(prompt) :][:NEW]
+    assert stats.new_tokens == batch * NEW
+    if quality == "perfect":
+        assert stats.steps == batch * -(-(NEW - 1) // (length + 1))
+    if quality == "wrong":
+        assert stats.steps == batch * (NEW - 1)
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_without_drafts(target, texts, prompts, batch):
+    outputs, stats = decode_all(target, NoProposer(), prompts[:batch], NEW, stop=())
+    for text, prompt, output in zip(texts(target), prompts, outputs):
+        assert output == text[len(prompt) :][:NEW]
+    assert stats.accept_len == 1 and stats.verify_tokens == stats.tree_depths == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_ragged_trees_are_exact(target, texts, prompts, replay, random_trees, seed):
+    drafter = replay(target, texts(target), QUALITIES["random"])
+    outputs, stats = decode_all(target, random_trees(drafter, seed, width=4), prompts, NEW, stop=())
+    for text, prompt, output in zip(texts(target), prompts, outputs):
+        assert output == text[len(prompt) :][:NEW]
+    assert stats.accept_len > 1.2  # or the test has no accepted branches in it
+
+
+def test_a_tree_larger_than_the_cache_was_made_for(llama, texts, prompts, replay, random_trees):
+    proposer = random_trees(replay(llama, texts(llama), QUALITIES["perfect"]), 0, width=90)
+    steps = list(decode(llama, proposer, prompts, NEW, stop=()))
+    assert max(steps[1].verified) > NEW + DRAFT_SLOTS
+    for row, (text, prompt) in enumerate(zip(texts(llama), prompts)):
+        assert [token for step in steps for token in step.tokens[row]] == text[len(prompt) :][:NEW]
+
+
+def test_verified_logits_are_those_of_plain_forwards(target, texts, prompts, replay, random_trees):
+    """Compared by value: equal argmaxes would not show a slightly wrong mask."""
+    plain = [target.model(input_ids=torch.tensor([text])).logits[0] for text in texts(target)]
+    position = [len(prompt) - 1 for prompt in prompts]  # of the root
+    compared = 0
+
+    def compare(tree, logits):
+        nonlocal compared
+        accepted = accept_greedy(tree, logits)
+        for row, count in enumerate(accepted.counts.tolist()):
+            for node in accepted.path[row, :count]:
+                if position[row] < len(prompts[row]) + NEW - 1:  # else the row has finished and idles
+                    torch.testing.assert_close(
+                        logits[row, node], plain[row][position[row]], atol=2e-4, rtol=1e-4
+                    )
+                    compared += 1
+                position[row] += 1
+        return accepted
+
+    drafter = replay(target, texts(target), QUALITIES["half"])
+    decode_all(target, random_trees(drafter, 3, width=3), prompts, NEW, stop=(), accept=compare)
+    assert compared == len(prompts) * NEW
+
+
+@pytest.mark.parametrize("limit", range(1, 10))
+def test_the_length_limit_inside_a_draft(llama, texts, prompts, replay, limit):
+    proposer = TreeProposer(replay(llama, texts(llama), QUALITIES["perfect"]), ChainPolicy(5))
+    steps = list(decode(llama, proposer, prompts, limit, stop=()))
+    for row, (text, prompt) in enumerate(zip(texts(llama), prompts)):
+        assert [token for step in steps for token in step.tokens[row]] == text[len(prompt) :][:limit]
+        assert [step.finish_reason[row] for step in steps] == [None] * (len(steps) - 1) + ["length"]
+        assert max(step.verified[row] for step in steps) <= max(
+            limit - 2, 0
+        )  # nothing that could not be emitted
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("index", [0, 1, 3, 4, 7, 11])
+def test_a_stop_token_inside_a_draft(target, texts, prompts, greedy, replay, quality, index):
+    """Each row has this token at another place, or nowhere."""
+    stop = texts(target)[0][len(prompts[0]) + index]
+    wanted = [greedy(target, prompt, NEW, stop) for prompt in prompts]
+    assert wanted[0][-1] == stop and len(wanted[0]) <= index + 1
+    proposer = TreeProposer(replay(target, texts(target), QUALITIES[quality]), ChainPolicy(5))
+    stats = DecodeStats()
+    steps = list(decode(target, proposer, prompts, NEW, stop={stop}, stats=stats))
+    for row, output in enumerate(wanted):
+        assert [token for step in steps for token in step.tokens[row]] == output
+        reasons = [step.finish_reason[row] for step in steps]
+        last = max(i for i, step in enumerate(steps) if step.tokens[row])
+        assert reasons[last] == ("stop" if output[-1] == stop else "length")
+        assert set(reasons[:last] + reasons[last + 1 :]) <= {None}
+        assert all(step.drafted[row] <= len(step.tokens[row]) for step in steps)
+    assert stats.new_tokens == sum(map(len, wanted))
+
+
+def test_the_targets_own_stop_tokens_are_the_default(llama, texts, prompts, monkeypatch):
+    wanted = texts(llama)[0][len(prompts[0]) :][:NEW]
+    monkeypatch.setattr(FrozenTarget, "eos_token_ids", {wanted[4]})
+    assert decode_all(llama, NoProposer(), prompts[:1], NEW)[0] == [wanted[: wanted.index(wanted[4]) + 1]]
+
+
+def test_counts_of_a_run_that_can_be_worked_out(llama, texts, prompts, replay):
+    """Right at even distances from the prompt's end: chains of 3 offer right, wrong, right from an odd
+    root."""
+    start = len(prompts[0])
+    drafter = replay(llama, texts(llama)[:1], lambda row, position: (position - start) % 3 != 0)
+    stats = DecodeStats()
+    steps = list(decode(llama, TreeProposer(drafter, ChainPolicy(4)), prompts[:1], 10, stop=(), stats=stats))
+    # output token 0 from the prompt; then 1, 2 accepted, 3 is the target's, and so on; the last tree has room
+    # for 2
+    assert [len(step.tokens[0]) for step in steps] == [1, 3, 3, 3]
+    assert [step.drafted[0] for step in steps] == [0, 2, 2, 2]
+    assert [step.verified[0] for step in steps] == [0, 4, 4, 2]
+    assert (stats.steps, stats.new_tokens, stats.verify_tokens, stats.tree_depths) == (3, 10, 10, 10)
+    assert stats.offered == [3, 3, 2] and stats.granted == [3, 3, 0]
+    assert stats.accept_len == 3 and stats.accept_rate == 0.9
+    assert stats.prompts == 1 and stats.prompt_tokens == start
+    assert 0 < stats.verify_seconds < stats.seconds and 0 < stats.prefill_seconds < stats.seconds
+
+
+def test_rows_do_not_depend_on_their_batch(llama, texts, prompts, replay):
+    def run(rows):
+        drafter = replay(
+            llama, [texts(llama)[row] for row in rows], lambda row, p: QUALITIES["half"](rows[row], p)
+        )
+        proposer = TreeProposer(drafter, ChainPolicy(4))
+        steps = list(decode(llama, proposer, [prompts[row] for row in rows], NEW, stop=()))
+        return [[step.tokens[i] for step in steps if step.tokens[i]] for i in range(len(rows))]
+
+    together = run([0, 1, 2, 3])
+    assert [together[row] for row in (2, 0)] == run([2, 0])
+    assert [together[3]] == run([3])
+
+
+def test_positions_are_never_exceeded(replay):
+    """GPT-2 looks positions up in a table, so a draft beyond the last one would fail."""
+    config = GPT2Config(
+        vocab_size=97,
+        n_positions=32,
+        n_embd=32,
+        n_layer=3,
+        n_head=2,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    target = FrozenTarget(GPT2LMHeadModel(config).eval(), None, "gpt2", tapped_blocks=[0, 1])
+    prompt = [5] * 20
+    [text], _ = decode_all(target, NoProposer(), [prompt], 12, stop=())
+    proposer = TreeProposer(replay(target, [prompt + text], QUALITIES["half"]), ChainPolicy(7))
+    assert decode_all(target, proposer, [prompt], 12, stop=())[0] == [text]
+    # a row that has finished must not run on while another is still busy
+    drafter = replay(target, [prompt + text] * 2, lambda row, position: row == 0)
+    assert (
+        decode_all(target, TreeProposer(drafter, ChainPolicy(7)), [prompt] * 2, 12, stop=())[0] == [text] * 2
+    )
+    with pytest.raises(UserError, match="prompt 0 has 21 tokens.* 32 positions of gpt2"):
+        decode_all(target, proposer, [[5] * 21], 12)
+
+
+@pytest.mark.parametrize(
+    "bad, new, message", [([[3], []], 4, "prompt 1 has no tokens"), ([[3]], 0, "max_new_tokens is 0")]
+)
+def test_bad_requests(llama, bad, new, message):
+    with pytest.raises(UserError, match=message):
+        decode_all(llama, NoProposer(), bad, new)
+
+
+def test_nan_is_an_error(tiny_llama, llama, monkeypatch):
+    monkeypatch.setattr(llama, "head", lambda final: torch.full((*final.shape[:-1], 512), torch.nan))
+    with pytest.raises(UserError, match="NaN"):
+        decode_all(llama, NoProposer(), [[3]], 4)
+
+
+def test_a_stream_can_be_left_early(llama, texts, prompts, replay):
+    proposer = TreeProposer(replay(llama, texts(llama)[:1], QUALITIES["half"]), ChainPolicy(3))
+    hooks = len(llama.base._forward_hooks)
+    steps = decode(llama, proposer, prompts[:1], NEW, stop=())
+    next(steps), next(steps)
+    steps.close()
+    assert len(llama.base._forward_hooks) == hooks
+    assert (
+        decode_all(llama, proposer, prompts[:1], NEW, stop=())[0][0]
+        == texts(llama)[0][len(prompts[0]) :][:NEW]
+    )

@@ -1,0 +1,119 @@
+"""SpeculativeDecoder: prompts in every form, text out piece by piece, the same with and without drafts."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafttrain.corpus.conversation import Message
+from drafttrain.errors import UserError
+from drafttrain.inference.decoder import SpeculativeDecoder, TextStream
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+
+PROMPT = "Could you please explain how the sun is shining?"
+TEXTS = [
+    "The river, step by step.",
+    "naïve café — “quotes” … 日本語の文章、한국어 العربية",
+    "😀👍🏽 e\u0301 and \ufffd genuine, then 🏴\u200d☠️",
+    "  spaces   and\n\n\tlines ",
+]
+
+
+def decode_text(tokenizer, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_streamed_text_is_the_text(tiny_llama, text, size):
+    tokenizer = tiny_llama[1]
+    ids = tokenizer(text)["input_ids"]
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join(pieces) + stream.flush() == decode_text(tokenizer, ids) == text
+    if "\ufffd" not in text:
+        assert "\ufffd" not in "".join(pieces)  # no half characters on the screen
+
+
+@given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 6))
+def test_streamed_text_of_any_tokens(tiny_llama, ids, size):
+    """Also of bytes that form no character, and of special tokens, which have no text."""
+    tokenizer = tiny_llama[1]
+    ids = [token % len(tokenizer) for token in ids]
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join(pieces) + stream.flush() == decode_text(tokenizer, ids)
+
+
+def test_text_is_given_out_as_soon_as_it_is_certain(tiny_llama):
+    tokenizer = tiny_llama[1]
+    stream = TextStream(tokenizer)
+    first, *others = tokenizer("é")["input_ids"]
+    assert others  # two bytes, two tokens
+    the = tokenizer("The")["input_ids"]
+    assert stream.push([*the, first]) == "The"  # the whole token does not wait for the half one
+    assert stream.push(others) == "é"
+    assert stream.push([first]) == "" and stream.flush() == "\ufffd"
+
+
+@pytest.fixture
+def decoder(target, replay, greedy, request) -> SpeculativeDecoder:
+    """Drafts rightly half of the time for the reply to PROMPT."""
+    ids = SpeculativeDecoder(target, NoProposer()).encode(PROMPT)
+    text = ids + greedy(target, ids, 40)
+    drafter = replay(target, [text], lambda row, position: position % 3 > 0)
+    return SpeculativeDecoder(target, TreeProposer(drafter, ChainPolicy(4)))
+
+
+def test_generate_autoregressive_and_stream_agree(decoder, target, greedy):
+    [eos] = target.eos_token_ids
+    wanted = greedy(target, decoder.encode(PROMPT), 30, eos)
+    result, plain, stats = decoder.generate(PROMPT, 30), decoder.autoregressive(PROMPT, 30), DecodeStats()
+    pieces = list(decoder.stream(PROMPT, 30, stats))
+    assert result.token_ids == plain.token_ids == wanted
+    assert [token for piece in pieces for token in piece.token_ids] == wanted
+    assert result.text == plain.text == "".join(piece.text for piece in pieces)
+    assert result.text == decode_text(target.tokenizer, wanted)
+    reason = "stop" if wanted[-1] == eos else "length"
+    assert result.finish_reason == plain.finish_reason == pieces[-1].finish_reason == reason
+    assert all(piece.finish_reason is None for piece in pieces[:-1])
+    assert stats.steps == result.stats.steps == len(pieces) - 1 < plain.stats.steps
+    assert result.stats.accept_len > plain.stats.accept_len == 1
+
+
+def test_prompts_in_every_form(tiny_llama):
+    model, tokenizer = tiny_llama
+    decoder = SpeculativeDecoder(FrozenTarget(model, tokenizer, "llama"), NoProposer())
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PROMPT}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer(chat, add_special_tokens=False)["input_ids"]
+    assert decoder.encode(PROMPT) == ids
+    assert decoder.encode([{"role": "user", "content": PROMPT}]) == ids
+    assert decoder.encode([Message("user", PROMPT)]) == ids
+    assert decoder.encode(ids) == ids
+
+
+def test_plain_text_without_a_chat_template(tiny_llama, monkeypatch):
+    model, tokenizer = tiny_llama
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    decoder = SpeculativeDecoder(FrozenTarget(model, tokenizer, "llama"), NoProposer())
+    assert decoder.encode("The sun") == tokenizer("The sun")["input_ids"]
+
+
+def test_without_a_tokenizer_token_ids_still_work(tiny_llama):
+    decoder = SpeculativeDecoder(FrozenTarget(tiny_llama[0], None, "nameless"), NoProposer())
+    with pytest.raises(UserError, match="nameless has no tokenizer"):
+        decoder.generate("The sun")
+    result = decoder.generate([5, 6, 7], 4)
+    assert result.text == "" and result.token_ids
+
+
+def test_empty_prompt(tiny_llama):
+    decoder = SpeculativeDecoder(FrozenTarget(*tiny_llama, "llama"), NoProposer())
+    with pytest.raises(UserError, match="prompt 0 has no tokens"):
+        decoder.generate([])
+    assert torch.is_grad_enabled()

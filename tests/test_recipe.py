@@ -1,0 +1,183 @@
+"""Recipes: reading, overriding, and errors of one line that name file, key and remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from drafttrain.errors import UserError
+from drafttrain.recipe import describe_keys, load_recipe, parse_overrides
+
+MINIMAL = """\
+target: {model: smollm2-135m-instruct}
+corpus:
+  sources:
+    - path: chats.json
+  max_length: 512
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "small.yaml") -> str:
+        Path(name).write_text(text, encoding="utf-8")
+        return name
+
+    return write
+
+
+def error_of(path: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith(path)
+    return message
+
+
+def test_defaults_and_names(write):
+    recipe = load_recipe(write(MINIMAL))
+    assert (recipe.name, recipe.output) == ("small", "runs/small")
+    assert recipe.regenerate is None and recipe.hidden_states.mode == "online"
+    assert recipe.drafter.tapped_blocks == [-4] and recipe.drafter.layers == 1
+    assert recipe.training.lr == 1e-4 and recipe.training.block_length == (5, 10)
+    assert recipe.corpus.sources[0].path == "chats.json" and recipe.target.dtype == "bfloat16"
+    assert recipe.command == "drafttrain run small.yaml"
+
+
+def test_values_keep_their_types(write):
+    text = MINIMAL + "training: {lr: 1e-3, block_length: [4, 8], max_minutes: 5}\ndrafter: {init: -1}\n"
+    recipe = load_recipe(write(text))
+    assert recipe.training.lr == 1e-3  # YAML 1.1 reads 1e-3 as text
+    assert recipe.training.block_length == (4, 8) and recipe.training.max_minutes == 5.0
+    assert recipe.drafter.init == -1 and not isinstance(recipe.drafter.init, str)
+
+
+def test_overrides(write):
+    words = [
+        "--training.lr",
+        "2e-3",
+        "--drafter.tapped_blocks=[-4,-8]",
+        "--drafter.init",
+        "-2",
+        "--seed",
+        "3",
+    ]
+    words += ["--training.row-length", "600", "--output", "elsewhere", "--drafter.draft_vocab_size", "null"]
+    recipe = load_recipe(write(MINIMAL), words)
+    assert (
+        recipe.training.lr == 2e-3 and recipe.drafter.tapped_blocks == [-4, -8] and recipe.drafter.init == -2
+    )
+    assert recipe.training.row_length == 600 and recipe.output == "elsewhere"
+    assert recipe.drafter.draft_vocab_size is None
+    assert recipe.command.startswith(
+        "drafttrain run small.yaml --training.lr 2e-3 '--drafter.tapped_blocks=[-4,-8]'"
+    )
+
+
+def test_override_replaces_a_list_and_merges_a_section(write):
+    text = MINIMAL + "training: {lr: 0.1, epochs: 2}\n"
+    recipe = load_recipe(
+        write(text), ["--training", "{epochs: 3}", "--corpus.sources", "[{path: other.json}]"]
+    )
+    assert recipe.training.lr == 0.1 and recipe.training.epochs == 3
+    assert [source.path for source in recipe.corpus.sources] == ["other.json"]
+
+
+def test_sections_by_presence(write):
+    text = MINIMAL + "regenerate:\n  sources: [{path: prompts.jsonl}]\n"
+    assert load_recipe(write(text)).regenerate.sources[0].path == "prompts.jsonl"
+    assert load_recipe(write(text), ["--regenerate", "null"]).regenerate is None
+    assert load_recipe(write(MINIMAL + "training:\n")).training.lr == 1e-4  # a key with nothing below it
+
+
+def test_one_seed_for_all_sections_that_set_none(write):
+    recipe = load_recipe(write(MINIMAL + "seed: 5\ntraining: {seed: 9}\n"))
+    assert (recipe.corpus.seed, recipe.training.seed) == (5, 9)
+    assert load_recipe(write(MINIMAL)).training.seed == 0
+
+
+@pytest.mark.parametrize(
+    "extra, expected",
+    [
+        ("trainin: {lr: 1}", "unknown key trainin; did you mean training?"),
+        ("training: {lrr: 1}", "unknown key training.lrr; did you mean training.lr?"),
+        ("lr: 1", "unknown key lr; did you mean training.lr?"),
+        ("training: {qqq: 1}", "unknown key training.qqq; known here: lr, "),
+        (
+            "evaluate: {prompts: [{name: a, pth: b}]}",
+            "unknown key evaluate.prompts[0].pth; did you mean evaluate.pro",
+        ),
+        ("command: x", "unknown key command; "),
+        ("training: 3", "training must hold keys, not 3"),
+        ("evaluate: {prompts: {name: a}}", "evaluate.prompts must be a list"),
+        ("training: {lr: fast}", "training.lr: expected float, not fast"),
+        ("training: {max_steps: 1.5}", "training.max_steps: expected int or null, not 1.5"),
+        (
+            "training: {block_length: [1, 2, 3]}",
+            "training.block_length: expected tuple with 2 elements, not [1, 2, 3]",
+        ),
+        ("hidden_states: {mode: offlin}", "hidden_states.mode: expected "),
+        ("evaluate: {prompts: [{name: a}]}", "missing evaluate.prompts.path"),
+        (
+            "evaluate: {prompts: [{name: a, path: b, limit: x}]}",
+            "evaluate.prompts.limit: expected int or null, not x",
+        ),
+        ("seed: 1\nseed: 2", "line 7: key seed is given twice"),
+        ("training: {lr: 1, lr: 2}", "line 6: key lr is given twice"),
+        ("training: [1", "line 7: not valid YAML: "),
+        ("training: {row_length: 256}", "corpus.max_length is 512 and training.row_length only 256"),
+        ("regenerate: {}", "regenerate.sources: empty"),
+    ],
+)
+def test_mistakes_in_the_file(write, extra, expected):
+    assert expected in error_of(write(MINIMAL + extra + "\n"))
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--training.lrr", "1"], "--training.lrr: unknown key training.lrr; did you mean training.lr?"),
+        (["--training.lr.x", "1"], "training.lr: expected float, not {'x': 1}"),
+        (["--training.lr", "fast"], "training.lr: expected float, not fast"),
+        (["--corpus.sources", "null"], "corpus.sources: "),
+    ],
+)
+def test_mistakes_in_overrides(write, words, expected):
+    assert expected in error_of(write(MINIMAL), *words)
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["5"], "unexpected argument 5: overrides are written --section.key value"),
+        (["--training.lr"], "--training.lr needs a value"),
+        (["--training.lr", "--seed", "3"], "--training.lr needs a value"),
+        (["--a", "[1"], "cannot be read as a value; quote it"),
+    ],
+)
+def test_words_that_are_no_overrides(words, expected):
+    with pytest.raises(UserError, match="(?s)" + expected.replace("[", r"\[")):
+        parse_overrides(words)
+
+
+def test_unreadable_files(write, tmp_path):
+    assert "no such recipe file" in error_of("nowhere.yaml")
+    assert "not a recipe" in error_of(write("just text"))
+    assert "not a recipe" in error_of(write(""))
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
+    assert "cannot be read" in error_of("latin.yaml")
+    missing = error_of(write("corpus: {sources: [{path: a}], max_length: 99}\n"))
+    assert "missing target" in missing
+
+
+def test_every_key_is_explained():
+    keys = {key: text for key, _, _, text in describe_keys()}
+    assert {
+        "training.lr",
+        "corpus.sources[].path",
+        "regenerate.server.url",
+        "evaluate.prompts[].limit",
+    } <= keys.keys()
+    assert [key for key, text in keys.items() if not text] == []
+    assert "command" not in keys
