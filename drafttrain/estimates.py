@@ -118,8 +118,8 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int]:
     """(trained parameters, stored numbers) of a drafter.
 
-    Its layers have the target's shape; there are a final norm, embeddings and head where they are trained, and what
-    joins several tapped blocks. The map of the draft vocabulary is stored and not trained.
+    Trained are layers of the target's shape, a final norm, what joins several tapped blocks, and embeddings
+    and head if the recipe says so. The map of the draft vocabulary is stored only.
     """
     hidden, taps = target.hidden_size, len(drafter.tapped_blocks)
     size = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)

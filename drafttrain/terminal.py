@@ -2,12 +2,14 @@
 
 import itertools
 
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.style import Style
 
 from drafttrain.inference.decoder import Result, SpeculativeDecoder
 from drafttrain.inference.stats import DecodeStats
 
-COLORS = ("cyan", "yellow", "green", "magenta", "blue")
+STYLES = [Style(color=name) for name in ("cyan", "yellow", "green", "magenta", "blue")]
 WARM_UP_TOKENS = 8  # the first forwards of a process are slow; they are not to be counted
 
 
@@ -37,8 +39,10 @@ def generate(
     console = console or Console(no_color=None if color else True, highlight=False)
     decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
     stats, token_ids = DecodeStats(), []
-    for piece, style in zip(decoder.stream(prompt, max_new_tokens, stats), itertools.cycle(COLORS)):
-        console.out(piece.text, style=style, end="", highlight=False)  # `print` would wrap and expand tabs
+    colors = ColorSystem.STANDARD if console.color_system and not console.no_color else None
+    for piece, style in zip(decoder.stream(prompt, max_new_tokens, stats), itertools.cycle(STYLES)):
+        console.file.write(style.render(piece.text, color_system=colors))  # `print` would wrap, expand tabs
+        console.file.flush()
         token_ids += piece.token_ids
     console.print("\n")
     plain = decoder.autoregressive(prompt, max_new_tokens) if compare else None

@@ -220,7 +220,7 @@ class Workflow:
         """Says when a selected stage reads a folder that the recipe as it stands would make otherwise."""
         read = {name for stage in selected for name in stage.needs(self.recipe)}
         for stage in self.stages:
-            if stage.name in read and stage not in selected:
+            if stage.name in read and stage not in selected and read_record(self.output / stage.folder):
                 with contextlib.suppress(UserError):
                     decision = self.decide(stage, remade=())
                     if decision.action != "skip":

@@ -34,6 +34,7 @@ from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_p
 from drafttrain.evaluation.throughput import training_speed
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.provenance import content_hash
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES
 from drafttrain.target.loading import load_target
@@ -50,6 +51,7 @@ PROMPTS = {
 }
 NEW_TOKENS = 96
 EDD_CHAIN = 5
+DRAFT_VOCABULARY = 8192  # smaller ones would train faster
 CONVERSATIONS = 400  # of each bundled source: enough to time training steps on
 
 
@@ -71,8 +73,10 @@ def quickstart(run: Run) -> Measured:
             raise RuntimeError(f"scripts/quickstart.sh ended with {status}; see {kept / 'log.txt'}")
         output = clone / "runs/quickstart"
         for name in ("summary.json", "bundle", "evaluation"):
-            copy = shutil.copytree if (output / name).is_dir() else shutil.copyfile
-            copy(output / name, kept / name)
+            if (output / name).is_dir():
+                shutil.copytree(output / name, kept / name, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(output / name, kept / name)
     stages = json.loads((kept / "summary.json").read_text())
     return {
         "quickstart_wall_s": {"value": seconds, "stages_wall_s": stages["wall_seconds"]},
@@ -131,7 +135,7 @@ def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, An
     """accept_len on MT-bench's first turns (and on both, if turns is 2), bf16, greedy; nothing is timed."""
     loaded = load_bundle(bundle, dtype="bfloat16")
     task = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], 16 if run.quick else None), turns)
-    log = MeasurementLog(folder / "measurements.jsonl", f"{bundle} chain {EDD_CHAIN}")
+    log = MeasurementLog(folder / "measurements.jsonl", f"{content_hash(bundle)} chain {EDD_CHAIN}")
     chain = drafting(loaded.target, TreeProposer(loaded.drafter, ChainPolicy(EDD_CHAIN)))
     measured = measure(loaded.target, {"chain": chain}, task, log, NEW_TOKENS)
     first = tabulate([m for m in measured if m.turn == 0])["chain"]
@@ -156,7 +160,7 @@ def exactness(run: Run) -> Measured:
     loaded = load_bundle(QUICKSTART_DRAFTER, dtype="float32")
     tasks = [Task(name, read_prompts(path)) for name, path in PROMPTS.items()]
     tasks = first_of_each(tasks, 16) if run.quick else tasks
-    log = MeasurementLog(run.folder("fp32") / "measurements.jsonl", f"{QUICKSTART_DRAFTER} fp32")
+    log = MeasurementLog(run.folder("fp32") / "measurements.jsonl", content_hash(QUICKSTART_DRAFTER))
     proposer = TreeProposer(loaded.drafter, ChainPolicy(loaded.draft_length))
     result = check_lossless(loaded.target, proposer, tasks, 64 if run.quick else NEW_TOKENS, log)
     notes = {"prompts": result["prompts"], "differences": result["differences"]}
@@ -179,13 +183,14 @@ def training(run: Run) -> Measured:
     rounds = 3 if run.quick else 7
     measured = training_speed(config, recipe.drafter, target, splits["train"], folder, rounds=rounds)
     (folder / "rounds.json").write_text(json.dumps(vars(measured), indent=1) + "\n")
+    vocabulary = recipe.drafter.draft_vocab_size or target.vocab_size
     notes = {
-        "draft_vocab_size": recipe.drafter.draft_vocab_size or target.vocab_size,
+        "draft_vocab_size": vocabulary,
         "online_tokens_per_second": measured.median_online,
         "forward_tokens_per_second": measured.best_forward,
     }
     return {
-        "train_ratio": {"value": measured.train_ratio, **notes},
+        "train_ratio": {"value": measured.train_ratio, **notes, "ok": vocabulary >= DRAFT_VOCABULARY},
         "offline_ratio": {"value": measured.offline_ratio, **notes},
     }
 

@@ -9,7 +9,6 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
@@ -211,7 +210,7 @@ def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[i
             "tokenizer.json (transformers does when it saves a fast tokenizer)"
         ) from None
     offsets = encoding["offset_mapping"]
-    rights = list(accumulate((end for _, end in offsets), max))
+    rights = [end for _, end in offsets]
     lefts = list(map(min, (start for start, _ in offsets), [0, *rights]))
     return encoding["input_ids"], lefts, rights
 

@@ -57,7 +57,7 @@ class _Markdown(HTMLParser):
             self.in_pre = False
         elif tag == "code":
             self.in_code = False
-            newline = "" if self.parts[-1].endswith("\n") else "\n"
+            newline = "" if self.parts and self.parts[-1].endswith("\n") else "\n"
             self.parts.append(f"{newline}```\n\n" if self.in_pre else "`")
         elif self.in_pre:
             return

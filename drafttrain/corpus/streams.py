@@ -218,8 +218,6 @@ def _read_utf8(file: IO[bytes], size: int) -> str:
     for _ in range(3):
         try:
             return raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            if error.end < len(raw) or not (more := file.read(1)):
-                raise
-            raw += more
+        except UnicodeDecodeError:
+            raw += file.read(1)
     return raw.decode("utf-8")

@@ -12,6 +12,7 @@ states.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +67,9 @@ class DraftLayer(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
         self.act = ACT2FN[config.hidden_act]
 
-    def keys_values(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (rotated) and values [B, kv_heads, n, dim] of normed states x [B, n, H]."""
         shape = (*x.shape[:2], self.kv_heads, self.head_dim)
         k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
@@ -106,8 +109,8 @@ class EddState:
 
 
 class EddModel(PreTrainedModel):
-    """The drafter. As a `Drafter` it needs `attach(target)` (or `load`) first, which lends it the target's frozen
-    embeddings; `AutoModel.from_pretrained` alone leaves them out."""
+    """The drafter. As a `Drafter` it needs `attach(target)` (or `load`) first, which lends it the weights
+    that stay the target's; `AutoModel.from_pretrained` alone leaves NaN there."""
 
     config_class = EddConfig
     base_model_prefix = "edd"
@@ -122,21 +125,26 @@ class EddModel(PreTrainedModel):
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         self.register_buffer("draft_to_target", torch.arange(config.draft_vocab_size))
-        self._keys_to_ignore_on_save = set(self.frozen_keys(config))
+        frozen = [] if config.train_embeddings else ["embed_tokens.weight"]
+        frozen += [] if config.train_head else ["lm_head.weight"]
+        self._keys_to_ignore_on_save = self._keys_to_ignore_on_load_missing = set(frozen)
         self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
         self.post_init()
 
-    @staticmethod
-    def frozen_keys(config: EddConfig) -> list[str]:
-        """Weights that are copies of the target's and therefore not stored."""
-        keys = [] if config.train_embeddings else ["embed_tokens.weight"]
-        return keys if config.train_head else [*keys, "lm_head.weight"]
-
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
+        if getattr(module, "weight", None) is not None and self._is_frozen(module):
+            nn.init.constant_(module.weight, torch.nan)  # a forgotten `attach` is loud
+        elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+    def _is_frozen(self, module: nn.Module) -> bool:
+        """Whether a module is a copy of the target's, and so not stored."""
+        config = self.config
+        return (module is self.embed_tokens and not config.train_embeddings) or (
+            module is self.lm_head and not config.train_head
+        )
 
     # making and loading
 
@@ -145,72 +153,88 @@ class EddModel(PreTrainedModel):
         return self.config.draft_vocab_size
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        """Copies what starts from the target: embeddings, head rows of `draft_ids` [D], final norm, and the layers
-        where `drafter.init` names a block."""
+        """Copies what starts from the target: embeddings, head rows of `draft_ids` [D], final norm, and the
+        layers where `drafter.init` names a block."""
         with torch.no_grad():
             self.draft_to_target.copy_(draft_ids)
-            self.lm_head.weight.copy_(target.lm_head.weight[draft_ids])
+            self.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
+            self.lm_head.weight.copy_(target.lm_head.weight[draft_ids.to(target.device)])
             self.norm.weight.copy_(target.base.norm.weight)
-            if drafter.init == "random":
-                for layer in self.layers:
+            for layer in self.layers:
+                if drafter.init == "random":
                     layer.o_proj.weight.mul_(0.5)  # start close to the residual stream
                     layer.down_proj.weight.mul_(0.5)
-            else:
-                block = target.blocks[int(drafter.init)]
-                source = {**dict(block.named_parameters())}
-                for layer in self.layers:
-                    for name, parameter in layer.named_parameters():
-                        parent = {"input_layernorm": "", "post_attention_layernorm": ""}.get(name.split(".")[0])
-                        if parent is None:
-                            parent = "mlp." if name.split("_")[0] in ("gate", "up", "down") else "self_attn."
-                        parameter.copy_(source[parent + name])
-            if isinstance(self.fc, nn.Linear):
+                else:
+                    block = target.blocks[int(drafter.init)].state_dict()
+                    own = {
+                        name.removeprefix("self_attn.").removeprefix("mlp."): block[name] for name in block
+                    }
+                    layer.load_state_dict(own)
+            if isinstance(self.fc, nn.Linear):  # start from the mean of the tapped blocks
                 taps, hidden = len(self.config.tapped_blocks), self.config.hidden_size
-                eye = torch.eye(hidden).repeat(1, taps) / taps  # start from the mean of the tapped blocks
-                self.fc.weight.copy_(eye)
+                self.fc.weight.copy_(torch.eye(hidden).repeat(1, taps) / taps)
         self.attach(target)
 
     def attach(self, target: FrozenTarget) -> "EddModel":
-        """Takes the frozen weights from the target: embeddings are shared, not copied, where dtype and device agree.
+        """Takes the frozen weights from the target, and taps it. Embeddings are shared, not copied, where
+        dtype and device agree.
 
         Raises:
-            UserError: the drafter was made for a target of other sizes or with another tokenizer.
+            UserError: the drafter was made for a target of another shape or with another tokenizer.
         """
         config = self.config
         check_identity(config.target, target)
         with torch.no_grad():
             if not config.train_embeddings:
-                weight = target.model.get_input_embeddings().weight
-                dtype, device = self.embed_tokens.weight.dtype, self.norm.weight.device
-                self.embed_tokens.weight = nn.Parameter(weight.detach().to(device, dtype), requires_grad=False)
+                weight, own = target.model.get_input_embeddings().weight.detach(), self.embed_tokens.weight
+                shared = weight.to(self.norm.weight.device, own.dtype)  # [V, H]
+                self.embed_tokens.weight = nn.Parameter(shared, requires_grad=False)
             if not config.train_head:
-                rows = target.lm_head.weight[self.draft_to_target.to(target.device)]
-                self.lm_head.weight.copy_(rows)
+                self.lm_head.weight.copy_(target.lm_head.weight[self.draft_to_target.to(target.device)])
                 self.lm_head.weight.requires_grad_(False)
         target.tap(config.tapped_blocks)
         return self
 
     @classmethod
-    def load(cls, folder: str | os.PathLike, target: FrozenTarget, dtype: torch.dtype | None = None) -> "EddModel":
+    def load(
+        cls, folder: str | os.PathLike, target: FrozenTarget, dtype: torch.dtype | None = None
+    ) -> "EddModel":
         """Loads a drafter and lends it the target's frozen weights.
 
+        Args:
+            dtype: of the weights; None for the stored one.
+
         Raises:
-            UserError: tensors are missing, unexpected or unreadable, or the drafter belongs to another target.
+            UserError: no drafter there, tensors are missing, unexpected or unreadable, or it belongs to
+                another target.
         """
-        try:
-            model, info = cls.from_pretrained(folder, output_loading_info=True, dtype=dtype)
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{folder}: cannot be loaded as an EDD drafter ({reason}); export it again") from error
-        missing = set(info["missing_keys"]) - set(cls.frozen_keys(model.config))
-        if missing or info["unexpected_keys"]:
+        config = read_json(Path(folder) / "config.json")
+        if config.get("model_type") != EddConfig.model_type:
             raise UserError(
-                f"{folder}: missing tensors {sorted(missing)}, unexpected {sorted(info['unexpected_keys'])}; "
-                "the file is damaged or of another version, export it again"
+                f"{folder}: holds a {config.get('model_type')} model; give the folder of an EDD drafter or "
+                "of its bundle"
             )
-        if model.config.format_version != FORMAT_VERSION:
-            raise UserError(f"{folder}: drafter format {model.config.format_version}, this version reads {FORMAT_VERSION}")
-        return model.to(target.device).attach(target).eval()
+        if config.get("format_version") != FORMAT_VERSION:
+            raise UserError(
+                f"{folder}: drafter format {config.get('format_version')}, and this version reads "
+                f"{FORMAT_VERSION}; export it again"
+            )
+        try:
+            model, info = cls.from_pretrained(folder, output_loading_info=True, dtype=dtype or "auto")
+        except Exception as error:  # safetensors, transformers and torch raise many kinds for damaged files
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{folder}: cannot be loaded as an EDD drafter ({reason}); export it again"
+            ) from error
+        if info["missing_keys"] or info["unexpected_keys"]:  # transformers goes on with random numbers
+            raise UserError(
+                f"{folder}: missing tensors {sorted(info['missing_keys'])}, unexpected "
+                f"{sorted(info['unexpected_keys'])}; damaged or of another version, export it again"
+            )
+        try:
+            return model.to(target.device).attach(target).eval()
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from None
 
     # positions
 
@@ -240,7 +264,7 @@ class EddModel(PreTrainedModel):
         input_ids: torch.Tensor,
         tapped: torch.Tensor,
         positions: torch.Tensor,
-        attend: Any,
+        attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
         wanted: torch.Tensor,
     ) -> torch.Tensor:
         """States after the final norm [N, H] at the wanted tokens of packed rows.
@@ -249,13 +273,13 @@ class EddModel(PreTrainedModel):
             input_ids: [B, T].
             tapped: hidden states of the target [B, T, K·H].
             positions: [B, T] positions in each document.
-            attend: `attend(q, k, v) -> [B, heads, T, dim]`, attention under the block mask of this step, over 2·T
-                keys: hidden states first, tokens after them.
+            attend: `attend(q, k, v) -> [B, heads, T, dim]`, attention under the block mask of this step, over
+                2·T keys: hidden states first, tokens after them.
             wanted: bool [B, T]; only these are carried through the last layer's MLP.
         """
         cos, sin = self.rope(positions)
-        soft = self.fc(tapped)  # [B, T, H]
         x = self.embed_tokens(input_ids)  # [B, T, H]
+        soft = self.fc(tapped.to(x.dtype))  # [B, T, H]
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
             soft_k, soft_v = layer.keys_values(layer.input_layernorm(soft), cos, sin)
@@ -282,8 +306,10 @@ class EddModel(PreTrainedModel):
         return EddState(kv=kv, lengths=lengths, rows=torch.arange(batch, device=weight.device)[:, None])
 
     @torch.no_grad()
-    def observe(self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
-        """Appends verified hidden states as soft prompts; tokens are not read (EDD sees them through the states)."""
+    def observe(
+        self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        """Appends verified hidden states as soft prompts. Tokens are not read: the states tell of them."""
         n = tapped.shape[1]
         state.reserve(n)
         slots = state.lengths[:, None] + torch.arange(n, device=tapped.device)  # [B, n]

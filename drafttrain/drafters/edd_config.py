@@ -45,7 +45,6 @@ class DrafterConfig:
         Raises:
             UserError: the key and its remedy.
         """
-        n = target.n_blocks
         if target.config.model_type not in SUPPORTED_TARGETS:
             raise UserError(
                 f"{target.name} is a {target.config.model_type} model; EDD drafters are for "
@@ -53,13 +52,13 @@ class DrafterConfig:
             )
         if self.layers < 1:
             raise UserError(f"drafter.layers is {self.layers}: a drafter has at least 1")
-        blocks = [*self.tapped_blocks] if self.init == "random" else [*self.tapped_blocks, self.init]
         if not self.tapped_blocks:
             raise UserError("drafter.tapped_blocks is empty: name a block, such as [-4]")
-        for block in blocks:
-            if not isinstance(block, int) or not -n <= block < n:
-                what = "init" if block is self.init else "tapped_blocks"
-                raise UserError(f"drafter.{what}: {target.name} has blocks {-n} to {n - 1}, not {block}")
+        n = target.n_blocks
+        for key, blocks in (("tapped_blocks", self.tapped_blocks), ("init", [self.init])):
+            for block in blocks:
+                if block != "random" and not (isinstance(block, int) and -n <= block < n):
+                    raise UserError(f"drafter.{key}: {target.name} has blocks {-n} to {n - 1}, not {block}")
 
 
 class EddConfig(PretrainedConfig):
@@ -179,13 +178,13 @@ def check_identity(made_for: dict[str, Any], target: FrozenTarget) -> None:
     if made_for.get("probe_ids") != found["probe_ids"]:
         raise UserError(
             f"this drafter was made for {name}, whose tokenizer reads {TOKENIZER_PROBE!r} as "
-            f"{made_for.get('probe_ids')}; that of {target.name} reads {found['probe_ids']}: load the target it "
-            "was trained for"
+            f"{made_for.get('probe_ids')}; that of {target.name} reads {found['probe_ids']}: load the target "
+            "it was trained for"
         )
     others = [key for key in ("weights", "tokenizer", "template") if made_for.get(key) != found[key]]
     if others:
         warnings.warn(
-            f"{' and '.join(others)} of {target.name} are not those the drafter was trained for ({name}): output "
-            "stays exact, acceptance may be lower",
+            f"{' and '.join(others)} of {target.name} are not those the drafter was trained for ({name}): "
+            "output stays exact, acceptance may be lower",
             stacklevel=3,
         )

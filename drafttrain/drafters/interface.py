@@ -16,8 +16,8 @@ class Drafter(Protocol):
         """Empty state for `batch` sequences of at most `max_len` tokens, drafts included."""
 
     def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
-        """Appends what the target has verified: tokens [B, m], their tapped states [B, m, K·H], of which the first
-        counts[b] are valid in row b. Called after the prompt and after each verification."""
+        """Appends what the target has verified: tokens [B, m] and their tapped states [B, m, K·H], of which
+        the first counts[b] are valid in row b. Called after the prompt and after each verification."""
 
     def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Log-probabilities [B, f, D] (fp32, draft vocabulary) of the tokens after the nodes frontier [B, f].

@@ -36,11 +36,15 @@ def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]
     Raises:
         UserError: the size is impossible.
     """
-    vocab_size = len(counts)
+    vocab_size, always = len(counts), set(always)
     if size is None or size == vocab_size:
         return torch.arange(vocab_size)
     if not 0 < size <= vocab_size:
         raise UserError(f"drafter.draft_vocab_size is {size}; the target has {vocab_size} tokens")
+    if size < len(always):
+        raise UserError(
+            f"drafter.draft_vocab_size is {size}; it must hold at least the {len(always)} stop tokens"
+        )
     ranked = np.lexsort((np.arange(vocab_size), -counts))  # by count, then by id
-    kept = list(dict.fromkeys([*sorted(always), *ranked[: size + len(set(always))].tolist()]))[:size]
-    return torch.tensor(sorted(kept))
+    others = [token for token in ranked.tolist() if token not in always]
+    return torch.tensor(sorted([*always, *others[: size - len(always)]]))

@@ -7,7 +7,6 @@ import contextlib
 import json
 import operator
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -77,11 +76,11 @@ class Group:
 
 def run_and_watch(
     command: Sequence[str], cwd: Path, environment: dict[str, str], log: Path
-) -> tuple[int, float, float]:
+) -> tuple[int, float, int]:
     """Runs a command with its output in a file; returns exit status, seconds and peak memory in bytes.
 
-    Memory is the sum of the resident sizes of all its processes, looked at twice a second (pages they share
-    count in each), or the peak of the largest process where that is more.
+    Memory is the sum over all its processes, looked at twice a second (shared pages count in each), or the
+    peak of the largest process where that is more; 0 where there is no /proc.
     """
     peak, started = 0, time.monotonic()
     with open(log, "wb") as file:
@@ -90,26 +89,28 @@ def run_and_watch(
         )
         try:
             while process.poll() is None:
-                peak = max(peak, session_rss(process.pid))
+                peak = max(peak, session_memory(process.pid))
                 time.sleep(0.5)
         finally:
             if process.poll() is None:  # Ctrl-C: nothing of it may live on
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    seconds = time.monotonic() - started
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024  # in kilobytes on Linux
-    return process.returncode, seconds, max(peak, largest)
+    return process.returncode, time.monotonic() - started, peak
 
 
-def session_rss(session: int) -> int:
-    """Resident bytes of all processes of a session; 0 where there is no /proc."""
-    pages = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+def session_memory(session: int) -> int:
+    """Resident bytes of all processes of a session, or the peak of one of them if that is more.
+
+    Not `getrusage`: a child's peak there includes what its parent held when it was forked.
+    """
+    total = largest = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            fields = stat.read_text().rpartition(")")[2].split()  # from field 3, the state, on
-            if int(fields[3]) == session:
-                pages += int(fields[21])
-    return pages * resource.getpagesize()
+            if os.getsid(int(status.parent.name)) == session:
+                sizes = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                resident, peak = (int(sizes.get(name, "0 kB").split()[0]) for name in ("VmRSS", "VmHWM"))
+                total, largest = total + resident, max(largest, peak)
+    return 1024 * max(total, largest)
 
 
 def judge(goal: str, value: float | None) -> bool:

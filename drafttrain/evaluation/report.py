@@ -25,9 +25,12 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
     """Prints what `evaluate` wrote to summary.json."""
     for task, rows in summary["tasks"].items():
         console.print(task_table(task, rows))
+        by_flag: dict[str, list[str]] = {}
         for method, row in rows.items():
             for flag in row["flags"]:
-                console.print(f"[yellow]{escape(task)}, {escape(method)}:[/] {escape(flag)}", highlight=False)
+                by_flag.setdefault(flag, []).append(method)
+        for flag, methods in by_flag.items():
+            console.print(f"[yellow]{escape(task)}, {', '.join(methods)}:[/] {escape(flag)}", highlight=False)
     machine, lossless = summary["machine"], summary["lossless"]
     lines = [
         "accept_len: tokens per target forward, the target's own token included; "

@@ -55,7 +55,10 @@ class Bundle:
 
 
 def export(
-    config: ExportConfig, drafter: str | os.PathLike, out: str | os.PathLike, evaluation: str | os.PathLike | None = None
+    config: ExportConfig,
+    drafter: str | os.PathLike,
+    out: str | os.PathLike,
+    evaluation: str | os.PathLike | None = None,
 ) -> Path:
     """Writes the bundle: bf16 weights without frozen copies of the target's, config, training log, evaluation, card.
 

@@ -187,7 +187,7 @@ class _Rows:
 
         So no node ever lies beyond the last position that plain decoding would use.
         """
-        if int(tree.depths.max()) < min(left for left in self.left if left):
+        if int(tree.depths.max()) < min(self.left):
             return tree
         return tree.select(tree.depths < torch.tensor(self.left, device=tree.depths.device)[:, None])
 
@@ -223,7 +223,7 @@ class _Rows:
         return step
 
     def _emit(self, row: int, tokens: list[int]) -> tuple[list[int], str | None]:
-        """Cuts tokens after the first stop token and notes them as emitted; `trim` has kept them in the limit."""
+        """Cuts tokens after the first stop token and notes them; `trim` has kept them within the limit."""
         end = next((i + 1 for i, token in enumerate(tokens) if token in self.stop), None)
         tokens = tokens[:end]
         self.outputs[row] += tokens

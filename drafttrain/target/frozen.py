@@ -104,7 +104,9 @@ class FrozenTarget:
             hook.remove()
         for block in blocks:
             if not -self.n_blocks <= block < self.n_blocks:
-                raise UserError(f"{self.name} has {self.n_blocks} blocks, so tapped block {block} does not exist")
+                raise UserError(
+                    f"{self.name} has {self.n_blocks} blocks, so tapped block {block} does not exist"
+                )
         self.tapped_blocks = [block % self.n_blocks for block in blocks]
 
         def keep(index: int):
@@ -161,7 +163,11 @@ class FrozenTarget:
         implementation = self.model.config._attn_implementation
         mask = attention_mask(allowed, kv_positions, positions, self.config, implementation, self.dtype)
         out = self.base(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
         )
         return self._states(out.last_hidden_state)
 

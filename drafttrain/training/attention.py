@@ -43,7 +43,7 @@ def _flex(layout: BlockLayout) -> Attend:
 
     batch, t = layout.block_start.shape
     device = layout.block_start.device
-    mask = create_block_mask(layout.allows, batch, None, t, 2 * t, device=device)
+    mask = create_block_mask(layout.mask_mod(), batch, None, t, 2 * t, device=device)
     run = _compiled_flex() if device.type == "cuda" else flex_attention
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Forward KL from the target's distribution to the drafter's, without ever holding [B, T, V] logits.
 
-Both heads are applied to a chunk of positions at a time, and the gradients with respect to the drafter's states and its
-head are made in the same pass, so memory is one chunk of logits however many positions there are.
+Both heads are applied to a chunk of positions at a time, and the gradients with respect to the drafter's
+states and its head are made in the same pass, so memory is one chunk of logits however many positions there
+are.
 """
 
 from collections.abc import Callable
@@ -11,27 +12,27 @@ import torch
 
 class _FusedHeadKL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states, weight, teacher_states, teacher_logits, chunk):
-        compute = teacher_states.dtype
-        head = weight.to(compute)  # [D, H]
-        grad_states = torch.empty_like(states) if states.requires_grad else None
-        # accumulated in fp32: many small bf16 additions would be lost
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if weight.requires_grad else None
+    def forward(ctx, states, weight, teacher_states, teacher_logits, chunk, dtype):
+        needs_states, needs_weight = ctx.needs_input_grad[:2]
+        head = weight.to(dtype)  # [D, H]
+        grad_states = torch.empty_like(states) if needs_states else None  # [N, H]
+        # in fp32: the sum of many small bf16 numbers would lose most of them
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None  # [D, H]
         loss = torch.zeros((), dtype=torch.float32, device=states.device)
         agree = torch.zeros((), dtype=torch.float32, device=states.device)
         for start in range(0, states.shape[0], chunk):
             part = slice(start, start + chunk)
-            x = states[part].to(compute)  # [c, H]
+            x = states[part].to(dtype)  # [c, H]
             log_q = torch.log_softmax((x @ head.T).float(), dim=-1)  # [c, D]
             log_p = torch.log_softmax(teacher_logits(teacher_states[part]).float(), dim=-1)  # [c, D]
+            agree += (log_p.argmax(-1) == log_q.argmax(-1)).sum()
             p = log_p.exp()
             loss += (p * (log_p - log_q)).sum()
-            agree += (log_p.argmax(-1) == log_q.argmax(-1)).sum()
-            if grad_states is not None or grad_weight is not None:
-                grad_logits = (log_q.exp() - p).to(compute)  # [c, D]
-                if grad_states is not None:
+            if needs_states or needs_weight:
+                grad_logits = (log_q.exp() - p).to(dtype)  # [c, D]
+                if needs_states:
                     grad_states[part] = (grad_logits @ head).to(states.dtype)
-                if grad_weight is not None:
+                if needs_weight:
                     grad_weight += (grad_logits.T @ x).float()
         ctx.save_for_backward(grad_states, grad_weight)
         ctx.weight_dtype = weight.dtype
@@ -45,7 +46,7 @@ class _FusedHeadKL(torch.autograd.Function):
             grad_states = grad_states * grad_loss
         if grad_weight is not None:
             grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_states, grad_weight, None, None, None
+        return grad_states, grad_weight, None, None, None, None
 
 
 def head_kl(
@@ -54,18 +55,24 @@ def head_kl(
     teacher_states: torch.Tensor,
     teacher_logits: Callable[[torch.Tensor], torch.Tensor],
     chunk: int = 1024,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum over positions of D_KL(P_t || P_d) (EDD paper, eq. 4), softmaxes and differences in fp32.
 
     Args:
         states: the drafter's states after its final norm [N, H].
         weight: the drafter's head [D, H].
-        teacher_states: the target's states after its final norm [N, H]; their dtype is that of the matrix products.
-        teacher_logits: the target's logits [c, D] over the draft vocabulary from a chunk of its states [c, H]. The
-            softmax over them is P_t restricted to the draft vocabulary and renormalized.
+        teacher_states: the target's states after its final norm [N, H].
+        teacher_logits: the target's logits [c, D] over the draft vocabulary from a chunk of its states
+            [c, H]. The softmax over them is P_t restricted to the draft vocabulary and renormalized.
         chunk: positions per pass.
+        dtype: of the drafter's matrix products; None for that of its states.
 
     Returns:
-        the summed loss and the number of positions where the two most likely tokens agree.
+        the summed loss and the number of positions where the two most likely tokens agree, both fp32 [].
     """
-    return _FusedHeadKL.apply(states, weight, teacher_states, teacher_logits, chunk)
+    if not torch.is_grad_enabled():  # a parameter says that it needs a gradient even then
+        states, weight = states.detach(), weight.detach()
+    return _FusedHeadKL.apply(
+        states, weight, teacher_states, teacher_logits, chunk, states.dtype if dtype is None else dtype
+    )

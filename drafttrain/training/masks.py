@@ -1,10 +1,12 @@
 """Random blocks and the dual-block attention mask of EDD (paper §3.1, Figure 3a, eq. 3).
 
-A block plays one drafting step: its first token is the root, whose hidden state the target has not computed yet. Token
-q of a block sees the hidden states of positions *before* the block's start (the paper's h up to jL would leak the
-root's own state) and the tokens of its block up to itself. Nothing crosses a document in a packed row.
+A block plays one drafting step: its first token is the root, whose hidden state the target has not computed
+yet. Token q of a block sees the hidden states of positions *before* the block's start (the paper's h up to jL
+would leak the root's own state) and the tokens of its block up to itself. Nothing crosses a document in a
+packed row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +20,7 @@ class BlockLayout:
     block_start: torch.Tensor
 
     def dense_mask(self) -> torch.Tensor:
-        """bool [B, 1, T, 2T]: query q against hidden states 0..T-1 and then tokens 0..T-1 (True = may attend)."""
+        """bool [B, 1, T, 2T]: what each token may attend to, hidden states 0..T-1 and then tokens 0..T-1."""
         t = self.block_start.shape[1]
         index = torch.arange(t, device=self.block_start.device)
         block, document = self.block_start[:, :, None], self.document_start[:, :, None]  # [B, T, 1]
@@ -26,30 +28,38 @@ class BlockLayout:
         tokens = (index >= block) & (index <= index[:, None])  # [B, T, T]
         return torch.cat((hidden, tokens), dim=-1)[:, None]
 
-    def allows(self, b, h, q, kv) -> torch.Tensor:
-        """The same mask as a `mask_mod` of flex-attention."""
-        t = self.block_start.shape[1]
-        block, document = self.block_start[b, q], self.document_start[b, q]
-        hidden = (kv < t) & (kv >= document) & (kv < block)
-        tokens = (kv >= t) & (kv - t >= block) & (kv - t <= q)
-        return hidden | tokens
+    def mask_mod(self) -> Callable[..., torch.Tensor]:
+        """The same mask as flex-attention wants it: a function of batch, head, query and key index."""
+        document_start, block_start = self.document_start, self.block_start
+        t = block_start.shape[1]
+
+        def allowed(b, h, q, kv):
+            block = block_start[b, q]
+            hidden = (kv < t) & (kv >= document_start[b, q]) & (kv < block)
+            tokens = (kv >= t + block) & (kv <= t + q)
+            return hidden | tokens
+
+        return allowed
 
 
 def random_blocks(
     document_start: torch.Tensor, low: int, high: int, generator: torch.Generator
 ) -> BlockLayout:
-    """Cuts each packed row into blocks: a length in [low, high] and an offset are drawn per row, anew at each step.
+    """Cuts each packed row into blocks of one length; length and offset are drawn for each row.
+
+    The first block of a row or of a document, and the last one, may be shorter.
 
     Args:
         document_start: row index at which each token's document begins [B, T].
+        low, high: shortest and longest block, in inputs: a block of 10 trains the root and 9 drafts.
+        generator: on the CPU.
     """
     batch, t = document_start.shape
     length = torch.randint(low, high + 1, (batch, 1), generator=generator)  # [B, 1]
-    offset = (torch.rand(batch, 1, generator=generator) * length).long()  # [B, 1]
+    offset = (torch.rand(batch, 1, generator=generator) * length).long()  # [B, 1] in [0, length)
     index = torch.arange(t)
     start = (index - offset) // length * length + offset  # [B, T] the grid point at or before each token
-    start = start.to(document_start.device)
-    return BlockLayout(document_start, torch.maximum(start, document_start))
+    return BlockLayout(document_start, torch.maximum(start.to(document_start.device), document_start))
 
 
 def causal_document_mask(document_start: torch.Tensor) -> torch.Tensor:

@@ -1,19 +1,26 @@
-"""Documents packed into rows of one length, so that a step wastes no computation on padding.
+"""Documents packed into rows of one length, so that a step wastes little computation on padding.
 
-The plan is made once from the documents' lengths and a seed, so the same rows come up whether the target runs online or
-its states were stored, and a resumed run sees what the interrupted one would have seen.
+The plan is made once from the documents' lengths and a seed, so the same rows come up whether the target runs
+online or its states were stored, and a resumed run sees what the interrupted one would have seen.
 """
 
 from collections.abc import Sequence
 
 import datasets
 import numpy as np
-import pyarrow.compute as pc
 import torch
 from torch.utils.data import Dataset
 
 from drafttrain.errors import UserError
 from drafttrain.target.store import HiddenStateStore
+
+
+def document_lengths(corpus: datasets.Dataset) -> list[int]:
+    """Tokens of each document of a corpus split."""
+    lengths: list[int] = []
+    for batch in corpus.select_columns("input_ids").with_format("arrow").iter(batch_size=4096):
+        lengths += batch["input_ids"].combine_chunks().value_lengths().to_pylist()
+    return lengths
 
 
 def plan_rows(lengths: Sequence[int], row_length: int, seed: int) -> list[list[int]]:
@@ -45,22 +52,32 @@ def plan_rows(lengths: Sequence[int], row_length: int, seed: int) -> list[list[i
 class PackedRows(Dataset):
     """Rows of packed documents as tensors.
 
-    An item holds `input_ids`, `loss_mask`, `document_start`, `positions` (all int64 [T]) and, from a store, `tapped`
-    [T, K·H] and `final` [T, H]. `loss_mask[t]` counts input t: 1 where the *next* token of the same piece is trained.
-    Padding at a row's end belongs to documents of one token each and is never trained.
+    An item holds `input_ids`, `loss_mask`, `document_start`, `positions` (all int64 [T]), `n_tokens`
+    (int64 []) and, from a store, `tapped` [T, K·H] and `final` [T, H]. `loss_mask[t]` counts input t: 1 where
+    the *next* token of the same document is trained. Padding at a row's end belongs to documents of one token
+    each and is never trained.
+
+    Attributes:
+        rows: documents of each row.
+        tokens: in all of them, padding left out.
     """
 
-    def __init__(self, corpus: datasets.Dataset, row_length: int, seed: int, store: HiddenStateStore | None = None):
+    def __init__(
+        self,
+        corpus: datasets.Dataset,
+        row_length: int,
+        seed: int,
+        store: HiddenStateStore | None = None,
+    ):
         self.corpus, self.row_length, self.store = corpus.with_format("numpy"), row_length, store
-        lengths = pc.list_value_length(corpus.data.column("input_ids")).to_pylist()
+        lengths = document_lengths(corpus)
         if max(lengths, default=0) > row_length:
             raise UserError(
-                f"the corpus has a document of {max(lengths)} tokens and training.row_length is {row_length}: "
-                "raise row_length or build the corpus with a smaller max_length"
+                f"the corpus has a document of {max(lengths)} tokens and training.row_length is "
+                f"{row_length}: raise row_length or build the corpus with a smaller max_length"
             )
         if store is not None:  # a document whose states were not finite is stored empty
             lengths = store.lengths.tolist()
-        self.lengths = lengths
         self.rows = plan_rows(lengths, row_length, seed)
         self.tokens = sum(lengths)
 

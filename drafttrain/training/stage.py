@@ -1,6 +1,5 @@
 """The training stage: corpus (or stored hidden states) in, trained drafter out."""
 
-import json
 import math
 import os
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import broadcast
 from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
 
@@ -17,7 +17,7 @@ from drafttrain.corpus.build import load_corpus
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.errors import UserError
-from drafttrain.files import new_folder, write_json
+from drafttrain.files import new_folder, read_json, require_free_disk, write_json
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 from drafttrain.target.store import HiddenStateStore, target_info
@@ -32,7 +32,8 @@ class TrainingConfig:
 
     Attributes:
         lr: peak learning rate of AdamW. The paper's 1e-4 suits 70 M tokens; small budgets need 1e-3 or more.
-        schedule: course of the rate after the warm-up, over steps or, with max_minutes, over time if that is further.
+        schedule: course of the rate after the warm-up, over steps or, with max_minutes, over time if that is
+            further.
         final_lr_ratio: share of the peak rate that is left at the end (linear and cosine).
         warmup_steps: optimizer steps over which the rate rises from 0.
         adam_betas: AdamW's decay rates of both moments.
@@ -43,7 +44,8 @@ class TrainingConfig:
         gradient_accumulation_steps: forward passes per optimizer step.
         epochs: passes over the corpus.
         max_steps: stop after so many optimizer steps. null: epochs decide.
-        max_minutes: stop after so many minutes of training, resumed time included. null: no limit.
+        max_minutes: stop after so many minutes of training, evaluations and resumed time included. null: no
+            limit.
         block_length: shortest and longest draft block; L is drawn anew at each step (EDD: 5 to 10).
         kl_chunk: positions whose logits exist at once; smaller saves memory.
         eval_steps: optimizer steps between evaluations (held-out loss and real accept_len).
@@ -55,11 +57,12 @@ class TrainingConfig:
         logging_steps: optimizer steps between log lines.
         save_steps: optimizer steps between checkpoints.
         save_total_limit: checkpoints kept.
-        seed: seed of initialisation, order and block masks. null: the recipe's seed.
+        seed: seed of initialization, order and block masks. null: the recipe's seed.
         bf16: compute in bf16 (autocast); weights stay fp32.
         report_to: "wandb" or "none".
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
+            Its shape and draft vocabulary hold, not those of the section drafter.
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
     """
 
@@ -93,25 +96,66 @@ class TrainingConfig:
     init_from: str | None = None
     deepspeed: str | None = None
 
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        positive = (
+            "lr rows_per_batch gradient_accumulation_steps epochs kl_chunk eval_steps eval_prompt_limit"
+        )
+        positive += (
+            " eval_new_tokens eval_draft_length logging_steps save_steps save_total_limit max_grad_norm"
+        )
+        for name in [*positive.split(), "max_steps", "max_minutes"]:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"training.{name} is {value}: it must be above 0")
+        low, high = self.block_length
+        if not 1 <= low <= high:
+            raise UserError(f"training.block_length is {low} to {high}: name the shorter first, at least 1")
+        if self.row_length < 2:
+            raise UserError(f"training.row_length is {self.row_length}: a row needs at least 2 tokens")
+        if self.deepspeed:
+            settings = read_json(self.deepspeed)
+            if settings.get("zero_optimization", {}).get("stage", 0) > 2:
+                raise UserError(
+                    f"{self.deepspeed}: ZeRO stage 3 scatters the drafter's weights, which a drafter this "
+                    "small does not need; use stage 2"
+                )
 
-class TimeLimit(TrainerCallback):
-    """Stops training after `max_minutes`, time before a resume included, and knows how far the time has come."""
+
+class Clock(TrainerCallback):
+    """Stops training after `max_minutes`, time before a resume included, and tells how far the time has come.
+
+    All ranks go by the first one's clock: they must stop at the same step, with the same learning rate.
+    """
 
     def __init__(self, max_minutes: float | None, elapsed: float):
-        self.limit = max_minutes * 60 if max_minutes else math.inf
+        self.limit = max_minutes * 60 if max_minutes else math.inf  # seconds
         self.before, self.started = elapsed, time.perf_counter()
+        self.seconds = elapsed  # at the end of the last step
 
-    def elapsed(self) -> float:
-        return self.before + time.perf_counter() - self.started
+    def progress(self) -> float:
+        """Share of the time that had passed at the end of the last step; 0 without a limit."""
+        return min(self.seconds / self.limit, 1.0)
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop |= self.elapsed() > self.limit
+        self.seconds = self._elapsed()
+        if args.world_size > 1 and self.limit < math.inf:
+            self.seconds = broadcast(torch.tensor(self.seconds, device=args.device)).item()
+        if self.seconds > self.limit:
+            control.should_training_stop = control.should_save = True
+        # a log line at each checkpoint and at the end: what was counted since the last one is not lost
+        control.should_log |= control.should_save or control.should_training_stop
 
     def on_log(self, args, state, control, **kwargs):
-        state.log_history[-1]["elapsed"] = round(self.elapsed(), 1)
+        state.log_history[-1]["elapsed"] = round(self._elapsed(), 1)
+
+    def _elapsed(self) -> float:
+        return self.before + time.perf_counter() - self.started
 
 
 def rate_schedule(config: TrainingConfig, max_steps: int, progress_of_time: Callable[[], float]):
@@ -122,8 +166,8 @@ def rate_schedule(config: TrainingConfig, max_steps: int, progress_of_time: Call
             return (step + 1) / (config.warmup_steps + 1)
         done = (step - config.warmup_steps) / max(max_steps - config.warmup_steps, 1)
         done = min(max(done, progress_of_time()), 1.0)
-        fall = {"constant": 0.0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}[config.schedule]
-        return 1 - fall * (1 - config.final_lr_ratio)
+        falls = {"constant": 0.0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}
+        return 1 - falls[config.schedule] * (1 - config.final_lr_ratio)
 
     return factor
 
@@ -151,26 +195,28 @@ def train(
         the folder of the trained drafter.
 
     Raises:
-        UserError: corpus, store or `init_from` do not fit the target, or the loss is no longer finite.
+        UserError: settings make no sense, corpus, store or `init_from` do not fit the target, the disk is too
+            small, or the loss is no longer finite.
     """
-    out = Path(out)
+    config.check()
+    out, seed = Path(out), config.seed or 0
     target = load_target(target_model, dtype=target_dtype, device=target_device)
     splits, _ = load_corpus(corpus, target.tokenizer)
     drafter = new_drafter(config, drafter_config, target, splits["train"])
     packed = {
-        name: PackedRows(split, config.row_length, config.seed or 0, open_store(hidden_states, name, target, split))
+        name: PackedRows(split, config.row_length, seed, open_store(hidden_states, name, target, split))
         for name, split in splits.items()
     }
     rows = packed["train"]
     validation = Validation(config, target, packed["validation"])
+    _require_disk(config, drafter, out)
 
     resume = last_whole_checkpoint(out / "checkpoints")
-    clock = TimeLimit(config.max_minutes, _elapsed(resume))
-    arguments = training_arguments(config, out / "checkpoints")
-    steps_per_epoch = math.ceil(
-        math.ceil(len(rows) / (config.rows_per_batch * arguments.world_size)) / config.gradient_accumulation_steps
-    )
-    max_steps = config.max_steps or math.ceil(steps_per_epoch * config.epochs)
+    clock = Clock(config.max_minutes, _elapsed(resume))
+    arguments = training_arguments(config, out / "checkpoints", target.device)
+    max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
+    is_first = arguments.process_index == 0
+    run = start_wandb(config, out) if config.report_to == "wandb" and is_first else None
     trainer = DraftTrainer(
         model=drafter,
         args=arguments,
@@ -180,17 +226,22 @@ def train(
         target=target,
         block_length=tuple(config.block_length),
         kl_chunk=config.kl_chunk,
-        mask_seed=config.seed or 0,
-        rate=rate_schedule(config, max_steps, lambda: clock.elapsed() / clock.limit),
+        mask_seed=seed,
+        rate=rate_schedule(config, max_steps, clock.progress),
         evaluate_drafter=validation,
     )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    trainer.evaluate()
-    if trainer.is_world_process_zero():
+    history = trainer.state.log_history
+    if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
+        trainer.evaluate()
+    if is_first:
         drafter.config.training = training_summary(config, trainer, rows)
-        write_json(out / "training_log.json", trainer.state.log_history)
+        write_json(out / "training_log.json", history)
         with new_folder(out / "drafter") as folder:
             drafter.save_pretrained(folder)
+    trainer.accelerator.wait_for_everyone()  # no process returns before the folder is there
+    if run:
+        run.finish()
     return out / "drafter"
 
 
@@ -202,9 +253,7 @@ def new_drafter(
     Weights are fp32; the frozen target's embeddings are converted once.
     """
     if config.init_from:
-        drafter = EddModel.load(config.init_from, target, dtype=torch.float32)
-        drafter.lm_head.weight.requires_grad_(drafter.config.train_head)
-        return drafter.train()
+        return EddModel.load(config.init_from, target, dtype=torch.float32).train()
     counts = count_trained_tokens(corpus, target.vocab_size)
     draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
     torch.manual_seed(config.seed or 0)
@@ -218,12 +267,22 @@ def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> Hidde
     return None if folder is None else HiddenStateStore.open(Path(folder) / name, target_info(target), split)
 
 
-def training_arguments(config: TrainingConfig, folder: Path) -> TrainingArguments:
-    """The recipe in the words of the transformers Trainer."""
-    if config.report_to == "wandb":
-        os.environ.setdefault("WANDB_MODE", config.wandb_mode)
-        os.environ.setdefault("WANDB_PROJECT", "drafttrain")
-    return TrainingArguments(
+def planned_steps(config: TrainingConfig, n_rows: int, world_size: int) -> int:
+    """Optimizer steps in all epochs, as the Trainer counts them."""
+    batches = math.ceil(n_rows / (config.rows_per_batch * world_size))  # of each process, in an epoch
+    return math.ceil(math.ceil(batches / config.gradient_accumulation_steps) * config.epochs)
+
+
+def training_arguments(
+    config: TrainingConfig, folder: Path, device: torch.device | None = None
+) -> TrainingArguments:
+    """The recipe in the words of the transformers Trainer.
+
+    Args:
+        folder: for checkpoints.
+        device: the target's; None for whatever there is.
+    """
+    arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=config.max_steps or -1,
         num_train_epochs=config.epochs,
@@ -235,7 +294,7 @@ def training_arguments(config: TrainingConfig, folder: Path) -> TrainingArgument
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         bf16=config.bf16,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available() if device is None else device.type == "cpu",
         eval_strategy="steps",
         eval_steps=config.eval_steps,
         logging_steps=config.logging_steps,
@@ -248,6 +307,24 @@ def training_arguments(config: TrainingConfig, folder: Path) -> TrainingArgument
         seed=config.seed or 0,
         deepspeed=config.deepspeed,
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel: the target is on one device
+    return arguments
+
+
+def start_wandb(config: TrainingConfig, out: Path):
+    """Starts a run in `out/.wandb`, hidden because it is no output that later stages depend on.
+
+    WANDB_PROJECT, WANDB_MODE and the like in the environment have their usual meaning.
+    """
+    import wandb
+
+    (out / ".wandb").mkdir(parents=True, exist_ok=True)  # wandb prefers this folder where it exists
+    return wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "drafttrain"),
+        name=os.environ.get("WANDB_NAME", out.resolve().parent.name),
+        mode=os.environ.get("WANDB_MODE", config.wandb_mode),
+        dir=out,
+    )
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
@@ -255,25 +332,39 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
 
     The Trainer's own search takes the highest number; `trainer_state.json` is the file it writes last.
     """
-    whole = [p for p in folder.glob("checkpoint-*") if (p / "trainer_state.json").exists()]
-    return max(whole, key=lambda p: int(p.name.split("-")[1]), default=None)
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True):
+        try:
+            read_json(path / "trainer_state.json")
+            return path
+        except UserError:  # not there, or cut short
+            continue
+    return None
 
 
 def _elapsed(checkpoint: Path | None) -> float:
+    """Seconds of training up to a checkpoint."""
     if checkpoint is None:
         return 0.0
-    history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+    history = read_json(checkpoint / "trainer_state.json")["log_history"]
     return max((entry.get("elapsed", 0.0) for entry in history), default=0.0)
 
 
+def _require_disk(config: TrainingConfig, drafter: EddModel, out: Path) -> None:
+    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    checkpoint = 3 * 4 * trained  # weights and two moments, fp32
+    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * trained, "checkpoints")
+
+
 def training_summary(config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows) -> dict[str, Any]:
-    """What the drafter's config says about its making."""
+    """What the drafter's config says about its making; `seconds` leaves evaluations out."""
     history = trainer.state.log_history
+    steps = [entry for entry in history if entry.get("tokens_per_second")]
+    evaluated = [entry for entry in history if "eval_loss" in entry]
     return {
         **asdict(config),
         "steps": trainer.state.global_step,
         "corpus_tokens": rows.tokens,
-        "tokens": sum(entry.get("tokens", 0) for entry in history),
-        "seconds": max((entry.get("elapsed", 0.0) for entry in history), default=0.0),
-        "final": {k: v for k, v in history[-1].items() if k.startswith("eval_")},
+        "tokens": sum(entry["tokens"] for entry in steps),
+        "seconds": round(sum(entry["tokens"] / entry["tokens_per_second"] for entry in steps), 1),
+        "final": {key: value for key, value in evaluated[-1].items() if key.startswith("eval_")},
     }

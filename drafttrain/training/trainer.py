@@ -1,8 +1,9 @@
-"""The transformers `Trainer` with a frozen target beside the model, so that checkpoints, resume, accumulation, bf16,
-DeepSpeed and wandb come from the library.
+"""The transformers `Trainer` with a frozen target beside the model, so that checkpoints, resume, gradient
+accumulation, bf16, DeepSpeed and wandb come from the library.
 
-What is ours: the loss, block masks keyed by (seed, step, micro-step, rank) so that a resumed run draws what the
-interrupted one would have drawn, and an evaluation that decodes for real.
+What is ours: the loss; block masks keyed by (seed, step, row of the step), so that a resumed run draws what
+the interrupted one would have drawn, and a step draws the same however it is split over ranks and
+accumulation; and an evaluation that decodes for real.
 """
 
 import time
@@ -28,25 +29,31 @@ def draft_kl(
     batch: dict[str, torch.Tensor],
     layout: BlockLayout,
     chunk: int,
+    bf16: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed KL over a batch's trained positions and the number of positions where both argmaxes agree.
+    """Summed KL over a batch's trained positions, and the number of positions where both argmaxes agree.
 
     Args:
         model: the drafter as it is called: wrapped by DDP or DeepSpeed, or the drafter itself.
         drafter: the bare drafter, for its head and its vocabulary.
         batch: rows of `PackedRows`, stacked; with `tapped` and `final` the target is not run.
+        layout: the blocks of this step.
+        chunk: positions whose logits exist at once.
+        bf16: compute the drafter in bf16 (autocast); the target keeps its own dtype.
     """
     states = target_states(target, batch)
     wanted = batch["loss_mask"].bool()  # [B, T]
-    attend = block_attention(layout)
-    drafted = model(batch["input_ids"], states.tapped, batch["positions"], attend, wanted)  # [N, H]
+    with torch.autocast(wanted.device.type, torch.bfloat16, enabled=bf16):
+        attend = block_attention(layout)
+        drafted = model(batch["input_ids"], states.tapped, batch["positions"], attend, wanted)  # [N, H]
     draft_rows = target.lm_head.weight[drafter.draft_to_target]  # [D, H]
 
     def teacher_logits(final: torch.Tensor) -> torch.Tensor:
         return target.scale_logits(final @ draft_rows.T)  # [c, D]
 
     teacher = states.final[wanted].to(target.dtype)  # [N, H]
-    return head_kl(drafted, drafter.lm_head.weight, teacher, teacher_logits, chunk)
+    dtype = torch.bfloat16 if bf16 else drafter.lm_head.weight.dtype
+    return head_kl(drafted, drafter.lm_head.weight, teacher, teacher_logits, chunk, dtype)
 
 
 def target_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> TargetStates:
@@ -66,7 +73,7 @@ class DraftTrainer(Trainer):
         kl_chunk: positions whose logits exist at once.
         mask_seed: seed of the block masks.
         rate: factor on the learning rate for a number of optimizer steps done.
-        evaluate_drafter: called at each evaluation; returns metrics whose names start with "eval_".
+        evaluate_drafter: called at each evaluation; the names of its metrics get the prefix "eval_".
     """
 
     loss_is_scaled_for_ga = True  # the loss is divided by the positions of the whole accumulated batch
@@ -86,11 +93,13 @@ class DraftTrainer(Trainer):
         self.target, self.block_length, self.kl_chunk = target, block_length, kl_chunk
         self.mask_seed, self.rate, self.evaluate_drafter = mask_seed, rate, evaluate_drafter
         self.model_accepts_loss_kwargs = True
-        self._micro_step = (-1, 0)  # optimizer step, forward passes in it so far
-        self._sums = torch.zeros(3, dtype=torch.double)  # agreements, trained positions, tokens since the last log
-        self._logged_at = time.perf_counter()
+        self._forwards = (-1, 0)  # optimizer step, forward passes of this process in it so far
+        # agreements, trained positions and tokens since the last log line
+        self._sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
+        self._logged_at: float | None = None
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
+        """Trained positions of a whole optimizer step, over accumulated batches and ranks."""
         n = sum(batch["loss_mask"].sum() for batch in batch_samples).to(device)
         return self.accelerator.gather(n).sum() if self.args.world_size > 1 else n
 
@@ -100,44 +109,52 @@ class DraftTrainer(Trainer):
         return self.lr_scheduler
 
     def _layout(self, document_start: torch.Tensor) -> BlockLayout:
-        """Blocks drawn from a generator of this step alone: nothing to save, nothing to restore on resume."""
+        """Blocks of a batch, from a generator for each row: nothing to save, nothing to restore on resume."""
         step = self.state.global_step
-        micro = self._micro_step[1] + 1 if self._micro_step[0] == step else 0
-        self._micro_step = (step, micro)
-        # a rank gets every world-size-th batch, so two ranks draw what one rank draws with doubled accumulation
-        number = micro * self.args.world_size + self.args.process_index
-        seed = zlib.crc32(f"{self.mask_seed} {step} {number}".encode())
-        return random_blocks(document_start, *self.block_length, torch.Generator().manual_seed(seed))
+        number = self._forwards[1] if self._forwards[0] == step else 0
+        self._forwards = (step, number + 1)
+        # A rank gets every world-size-th batch of the step.
+        batch = number * self.args.world_size + self.args.process_index
+        rows = []
+        for i in range(len(document_start)):
+            row = batch * self.args.per_device_train_batch_size + i
+            seed = zlib.crc32(f"{self.mask_seed} {step} {row}".encode())
+            generator = torch.Generator().manual_seed(seed)
+            rows.append(random_blocks(document_start[i : i + 1], *self.block_length, generator).block_start)
+        return BlockLayout(document_start, torch.cat(rows))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if self._logged_at is None:
+            self._logged_at = time.perf_counter()
         layout = self._layout(inputs["document_start"])
-        loss, agree = draft_kl(model, self.model, self.target, inputs, layout, self.kl_chunk)
+        loss, agree = draft_kl(
+            model, self.model, self.target, inputs, layout, self.kl_chunk, bf16=self.args.bf16
+        )
         if not torch.isfinite(loss):
             raise UserError(
-                f"the loss became {loss.item()} at step {self.state.global_step}: lower training.lr or look for damaged "
-                "hidden states; earlier checkpoints are good"
+                f"the loss became {loss.item()} at step {self.state.global_step}: lower training.lr, or look "
+                "for damaged weights of the target; checkpoints of earlier steps are good"
             )
-        counts = (agree.item(), inputs["loss_mask"].sum().item(), inputs["n_tokens"].sum().item())
-        self._sums += torch.tensor(counts, dtype=torch.double)
-        return loss / num_items_in_batch * self.accelerator.num_processes
+        self._sums += torch.stack([agree, inputs["loss_mask"].sum(), inputs["n_tokens"].sum()])
+        return loss / num_items_in_batch.clamp(min=1) * self.accelerator.num_processes
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds top-1 agreement, tokens and tokens per second over all ranks to each training log line."""
         if "loss" in logs:
-            sums = self._sums.float().to(self.args.device)
+            sums = self._sums
             if self.args.world_size > 1:
                 sums = self.accelerator.gather(sums[None]).sum(0)
             agree, positions, tokens = sums.tolist()
-            elapsed = time.perf_counter() - self._logged_at
+            now = time.perf_counter()
             logs["top1_agreement"] = round(agree / max(positions, 1), 4)
             logs["tokens"] = int(tokens)
-            logs["tokens_per_second"] = round(tokens / elapsed, 1)
+            logs["tokens_per_second"] = round(tokens / (now - self._logged_at), 1)
             self._sums.zero_()
-            self._logged_at = time.perf_counter()
+            self._logged_at = now
         super().log(logs, start_time)
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
-        """Held-out KL and the real accept_len of the shipped decode loop; draws nothing from the global RNG."""
+        """Held-out KL and the real accept_len of the shipped decode loop; leaves the random state alone."""
         started = time.perf_counter()
         training = self.model.training
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -145,7 +162,8 @@ class DraftTrainer(Trainer):
             metrics = self.evaluate_drafter(self.model)
             self.model.train(training)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self._logged_at += time.perf_counter() - started  # evaluation is no training time
+        if self._logged_at is not None:
+            self._logged_at += time.perf_counter() - started  # evaluation is no training time
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -1,20 +1,19 @@
-"""What is measured while a drafter trains: its loss on held-out text and, with the shipped decode loop, its real
-accept_len on fixed prompts that belong to no benchmark."""
+"""What is measured while a drafter trains: its loss on held-out text and, with the shipped decode loop, its
+real accept_len on fixed prompts that belong to no benchmark."""
 
+import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import default_collate
 
-from drafttrain.corpus.chat import encode_prompt
-from drafttrain.corpus.conversation import Message
 from drafttrain.drafters.edd import EddModel
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
-from drafttrain.inference.stats import DecodeStats
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
@@ -25,44 +24,63 @@ if TYPE_CHECKING:
     from drafttrain.training.stage import TrainingConfig
 
 EVAL_ROWS = 16  # packed rows of held-out text behind eval_loss
+TEXT_PROMPT = 32  # tokens of a plain text that serve as a prompt
 
 
 class Validation:
     """Called with a drafter, returns its metrics; the same text, blocks and prompts each time.
 
-    `loss` is the KL per position with blocks of `eval_draft_length`, `lost_mass` the share of the target's probability
-    that lies outside the draft vocabulary, `accept_len` tokens per target forward of greedy chains.
+    loss: KL per position with blocks of `eval_draft_length`.
+    top1_agreement: share of the positions where the most likely tokens agree (within the draft vocabulary).
+    lost_mass: share of the target's probability that lies outside the draft vocabulary.
+    accept_len, accept_len_fresh, repetition: of greedy chains of `eval_draft_length` on the prompts.
+
+    Args:
+        rows: the corpus's validation split.
+
+    Raises:
+        UserError: that split is empty, or no prompt can be had.
     """
 
     def __init__(self, config: "TrainingConfig", target: FrozenTarget, rows: PackedRows):
-        self.config, self.target, self.rows = config, target, rows
-        self.prompts = validation_prompts(config, target, rows)
         if not len(rows):
             raise UserError("the corpus has no validation split: raise corpus.validation_fraction")
+        self.config, self.target, self.rows = config, target, rows
+        self.prompts = validation_prompts(config, target, rows)
+        self._lost_mass: float | None = None  # a training changes neither target nor draft vocabulary
 
     def __call__(self, drafter: EddModel) -> dict[str, float]:
         return {**self.held_out(drafter), **self.acceptance(drafter)}
 
+    @torch.no_grad()
     def held_out(self, drafter: EddModel) -> dict[str, float]:
         config, device = self.config, self.target.device
+        length = config.eval_draft_length
         kl = agree = lost = positions = 0.0
         for index in range(min(EVAL_ROWS, len(self.rows))):
-            batch = {k: v.to(device) for k, v in default_collate([self.rows[index]]).items()}
+            batch = {name: value.to(device) for name, value in default_collate([self.rows[index]]).items()}
             states = target_states(self.target, batch)
             batch |= {"tapped": states.tapped, "final": states.final}
             generator = torch.Generator().manual_seed(index)
-            layout = random_blocks(
-                batch["document_start"], config.eval_draft_length, config.eval_draft_length, generator
+            layout = random_blocks(batch["document_start"], length, length, generator)
+            loss, same = draft_kl(
+                drafter, drafter, self.target, batch, layout, config.kl_chunk, bf16=config.bf16
             )
-            with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
-                loss, same = draft_kl(drafter, drafter, self.target, batch, layout, config.kl_chunk)
             wanted = batch["loss_mask"].bool()
             kl, agree, positions = kl + loss.item(), agree + same.item(), positions + wanted.sum().item()
-            lost += self._lost_mass(drafter, states.final[wanted].to(self.target.dtype))
+            if self._lost_mass is None:
+                lost += self._lost(drafter, states.final[wanted].to(self.target.dtype))
         positions = max(positions, 1)
-        return {"loss": kl / positions, "top1_agreement": agree / positions, "lost_mass": lost / positions}
+        if self._lost_mass is None:
+            self._lost_mass = lost / positions
+        return {
+            "loss": kl / positions,
+            "top1_agreement": agree / positions,
+            "lost_mass": self._lost_mass,
+        }
 
-    def _lost_mass(self, drafter: EddModel, final: torch.Tensor) -> float:
+    def _lost(self, drafter: EddModel, final: torch.Tensor) -> float:
+        """Probability outside the draft vocabulary, summed over positions [N, H]."""
         total = 0.0
         for part in final.split(self.config.kl_chunk):
             probs = torch.softmax(self.target.head(part).float(), dim=-1)  # [c, V]
@@ -71,9 +89,7 @@ class Validation:
 
     def acceptance(self, drafter: EddModel) -> dict[str, float]:
         proposer = TreeProposer(drafter, ChainPolicy(self.config.eval_draft_length))
-        stats = DecodeStats()
-        for prompt in self.prompts:
-            stats += decode_all(self.target, proposer, [prompt], self.config.eval_new_tokens)[1]
+        _, stats = decode_all(self.target, proposer, self.prompts, self.config.eval_new_tokens)
         return {
             "accept_len": stats.accept_len,
             "accept_len_fresh": stats.accept_len_fresh,
@@ -81,14 +97,31 @@ class Validation:
         }
 
 
-def validation_prompts(config: "TrainingConfig", target: FrozenTarget, rows: PackedRows) -> list[Sequence[int]]:
-    """Token ids of the fixed prompts: a file's, or what stands before the first trained token of held-out rows."""
+def validation_prompts(
+    config: "TrainingConfig", target: FrozenTarget, rows: PackedRows
+) -> list[Sequence[int]]:
+    """Token ids of the fixed prompts: a file's; or of held-out documents what stands before the first trained
+    token, and of plain text, which is trained from its start, the beginning.
+
+    Raises:
+        UserError: none fits into the target's positions together with `eval_new_tokens`.
+    """
     if config.eval_prompts:
-        prompts = read_prompts(config.eval_prompts, limit=config.eval_prompt_limit)
-        return [encode_prompt(target.tokenizer, [Message("user", prompt.turns[0])]) for prompt in prompts]
-    found: list[Sequence[int]] = []
-    for document in rows.corpus.with_format(None):
-        start = next((i for i, trained in enumerate(document["loss_mask"]) if trained), 0)
-        if start and len(found) < config.eval_prompt_limit:
-            found.append(document["input_ids"][:start])
-    return found
+        prompts = (prompt.token_ids(target.tokenizer) for prompt in read_prompts(config.eval_prompts))
+    else:
+        prompts = (_beginning(document) for document in rows.corpus.with_format(None))
+    limit = getattr(target.config, "max_position_embeddings", None) or math.inf
+    fitting = (prompt for prompt in prompts if len(prompt) + config.eval_new_tokens <= limit)
+    chosen = list(islice(fitting, config.eval_prompt_limit))
+    if not chosen:
+        source = config.eval_prompts or "the corpus's validation split"
+        raise UserError(
+            f"{source}: no prompt leaves room for training.eval_new_tokens = {config.eval_new_tokens} in the "
+            f"{limit} positions of {target.name}; lower it or name other training.eval_prompts"
+        )
+    return chosen
+
+
+def _beginning(document: dict[str, list[int]]) -> list[int]:
+    start = document["loss_mask"].index(1)
+    return document["input_ids"][: start if start > 1 else TEXT_PROMPT]

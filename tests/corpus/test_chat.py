@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drafttrain.corpus.chat import (
     cut_at_turns,
@@ -42,7 +42,7 @@ def chatml_reference(conversation: Conversation) -> tuple[str, list[tuple[int, i
     return text, spans
 
 
-# Byte-level tokenizers trim white space from offsets and split characters over tokens: try both.
+# Some byte-level tokenizers trim white space from offsets (Llama-3), all split characters over tokens.
 words = st.lists(
     st.sampled_from(["Hi", " there", "\n", "\n\n", "  ", "é", "😀", "日本", ".", "\t", "Hello"]), min_size=1
 )
@@ -50,9 +50,10 @@ turn = words.map("".join).filter(str.strip)
 
 
 @settings(max_examples=40)
-@given(st.lists(turn, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0))
-def test_mask_against_decoding_prefixes(turns):
+@given(st.lists(turn, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0), st.booleans())
+def test_mask_against_decoding_prefixes(turns, trim_offsets):
     tokenizer = family_tokenizer("smollm2")
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
     conversation = chat(*turns)
     encoded = encode_conversation(tokenizer, conversation)
     text, spans = chatml_reference(conversation)
@@ -69,9 +70,10 @@ def test_mask_against_decoding_prefixes(turns):
 
 
 @settings(max_examples=40)
-@given(turn, turn)
-def test_prompt_is_a_prefix_whatever_the_answer_starts_with(question, answer):
+@given(turn, turn, st.booleans())
+def test_prompt_is_a_prefix_whatever_the_answer_starts_with(question, answer, trim_offsets):
     tokenizer = family_tokenizer("smollm2")
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
     prompt = encode_prompt(tokenizer, [Message("user", question)])
     encoded = encode_conversation(tokenizer, chat(question, answer))
     assert encoded.input_ids[: len(prompt)] == prompt
@@ -98,6 +100,19 @@ def test_tokenizer_that_keeps_spaces_in_front_of_words():
         encoded = encode_conversation(wrapped, chat("Hi there", "Hello!", "Tell me more", "No, thanks."))
         end = " </s>" if family == "llama2" else "</s>"
         assert trained_text(wrapped, encoded) == f" Hello!{end} No, thanks.{end}"
+
+
+def test_real_tokenizer(smollm2):
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    conversation = chat("What is 12 + 30?\n", "\n42 — café 😀.\n\nMore?", "No.", "Fine!")
+    encoded = encode_conversation(tokenizer, conversation)
+    text, spans = chatml_reference(conversation)
+    assert tokenizer.decode(encoded.input_ids) == text
+    assert trained_text(tokenizer, encoded) == "".join(text[start:end] for start, end in spans)
+    messages = [{"role": m.role, "content": m.content} for m in conversation.messages[:1]]
+    prompt = encode_prompt(tokenizer, messages)
+    assert prompt == tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert encoded.input_ids[: len(prompt)] == prompt
 
 
 # ------------------------------------------------------------------------------------------- generated ids
@@ -257,16 +272,16 @@ def test_document_is_trained_as_a_whole(chatml):
 
 
 def test_document_with_special_tokens_around(chatml):
-    from tokenizers.processors import TemplateProcessing
-
     bos = ("<|im_start|>", chatml.convert_tokens_to_ids("<|im_start|>"))
-    chatml.backend_tokenizer.post_processor = TemplateProcessing(
+    chatml.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[bos]
     )
     try:
         pieces = cut_at_turns(chatml, Conversation("a", [Message("text", "Hi there " * 9)], "here"), 8)
     finally:
-        chatml.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[bos])
+        chatml.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A", special_tokens=[bos]
+        )
     assert [piece.input_ids[0] for piece in pieces] == [bos[1]] * len(pieces)
     assert [piece.loss_mask for piece in pieces[:-1]] == [[0] + [1] * 7] * (len(pieces) - 1)
 
@@ -353,6 +368,15 @@ def test_end_of_turn_that_is_no_special_token(with_template):
     tokenizer = with_template(template)
     encoded = encode_conversation(tokenizer, chat("Hi there", "Hello!", "Tell me more", "No, thanks."))
     assert trained_text(tokenizer, encoded) == " Hello!\n-- No, thanks.\n--"
+
+
+def test_no_end_of_turn_at_all(with_template):
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    encoded = encode_conversation(tokenizer, chat("Hi there", "Hello 😀", "Tell me more", "é"))
+    assert trained_text(tokenizer, encoded) == " Hello 😀 é"
 
 
 def test_text_of_the_template_before_the_answer_is_trained(with_template):

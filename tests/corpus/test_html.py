@@ -6,7 +6,8 @@ DUMP = (
     '<div class="markdown prose w-full break-words dark:prose-invert light"><p>Two ways &amp; '
     "<strong>one</strong> rule:</p>\n<ol><li><p>First, use <code>a &lt; b</code></p></li>"
     "<li><p>Then:</p><ul><li>x</li><li>y</li></ul></li>"
-    '</ol><pre><div>python<button>Copy code</button></div><div><code class="language-python">if a &lt; b:\n    print("no  fold")\n</code></div></pre>'
+    "</ol><pre><div>python<button>Copy code</button></div><div>"
+    '<code class="language-python">if a &lt; b:\n    print("no  fold")\n</code></div></pre>'
     "<h2>End</h2><p>See<br>you.</p></div>"
 )
 

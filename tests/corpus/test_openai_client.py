@@ -1,4 +1,4 @@
-"""The server path of regeneration, against a stand-in server that answers with a tiny model and fails at first."""
+"""The server path of regeneration, against a stand-in that answers with a tiny model and fails at first."""
 
 import copy
 import json
@@ -311,14 +311,14 @@ def test_a_limit_does_not_wait_for_the_server(target, server, source, tmp_path):
 
     def slow(body, is_chat):
         if len(server.bodies) > 1:
-            time.sleep(4)
+            time.sleep(20)
         return original(body, is_chat)
 
     server.answer = slow
     begun = time.monotonic()
     with pytest.raises(UserError, match="stopped at regenerate.max_minutes"):
         run(config, tmp_path / "out", target)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from drafttrain.corpus.conversation import Message
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.corpus.regenerate import RegenerateConfig, answer_anew, estimate
 from drafttrain.errors import UserError
+from drafttrain.inference.batched import Request, generate_batch
 from drafttrain.target.frozen import FrozenTarget
 
 QUESTIONS = [
@@ -189,6 +191,9 @@ def test_any_half_line_is_cut_off(target, source, tmp_path, cut):
         run(replace(config, max_rows=2), tmp_path / "out", target)
     with open(tmp_path / "out" / "responses.partial.jsonl", "ab") as file:
         file.write(cut)
+    with pytest.raises(UserError, match="max_rows"):
+        run(replace(config, max_rows=1), tmp_path / "out", target)
+    assert len(read_jsonl(tmp_path / "out" / "responses.partial.jsonl")) == 3  # every line can be read
     assert run(config, tmp_path / "out", target).written == 8
 
 
@@ -258,11 +263,35 @@ def test_a_long_chat_ends_before_the_turn_that_does_not_fit(target, tmp_path):
     assert report.ended_early == 1 and report.turns == 3 and report.is_balanced
 
 
-def test_logits_that_are_not_finite_fail_one_row_only(target, source, tmp_path):
-    """One token's embedding is NaN; the rows that share the cache with it, and follow it there, are untouched."""
+def poisoned_model(target):
+    """A model in which one token's embedding is NaN, and that token."""
     model = copy.deepcopy(target.model)
     (poison,) = target.tokenizer("\x07", add_special_tokens=False)["input_ids"]
     model.get_input_embeddings().weight.data[poison] = float("nan")
+    return model, poison
+
+
+def test_what_follows_a_broken_row_in_the_cache_is_untouched(target):
+    """NaN is left in slots that the row's next, shorter request masks; a long neighbor keeps them in view."""
+    model, poison = poisoned_model(target)
+    target.model.generation_config.eos_token_id = model.generation_config.eos_token_id = None
+    requests = [
+        Request("neighbor", list(range(100, 160)), 30),
+        Request("broken", [*range(200, 240), poison], 30),
+        Request("next", [10, 11, 12], 30),
+    ]
+    done = {
+        c.id: c for c in generate_batch(FrozenTarget(model, target.tokenizer, "tiny"), requests, 2, 100, 1)
+    }
+    assert done["broken"].finish_reason == "not_finite" and not done["broken"].token_ids
+    for request in (requests[0], requests[2]):
+        (alone,) = generate_batch(target, [request], 1, 100)
+        assert done[request.id] == alone and len(alone.token_ids) == 30
+
+
+def test_logits_that_are_not_finite_fail_one_row_only(target, source, tmp_path):
+    """One token's embedding is NaN; the rows that share the cache with it are untouched."""
+    model, _ = poisoned_model(target)
     questions = [QUESTIONS[0], ["Ring the \x07 bell"], *QUESTIONS[1:]]
     poisoned = write_jsonl(tmp_path / "poisoned.jsonl", chats(questions))
     config = config_for(poisoned, batch_rows=2)
@@ -351,6 +380,16 @@ def test_settings_that_cannot_work(target, source, tmp_path, change, message):
     with pytest.raises(UserError, match=message) as error:
         run(replace(config_for(source), **change), tmp_path / "out", target)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown(target, source, tmp_path, monkeypatch, is_terminal):
+    monkeypatch.setattr("drafttrain.corpus.progress.LOG_EVERY_S", 0.0)
+    console = Console(file=StringIO(), force_terminal=is_terminal, width=120)
+    answer_anew(config_for(source), tmp_path / "out", target, target.tokenizer, console=console)
+    text = console.file.getvalue()
+    assert "8/8" in text if is_terminal else "regenerate: 8 of 8 conversations" in text
+    assert "8 rows read = 8 written + 0 failed + 0 skipped" in text
 
 
 def test_less_memory_means_fewer_rows(target, source, tmp_path):

@@ -1,5 +1,6 @@
 """The evaluation stage end to end on a tiny target with a random drafter."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,16 +8,19 @@ import pytest
 from drafttrain.errors import UserError
 from drafttrain.evaluation import benchmark
 from drafttrain.evaluation.benchmark import EvaluateConfig, evaluate
+from drafttrain.evaluation.metrics import Measurement, tabulate
 from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.export.bundle import load_bundle
 
 
 @pytest.fixture
 def config(questions) -> EvaluateConfig:
-    chats = PromptSet("chats", str(questions), limit=2, turns=2)
-    first = PromptSet("first turns", str(questions), limit=3)
     return EvaluateConfig(
-        prompts=[chats, first],
-        tune_prompts=PromptSet("tune", str(questions), limit=1),
+        prompts=[
+            PromptSet("both turns", str(questions), limit=2, turns=2),
+            PromptSet("first turns", str(questions), limit=3),
+        ],
+        tune_prompts=PromptSet("held out", str(questions), limit=1),
         draft_lengths=[1, 3],
         max_new_tokens=12,
         repeats=2,
@@ -25,13 +29,124 @@ def config(questions) -> EvaluateConfig:
     )
 
 
+@pytest.fixture
+def small(config, questions) -> EvaluateConfig:
+    """One prompt, one length, nothing in fp32."""
+    prompts = [PromptSet("one", str(questions), limit=1)]
+    return dataclasses.replace(config, prompts=prompts, draft_lengths=[2], lossless_prompts=0, repeats=1)
+
+
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: None)
+    monkeypatch.setattr(benchmark, "forward_speed", lambda target, rows, length: 100.0)
 
 
-def test_end_to_end(config, tiny_bundle, tmp_path, capsys):
-    figures = evaluate(config, tiny_bundle, tmp_path / "out", dtype="float32")
-    print(capsys.readouterr().out)
-    print(json.dumps(figures, indent=1))
-    print((tmp_path/"out"/"eval.json").read_text())
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
+    out = tmp_path / "out"
+    figures = evaluate(config, tiny_bundle, out, dtype="float32")
+    printed = capsys.readouterr().out
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary["tasks"]) == {"both turns", "first turns", "all"}
+    for task in summary["tasks"]:
+        assert f"{task}: {summary['tasks'][task]['autoregressive']['prompts']} answers" in printed
+
+    # the chain length is the fastest one on the tuning prompts
+    speeds = {trial["draft_length"]: trial["tokens_per_second"] for trial in summary["tuning"]}
+    assert set(speeds) == {1, 3} and speeds[summary["draft_length"]] == max(speeds.values())
+    chain = f"chain-{summary['draft_length']}"
+    assert list(summary["tasks"]["all"]) == ["autoregressive", "transformers", chain]
+
+    # every row can be computed again from the raw measurements; tuning prompts are in none of them
+    raw = [Measurement.from_json(row) for row in lines(out / "measurements.jsonl")[1:]]
+    tasks = {"both turns": 4, "first turns": 3}
+    assert len(raw) == 2 * (1 + sum(tasks.values()))
+    for task, turns in tasks.items():
+        part = [m for m in raw if m.task == task]
+        rows = {method: dataclasses.asdict(row) for method, row in tabulate(part).items()}
+        assert rows == summary["tasks"][task] and rows[chain]["prompts"] == turns
+    assert summary["tasks"]["all"][chain]["prompts"] == 7
+    for m in raw:
+        assert len({tuple(run.token_ids) for run in m.runs.values()}) == 1  # fp32: all say the same
+
+    row = summary["tasks"]["all"][chain]
+    assert summary["lossless"] == {"prompts": 3, "mismatches": 0, "dtype": "float32", "differences": []}
+    assert figures == {
+        **{k: row[k] for k in ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")},
+        "lossless": True,
+        "lossless_prompts": 3,
+        "draft_length": summary["draft_length"],
+        "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
+    }
+    assert figures["accept_len"] >= 1 and figures["teacher_tokens_per_second"] == 100
+
+    # what the bundle carries tells how long its chains should be
+    carried = json.loads((out / "eval.json").read_text())
+    assert carried["draft_length"] == summary["draft_length"] and carried["dtype"] == "float32"
+    assert (
+        carried["tasks"]["first turns"]["accept_len"] == summary["tasks"]["first turns"][chain]["accept_len"]
+    )
+    assert carried["lossless"] == {"prompts": 3, "mismatches": 0, "dtype": "float32"}
+
+    # again: nothing is decoded any more, and everything but the date is the same
+    before = (out / "measurements.jsonl").read_bytes(), (out / "lossless.jsonl").read_bytes()
+    evaluate(config, tiny_bundle, out, dtype="float32")
+    assert before == ((out / "measurements.jsonl").read_bytes(), (out / "lossless.jsonl").read_bytes())
+    again = json.loads((out / "summary.json").read_text())
+    del summary["measured"], again["measured"]
+    assert again == summary
+
+
+def test_another_drafter_is_measured_anew(small, tiny_bundle, tmp_path):
+    evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
+    before = lines(tmp_path / "out" / "measurements.jsonl")
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in tiny_bundle.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    (other / "training_log.json").write_text("[]")
+    evaluate(small, other, tmp_path / "out", dtype="float32")
+    after = lines(tmp_path / "out" / "measurements.jsonl")
+    assert len(after) == len(before) and after[0] != before[0]
+
+
+def test_one_length_needs_no_tuning(small, tiny_bundle, tmp_path):
+    small = dataclasses.replace(small, tune_prompts=None)
+    figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
+    assert figures["draft_length"] == 2 and figures["lossless"] is None
+
+
+def test_no_length_takes_the_bundles(small, tiny_bundle, tmp_path):
+    small = dataclasses.replace(small, draft_lengths=[])
+    figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
+    assert figures["draft_length"] == load_bundle(tiny_bundle, dtype="float32").draft_length
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"prompts": []}, "evaluate.prompts names no prompts"),
+        ({"tune_prompts": None}, "evaluate.tune_prompts is missing"),
+        ({"draft_lengths": [0, 2]}, "below 1"),
+        ({"repeats": 0}, "evaluate.repeats"),
+        ({"prompts": [PromptSet("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),
+        ({"prompts": [PromptSet("a", "x"), PromptSet("a", "x")]}, "must differ"),
+        ({"prompts": [PromptSet("all", "x")]}, "must differ"),
+    ],
+)
+def test_unusable_settings_are_refused_before_anything_is_loaded(config, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        evaluate(dataclasses.replace(config, **changes), tmp_path / "no bundle", tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+def test_busy_machines_can_be_refused(small, tiny_bundle, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: asked.append(refuse) or "others are busy")
+    evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
+    evaluate(dataclasses.replace(small, busy="refuse"), tiny_bundle, tmp_path / "out", dtype="float32")
+    assert asked == [False, True]

@@ -9,7 +9,7 @@ from drafttrain.evaluation.machine import OtherLoad, check_quiet, describe_machi
 
 
 class Fake:
-    """Ten seconds pass between two looks; `busy` and `own` are cores in use by everybody and by this process."""
+    """Ten seconds pass between two looks; `busy` and `own` are cores in use by all and by this process."""
 
     def __init__(self, monkeypatch, tmp_path, cores=2, threads=2):
         self.clock, self.jiffies, self.own_seconds = 0.0, 0, 0.0

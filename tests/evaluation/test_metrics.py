@@ -20,7 +20,7 @@ from drafttrain.inference.stats import DecodeStats
 
 
 def decoded(token_ids: list[int], sizes: list[int], drafts: int, seconds: float = 1.0) -> MethodRun:
-    """A run of our loop with chains of `drafts` that emitted `sizes` tokens per step after the first token."""
+    """A run of our loop with chains of `drafts` whose steps emitted `sizes` tokens."""
     stats = DecodeStats(prompts=1, new_tokens=1, seconds=seconds, prefill_seconds=seconds / 4)
     stats.draft_seconds, stats.verify_seconds = seconds / 8, seconds / 2
     for size in sizes:
@@ -117,7 +117,9 @@ def test_times_are_ratios_of_totals_of_medians():
     by_repeat = [9 / 6, 8 / 3.5, 46 / 5.25]
     assert row.speedup_repeats == pytest.approx(list(numpy.percentile(by_repeat, [25, 50, 75])))
     assert row.speedup_turns == pytest.approx(list(numpy.percentile([3 / 1.25, 6 / 4], [25, 50, 75])))
-    assert row.time_split == pytest.approx({"prefill": 1 / 4, "draft": 1 / 8, "verify": 1 / 2, "other": 1 / 8})
+    assert row.time_split == pytest.approx(
+        {"prefill": 1 / 4, "draft": 1 / 8, "verify": 1 / 2, "other": 1 / 8}
+    )
     assert tabulate(measurements)[TRANSFORMERS].accept_len is None
 
 

@@ -123,7 +123,9 @@ def test_benchmarks_of_the_repository(name, count, turns, first):
 @pytest.mark.parametrize("path", sorted((DATA / "eval").iterdir()), ids=lambda path: path.name)
 def test_readme_has_every_checksum(path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    line = next(line for line in (DATA / "README.md").read_text().splitlines() if f"eval/{path.name}`" in line)
+    line = next(
+        line for line in (DATA / "README.md").read_text().splitlines() if f"eval/{path.name}`" in line
+    )
     assert digest in line and ("MIT" in line or "Apache-2.0" in line)
 
 

@@ -112,6 +112,14 @@ def test_prompts_without_room_are_reported(llama):
     assert 0 < len(found["fits"][0]) <= 5
 
 
+def test_a_finished_row_does_not_fill_the_cache(llama, monkeypatch):
+    """The first row ends at the last slot, while two others go on for long."""
+    monkeypatch.setattr(FrozenTarget, "eos_token_ids", set())
+    requests = [Request("full", [5] * 61, 3), Request("a", [6] * 4, 40), Request("b", [7] * 4, 40)]
+    found = run(llama, requests, max_rows=3, refill=3)
+    assert [len(found[name][0]) for name in ("full", "a", "b")] == [3, 40, 40]
+
+
 def test_every_emitted_token_is_counted(llama, monkeypatch):
     monkeypatch.setattr(FrozenTarget, "eos_token_ids", set())
     requests, counted = some_requests(7), []

@@ -19,11 +19,11 @@ SIZES = dict(
     head_dim=16,
     initializer_range=0.2,
     tie_word_embeddings=False,
-    sliding_window=6,  # shorter than the prompts and than the longest path, so that it cuts both
+    sliding_window=2,  # shorter than the longest path of the tree, whose slots are not its positions
 )
 LENGTHS = (11, 4, 17)
-# parents in breadth-first order, depth 3; rows 1 and 2 keep a part of it
-PARENTS = (-1, 0, 0, 1, 1, 2, 3)
+# the deepest path is 0 2 5 6; rows 1 and 2 keep a part of the tree
+PARENTS = (-1, 0, 0, 1, 2, 2, 5)
 KEPT = ((0, 1, 2, 3, 4, 5, 6), (0, 2, 5), (0,))
 
 
@@ -73,7 +73,7 @@ def test_ragged_trees_and_committed_paths(any_target):
     # old paths are committed while new trees follow: slots that were left behind must not be seen again
     for path, counts in (
         ([[0, 2, 5], [0, 1, 2], [0, 0, 0]], [3, 2, 1]),
-        ([[0, 1, 4], [0, 1, 2], [0, 0, 0]], [3, 0, 1]),
+        ([[0, 1, 3], [0, 1, 2], [0, 0, 0]], [3, 0, 1]),
     ):
         tree = ragged_trees()
         check(any_target, cache, tree, texts)

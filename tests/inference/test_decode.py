@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from drafttrain.drafters.edd import EddModel
+from drafttrain.drafters.edd_config import DrafterConfig, EddConfig
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import DRAFT_SLOTS, decode, decode_all
@@ -215,9 +217,39 @@ def test_a_stream_can_be_left_early(llama, texts, prompts, replay):
     hooks = len(llama.base._forward_hooks)
     steps = decode(llama, proposer, prompts[:1], NEW, stop=())
     next(steps), next(steps)
+    assert torch.is_grad_enabled()  # the loop's own setting stays inside it
     steps.close()
     assert len(llama.base._forward_hooks) == hooks
     assert (
         decode_all(llama, proposer, prompts[:1], NEW, stop=())[0][0]
         == texts(llama)[0][len(prompts[0]) :][:NEW]
     )
+
+
+@torch.no_grad()
+def test_edd_drafts_the_same_in_every_batch(tiny_llama, texts, prompts):
+    """The real drafter through the real loop: exact, and each row's drafts are what they are alone."""
+    target = FrozenTarget(*tiny_llama, "llama")
+    settings = DrafterConfig(tapped_blocks=[-2, -4], layers=2)
+    drafter = EddModel(EddConfig.for_target(target, settings, 400)).eval()
+    drafter.initialize_from(target, settings, torch.arange(100, 500))
+    proposer = TreeProposer(drafter, ChainPolicy(3))
+
+    def run(rows):
+        drafts = [[] for _ in rows]
+
+        def record(tree, logits):
+            for i in range(len(rows)):
+                drafts[i].append(tree.tokens[i, : tree.sizes[i]].tolist())
+            return accept_greedy(tree, logits)
+
+        outputs, _ = decode_all(target, proposer, [prompts[row] for row in rows], NEW, stop=(), accept=record)
+        return outputs, drafts
+
+    outputs, together = run(range(4))
+    assert outputs == [text[len(prompt) :][:NEW] for text, prompt in zip(texts(target), prompts)]
+    assert len({token for tree in together[0] for token in tree[1:]}) > 5
+    for row in range(4):
+        [output], [alone] = run([row])
+        assert output == outputs[row]
+        assert alone == together[row][: len(alone)]  # after that the row idles

@@ -1,9 +1,10 @@
 """SpeculativeDecoder: prompts in every form, text out piece by piece, the same with and without drafts."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
@@ -46,6 +47,16 @@ def test_streamed_text_of_any_tokens(tiny_llama, ids, size):
     stream = TextStream(tokenizer)
     pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
     assert "".join(pieces) + stream.flush() == decode_text(tokenizer, ids)
+
+
+def test_tokens_whose_space_depends_on_the_one_before():
+    """SentencePiece style: the first word of a text loses its space, also behind a special token."""
+    tokenizer = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "<s>": 2}, unk_token="▁one"))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+    for ids in ([2, 0, 2, 1, 2, 2, 0], [0, 1], [2, 2, 1, 0]):
+        stream = TextStream(tokenizer)
+        assert "".join(stream.push([token]) for token in ids) == decode_text(tokenizer, ids)
 
 
 def test_text_is_given_out_as_soon_as_it_is_certain(tiny_llama):
@@ -116,4 +127,3 @@ def test_empty_prompt(tiny_llama):
     decoder = SpeculativeDecoder(FrozenTarget(*tiny_llama, "llama"), NoProposer())
     with pytest.raises(UserError, match="prompt 0 has no tokens"):
         decoder.generate([])
-    assert torch.is_grad_enabled()

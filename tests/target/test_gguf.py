@@ -190,7 +190,7 @@ def digit_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
     tokenizer.train_from_iterator([" 2024 in 2024, café café 12345 é"] * 3, trainer)
@@ -199,6 +199,7 @@ def digit_tokenizer() -> PreTrainedTokenizerFast:
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
+        extra_special_tokens=["<repo_name>"],
         chat_template="{{ messages[0]['content'] }}",
     )
 
@@ -251,6 +252,12 @@ def test_bos_goes_in_front_where_the_file_says_so(converted_tokenizer, pre, flag
     tokenizer = converted_tokenizer(pre=pre, metadata=metadata)
     assert (tokenizer("in").input_ids[0] == tokenizer.bos_token_id) == starts_with_bos
     assert tokenizer("in", add_special_tokens=False).input_ids[0] != tokenizer.bos_token_id
+
+
+def test_every_control_token_is_special(converted_tokenizer):
+    tokenizer = converted_tokenizer()
+    assert set(tokenizer.all_special_ids) == {0, 1, 2, 3}
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a<repo_name>").input_ids) == ["a", "<repo_name>"]
 
 
 def test_vocabulary_padding_is_no_token(tiny_llama, digit_tokenizer, convert):
@@ -352,6 +359,7 @@ def test_smollm2_template_and_special_tokens(smollm2_tokenizer):
     tokenizer = smollm2_tokenizer
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
     assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert set(tokenizer.all_special_ids) == set(range(17))
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False
     )

@@ -1,0 +1,201 @@
+"""Judging, printing and recording figures, and watching the memory of a process tree."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from drafttrain.errors import UserError
+from drafttrain.evaluation import figures
+from drafttrain.evaluation.figures import (
+    Group,
+    Run,
+    judge,
+    measure_topic,
+    recorded,
+    rounded,
+    run_and_watch,
+)
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def group(value, goal=">= 2", name="f", long=False, **notes) -> Group:
+    return Group({name: goal}, lambda run: {name: {"value": value, **notes}}, long)
+
+
+def rows(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "goal, value, ok",
+    [
+        (">= 1.15", 1.15, True),
+        (">= 1.15", 1.1499, False),
+        ("<= 1500", 1500, True),
+        ("<= 1500", 1500.1, False),
+        ("== 0", 0, True),
+        ("== 0", 1, False),
+        (">= 1", None, False),
+        (">= 1", float("nan"), False),
+    ],
+)
+def test_judge(goal, value, ok):
+    assert judge(goal, value) is ok
+
+
+def test_one_line_per_figure(capsys):
+    two = Group({"a": ">= 1", "b": "<= 1"}, lambda run: {"b": {"value": 2}, "a": {"value": 1.23456, "n": 3}})
+    assert measure_topic([two], Run("t")) is False
+    assert rows(capsys) == [
+        {"figure": "a", "value": 1.2346, "goal": ">= 1", "ok": True, "n": 3},
+        {"figure": "b", "value": 2, "goal": "<= 1", "ok": False},
+    ]
+
+
+def test_all_well(capsys):
+    assert measure_topic([group(2), group(3, name="g")], Run("t")) is True
+    assert [row["ok"] for row in rows(capsys)] == [True, True]
+
+
+def test_a_measurement_may_overrule_its_goal(capsys):
+    assert measure_topic([group(5, ok=False)], Run("t")) is False
+    assert rows(capsys)[0]["ok"] is False
+    assert measure_topic([group(1, ok=True)], Run("t")) is False
+
+
+def test_what_a_measurement_prints_goes_to_standard_error(capsys):
+    def chatty(run):
+        print("table")
+        return {"f": {"value": 2}}
+
+    measure_topic([Group({"f": ">= 2"}, chatty)], Run("t"))
+    out, err = capsys.readouterr()
+    assert json.loads(out)["value"] == 2 and err == "table\n"
+
+
+@pytest.mark.parametrize("error, traced", [(UserError("no such file"), False), (KeyError("x"), True)])
+def test_a_failure_does_not_cost_the_other_figures(capsys, error, traced):
+    def fails(run):
+        raise error
+
+    assert measure_topic([Group({"bad": "== 0"}, fails), group(2)], Run("t")) is False
+    out, err = capsys.readouterr()
+    bad, good = map(json.loads, out.splitlines())
+    assert (bad["value"], bad["ok"]) == (None, False) and bad["error"] in ("no such file", "'x'")
+    assert good["ok"] and ("Traceback" in err) is traced
+
+
+def test_missing_figures_are_not_ok(capsys):
+    assert (
+        measure_topic([Group({"f": "<= 1", "g": "<= 1"}, lambda run: {"f": {"value": 0}})], Run("t")) is False
+    )
+    assert rows(capsys)[1] == {
+        "figure": "g",
+        "value": None,
+        "goal": "<= 1",
+        "ok": False,
+        "error": "not measured",
+    }
+
+
+def test_only_what_is_wanted_is_measured(capsys):
+    def forbidden(run):
+        raise AssertionError
+
+    both = Group({"a": ">= 1", "b": ">= 1"}, lambda run: {"a": {"value": 1}, "b": {"value": 1}})
+    assert measure_topic([Group({"x": ">= 1"}, forbidden), both], Run("t"), only=["b"]) is True
+    assert [row["figure"] for row in rows(capsys)] == ["b"]
+
+
+def test_quick_runs_take_long_figures_from_the_last_full_run(capsys):
+    long = group(7, long=True)
+    assert measure_topic([long], Run("t", quick=True)) is False
+    assert "no full run is recorded" in rows(capsys)[0]["error"]
+    measure_topic([long, group(2, name="g")], Run("t"))
+    measure_topic([group(9, name="g")], Run("t"))  # replaces its own line only
+    capsys.readouterr()
+    forbidden = Group({"f": ">= 2"}, None, long=True)
+    assert measure_topic([forbidden, group(3, name="g")], Run("t", quick=True)) is True
+    first, second = rows(capsys)
+    assert first["value"] == 7 and first["recorded"] and second["value"] == 3
+    assert {name: row["value"] for name, row in recorded("t").items()} == {
+        "f": 7,
+        "g": 9,
+    }  # quick: not recorded
+
+
+def test_recorded_shortfalls_stay_shortfalls(capsys):
+    measure_topic([group(7, long=True, ok=False)], Run("t"))
+    assert measure_topic([group(7, long=True)], Run("t", quick=True)) is False
+
+
+def test_committed_records_serve_a_fresh_clone(tmp_path, capsys):
+    path = tmp_path / "docs/figures/t.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"figure": "f", "value": 4, "ok": true, "measured": "2025"}\n')
+    assert measure_topic([group(0, long=True)], Run("t", quick=True)) is True
+    assert rows(capsys)[0]["recorded"] == "2025"
+    measure_topic([group(5, long=True)], Run("t"))  # this clone's own run counts more
+    capsys.readouterr()
+    measure_topic([group(0, long=True)], Run("t", quick=True))
+    assert rows(capsys)[0]["value"] == 5
+
+
+def test_failures_are_not_recorded():
+    measure_topic([group(5)], Run("t"))
+    measure_topic([group(None)], Run("t"))
+    assert recorded("t")["f"]["value"] == 5
+
+
+def test_folders_are_emptied_unless_resumed():
+    for run, kept in ((Run("t"), False), (Run("t", resume=True), True)):
+        (run.folder("g") / "raw.jsonl").write_text("x")
+        assert (run.folder("g") / "raw.jsonl").exists() is kept
+    assert Run("t", quick=True).folder("g") != Run("t", resume=True).folder("g")
+
+
+def test_rounding():
+    assert rounded({"a": [0.123456, 3], "b": "x", "c": None, "d": True}) == {
+        "a": [0.1235, 3],
+        "b": "x",
+        "c": None,
+        "d": True,
+    }
+
+
+MEMORY = """import time
+block = bytearray(80_000_000)
+block[::4096] = bytes(len(block[::4096]))
+time.sleep(1.5)"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_of_all_processes_is_added_up(tmp_path):
+    (tmp_path / "memory.py").write_text(MEMORY)
+    script = f"echo hello; {sys.executable} memory.py & {sys.executable} memory.py; wait; exit 3"
+    status, seconds, peak = run_and_watch(
+        ["bash", "-c", script], tmp_path, dict(os.environ), tmp_path / "log"
+    )
+    assert status == 3 and seconds > 1.4
+    assert (tmp_path / "log").read_text().startswith("hello")
+    assert 160e6 < peak < 240e6
+
+
+def test_interrupted_commands_are_ended(tmp_path, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    started, popen = [], figures.subprocess.Popen
+    monkeypatch.setattr(
+        figures.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[0]
+    )
+    monkeypatch.setattr(figures.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_and_watch(["sleep", "60"], tmp_path, dict(os.environ), tmp_path / "log")
+    assert started[0].poll() is not None

@@ -1,0 +1,136 @@
+"""The real stages, joined: a tiny target goes from conversations to a bundle through the command line."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from drafttrain import cli, estimates
+from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.errors import UserError
+from drafttrain.recipe import load_recipe
+from drafttrain.stages import STAGES, recorded_target
+from drafttrain.target.frozen import FrozenTarget
+
+RECIPE = """\
+target: {model: tiny, dtype: float32, device: cpu}
+corpus: {sources: [{path: chats.json}], max_length: 128, validation_fraction: 0.1}
+regenerate:
+  sources: [{path: chats.json, max_conversations: 4}]
+  max_turns: 1
+  max_new_tokens: 8
+  max_prompt_tokens: 128
+  max_failed: 1
+hidden_states: {mode: offline, shard_tokens: 1024}
+drafter: {draft_vocab_size: 256, tapped_blocks: [-2]}
+training:
+  {row_length: 128, rows_per_batch: 2, max_steps: 4, lr: 1e-3, logging_steps: 1, eval_steps: 2, save_steps: 2,
+   eval_new_tokens: 4, eval_prompt_limit: 1}
+evaluate:
+  {prompts: [{name: own, path: prompts.jsonl}], draft_lengths: [2], max_new_tokens: 6, lossless_prompts: 1,
+   lossless_new_tokens: 6}
+"""
+WORDS = (
+    "the quick brown fox jumps over a lazy dog while it verifies several tokens in one forward pass".split()
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, tiny_llama) -> Path:
+    """A working folder with a tiny target, conversations, prompts and a recipe over all stages."""
+    monkeypatch.chdir(tmp_path)
+    model, tokenizer = tiny_llama
+    model.save_pretrained("tiny")
+    tokenizer.save_pretrained("tiny")
+
+    def words() -> str:
+        return " ".join(random.choices(WORDS, k=random.randint(5, 12)))
+
+    turns = [[{"from": who, "value": words()} for who in ("human", "gpt")] for _ in range(30)]
+    Path("chats.json").write_text(
+        json.dumps([{"id": str(i), "conversations": t} for i, t in enumerate(turns)])
+    )
+    Path("prompts.jsonl").write_text(json.dumps({"id": "a", "prompt": words()}) + "\n")
+    Path("tiny.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def ran(printed: str) -> list[str]:
+    """Names of the stages whose status line says that they ran."""
+    names = [stage.name for stage in STAGES]
+    lines = [line.split() for line in printed.splitlines()]
+    return [line[0] for line in lines if len(line) > 1 and line[0] in names and line[1] == "done"]
+
+
+def test_all_stages(folder, capsys):
+    assert cli.main(["run", "tiny.yaml"]) == 0
+    assert ran(capsys.readouterr().out) == [stage.name for stage in STAGES]
+    summary = json.loads(Path("runs/tiny/summary.json").read_text())
+    expected = {"accept_len", "speedup", "tokens_per_second", "lossless", "train_tokens", "wall_seconds"}
+    expected |= {"train_tokens_per_second", "teacher_tokens_per_second"}
+    assert expected <= summary.keys() and summary["lossless"] is True and summary["train_tokens"] > 0
+    card = Path("runs/tiny/bundle/README.md").read_text()
+    assert "drafttrain run tiny.yaml" in card and "chats.json" in card
+    assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["draft_length"] == 2
+
+    assert cli.main(["run", "tiny.yaml"]) == 0
+    assert ran(capsys.readouterr().out) == []
+    assert cli.main(["run", "tiny.yaml", "--export.license", "mit", "--training.logging_steps", "2"]) == 0
+    assert ran(capsys.readouterr().out) == ["export"]
+
+    assert cli.main(["view-corpus", "runs/tiny/corpus", "-n", "1"]) == 0
+    assert "trained" in capsys.readouterr().out
+    words = ["generate", "--bundle", "runs/tiny/bundle", "--prompt", "the fox", "--max-new-tokens", "12"]
+    assert cli.main([*words, "--dtype", "float32"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("accept_len ") and "speedup" in last and last.endswith("same output")
+
+
+def test_an_own_target_is_an_input(folder):
+    """A target folder whose weights change makes everything after it outdated."""
+    recipe = load_recipe("tiny.yaml")
+    assert list(STAGES[0].files(recipe)) == ["tiny"]
+    recipe.target.model = "somebody/on-the-hub"
+    assert list(STAGES[0].files(recipe)) == []
+
+
+def test_what_each_stage_reads(folder):
+    """Folders come from stages that run earlier and are enabled; files are the recipe's."""
+    for text, off in ((RECIPE, set()), (RECIPE.replace("offline", "online"), {"collect"})):
+        Path("other.yaml").write_text(text)
+        recipe = load_recipe(
+            "other.yaml", ["--training.init_from", "old", "--corpus.exclude", "[prompts.jsonl]"]
+        )
+        earlier = set()
+        for stage in STAGES:
+            assert stage.enabled(recipe) == (stage.name not in off)
+            if stage.enabled(recipe):
+                assert set(stage.needs(recipe)) <= earlier
+                earlier.add(stage.name)
+        files = {path for stage in STAGES for path in stage.files(recipe)}
+        assert files == {"tiny", "chats.json", "prompts.jsonl", "old"}
+
+
+def test_target_of_a_corpus(folder):
+    with pytest.raises(UserError, match="give it with --target"):
+        recorded_target("nowhere/corpus")
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        DrafterConfig(draft_vocab_size=100),
+        DrafterConfig(draft_vocab_size=None, layers=2, train_head=False),
+        DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], train_embeddings=True),
+    ],
+)
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2"])
+def test_estimated_parameters_are_those_of_the_model(drafter, family, request, tmp_path):
+    target = FrozenTarget(*request.getfixturevalue(family), "tiny")
+    EddModel(EddConfig.for_target(target, drafter, drafter.draft_vocab_size or 512)).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors").values()
+    trained = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+    stored = sum(tensor.numel() for tensor in tensors)
+    assert estimates.drafter_parameters(drafter, target) == (trained, stored)

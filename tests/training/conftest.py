@@ -1,0 +1,95 @@
+"""A tiny target on disk, a corpus of repetitive chats for it, and quick settings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
+from drafttrain.drafters.edd import DrafterConfig
+from drafttrain.target.loading import load_target
+from drafttrain.training.stage import TrainingConfig, train
+
+QUESTIONS = ("Why is the sky blue?", "What is the sun?", "Who drafts tokens?", "Where is the river?")
+ANSWERS = (
+    "The sun is shining on the other side of the river, and the quick brown fox jumps.",
+    "A small model drafts several tokens, and the large model verifies all of them.",
+    "First, think about the question; then answer it step by step, and check the answer.",
+)
+
+
+@pytest.fixture(scope="session")
+def target_folder(tiny_llama, tmp_path_factory) -> Path:
+    model, tokenizer = tiny_llama
+    folder = tmp_path_factory.mktemp("target") / "tiny"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tiny_llama, tmp_path_factory) -> Path:
+    """120 chats of about 60 tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    source = folder / "chats.jsonl"
+    with open(source, "w", encoding="utf-8") as file:
+        for i in range(120):
+            turns = [
+                {"from": "human", "value": f"{QUESTIONS[i % 4]} {i}"},
+                {"from": "gpt", "value": f"{ANSWERS[i % 3]} {ANSWERS[i // 3 % 3]}"},
+            ]
+            file.write(json.dumps({"id": str(i), "conversations": turns}) + "\n")
+    config = CorpusConfig(sources=[Source(str(source))], max_length=96, validation_fraction=0.1)
+    build_corpus(config, tiny_llama[1], folder / "corpus")
+    return folder / "corpus"
+
+
+@pytest.fixture
+def target(target_folder):
+    return load_target(str(target_folder), dtype="float32", device="cpu")
+
+
+def quick(**settings) -> TrainingConfig:
+    """Short steps in fp32, no evaluation before the end."""
+    defaults = {
+        "lr": 3e-3,
+        "schedule": "constant",
+        "rows_per_batch": 2,
+        "row_length": 192,
+        "max_steps": 4,
+        "eval_steps": 1000,
+        "eval_prompt_limit": 2,
+        "eval_new_tokens": 8,
+        "logging_steps": 1,
+        "save_steps": 1000,
+        "bf16": False,
+    }
+    return TrainingConfig(**{**defaults, **settings})
+
+
+@pytest.fixture
+def settings() -> Callable[..., TrainingConfig]:
+    return quick
+
+
+@pytest.fixture
+def run_training(target_folder, corpus_folder, tmp_path) -> Callable[..., Path]:
+    """Trains through `train`; returns the folder it wrote to."""
+
+    def run(name: str = "run", hidden_states: Path | None = None, layers: int = 1, **settings) -> Path:
+        out = tmp_path / name
+        drafter = DrafterConfig(tapped_blocks=[-2], draft_vocab_size=200, layers=layers)
+        train(
+            quick(**settings),
+            drafter,
+            str(target_folder),
+            corpus_folder,
+            out,
+            hidden_states=hidden_states,
+            target_dtype="float32",
+            target_device="cpu",
+        )
+        return out
+
+    return run

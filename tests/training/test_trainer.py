@@ -1,0 +1,138 @@
+"""The loss of a batch: stored states equal fresh ones, and its parts are what DESIGN says they are."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import load_from_disk
+from torch.utils.data import default_collate
+
+from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.target.collect import CollectConfig, collect
+from drafttrain.target.store import Document, HiddenStateStore, target_info
+from drafttrain.training.masks import random_blocks
+from drafttrain.training.packing import PackedRows
+from drafttrain.training.trainer import draft_kl, target_states
+
+
+@pytest.fixture
+def documents(corpus_folder):
+    return load_from_disk(str(corpus_folder))["train"].select(range(12))
+
+
+@pytest.fixture
+def drafter(target):
+    config = DrafterConfig(tapped_blocks=[-2, 0], draft_vocab_size=200, layers=2)
+    torch.manual_seed(0)
+    drafter = EddModel(EddConfig.for_target(target, config, 200))
+    drafter.initialize_from(target, config, torch.arange(100, 300))
+    return drafter
+
+
+def batch_of(rows: PackedRows) -> dict[str, torch.Tensor]:
+    return default_collate([rows[i] for i in range(3)])
+
+
+def loss_of(drafter, target, batch, bf16=False) -> torch.Tensor:
+    layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
+    loss, _ = draft_kl(drafter, drafter, target, batch, layout, chunk=64, bf16=bf16)
+    return loss / batch["loss_mask"].sum()
+
+
+class PackedStates:
+    """The states of fresh rows, cut into documents and rounded as a store rounds them."""
+
+    def __init__(self, target, rows: PackedRows):
+        self.documents = {}
+        for number, row in enumerate(rows.rows):
+            states = target_states(target, default_collate([rows[number]]))
+            at = 0
+            for document in row:
+                n = len(rows.corpus[document]["input_ids"])
+                tapped, final = (x[0, at : at + n].bfloat16() for x in (states.tapped, states.final))
+                self.documents[document] = Document(torch.zeros(n, dtype=torch.long), tapped, final)
+                at += n
+        self.lengths = torch.tensor([len(self.documents[i].tokens) for i in range(len(self.documents))])
+
+    def __getitem__(self, index: int) -> Document:
+        return self.documents[index]
+
+
+def test_stored_states_give_exactly_the_loss_of_fresh_ones(documents, target, drafter):
+    online = PackedRows(documents, 192, 0)
+    offline = batch_of(PackedRows(documents, 192, 0, PackedStates(target, online)))
+    fresh = batch_of(online)
+    states = target_states(target, fresh)
+    real = torch.arange(192) < fresh["n_tokens"][:, None]  # padding has states too, which nobody reads
+    fresh["tapped"] = states.tapped.bfloat16() * real[..., None]
+    fresh["final"] = states.final.bfloat16() * real[..., None]
+    for name in ("input_ids", "loss_mask", "document_start", "positions", "tapped", "final"):
+        assert torch.equal(fresh[name], offline[name]), name
+    assert torch.equal(loss_of(drafter, target, fresh), loss_of(drafter, target, offline))
+
+
+def test_a_collected_store_gives_the_loss_of_the_running_target(
+    corpus_folder, target_folder, target, drafter, tmp_path
+):
+    """Up to the rounding of the stored states to bf16."""
+    collect(CollectConfig(), str(target_folder), [-2, 0], corpus_folder, tmp_path, dtype="float32")
+    split = load_from_disk(str(corpus_folder))["train"]
+    store = HiddenStateStore.open(tmp_path / "train", target_info(target), split)
+    offline, online = batch_of(PackedRows(split, 192, 0, store)), batch_of(PackedRows(split, 192, 0))
+    torch.testing.assert_close(
+        loss_of(drafter, target, offline), loss_of(drafter, target, online), atol=0, rtol=5e-3
+    )
+
+
+def test_loss_is_the_kl_of_the_next_tokens_distribution(documents, target, drafter):
+    """Against the target's own logits on each document alone, restricted to the draft vocabulary."""
+    rows = PackedRows(documents, 192, 0)
+    batch = batch_of(rows)
+    layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
+    got, agree = draft_kl(drafter, drafter, target, batch, layout, chunk=7, bf16=False)
+
+    everywhere = torch.ones_like(batch["loss_mask"])
+    states = target_states(target, batch)
+    from drafttrain.training.attention import block_attention
+
+    attend = block_attention(layout)
+    drafted = drafter(batch["input_ids"], states.tapped, batch["positions"], attend, everywhere.bool())
+    log_q = F.log_softmax(drafter.lm_head(drafted), -1).view(3, 192, -1)
+    expected, same = 0.0, 0
+    for row in range(3):
+        at = 0
+        for document in rows.rows[row]:
+            ids, mask = documents[document]["input_ids"], documents[document]["loss_mask"]
+            logits = target.model(input_ids=torch.tensor([ids])).logits[0]
+            for i in range(len(ids) - 1):
+                if mask[i + 1]:
+                    log_p = F.log_softmax(logits[i, 100:300], -1)
+                    expected += (log_p.exp() * (log_p - log_q[row, at + i])).sum()
+                    same += int(log_p.argmax() == log_q[row, at + i].argmax())
+            at += len(ids)
+    torch.testing.assert_close(got, expected, atol=0, rtol=1e-4)
+    assert agree == same
+
+
+def test_gradients_reach_what_is_trained_and_nothing_else(documents, target, drafter):
+    loss_of(drafter, target, batch_of(PackedRows(documents, 192, 0))).backward()
+    for name, parameter in drafter.named_parameters():
+        if name == "embed_tokens.weight":
+            assert parameter.grad is None
+        else:
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    assert all(parameter.grad is None for parameter in target.model.parameters())
+
+
+def test_bf16_is_close_to_fp32(documents, target, drafter):
+    batch = batch_of(PackedRows(documents, 192, 0))
+    torch.testing.assert_close(
+        loss_of(drafter, target, batch, bf16=True), loss_of(drafter, target, batch), atol=0, rtol=0.02
+    )
+
+
+def test_a_bf16_target_trains_an_fp32_drafter(documents, target, drafter):
+    """Without autocast the target's states are converted, not refused."""
+    batch = batch_of(PackedRows(documents, 192, 0))
+    expected = loss_of(drafter, target, batch)
+    target.model.to(torch.bfloat16)
+    torch.testing.assert_close(loss_of(drafter, target, batch), expected, atol=0, rtol=0.05)
