@@ -4,6 +4,7 @@ Models are built on the meta device, so nothing is loaded. What only an earlier 
 shape before it is fetched, the corpus's tokens before it is built) is left out or estimated from file sizes.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,6 +44,8 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
     if config.max_rows:
         most = config.max_rows * config.max_turns * config.max_new_tokens
         estimate["new tokens"] = f"at most {_count(most)}"
+    if config.max_minutes:
+        estimate["time"] = f"at most {config.max_minutes:g} min"
     if config.server is None and (target := _target(recipe, folders)):
         cache = f"{config.max_cache_gb or 4:g} GB"
         estimate["memory"] = f"{_bytes(_target_bytes(recipe, target))} + at most {cache} of keys and values"
@@ -83,17 +86,16 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     target = _target(recipe, folders)
     if target is None:
         return estimate
-    trained, stored = drafter_parameters(recipe.drafter, target)
-    vocabulary = min(recipe.drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
+    drafter = _drafter(recipe)
+    trained, stored = drafter_parameters(drafter, target)
+    vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
     # fp32 logits of target and drafter, their log-probabilities and the gradient
     logits = 4 * 4 * config.kl_chunk * vocabulary + 4 * config.kl_chunk * target.vocab_size
     teacher = 4 * target.vocab_size * target.hidden_size
     if recipe.hidden_states.mode == "online":
         teacher = max(teacher, _target_bytes(recipe, target))
     # a dozen fp32 activations of a layer's width per token that backward needs
-    activations = (
-        4 * 12 * target.hidden_size * recipe.drafter.layers * config.rows_per_batch * config.row_length
-    )
+    activations = 4 * 12 * target.hidden_size * drafter.layers * config.rows_per_batch * config.row_length
     estimate["parameters"] = f"{_count(trained)} trained, {_count(stored)} stored"
     estimate["memory"] = f"about {_bytes(teacher + OPTIMIZER_BYTES * trained + logits + activations)}"
     estimate["disk"] = _bytes((config.save_total_limit + 1) * 12 * trained + 4 * stored)
@@ -103,7 +105,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
 def export(recipe: Recipe, folders: Folders) -> Estimate:
     """Disk of the bundle: bf16 weights."""
     target = _target(recipe, folders)
-    return {"disk": _bytes(2 * drafter_parameters(recipe.drafter, target)[1])} if target else {}
+    return {"disk": _bytes(2 * drafter_parameters(_drafter(recipe), target)[1])} if target else {}
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
@@ -128,6 +130,15 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
     trained += hidden * size if drafter.train_head else 0
     trained += taps * hidden * hidden if taps > 1 else 0
     return trained, trained + size
+
+
+def _drafter(recipe: Recipe) -> DrafterConfig:
+    """The drafter's shape: that of `training.init_from` where there is one."""
+    if not recipe.training.init_from:
+        return recipe.drafter
+    stored = read_json(Path(recipe.training.init_from) / "config.json")
+    names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
+    return DrafterConfig(**{name: stored[name] for name in names})
 
 
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:

@@ -113,6 +113,19 @@ def test_what_each_stage_reads(folder):
         assert files == {"tiny", "chats.json", "prompts.jsonl", "old"}
 
 
+def test_estimates_take_the_shape_of_what_training_starts_from(folder):
+    Path("old").mkdir()
+    Path("old/config.json").write_text(
+        json.dumps({"layers": 2, "draft_vocab_size": 100, "tapped_blocks": [1]})
+    )
+    folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
+    one, two = (
+        estimates.train(load_recipe("tiny.yaml", words), folders)["parameters"]
+        for words in ([], ["--training.init_from", "old"])
+    )
+    assert one == "53.4 k trained, 53.7 k stored" and two == "80.4 k trained, 80.5 k stored"
+
+
 def test_target_of_a_corpus(folder):
     with pytest.raises(UserError, match="give it with --target"):
         recorded_target("nowhere/corpus")

@@ -110,9 +110,8 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
             work.mkdir()
             raw = work / "raw.arrow"
             ids, n_bytes, digest = _write_raw(config, report, raw)
-            require_free_disk(
-                folder, 3 * n_bytes, "the corpus"
-            )  # tokens take 1–1.5 bytes per character, twice
+            # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
+            require_free_disk(folder, 3 * n_bytes, "the corpus")
             encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
             splits = _split(encoded, ids, config, report)
             check_trained_fraction(encoded, tokenizer)
@@ -148,9 +147,7 @@ def load_corpus(
     """
     path = Path(path)
     if not (path / "corpus.json").is_file():
-        raise UserError(
-            f"{path}: no corpus here (corpus.json is missing); build it with drafttrain build-corpus"
-        )
+        raise UserError(f"{path}: no corpus here (corpus.json is missing); run the corpus stage first")
     metadata = read_json(path / "corpus.json")
     if not isinstance(metadata, dict) or metadata.get("format_version") != FORMAT_VERSION:
         raise UserError(f"{path}: a corpus of another format version; build it again")

@@ -193,8 +193,8 @@ def _encode_chat(
 def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int], list[int]]:
     """Ids, and the left and right edge of each in the text, both never decreasing.
 
-    Byte-level tokenizers trim white space from offsets ("⏎⏎" comes out as an empty span at its end), so a
-    token's left edge is taken to be where the one before it ended.
+    Some byte-level tokenizers trim spaces from offsets (a token of spaces comes out as an empty span at its
+    end), so a token's left edge is taken to be where the one before it ended.
     """
     try:
         encoding = tokenizer(

@@ -59,7 +59,7 @@ def row_to_conversation(
         raise UserError(f"{source}: a {type(row).__name__} in place of a JSON object; mend or remove the row")
     for key in ("id", "conversation_id", "question_id", "task_id"):
         if row.get(key) not in (None, ""):
-            id = str(row[key])
+            id = _well_formed(str(row[key]))
             break
     messages = _messages(row, format, source, repairs)
     if messages is None:
@@ -74,6 +74,10 @@ def row_to_conversation(
     if not messages:
         skipped["no turns"] += 1
         return None
+    for message in messages:
+        if (mended := _well_formed(message.content)) != message.content:
+            message.content = mended
+            repairs["broken characters replaced"] += 1
     if isinstance(row.get("response_ids"), list):
         answers = [message for message in messages if message.role == "assistant"]
         if len(answers) != 1:
@@ -82,6 +86,11 @@ def row_to_conversation(
             )
         answers[0].token_ids = row["response_ids"]
     return Conversation(id, messages, source)
+
+
+def _well_formed(text: str) -> str:
+    r"""Text without lone surrogates, which JSON can escape ("\ud83d") but UTF-8 cannot hold."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Message] | None:

@@ -1,7 +1,7 @@
 """Prompts that the target writes itself: it continues the user header of its own chat template.
 
-A chat model that is shown nothing but the start of a user turn writes what its users tend to ask (Magpie, Xu et al.
-2024, §2). Such prompts carry no licence but the target's and are what its answers are most at home with.
+A chat model that is shown nothing but the start of a user turn writes what its users tend to ask (Magpie,
+Xu et al. 2024, §2). Such prompts carry no licence but the target's, and its answers are at home with them.
 """
 
 import json
@@ -48,10 +48,10 @@ def write_self_prompts(
     batch_rows: int = 128,
     console: Console | None = None,
 ) -> int:
-    """Lets the target write prompts and stores them as JSON lines {"id", "conversations"}, readable as ShareGPT.
+    """Lets the target write prompts and stores them as JSON lines {"id", "conversations"}, in ShareGPT form.
 
-    Unfinished, very short and repeated ones are left out, so fewer than `number` arrive. An interrupted call goes on
-    from `<out>.part`; `out` appears when all is done.
+    Unfinished, very short and repeated ones are left out, so fewer than `number` arrive. An interrupted call
+    goes on from `<out>.part`; `out` appears when all is done.
 
     Args:
         number: prompts to sample.

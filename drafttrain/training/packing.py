@@ -24,7 +24,9 @@ def document_lengths(corpus: datasets.Dataset) -> list[int]:
 
 
 def plan_rows(lengths: Sequence[int], row_length: int, seed: int) -> list[list[int]]:
-    """Packs documents into rows, best fit over a shuffled order.
+    """Packs documents into rows, each into the fullest row that still holds it, long documents first.
+
+    Documents of one length come in an order that depends on the seed.
 
     Args:
         lengths: tokens of each document, none above `row_length`.
@@ -34,7 +36,8 @@ def plan_rows(lengths: Sequence[int], row_length: int, seed: int) -> list[list[i
     """
     rows: list[list[int]] = []
     open_rows: dict[int, list[int]] = {}  # free space -> rows
-    for document in np.random.default_rng(seed).permutation(len(lengths)).tolist():
+    order = np.random.default_rng(seed).permutation(len(lengths)).tolist()
+    for document in sorted(order, key=lambda document: -lengths[document]):
         length = lengths[document]
         if length == 0:
             continue

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from accelerate.utils import broadcast
 from datasets import Dataset
-from transformers import TrainerCallback, TrainingArguments
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from drafttrain.corpus.build import load_corpus
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
@@ -24,6 +25,8 @@ from drafttrain.target.store import HiddenStateStore, target_info
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.validation import Validation
+
+STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
 
 
 @dataclass
@@ -152,7 +155,7 @@ class Clock(TrainerCallback):
         control.should_log |= control.should_save or control.should_training_stop
 
     def on_log(self, args, state, control, **kwargs):
-        state.log_history[-1]["elapsed"] = round(self._elapsed(), 1)
+        state.log_history[-1]["elapsed"] = self._elapsed()
 
     def _elapsed(self) -> float:
         return self.before + time.perf_counter() - self.started
@@ -230,7 +233,12 @@ def train(
         rate=rate_schedule(config, max_steps, clock.progress),
         evaluate_drafter=validation,
     )
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
+        # interrupted after its last step: the Trainer would make one more
+        trainer.state = TrainerState.load_from_json(str(resume / STATE))
+        drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
+    else:
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     history = trainer.state.log_history
     if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
         trainer.evaluate()
@@ -330,11 +338,11 @@ def start_wandb(config: TrainingConfig, out: Path):
 def last_whole_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that was written to its end; half-written ones are passed over.
 
-    The Trainer's own search takes the highest number; `trainer_state.json` is the file it writes last.
+    The Trainer's own search takes the highest number.
     """
     for path in sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True):
         try:
-            read_json(path / "trainer_state.json")
+            read_json(path / STATE)
             return path
         except UserError:  # not there, or cut short
             continue
@@ -345,7 +353,7 @@ def _elapsed(checkpoint: Path | None) -> float:
     """Seconds of training up to a checkpoint."""
     if checkpoint is None:
         return 0.0
-    history = read_json(checkpoint / "trainer_state.json")["log_history"]
+    history = read_json(checkpoint / STATE)["log_history"]
     return max((entry.get("elapsed", 0.0) for entry in history), default=0.0)
 
 

@@ -24,7 +24,7 @@ LINES = [
     "<</SYS>>", " [/INST]", " Tell", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face", "A chat between a curious user",
     " and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite answers to",
-    " the user's questions.", "in 2024", "[INST] Hi there", "[INST] Tell me more", ". USER: Hi",
+    " the user's questions.", "in 2024", "a    b", "[INST] Hi there", "[INST] Tell me more", ". USER: Hi",
 ]  # fmt: skip
 
 

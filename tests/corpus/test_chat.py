@@ -379,6 +379,23 @@ def test_no_end_of_turn_at_all(with_template):
     assert trained_text(tokenizer, encoded) == " Hello 😀 é"
 
 
+@pytest.mark.parametrize("trim_offsets", [False, True])
+def test_generation_prompt_that_ends_in_a_space(with_template, trim_offsets):
+    """A token of several spaces would reach over the start of the answer, and shows no width when trimmed."""
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    assert "ĠĠ" in tokenizer.get_vocab()
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+    conversation = chat("Hi there", "  Hello!")
+    encoded = encode_conversation(tokenizer, conversation)
+    prompt = encode_prompt(tokenizer, conversation.messages[:1])
+    assert encoded.input_ids[: len(prompt)] == prompt
+    assert encoded.loss_mask == [0] * len(prompt) + [1] * (len(encoded.input_ids) - len(prompt))
+    assert trained_text(tokenizer, encoded) == "  Hello!<|im_end|>"
+
+
 def test_text_of_the_template_before_the_answer_is_trained(with_template):
     tokenizer = with_template(THINKING)
     encoded = encode_conversation(tokenizer, chat("Hi there", "Hello!", "Tell me more", "No, thanks."))

@@ -132,6 +132,13 @@ def test_empty_rows_are_counted():
     assert read({"id": "x", "conversations": []})[1] == {"no turns": 1}
 
 
+def test_lone_surrogates():
+    row = json.loads(r'{"id": "\udc00", "text": "half \ud83d, whole \ud83d\ude00"}')
+    conversation, _, repairs = read(row)
+    assert conversation.messages[0].content == "half \ufffd, whole 😀"
+    assert (conversation.id, repairs) == ("\ufffd", {"broken characters replaced": 1})
+
+
 def test_html_answers():
     dump = '<div class="markdown prose"><p>Use <code>a</code>:</p></div>'
     row = {"conversations": [{"from": "human", "value": dump}, {"from": "gpt", "value": dump}]}

@@ -1,14 +1,22 @@
 """A tiny target on disk, a corpus of repetitive chats for it, and quick settings."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from datasets import load_from_disk
+from torch.utils.data import default_collate
+from transformers import LlamaForCausalLM
 
 from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
 from drafttrain.drafters.edd import DrafterConfig
 from drafttrain.target.loading import load_target
+from drafttrain.training.masks import causal_document_mask
+from drafttrain.training.packing import PackedRows
 from drafttrain.training.stage import TrainingConfig, train
 
 QUESTIONS = ("Why is the sky blue?", "What is the sun?", "Who drafts tokens?", "Where is the river?")
@@ -77,13 +85,18 @@ def settings() -> Callable[..., TrainingConfig]:
 def run_training(target_folder, corpus_folder, tmp_path) -> Callable[..., Path]:
     """Trains through `train`; returns the folder it wrote to."""
 
-    def run(name: str = "run", hidden_states: Path | None = None, layers: int = 1, **settings) -> Path:
+    def run(
+        name: str = "run",
+        target: Path | None = None,
+        hidden_states: Path | None = None,
+        drafter: DrafterConfig | None = None,
+        **settings,
+    ) -> Path:
         out = tmp_path / name
-        drafter = DrafterConfig(tapped_blocks=[-2], draft_vocab_size=200, layers=layers)
         train(
             quick(**settings),
-            drafter,
-            str(target_folder),
+            drafter or DrafterConfig(tapped_blocks=[-2], draft_vocab_size=200),
+            str(target or target_folder),
             corpus_folder,
             out,
             hidden_states=hidden_states,
@@ -93,3 +106,32 @@ def run_training(target_folder, corpus_folder, tmp_path) -> Callable[..., Path]:
         return out
 
     return run
+
+
+@pytest.fixture(scope="session")
+def taught_folder(tiny_llama, corpus_folder, tmp_path_factory) -> Path:
+    """A tiny Llama that has learned the corpus by heart, so that there is something to draft."""
+    tokenizer = tiny_llama[1]
+    config = copy.deepcopy(tiny_llama[0].config)
+    config.initializer_range = 0.05
+    documents = load_from_disk(str(corpus_folder))["train"]
+    rows = PackedRows(documents, 192, 0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+        for step in range(80):
+            batch = default_collate([rows[(4 * step + i) % len(rows)] for i in range(4)])
+            start, ids = batch["document_start"], batch["input_ids"]
+            mask = causal_document_mask(start)[:, None]
+            logits = model(input_ids=ids, attention_mask=mask, position_ids=batch["positions"]).logits
+            trained = batch["loss_mask"].bool()[:, :-1]
+            loss = F.cross_entropy(logits[:, :-1][trained], ids[:, 1:][trained])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert loss < 0.5
+    folder = tmp_path_factory.mktemp("taught") / "tiny"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -29,7 +29,7 @@ def test_every_document_in_one_row_that_holds_it():
     rows = plan_rows(lengths, 64, seed=0)
     assert sorted(document for row in rows for document in row) == list(range(200))
     assert all(sum(lengths[document] for document in row) <= 64 for row in rows)
-    assert sum(lengths) / (64 * len(rows)) > 0.95  # little padding
+    assert sum(lengths) / (64 * len(rows)) > 0.96  # little padding
 
 
 def test_empty_documents_are_left_out():

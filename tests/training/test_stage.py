@@ -1,0 +1,274 @@
+"""The training stage as a whole: it learns, resumes bit for bit, and refuses what it cannot train."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from drafttrain.drafters.edd import DrafterConfig, EddModel
+from drafttrain.errors import UserError
+from drafttrain.target.collect import CollectConfig, collect
+from drafttrain.target.loading import load_target
+from drafttrain.training.stage import Clock, last_whole_checkpoint, planned_steps, rate_schedule
+from drafttrain.training.trainer import DraftTrainer
+
+
+def weights(out) -> dict[str, torch.Tensor]:
+    return load_file(out / "drafter" / "model.safetensors")
+
+
+def log_of(out) -> list[dict]:
+    return json.loads((out / "training_log.json").read_text())
+
+
+def losses(out) -> list[float]:
+    return [entry["loss"] for entry in log_of(out) if "loss" in entry]
+
+
+def assert_equal_weights(one, other) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def assert_close_weights(one, other, atol=2e-5) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=atol, rtol=0, msg=name)
+
+
+# it learns
+
+
+def test_learns_to_draft(run_training, taught_folder):
+    out = run_training(
+        target=taught_folder, max_steps=60, eval_steps=20, eval_new_tokens=24, eval_prompt_limit=6
+    )
+    log = log_of(out)
+    loss = losses(out)
+    assert len(loss) == 60 and sum(loss[-5:]) < 0.05 * sum(loss[:5])
+    evaluated = [entry for entry in log if "eval_loss" in entry]
+    assert [entry["step"] for entry in evaluated] == [20, 40, 60]  # and not a second time at the end
+    held_out = [entry["eval_loss"] for entry in evaluated]
+    assert held_out == sorted(held_out, reverse=True)
+    assert evaluated[-1]["eval_accept_len"] > 3 and evaluated[-1]["eval_top1_agreement"] > 0.9
+    assert 0 <= evaluated[-1]["eval_lost_mass"] < 0.01
+
+    training = json.loads((out / "drafter" / "config.json").read_text())["training"]
+    assert training["steps"] == 60 and training["lr"] == 3e-3 and training["seed"] is None
+    assert training["tokens"] == sum(entry["tokens"] for entry in log if "tokens" in entry)
+    assert training["tokens"] > training["corpus_tokens"] and training["seconds"] > 0
+    assert training["final"]["eval_accept_len"] == evaluated[-1]["eval_accept_len"]
+
+    target = load_target(str(taught_folder), dtype="float32", device="cpu")
+    drafter = EddModel.load(out / "drafter", target)
+    assert drafter.draft_vocab_size == 200
+    assert target.eos_token_ids <= set(drafter.draft_to_target.tolist())
+
+
+def test_trains_over_stored_states(run_training, corpus_folder, target_folder, tmp_path):
+    """The losses of a whole training, up to the rounding of the states to bf16."""
+    stored = tmp_path / "states"
+    collect(CollectConfig(), str(target_folder), [-2], corpus_folder, stored, dtype="float32")
+    online = losses(run_training("online", max_steps=5))
+    offline = losses(run_training("offline", max_steps=5, hidden_states=stored))
+    assert online != offline
+    assert online == pytest.approx(offline, rel=0.01)
+
+
+def test_bf16_and_two_layers_train(run_training):
+    drafter = DrafterConfig(tapped_blocks=[-2, 0], layers=2, draft_vocab_size=None, init=2)
+    out = run_training(drafter=drafter, bf16=True, max_steps=12)
+    loss = losses(out)
+    assert sum(loss[-3:]) < sum(loss[:3])
+    stored = weights(out)
+    assert stored["lm_head.weight"].shape == (512, 64)
+    assert stored["layers.1.q_proj.weight"].dtype == torch.float32
+
+
+# resume
+
+
+def test_resumes_bit_for_bit_after_a_kill(run_training, monkeypatch):
+    """Killed in step 8, with checkpoints every 5 steps and a learning rate that falls."""
+    plan = {"max_steps": 10, "schedule": "linear", "save_steps": 5, "warmup_steps": 2, "logging_steps": 3}
+    plan |= {"gradient_accumulation_steps": 2, "rows_per_batch": 1}
+    whole = run_training("whole", **plan)
+
+    real = DraftTrainer.compute_loss
+
+    def dying(self, *args, **kwargs):
+        if self.state.global_step == 7:
+            raise KeyboardInterrupt
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(DraftTrainer, "compute_loss", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_training("killed", **plan)
+    monkeypatch.undo()
+    resumed = run_training("killed", **plan)
+
+    assert_equal_weights(weights(whole), weights(resumed))
+    assert losses(whole) == losses(resumed)
+    assert [e["step"] for e in log_of(resumed) if "loss" in e] == [3, 5, 6, 9, 10]
+
+    def tokens(out):
+        return [e["tokens"] for e in log_of(out) if "tokens" in e]
+
+    assert tokens(whole) == tokens(resumed)  # nothing counted twice or lost
+
+
+def test_five_steps_and_five_more_are_ten(run_training):
+    ten = run_training("ten", max_steps=10)
+    run_training("parts", max_steps=5)
+    parts = run_training("parts", max_steps=10)
+    assert_equal_weights(weights(ten), weights(parts))
+
+
+def test_a_finished_training_is_not_trained_further(run_training):
+    first = weights(run_training(max_steps=3))
+    out = run_training(max_steps=3)
+    assert_equal_weights(first, weights(out))
+    assert len(losses(out)) == 3
+
+
+def test_half_written_checkpoints_are_passed_over(run_training):
+    whole = run_training("whole", max_steps=6, save_steps=3)
+    out = run_training("out", max_steps=3, save_steps=3)
+    checkpoints = out / "checkpoints"
+    for number, state in ((4, None), (5, '{"global_step": 5, "log_')):
+        half = checkpoints / f"checkpoint-{number}"
+        shutil.copytree(checkpoints / "checkpoint-3", half)
+        (half / "model.safetensors").write_bytes(b"cut")
+        (half / "trainer_state.json").unlink()
+        if state:
+            (half / "trainer_state.json").write_text(state)
+    assert last_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-3"
+    run_training("out", max_steps=6, save_steps=3)
+    assert_equal_weights(weights(whole), weights(out))
+
+
+def test_no_checkpoint():
+    from pathlib import Path
+
+    assert last_whole_checkpoint(Path("/nonexistent")) is None
+
+
+def test_init_from_is_no_resume(run_training):
+    first = run_training("first", max_steps=3)
+    second = run_training("second", max_steps=2, lr=1e-9, init_from=str(first / "drafter"))
+    assert len(losses(second)) == 2
+    assert_close_weights(weights(first), weights(second), atol=1e-6)
+
+
+# one step, however it is split
+
+
+@pytest.mark.parametrize("split", [(2, 2), (1, 4)])
+def test_accumulation_equals_a_bigger_batch(split, run_training):
+    rows, accumulation = split
+    whole = run_training("whole", rows_per_batch=4, max_steps=5)
+    parts = run_training("parts", rows_per_batch=rows, gradient_accumulation_steps=accumulation, max_steps=5)
+    assert losses(whole) == pytest.approx(losses(parts), rel=1e-5)
+    assert_close_weights(weights(whole), weights(parts))
+
+
+# the clock and the rate
+
+
+def test_stops_when_the_time_is_up(run_training):
+    out = run_training(max_steps=100_000, max_minutes=1e-6, logging_steps=50)
+    assert [entry["step"] for entry in log_of(out) if "loss" in entry] == [1]
+    assert last_whole_checkpoint(out / "checkpoints").name == "checkpoint-1"
+
+
+def test_time_before_a_resume_counts():
+    clock = Clock(max_minutes=1, elapsed=45)
+    assert clock.progress() == 0.75
+    assert Clock(max_minutes=None, elapsed=45).progress() == 0
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_rate(schedule, settings):
+    config = settings(schedule=schedule, warmup_steps=4, final_lr_ratio=0.1)
+    factor = rate_schedule(config, 24, lambda: 0.0)
+    assert [factor(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    half = {"constant": 1, "linear": 0.55, "cosine": 0.55}[schedule]
+    assert factor(14) == pytest.approx(half)
+    assert factor(24) == pytest.approx(1 if schedule == "constant" else 0.1)
+    assert factor(30) == factor(24)
+    late = rate_schedule(config, 24, lambda: 0.5)  # more of the time has passed than of the steps
+    assert late(5) == pytest.approx(half) and late(19) == pytest.approx(factor(19))
+
+
+@pytest.mark.parametrize(("rows", "accumulation", "epochs"), [(1, 1, 1.0), (4, 3, 2.0), (5, 2, 0.5)])
+def test_planned_steps_are_the_trainers(rows, accumulation, epochs, run_training, monkeypatch):
+    """The learning rate ends where the Trainer ends."""
+    seen = []
+    monkeypatch.setattr(
+        "drafttrain.training.stage.planned_steps", lambda *args: seen.append(planned_steps(*args)) or seen[0]
+    )
+    out = run_training(
+        max_steps=None, epochs=epochs, rows_per_batch=rows, gradient_accumulation_steps=accumulation
+    )
+    state = json.loads((last_whole_checkpoint(out / "checkpoints") / "trainer_state.json").read_text())
+    assert state["max_steps"] == state["global_step"] == seen[0]
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": 0}, "training.lr is 0"),
+        ({"rows_per_batch": 0}, "training.rows_per_batch is 0"),
+        ({"max_minutes": -1}, "training.max_minutes is -1"),
+        ({"block_length": (10, 5)}, "training.block_length is 10 to 5"),
+        ({"row_length": 64}, "a document of .* tokens and training.row_length is 64"),
+        ({"eval_new_tokens": 600}, "no prompt leaves room for training.eval_new_tokens = 600"),
+        ({"init_from": "/nonexistent"}, "/nonexistent/config.json: no such file"),
+        ({"deepspeed": "/nonexistent.json"}, "/nonexistent.json: no such file"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, words, run_training):
+    with pytest.raises(UserError, match=words):
+        run_training(**settings)
+
+
+def test_zero_3_is_refused(run_training, tmp_path):
+    (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    with pytest.raises(UserError, match="zero3.json: ZeRO stage 3"):
+        run_training(deepspeed=str(tmp_path / "zero3.json"))
+
+
+def test_nan_is_an_error(run_training, target_folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(target_folder)
+    model.model.layers[1].mlp.up_proj.weight.data[3, 3] = torch.nan
+    broken = tmp_path / "broken"
+    model.save_pretrained(broken)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (target_folder / name).exists():
+            shutil.copy(target_folder / name, broken)
+    with pytest.raises(UserError, match="the loss became nan at step 0"):
+        run_training(target=broken)
+    assert not (tmp_path / "run" / "drafter").exists()
+
+
+def test_a_store_of_other_blocks_is_refused(run_training, corpus_folder, target_folder, tmp_path):
+    stored = tmp_path / "states"
+    collect(CollectConfig(), str(target_folder), [0], corpus_folder, stored, dtype="float32")
+    with pytest.raises(UserError, match="tapped blocks"):
+        run_training(hidden_states=stored)
+
+
+def test_a_full_disk_is_told_before_training(run_training, monkeypatch):
+    import drafttrain.files
+
+    usage = shutil.disk_usage("/")._replace(free=10_000)
+    monkeypatch.setattr(drafttrain.files.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match="checkpoints needs .* GB and the disk has"):
+        run_training()
