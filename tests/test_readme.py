@@ -1,0 +1,53 @@
+"""The README's commands and code are run as they stand; only what takes minutes is cut short."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from drafttrain.cli import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    words
+    for language, block in BLOCKS
+    if language == "bash"
+    for line in block.split("\n")
+    if (words := shlex.split(line, comments=True))
+]
+# A recipe command is planned, not run: tests/test_recipes.py runs every recipe's tiny twin.
+CUT_SHORT = {"run": ["--dry-run"], "generate": ["--max-new-tokens", "12"]}
+
+
+def test_the_first_screen_has_the_two_scripts_and_nothing_else():
+    first = next(block for language, block in BLOCKS if language == "bash")
+    assert [line.split()[:2] for line in first.strip().split("\n")] == [
+        ["bash", "scripts/quickstart.sh"],
+        ["bash", "scripts/test.sh"],
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_command(command, monkeypatch, smollm2):
+    monkeypatch.chdir(ROOT)
+    program, *arguments = command
+    if program == "bash":
+        subprocess.run(["bash", "-n", *arguments], check=True)
+    elif program == "deepspeed":  # tests/training starts it for real
+        script, *options = arguments
+        named = [word for word in options if not word.startswith("--")]
+        assert [path for path in (script, *named) if not Path(path).exists()] == []
+    else:
+        assert program == "drafttrain"
+        assert main([*arguments, *CUT_SHORT.get(arguments[0], [])] if "--keys" not in arguments else arguments) in (0, None)
+
+
+@pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "python"])
+def test_python(block, monkeypatch, smollm2, capsys):
+    monkeypatch.chdir(ROOT)
+    exec(compile(block.replace('blue?")', 'blue?", 12)'), "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
