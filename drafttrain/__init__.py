@@ -5,8 +5,9 @@
     decoder = SpeculativeDecoder.from_pretrained("path/or/hub-id")
     print(decoder.generate("Why is the sky blue?").text)
 
-`from drafttrain import EddModel` also registers the drafter with transformers, so that `AutoModel.from_pretrained`
-knows it. Nothing heavy is imported before it is asked for: the command line answers `--help` at once.
+`from drafttrain import EddModel` also registers the drafter with transformers, so that
+`AutoModel.from_pretrained` knows it. Nothing heavy is imported before it is asked for: the command line
+answers `--help` at once.
 """
 
 from importlib import import_module

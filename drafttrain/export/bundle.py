@@ -1,4 +1,4 @@
-"""The export stage: a trained drafter becomes a bundle, one folder that loads and can be pushed to the Hub as it is."""
+"""The export stage: a trained drafter becomes a bundle, one folder that can be pushed to the Hub as it is."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from drafttrain.drafters.edd import EddModel
@@ -18,6 +18,7 @@ from drafttrain.export.card import model_card
 from drafttrain.files import new_folder, read_json
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
+from drafttrain.target.probe import check_tree_support
 
 WEIGHTS = "model.safetensors"
 EVALUATION = "eval.json"
@@ -47,7 +48,7 @@ class ExportConfig:
 
 @dataclass
 class Bundle:
-    """A loaded bundle: the target, the drafter that reads it, and the chain length that was fastest when measured."""
+    """The target, the drafter that reads it, and the chain length that was fastest when measured."""
 
     target: FrozenTarget
     drafter: EddModel
@@ -60,7 +61,7 @@ def export(
     out: str | os.PathLike,
     evaluation: str | os.PathLike | None = None,
 ) -> Path:
-    """Writes the bundle: bf16 weights without frozen copies of the target's, config, training log, evaluation, card.
+    """Writes the bundle: bf16 weights without copies of the target's, config, training log, results, card.
 
     Args:
         drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
@@ -135,6 +136,7 @@ def load_bundle(
         if target is None and made_for is None:
             raise UserError(f"{folder}: config.json names no target; pass one")
         target = load_target(target or made_for, dtype=dtype, device=device)
+        check_tree_support(target)
     drafter = EddModel.load(folder, target, dtype=target.dtype)
     measured = folder / EVALUATION
     length = read_json(measured).get("draft_length") if measured.exists() else None

@@ -1,7 +1,7 @@
 """The frozen target: any `AutoModelForCausalLM`, read through forward hooks and driven with 4-D masks.
 
-No vendored modelling files and no monkey-patching: blocks are tapped by hooks, trees are verified by passing an
-explicit mask and explicit positions, and the LM head is applied by us to the rows that are read.
+No vendored modelling files and no monkey-patching: blocks are tapped by hooks, trees are verified by passing
+an explicit mask and explicit positions, and the LM head is applied by us to the rows that are read.
 """
 
 from collections.abc import Sequence
@@ -50,8 +50,8 @@ class FrozenTarget:
             blocks = getattr(self.base, "h", None)
         if blocks is None or self.lm_head is None:
             raise UserError(
-                f"{name}: a {type(model).__name__} has no list of decoder blocks or no LM head where drafttrain "
-                "looks for them (`layers` or `h`); use a decoder-only causal LM"
+                f"{name}: a {type(model).__name__} has no list of decoder blocks or no LM head where "
+                "drafttrain looks for them (`layers` or `h`); use a decoder-only causal LM"
             )
         self.blocks: nn.ModuleList = blocks
         self.tapped_blocks: list[int] = []
@@ -131,7 +131,7 @@ class FrozenTarget:
 
         Args:
             input_ids: [B, T].
-            allowed: bool [B, T, T], what each token may attend to (documents packed in a row must not see each other).
+            allowed: bool [B, T, T], what each token may attend to (packed documents must not see each other).
             positions: [B, T] position of each token in its own document.
         """
         mask = attention_mask(
@@ -172,11 +172,11 @@ class FrozenTarget:
         return self._states(out.last_hidden_state)
 
     def head(self, final: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of states after the final norm [..., H], with the model's own scaling and soft-capping."""
+        """Logits [..., V] of states after the final norm [..., H], scaled and soft-capped as the model does."""
         return self.scale_logits(self.lm_head(final))
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """What some architectures do to logits after the LM head (Gemma soft-caps, Cohere and Granite scale)."""
+        """What some architectures do to logits after the head (Gemma soft-caps, Cohere and Granite scale)."""
         cap = getattr(self.config, "final_logit_softcapping", None)
         if getattr(self.config, "logit_scale", None) is not None:
             logits = logits * self.config.logit_scale
