@@ -12,7 +12,6 @@ states.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +20,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from drafttrain.drafters.edd_config import FORMAT_VERSION, DrafterConfig, EddConfig, check_identity
+from drafttrain.drafters.edd_config import DrafterConfig, EddConfig, check_identity, read_config
 from drafttrain.errors import UserError
-from drafttrain.files import read_json
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
@@ -208,17 +206,7 @@ class EddModel(PreTrainedModel):
             UserError: no drafter there, tensors are missing, unexpected or unreadable, or it belongs to
                 another target.
         """
-        config = read_json(Path(folder) / "config.json")
-        if config.get("model_type") != EddConfig.model_type:
-            raise UserError(
-                f"{folder}: holds a {config.get('model_type')} model; give the folder of an EDD drafter or "
-                "of its bundle"
-            )
-        if config.get("format_version") != FORMAT_VERSION:
-            raise UserError(
-                f"{folder}: drafter format {config.get('format_version')}, and this version reads "
-                f"{FORMAT_VERSION}; export it again"
-            )
+        read_config(folder)
         try:
             model, info = cls.from_pretrained(folder, output_loading_info=True, dtype=dtype or "auto")
         except Exception as error:  # safetensors, transformers and torch raise many kinds for damaged files

@@ -1,13 +1,16 @@
 """Shape of an EDD drafter, and which target it belongs to."""
 
+import os
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from drafttrain.corpus.chat import template_hash
 from drafttrain.errors import UserError
+from drafttrain.files import read_json
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.store import target_info
 
@@ -140,6 +143,24 @@ class EddConfig(PretrainedConfig):
             train_embeddings=drafter.train_embeddings,
             train_head=drafter.train_head,
         )
+
+
+def read_config(folder: str | os.PathLike) -> dict[str, Any]:
+    """The `config.json` of a drafter's folder.
+
+    Raises:
+        UserError: there is none, or it is not that of an EDD drafter of this format.
+    """
+    config = read_json(Path(folder) / "config.json")
+    kind = config.get("model_type") if isinstance(config, dict) else "broken"
+    if kind != EddConfig.model_type:
+        raise UserError(f"{folder}: holds a {kind} model; give the folder of an EDD drafter or of its bundle")
+    if config.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{folder}: drafter format {config.get('format_version')}, and this version reads "
+            f"{FORMAT_VERSION}; export it again"
+        )
+    return config
 
 
 def identity(target: FrozenTarget) -> dict[str, Any]:

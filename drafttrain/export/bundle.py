@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from drafttrain.drafters.edd import EddModel
+from drafttrain.drafters.edd_config import read_config
 from drafttrain.errors import UserError
 from drafttrain.export.card import model_card
-from drafttrain.files import new_folder, read_json
+from drafttrain.files import new_folder, read_json, require_free_disk
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 from drafttrain.target.probe import check_tree_support
@@ -68,16 +70,17 @@ def export(
         evaluation: `eval.json` of an evaluation of that drafter.
 
     Raises:
-        UserError: no trained drafter there, or the disk is full.
+        UserError: no trained drafter there, a damaged one, or the disk is full.
     """
     drafter, out = Path(drafter), Path(out)
-    settings = read_json(drafter / "config.json")
-    weights = drafter / WEIGHTS
-    if not weights.exists():
-        raise UserError(f"{weights}: no such file; train the drafter first")
+    settings = read_config(drafter)
+    try:
+        tensors = load_file(drafter / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{drafter / WEIGHTS}: cannot be read ({error}); train the drafter again") from None
+    require_free_disk(out, sum(tensor.nbytes for tensor in tensors.values()), "the bundle")
     log = drafter.parent / "training_log.json"
     with new_folder(out) as folder:
-        tensors = load_file(weights)
         narrow = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in tensors.items()}
         save_file(narrow, folder / WEIGHTS, metadata={"format": "pt"})
         settings["dtype"] = "bfloat16"
@@ -131,8 +134,9 @@ def load_bundle(
         UserError: no bundle, damaged, or made for another target.
     """
     folder = find_bundle(path)
+    config = read_config(folder)
     if not isinstance(target, FrozenTarget):
-        made_for = read_json(folder / "config.json").get("target", {}).get("name")
+        made_for = config["target"].get("name")
         if target is None and made_for is None:
             raise UserError(f"{folder}: config.json names no target; pass one")
         target = load_target(target or made_for, dtype=dtype, device=device)

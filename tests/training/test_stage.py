@@ -272,3 +272,16 @@ def test_a_full_disk_is_told_before_training(run_training, monkeypatch):
     monkeypatch.setattr(drafttrain.files.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match="checkpoints needs .* GB and the disk has"):
         run_training()
+
+
+def test_wandb_writes_a_run_without_an_account(run_training, monkeypatch):
+    """Offline, into the stage's own folder; the file holds the metrics by name."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    out = run_training(max_steps=2, report_to="wandb")
+    (run,) = (out / ".wandb").glob("offline-run-*")
+    (file,) = run.glob("*.wandb")
+    content = file.read_bytes()
+    for name in (b"eval/accept_len", b"train/top1_agreement", b"train/loss"):
+        assert name in content
