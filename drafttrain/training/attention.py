@@ -1,6 +1,6 @@
 """Attention under a block mask: SDPA with an explicit mask on CPU, flex-attention on GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from drafttrain.training.masks import BlockLayout
 
+SHORTEST_STRETCH = 64  # tokens; below it the calls cost more than the attention they save
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -23,12 +24,51 @@ def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend
 
 
 def _sdpa(layout: BlockLayout) -> Attend:
+    """One SDPA call for each stretch of whole documents: in a packed row most of the full mask is empty, and
+    SDPA on a CPU computes what it masks."""
+    t = layout.block_start.shape[1]
     mask = layout.dense_mask()  # [B, 1, T, 2T]
+    stretches = []
+    for row, starts in enumerate(layout.document_start.tolist()):
+        for first, last in document_stretches(starts):
+            both = torch.cat(
+                (mask[row, :, first:last, first:last], mask[row, :, first:last, t + first : t + last]), -1
+            )
+            stretches.append((row, first, last, both))  # both [1, n, 2n]
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        parts = []
+        for row, first, last, both in stretches:
+            keys, values = (
+                torch.cat((x[row, :, first:last], x[row, :, t + first : t + last]), 1) for x in (k, v)
+            )  # [kv, 2n, d]
+            parts.append(
+                F.scaled_dot_product_attention(
+                    q[row : row + 1, :, first:last],
+                    keys[None],
+                    values[None],
+                    attn_mask=both[None],
+                    enable_gqa=True,
+                )[0]
+            )  # [h, n, d]
+        together = torch.cat(parts, 1)  # [h, B * T, d]
+        return together.unflatten(1, (-1, t)).transpose(0, 1)  # [B, h, T, d]
 
     return attend
+
+
+def document_stretches(starts: list[int], shortest: int = SHORTEST_STRETCH) -> Iterator[tuple[int, int]]:
+    """Cuts a row into stretches of whole documents, none but the last shorter than `shortest` tokens.
+
+    Args:
+        starts: row index at which each token's document begins.
+    """
+    first = 0
+    for index, start in enumerate(starts):
+        if index == start and index - first >= shortest:
+            yield first, index
+            first = index
+    yield first, len(starts)
 
 
 @lru_cache(maxsize=1)

@@ -50,7 +50,7 @@ class TrainingConfig:
         max_minutes: stop after so many minutes of training, evaluations and resumed time included. null: no
             limit.
         block_length: shortest and longest draft block; L is drawn anew at each step (EDD: 5 to 10).
-        kl_chunk: positions whose logits exist at once; smaller saves memory.
+        kl_chunk: positions whose logits exist at once; 256 stays in a CPU cache and was fastest there.
         eval_steps: optimizer steps between evaluations (held-out loss and real accept_len).
         eval_prompts: JSONL with the prompts on which accept_len is measured during training.
             null: prompts of the corpus's validation split.
@@ -83,7 +83,7 @@ class TrainingConfig:
     max_steps: int | None = None
     max_minutes: float | None = None
     block_length: tuple[int, int] = (5, 10)
-    kl_chunk: int = 1024
+    kl_chunk: int = 256
     eval_steps: int = 200
     eval_prompts: str | None = None
     eval_prompt_limit: int = 16

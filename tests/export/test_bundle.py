@@ -1,4 +1,4 @@
-"""A bundle loads as it is, decodes exactly, holds nothing of the target's, and its card says what was measured."""
+"""A bundle loads as it is, decodes exactly, holds no weights of the target, and its card says what was measured."""
 
 import json
 import shutil

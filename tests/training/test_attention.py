@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttrain.training.attention import block_attention
+from drafttrain.training.attention import block_attention, document_stretches
 from drafttrain.training.masks import random_blocks
 
 
@@ -49,3 +49,25 @@ def test_gradients_do_not_pass_what_is_masked():
         touched = grad[0].abs().sum((0, 2)) > 0
         assert torch.equal(touched, seen)
         assert not grad[1].any()
+
+
+def test_stretches_are_whole_documents_and_cover_the_row():
+    starts = [0] * 70 + [70] * 10 + [80] * 60 + list(range(140, 150))
+    assert list(document_stretches(starts, 64)) == [(0, 70), (70, 140), (140, 150)]
+    assert list(document_stretches(starts, 1)) == [(0, 70), (70, 80), (80, 140)] + [
+        (i, i + 1) for i in range(140, 150)
+    ]
+    assert list(document_stretches([0] * 9, 64)) == [(0, 9)]
+
+
+@torch.no_grad()
+def test_stretches_change_nothing():
+    """Rows with several stretches against the whole dense mask."""
+    t, generator = 200, torch.Generator().manual_seed(0)
+    document = torch.tensor([[0] * 90 + [90] * 75 + [165] * 20 + list(range(185, 200)), [0] * t])
+    layout = random_blocks(document, 5, 10, generator)
+    q, k, v = torch.randn(2, 4, t, 16), torch.randn(2, 2, 2 * t, 16), torch.randn(2, 2, 2 * t, 16)
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=layout.dense_mask(), enable_gqa=True
+    )
+    torch.testing.assert_close(block_attention(layout)(q, k, v), whole, atol=1e-5, rtol=1e-5)

@@ -13,7 +13,7 @@ from drafttrain.cli import main
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
-# DeepSpeed compiles a transport through shared memory when it first meets a CPU: a minute that gloo can do without.
+# DeepSpeed compiles a transport of its own when it first meets a CPU: a minute that gloo can do without.
 LAUNCHED = """
 import runpy, sys
 import deepspeed.comm.torch

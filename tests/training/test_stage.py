@@ -10,10 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from drafttrain.drafters.edd import DrafterConfig, EddModel
 from drafttrain.errors import UserError
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.target.collect import CollectConfig, collect
 from drafttrain.target.loading import load_target
 from drafttrain.training.stage import Clock, last_whole_checkpoint, planned_steps, rate_schedule
 from drafttrain.training.trainer import DraftTrainer
+from drafttrain.trees.chain import ChainPolicy
 
 
 def weights(out) -> dict[str, torch.Tensor]:
@@ -67,6 +70,9 @@ def test_learns_to_draft(run_training, taught_folder):
     drafter = EddModel.load(out / "drafter", target)
     assert drafter.draft_vocab_size == 200
     assert target.eos_token_ids <= set(drafter.draft_to_target.tolist())
+    prompt = target.tokenizer("<|im_start|>user\nWho drafts tokens?")["input_ids"]
+    drafted, stats = decode_all(target, TreeProposer(drafter, ChainPolicy(5)), [prompt], 40)
+    assert drafted == decode_all(target, NoProposer(), [prompt], 40)[0] and stats.accept_len > 2
 
 
 def test_trains_over_stored_states(run_training, corpus_folder, target_folder, tmp_path):

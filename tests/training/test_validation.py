@@ -1,4 +1,4 @@
-"""What is measured during training: held-out loss, lost mass and the accept_len of the shipped decode loop."""
+"""Measured during training: held-out loss, lost mass and the accept_len of the shipped decode loop."""
 
 import json
 
