@@ -4,13 +4,13 @@ Everything heavy is imported by the command that needs it, so that `drafttrain -
 """
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from drafttrain.errors import UserError
+from drafttrain.files import disk_problem
 
 RECIPE_COMMANDS = {  # command: (stage, what it does)
     "build-corpus": ("corpus", "turn conversations into token ids and loss masks"),
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `drafttrain view-corpus … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return 1
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if (problem := disk_problem(error)) is None:
             raise
-        print(f"drafttrain: {error.filename or 'disk'}: no space left; free some and repeat", file=sys.stderr)
+        print(f"drafttrain: {problem}", file=sys.stderr)
         return 2
     return 0
 
@@ -92,11 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     command = add("run", text, "recipes/quickstart.yaml --training.lr 1e-3", _run, overrides=True)
     _add_recipe(command)
     command.add_argument("--from", dest="first", metavar="STAGE", help="leave earlier stages as they are")
+    command.add_argument("--until", dest="last", metavar="STAGE", help="leave later stages as they are")
     command.add_argument("--only", metavar="STAGE", help="leave all other stages as they are")
     for name, (stage, text) in RECIPE_COMMANDS.items():
         command = add(name, f"{text} (run --only {stage})", "recipes/quickstart.yaml", _run, overrides=True)
         _add_recipe(command)
-        command.set_defaults(only=stage, first=None)
+        command.set_defaults(only=stage, first=None, last=None)
 
     text = "fetch or convert a target model and print its folder"
     command = add("fetch-target", text, "smollm2-135m-instruct", _fetch_target)
@@ -158,9 +159,9 @@ def _run(args: argparse.Namespace) -> None:
 
     workflow = Workflow(load_recipe(args.recipe, args.overrides), STAGES)
     if args.dry_run:
-        workflow.print_plan(workflow.plan(first=args.first, only=args.only))
+        workflow.print_plan(workflow.plan(first=args.first, last=args.last, only=args.only))
     else:
-        workflow.run(first=args.first, only=args.only)
+        workflow.run(first=args.first, last=args.last, only=args.only)
 
 
 def _fetch_target(args: argparse.Namespace) -> None:

@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from drafttrain.corpus.build import Source
 from drafttrain.drafters.edd import DrafterConfig
 from drafttrain.errors import UserError
-from drafttrain.files import cache_dir, read_json
+from drafttrain.files import read_json
 from drafttrain.recipe import Recipe
+from drafttrain.target.fetch import is_known, known_folder
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.store import stored_bytes
 
@@ -30,11 +31,11 @@ OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both mo
 
 
 def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
-    """Download and disk of a known target; nothing for one that lies here."""
-    if Path(recipe.target.model).exists():
+    """Download of a known target; of others only their own folder or the Hub could tell."""
+    source = recipe.target.source
+    if not is_known(recipe.target.model):
         return {}
-    known = (cache_dir() / "targets" / recipe.target.model.lower()).exists()
-    return {"download": "none: in the cache"} if known else {"download": KNOWN_DOWNLOAD[recipe.target.source]}
+    return {"download": "none: in the cache" if known_folder(source).exists() else KNOWN_DOWNLOAD[source]}
 
 
 def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
@@ -110,11 +111,12 @@ def export(recipe: Recipe, folders: Folders) -> Estimate:
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     """Tokens to decode at most, where every prompt set says how many prompts it has."""
-    config, limits = recipe.evaluate, [prompts.limit for prompts in recipe.evaluate.prompts]
+    config = recipe.evaluate
     names = ", ".join(f"{prompts.name} {prompts.limit or 'all'}" for prompts in config.prompts)
-    if None in limits:
+    if any(prompts.limit is None for prompts in config.prompts):
         return {"prompts": names}
-    return {"prompts": names, "tokens per method": f"at most {_count(sum(limits) * config.max_new_tokens)}"}
+    answers = config.repeats * sum(prompts.limit * prompts.turns for prompts in config.prompts)
+    return {"prompts": names, "tokens per method": f"at most {_count(answers * config.max_new_tokens)}"}
 
 
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int]:
@@ -144,12 +146,11 @@ def _drafter(recipe: Recipe) -> DrafterConfig:
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
     """The target without weights; None while its folder is not there."""
     place = Path(recipe.target.model)
-    known = cache_dir() / "targets" / recipe.target.model.lower()
     record = folders["fetch-target"] / "target.json" if "fetch-target" in folders else None
     if record is not None and record.exists():
         place = Path(read_json(record)["place"])
-    elif known.exists():
-        place = known
+    elif is_known(recipe.target.model):
+        place = known_folder(recipe.target.source)
     try:
         config = AutoConfig.from_pretrained(place, local_files_only=True)
         with torch.device("meta"):

@@ -1,6 +1,7 @@
 """Files and folders that are either whole or absent, and fingerprints of their contents."""
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.errors import UserError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO}
+
+
+def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:
+    """What an error tells the user of a full disk or an unusable path, in one line; None for other errors.
+
+    Args:
+        place: where was being written, named when the error itself does not say it (`write` never does).
+    """
+    if isinstance(error, OSError) and error.errno in BAD_PLACE and error.filename:
+        return f"{error.filename}: {error.strerror}; choose another place, or mend this one"
+    cause: BaseException | None = error
+    while cause is not None:  # safetensors and torch have error types of their own
+        if getattr(cause, "errno", None) in DISK_FULL or "No space left on device" in str(cause):
+            return f"{getattr(cause, 'filename', None) or place}: no space left; free some and repeat"
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def cache_dir() -> Path:

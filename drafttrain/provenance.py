@@ -22,7 +22,8 @@ class Hashes:
         self.known: dict[str, list] = {}
         self.is_saved = True
         with contextlib.suppress(UserError):  # it is only a cache: without it everything is hashed again
-            self.known = read_json(path)
+            known = read_json(path)
+            self.known = known if isinstance(known, dict) else {}
 
     def __call__(self, path: Path) -> str:
         stat = path.stat()
@@ -43,27 +44,40 @@ def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_fil
 
     Left out in folders: `stage.json`, hidden files, what libraries add while reading (`cache-*.arrow`) and
     what only resuming needs (`checkpoint-*`), because none of it changes what a later stage sees.
+
+    Raises:
+        UserError: a file cannot be read.
     """
-    path = Path(path)
-    if path.is_file():
-        return file_hash(path)[:16]
+    path = name = Path(path)
     hashes = {}
-    for name in sorted(path.rglob("*")):
-        parts = name.relative_to(path).parts
-        ignored = any(part.startswith((".", "checkpoint-", "cache-")) for part in parts) or parts == (RECORD,)
-        if name.is_file() and not ignored:
-            hashes["/".join(parts)] = file_hash(name)
+    try:
+        if path.is_file():
+            return file_hash(path)[:16]
+        for name in sorted(path.rglob("*")):
+            parts = name.relative_to(path).parts
+            ignored = any(part.startswith((".", "checkpoint-", "cache-")) for part in parts)
+            if name.is_file() and not ignored and parts != (RECORD,):
+                hashes["/".join(parts)] = file_hash(name)
+    except OSError as error:
+        raise UserError(
+            f"{name}: cannot be read ({error.strerror}); mend that or name another file"
+        ) from None
     return fingerprint(hashes)
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """A finished folder's `stage.json`; None when the folder is not done."""
-    try:
-        return read_json(folder / RECORD)
-    except UserError:
-        if (folder / RECORD).exists():
-            raise
+    """A finished folder's `stage.json`; None when the folder is not done.
+
+    Raises:
+        UserError: there is one, but not as this module wrote it.
+    """
+    path = folder / RECORD
+    if not path.exists():
         return None
+    record = read_json(path)
+    if not isinstance(record, dict) or not {"made_from", "output", "figures"} <= record.keys():
+        raise UserError(f"{path}: not the record of a finished stage; delete it and make it again")
+    return record
 
 
 @functools.cache

@@ -248,6 +248,8 @@ def _check_values(recipe: Recipe) -> None:
         recipe.regenerate.check()
     if recipe.corpus.sources or not recipe.regenerate:
         recipe.corpus.check()
+    for section in (recipe.hidden_states, recipe.training, recipe.evaluate):
+        section.check()
     longest, row = recipe.corpus.max_length, recipe.training.row_length
     if longest > row:
         raise UserError(
@@ -282,7 +284,10 @@ def _explain(message: str) -> str:
     if not (key and expected and given):
         return " ".join(message.split())
     expected = [
-        re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).replace("NoneType", "null") for text in expected
+        re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[(.+)\]", r"\1\2", text).replace(
+            "NoneType", "null"
+        )
+        for text in expected
     ]
     return f"{key}: expected {' or '.join(dict.fromkeys(expected))}, not {given[-1].strip()}"
 

@@ -33,8 +33,10 @@ def recorded_target(corpus: str | Path) -> str:
     """The target of the run that a corpus folder belongs to.
 
     Raises:
-        UserError: the folder lies in no run.
+        UserError: there is no such folder, or it lies in no run.
     """
+    if not (Path(corpus) / "corpus.json").is_file():
+        raise UserError(f"{corpus}: no corpus here; give the folder that build-corpus wrote")
     record = Path(corpus).parent / "target" / PLACE
     if not record.exists():
         raise UserError(

@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from drafttrain.errors import UserError
-from drafttrain.files import fingerprint, read_json, write_json
+from drafttrain.files import disk_problem, fingerprint, read_json, write_json
 from drafttrain.provenance import RECORD, Hashes, content_hash, git_commit, read_record, versions
 
 STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from
@@ -100,29 +100,37 @@ class Workflow:
         """
         return self.output / self._stage(name).folder
 
-    def run(self, first: str | None = None, only: str | None = None) -> None:
-        """Runs the selected stages: all, those from `first` on, or `only` one; others are taken as they are.
+    def run(self, first: str | None = None, last: str | None = None, only: str | None = None) -> None:
+        """Runs the selected stages: all, those from `first` to `last`, or `only` one; others stay as they are.
 
         Raises:
             UserError: a stage refuses its input, an input is missing, or another process works in the folder.
         """
-        selected = self._select(first, only)
-        with self._lock():
-            self._warn_of_outdated(selected)
-            for stage in selected:
-                decision = self.decide(stage, remade=())
-                if decision.action == "off":
-                    continue
-                if decision.action == "skip":
-                    self._say("green", stage, "skip", decision.why)
-                    stage.show(self.output / stage.folder)
-                else:
-                    self._execute(decision)
-        self._write_summary()
+        selected = self._select(first, last, only)
+        try:
+            with self._lock():
+                self._warn_of_outdated(selected)
+                for stage in selected:
+                    self._run_if_needed(stage)
+            self._write_summary()
+        except Exception as error:
+            if isinstance(error, UserError) or (problem := disk_problem(error, self.output)) is None:
+                raise
+            raise UserError(problem) from error
 
-    def plan(self, first: str | None = None, only: str | None = None) -> list[Decision]:
+    def _run_if_needed(self, stage: Stage) -> None:
+        decision = self.decide(stage, remade=())
+        if decision.action == "skip":
+            self._say("green", stage, "skip", decision.why)
+            stage.show(self.output / stage.folder)
+        elif decision.action != "off":
+            self._execute(decision)
+
+    def plan(
+        self, first: str | None = None, last: str | None = None, only: str | None = None
+    ) -> list[Decision]:
         """What `run` would do, found out without changing anything."""
-        selected, decisions, remade = self._select(first, only), [], set()
+        selected, decisions, remade = self._select(first, last, only), [], set()
         for stage in selected:
             decision = self.decide(stage, remade)
             decisions.append(decision)
@@ -269,7 +277,10 @@ class Workflow:
         for name in stage.needs(self.recipe):
             record = read_record(self.folder(name))
             if record is None:
-                raise UserError(f"{self.folder(name)}: {stage.name} needs it; run the stage {name} first")
+                raise UserError(
+                    f"{self.folder(name)}: {stage.name} needs it; run the stage {name} first "
+                    f"(drafttrain run RECIPE --until {name})"
+                )
             inputs[name] = record["output"]
         for path in stage.files(self.recipe):
             inputs[str(path)] = content_hash(path, self.hashes)
@@ -291,14 +302,16 @@ class Workflow:
         summary["wall_seconds"] = round(sum(record["wall_seconds"] for record in records), 3)
         write_json(self.output / "summary.json", {**summary, "stages": details})
 
-    def _select(self, first: str | None, only: str | None) -> list[Stage]:
-        selected = self.stages
+    def _select(self, first: str | None, last: str | None, only: str | None) -> list[Stage]:
+        begin = 0 if first is None else self.stages.index(self._stage(first))
+        end = len(self.stages) if last is None else self.stages.index(self._stage(last)) + 1
+        selected = self.stages[begin:end]
+        if not selected:
+            raise UserError(f"{last} comes before {first}: there is nothing to run from the one to the other")
         if only is not None:
             selected = [self._stage(only)]
             if not selected[0].enabled(self.recipe):
                 raise UserError(f"{only}: this recipe does not ask for it; see its section in the recipe")
-        elif first is not None:
-            selected = self.stages[self.stages.index(self._stage(first)) :]
         for stage in selected:  # all at once, before hours go into the first stage
             for path in stage.files(self.recipe) if stage.enabled(self.recipe) else ():
                 if not Path(path).exists():
@@ -348,7 +361,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     before, after = _flat(old["section"]), _flat(new["section"])
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     found = [f"{key}: {_short(before.get(key))} → {_short(after.get(key))}" for key in keys]
-    names = [name for name in {**old["inputs"], **new["inputs"]}]
+    names = {**old["inputs"], **new["inputs"]}
     return found + [f"{name} changed" for name in names if old["inputs"].get(name) != new["inputs"].get(name)]
 
 

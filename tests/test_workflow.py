@@ -1,6 +1,7 @@
 """The workflow over fake stages: what runs, what is skipped, and what an interruption leaves behind."""
 
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -254,15 +255,20 @@ def test_killed_after_the_work_before_the_record(recipe, fakes, monkeypatch):
 
 
 def test_from_and_only(recipe, fakes):
-    with pytest.raises(UserError, match="upper needs it; run the stage words first"):
+    with pytest.raises(UserError, match="upper needs it; run the stage words first .*--until words"):
         run(recipe, fakes, only="upper")
     assert run(recipe, fakes, only="words")[0] == ["words"]
-    assert run(recipe, fakes, first="upper")[0] == ["upper", "last"]
+    assert run(recipe, fakes, last="upper")[0] == ["upper"]
+    assert run(recipe, fakes, first="last")[0] == ["last"]
     recipe.words.text = "bye"
     ran, printed = run(recipe, fakes, only="upper")
     assert ran == [] and "words        stale  taken as it is, but words.text: hello → bye" in printed
     with pytest.raises(UserError, match="train: no such stage; there are words, upper, last"):
         run(recipe, fakes, first="train")
+    with pytest.raises(UserError, match="train: no such stage"):
+        run(recipe, fakes, last="train")
+    with pytest.raises(UserError, match="words comes before upper"):
+        run(recipe, fakes, first="upper", last="words")
 
 
 def test_missing_file_is_found_before_anything_runs(recipe, fakes):
@@ -334,11 +340,32 @@ def test_stage_for_one_process_refuses_several(recipe, fakes, monkeypatch):
         run(recipe, fakes)
 
 
-def test_broken_record_is_an_error_that_says_what_to_do(recipe, fakes):
+@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+def test_broken_record_is_an_error_that_says_what_to_do(text, recipe, fakes):
     run(recipe, fakes)
-    (Path(recipe.output) / "words_made" / "stage.json").write_text("{")
+    (Path(recipe.output) / "words_made" / "stage.json").write_text(text)
     with pytest.raises(UserError, match="delete it and make it again"):
         run(recipe, fakes)
+
+
+def test_full_disk_names_the_output_folder(recipe, fakes):
+    fakes.fail_in, fakes.error = (
+        "upper",
+        OSError(errno.ENOSPC, "No space left on device"),
+    )  # as `write` raises it
+    with pytest.raises(UserError, match=f"^{recipe.output}: no space left"):
+        run(recipe, fakes)
+
+
+def test_input_that_cannot_be_read(tmp_path):
+    (tmp_path / "x").write_text("1")
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for path in (tmp_path, tmp_path / "x"):
+        with pytest.raises(UserError, match=r"x: cannot be read \(Permission denied\)"):
+            provenance.content_hash(path, refuse)
 
 
 def test_content_hash(tmp_path):
@@ -363,6 +390,8 @@ def test_hashes_are_remembered_by_size_and_time(tmp_path, monkeypatch):
     hashes = provenance.Hashes(tmp_path / "hashes.json")
     value = hashes(file)
     hashes.save()
+    (tmp_path / "broken.json").write_text("[]")
+    assert provenance.Hashes(tmp_path / "broken.json")(file) == value
     monkeypatch.setattr(provenance, "sha256_file", lambda path: pytest.fail("hashed again"))
     assert provenance.Hashes(tmp_path / "hashes.json")(file) == value
     monkeypatch.undo()

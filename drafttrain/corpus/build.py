@@ -151,6 +151,8 @@ def load_corpus(
     metadata = read_json(path / "corpus.json")
     if not isinstance(metadata, dict) or metadata.get("format_version") != FORMAT_VERSION:
         raise UserError(f"{path}: a corpus of another format version; build it again")
+    if not {"tokenizer", "template_hash", "counts"} <= metadata.keys():
+        raise UserError(f"{path}: corpus.json is damaged; build it again")
     if tokenizer is not None:
         _check_tokenizer(path, metadata, tokenizer)
     try:

@@ -78,13 +78,13 @@ def row_to_conversation(
         if (mended := _well_formed(message.content)) != message.content:
             message.content = mended
             repairs["broken characters replaced"] += 1
-    if isinstance(row.get("response_ids"), list):
+    if (ids := _ids(row, "response_ids", source)) is not None:
         answers = [message for message in messages if message.role == "assistant"]
         if len(answers) != 1:
             raise UserError(
                 f"{source}: response_ids with {len(answers)} assistant turns; use token_ids per turn"
             )
-        answers[0].token_ids = row["response_ids"]
+        answers[0].token_ids = ids
     return Conversation(id, messages, source)
 
 
@@ -102,7 +102,7 @@ def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Mes
                     system = [Message("system", row["system"])] if isinstance(row.get("system"), str) else []
                     return system + _turns(row[key], source, repairs)
     if format in ("sharegpt", "auto") and isinstance(row.get("chat"), dict):
-        return _moss_turns(row["chat"])
+        return _moss_turns(row["chat"], source)
     if format in ("alpaca", "auto"):
         for question, answers in _EXCHANGE_KEYS:
             if isinstance(row.get(question), str):
@@ -128,7 +128,7 @@ def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:
         if role == "assistant" and is_html_answer(content):
             content = html_to_markdown(content)
             repairs["HTML answers turned into Markdown"] += 1
-        ids = turn.get("token_ids") if role == "assistant" else None
+        ids = _ids(turn, "token_ids", where) if role == "assistant" else None
         messages.append(Message(role, content, ids))
     return messages
 
@@ -143,18 +143,34 @@ def _content(turn: dict, where: str) -> str:
         content = "\n".join(parts)
     if content is None or content == "":
         calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise UserError(f"{where}: tool calls that are not objects; mend or remove the row")
         content = "\n".join(json.dumps(call.get("function", call), ensure_ascii=False) for call in calls)
     if not isinstance(content, str):
         raise UserError(f"{where}: content is a {type(content).__name__}, not text; mend or remove the row")
     return content
 
 
-def _moss_turns(chat: dict) -> list[Message]:
+def _ids(holder: dict, key: str, where: str) -> list | None:
+    """Generated token ids, not yet compared with a tokenizer; None if there are none."""
+    ids = holder.get(key)
+    if ids is not None and not isinstance(ids, list):
+        raise UserError(f"{where}: {key} is a {type(ids).__name__}, not a list; remove it")
+    return ids
+
+
+def _moss_turns(chat: dict, source: str) -> list[Message]:
     """MOSS-003: turn_1, turn_2, …, turn_10 in numerical order, each with marks around its text."""
     messages = []
     for name in sorted(chat, key=lambda name: int(re.sub(r"\D", "", name) or 0)):
+        where = f"{source}: {name}"
+        if not isinstance(chat[name], dict):
+            raise UserError(
+                f"{where}: a {type(chat[name]).__name__} in place of an object with Human and MOSS"
+            )
         for key, role in (("Human", "user"), ("MOSS", "assistant")):
-            messages.append(Message(role, _MOSS_MARKS.sub("", chat[name].get(key) or "")))
+            content = _content({"value": chat[name].get(key)}, where)
+            messages.append(Message(role, _MOSS_MARKS.sub("", content)))
     return messages
 
 

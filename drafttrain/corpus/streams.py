@@ -156,7 +156,7 @@ def read_jsonl(stream: Stream) -> Iterator[tuple[int, Any]]:
     for row, line in read_lines(stream):
         try:
             yield row, json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
             cut = "" if line.endswith("\n") else " (the file seems cut off here: fetch it again)"
             raise UserError(
                 f"{stream.source}:row {row}: not JSON: {error}{cut}; mend or remove the row"
@@ -188,6 +188,10 @@ def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
                 value, position = decoder.raw_decode(buffer, position)
             except json.JSONDecodeError as error:
                 problem = error.msg
+            except (ValueError, RecursionError) as error:  # numbers or nesting beyond Python's limits
+                raise UserError(
+                    f"{stream.source}:row {row + 1}: cannot be read ({error}); mend or remove the row"
+                ) from None
             else:
                 row += 1
                 yield row, value

@@ -32,7 +32,7 @@ from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
-from drafttrain.files import fingerprint, sha256_file, write_json
+from drafttrain.files import fingerprint, write_json
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.provenance import content_hash, versions
 from drafttrain.target.frozen import FrozenTarget
@@ -65,6 +65,32 @@ class EvaluateConfig:
     lossless_prompts: int = 16
     lossless_new_tokens: int = 96
     busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense, or there is nothing to choose the chain length on.
+        """
+        for name, least in (
+            ("max_new_tokens", 1),
+            ("repeats", 1),
+            ("lossless_prompts", 0),
+            ("lossless_new_tokens", 1),
+        ):
+            if getattr(self, name) < least:
+                raise UserError(f"evaluate.{name} is {getattr(self, name)}: at least {least} is needed")
+        if any(length < 1 for length in self.draft_lengths):
+            raise UserError(f"evaluate.draft_lengths: {self.draft_lengths} holds a length below 1")
+        names = [prompts.name for prompts in self.prompts]
+        if len({*names, ALL}) <= len(names):
+            raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
+        for prompts in [*self.prompts, *([self.tune_prompts] if self.tune_prompts else [])]:
+            if prompts.turns < 1 or (prompts.limit is not None and prompts.limit < 1):
+                raise UserError(f"evaluate: limit and turns of {prompts.name} must be at least 1")
+        if self.prompts and len(self.draft_lengths) > 1 and self.tune_prompts is None:
+            raise UserError(
+                "evaluate.tune_prompts is missing: the chain length is chosen there, not on the prompts that "
+                "are reported; name a file, or give a single draft length"
+            )
 
 
 def try_draft_lengths(
@@ -119,7 +145,7 @@ def evaluate(
     tasks, tuning = _read_tasks(config)
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
-    key = _measured_key(config, bundle, str(target), dtype)
+    key = _measured_key(config, bundle, str(target), dtype, device)
     loaded = load_bundle(bundle, target=target, dtype=dtype, device=device)
     speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
     del loaded  # the fp32 models take its place
@@ -182,31 +208,23 @@ def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
     """The tasks, and the tuning prompts if there is a chain length to choose."""
     if not config.prompts:
         raise UserError("evaluate.prompts names no prompts: list at least one set")
-    names = [prompts.name for prompts in config.prompts]
-    if len({*names, ALL}) <= len(names):
-        raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
-    if any(length < 1 for length in config.draft_lengths):
-        raise UserError(f"evaluate.draft_lengths: {config.draft_lengths} holds a length below 1")
-    if config.repeats < 1:
-        raise UserError(f"evaluate.repeats is {config.repeats}: measure at least once")
+    config.check()
     if len(config.draft_lengths) < 2:
         return [Task.read(prompts) for prompts in config.prompts], None
-    if config.tune_prompts is None:
-        raise UserError(
-            "evaluate.tune_prompts is missing: the chain length is chosen there, not on the prompts that are "
-            "reported; name a file, or give a single draft length"
-        )
     tuning = Task.read(config.tune_prompts)
     return [Task.read(prompts) for prompts in config.prompts], Task("(tuning)", tuning.prompts, tuning.turns)
 
 
-def _measured_key(config: EvaluateConfig, bundle: str | os.PathLike, target: str, dtype: str) -> str:
+def _measured_key(
+    config: EvaluateConfig, bundle: str | os.PathLike, target: str, dtype: str, device: str
+) -> str:
     """Fingerprint of what measurements depend on: an evaluation of something else does not continue them."""
     sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
     made_from = content_hash(bundle) if Path(bundle).exists() else str(bundle)
-    prompts = [sha256_file(item.path) if Path(item.path).is_file() else item.path for item in sets]
+    prompts = [[item.name, content_hash(item.path)] for item in sets]
     tokens = [config.max_new_tokens, config.lossless_new_tokens]
-    return fingerprint([made_from, target, dtype, prompts, tokens, torch.get_num_threads(), versions()])
+    machine = [device, torch.get_num_threads(), versions()]
+    return fingerprint([made_from, target, dtype, prompts, tokens, *machine])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -12,19 +13,19 @@ COLUMNS = (  # heading, key of the row, format
     ("accept_len", "accept_len", "{:.2f}"),
     ("without\nrepeats", "accept_len_fresh", "{:.2f}"),
     ("repeated\ntokens", "repetition", "{:.0%}"),
-    ("drafts\nper step", "verify_per_step", "{:.1f}"),
-    ("tokens\nper s", "tokens_per_second", "{:.1f}"),
+    ("drafts\n/ step", "verify_per_step", "{:.1f}"),
+    ("tokens\n/ s", "tokens_per_second", "{:.1f}"),
     ("speedup", "speedup", "{:.2f}x"),
     ("against\ngenerate", "speedup_transformers", "{:.2f}x"),
     ("same\noutput", "identical", "{:.0%}"),
 )
-NAMES = {AUTOREGRESSIVE: "autoregressive", TRANSFORMERS: "transformers generate"}
+NAMES = {AUTOREGRESSIVE: "autoregressive", TRANSFORMERS: "transformers\ngenerate"}
 
 
 def print_tables(summary: dict[str, Any], console: Console) -> None:
     """Prints what `evaluate` wrote to summary.json."""
     for task, rows in summary["tasks"].items():
-        console.print(task_table(task, rows))
+        console.print("\n", task_table(task, rows), sep="")
         by_flag: dict[str, list[str]] = {}
         for method, row in rows.items():
             for flag in row["flags"]:
@@ -50,13 +51,19 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
 
 
 def task_table(task: str, rows: dict[str, dict[str, Any]]) -> Table:
-    """The rows of one task, by method."""
+    """The rows of one task, by method; 80 columns wide, as plain terminals and log files are."""
     some = next(iter(rows.values()))
     repeats = f", {some['repeats']} repeats" if some["repeats"] > 1 else ""
-    table = Table(title=f"{escape(task)}: {some['prompts']} answers{repeats}", title_justify="left")
-    table.add_column("method")
+    table = Table(
+        title=f"{escape(task)}: {some['prompts']} answers{repeats}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+    )
+    table.add_column("method", no_wrap=True)
     for heading, _, _ in COLUMNS:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for method, row in rows.items():
         cells = ("" if row[key] is None else form.format(row[key]) for _, key, form in COLUMNS)
         table.add_row(NAMES.get(method, method), *cells)

@@ -97,7 +97,6 @@ def training_speed(
     """
     documents = _enough(documents, 2 * (steps + 1) * config.rows_per_batch * config.row_length)
     drafter = new_drafter(config, drafter_config, target, documents)
-    target.tap(drafter.config.tapped_blocks)
     collect_states(
         CollectConfig(mode="offline"), target, DatasetDict(train=documents), folder / "hidden_states"
     )

@@ -83,6 +83,7 @@ def export(
     with new_folder(out) as folder:
         narrow = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in tensors.items()}
         save_file(narrow, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
         settings["dtype"] = "bfloat16"
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         results: dict[str, Any] | None = None

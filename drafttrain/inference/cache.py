@@ -123,20 +123,13 @@ class TreeCache(Cache):
         if m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
             source = self.lengths[:, None] + path  # [B, m]
             goal = self.lengths[:, None] + torch.arange(m, device=path.device)  # [B, m]
-            goal = goal.clamp(max=self.max_len - 1)
+            # source and goal overlap: both forms copy what they read before they write
             if self.batch == 1:
                 self.kv.index_copy_(4, goal[0], self.kv.index_select(4, source[0]))
             else:
                 slots_first = self.kv.permute(2, 4, 0, 1, 3, 5)  # [B, max_len, L, 2, heads, dim]
                 slots_first.index_put_((self.rows, goal), slots_first[self.rows, source])
         self.lengths = self.lengths + counts
-
-    def reset(self, rows: torch.Tensor | None = None) -> None:
-        """Forgets all rows, or the given ones (int64 [r])."""
-        if rows is None:
-            self.lengths = torch.zeros_like(self.lengths)
-        else:
-            self.lengths = self.lengths.index_fill(0, rows, 0)
 
 
 def allowed_slots(
@@ -164,10 +157,11 @@ def attention_mask(
     kv_positions: torch.Tensor,
     positions: torch.Tensor,
     config,
-    implementation: str,
-    dtype,
-):
-    """The form of mask a model wants for an explicit pattern of attention.
+    dtype: torch.dtype,
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """The form of mask a model wants for an explicit pattern of attention: 0 where it may look, else the
+    lowest number of its type. Eager attention takes no other; SDPA would make this of a bool mask in every
+    block anew.
 
     Models whose config lists `layer_types` take a dict with one mask per type; the others take one tensor,
     with the sliding window already in it. The window is counted in positions, not slots, because siblings
@@ -184,12 +178,8 @@ def attention_mask(
         windowed = allowed & (kv_positions[:, None, :] > positions[:, :, None] - window)  # [B, n, S]
 
     def form(mask: torch.Tensor) -> torch.Tensor:
-        mask = mask[:, None]  # [B, 1, n, S]
-        if implementation == "sdpa":
-            return mask
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
-            ~mask, torch.finfo(dtype).min
-        )
+        additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        return additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]  # [B, 1, n, S]
 
     types = getattr(config, "layer_types", None)
     if types:

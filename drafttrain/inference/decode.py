@@ -71,7 +71,7 @@ def decode(
     rows = _Rows(len(prompts), max_new_tokens, target.eos_token_ids if stop is None else stop, stats)
     stats.prompts += len(prompts)
     stats.prompt_tokens += sum(map(len, prompts))
-    clock = ModuleClock()
+    clock = ModuleClock(target.device)
     with clock.on(target.base, target.lm_head):
         started = time.perf_counter()
         max_len = max(map(len, prompts)) + max_new_tokens

@@ -136,12 +136,6 @@ class DecodeStats:
         """Time of the loop outside the prompt's forward, the proposer and the target's modules."""
         return self.seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
 
-    def summary(self) -> dict[str, float | int | list]:
-        """Everything above under its own name, ready for JSON."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        names = [name for name, member in vars(DecodeStats).items() if isinstance(member, property)]
-        return values | {name: getattr(self, name) for name in names}
-
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         def join(mine, others):
             if not isinstance(mine, list):
@@ -175,10 +169,14 @@ def in_repeated_grams(token_ids: Sequence[int]) -> list[bool]:
 
 
 class ModuleClock:
-    """Wall time spent inside calls of some modules (`seconds`), so far."""
+    """Wall time spent inside calls of some modules (`seconds`), so far.
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    Args:
+        device: the modules'; a GPU is waited for before and after each call.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.seconds = device, 0.0
         self._started = 0.0
 
     @contextmanager
@@ -186,11 +184,11 @@ class ModuleClock:
         """Watches these modules, which must not contain each other, for as long as the block lasts."""
 
         def before(module: nn.Module, args) -> None:
-            _wait_for_device()
+            self._wait()
             self._started = time.perf_counter()
 
         def after(module: nn.Module, args, output) -> None:
-            _wait_for_device()
+            self._wait()
             self.seconds += time.perf_counter() - self._started
 
         hooks = [module.register_forward_pre_hook(before) for module in modules]
@@ -201,7 +199,6 @@ class ModuleClock:
             for hook in hooks:
                 hook.remove()
 
-
-def _wait_for_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

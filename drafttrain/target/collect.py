@@ -66,6 +66,16 @@ class CollectConfig:
     shard_tokens: int = 65536
     max_skipped: float = 0.01
 
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        for name in ("max_disk_gb", "batch_tokens", "shard_tokens"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"hidden_states.{name} is {getattr(self, name)}: it must be above 0")
+        if not 0 <= self.max_skipped <= 1:
+            raise UserError(f"hidden_states.max_skipped is {self.max_skipped}: it must lie within 0 and 1")
+
 
 @dataclass
 class CollectReport:

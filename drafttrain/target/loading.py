@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -97,12 +96,18 @@ def _load_model(place: str, dtype: str) -> PreTrainedModel:
     _require_causal_lm(place, config)
     with _one_line_errors(place, "weights"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=DTYPES[dtype], output_loading_info=True
+            place, config=config, dtype=DTYPES[dtype], output_loading_info=True, ignore_mismatched_sizes=True
         )
     if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
         raise UserError(
             f"{place}: no weights for {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}; "
             "the checkpoint is incomplete or of another architecture than its config.json says"
+        )
+    if mismatched := sorted(info["mismatched_keys"]):  # so has it for these, having been told to go on
+        name, stored, wanted = mismatched[0]
+        raise UserError(
+            f"{place}: {name} is stored as {list(stored)} and config.json wants {list(wanted)}; "
+            "put the files of one model into the folder"
         )
     return model
 
@@ -135,9 +140,14 @@ def _one_line_errors(model: str, part: str) -> Iterator[None]:
     """Turns what transformers raises for bad folders, bad files and bad names into one line."""
     try:
         yield
-    except (OSError, ValueError, LookupError, RuntimeError, ImportError, SafetensorError) as error:
-        where = "check the files in the folder" if Path(model).is_dir() else "check the name and the network"
-        raise UserError(f"{model}: cannot load its {part} ({_first_line(error)}); {where}") from error
+    except Exception as error:  # transformers, tokenizers, safetensors and torch raise all kinds
+        if not Path(model).is_dir():
+            remedy = "check the name and the network"
+        elif part == "tokenizer" and not (Path(model) / "tokenizer.json").is_file():
+            remedy = "put the model's own tokenizer.json and tokenizer_config.json into the folder"
+        else:
+            remedy = "check the files in the folder"
+        raise UserError(f"{model}: cannot load its {part} ({_first_line(error)}); {remedy}") from error
 
 
 def _first_line(error: BaseException) -> str:

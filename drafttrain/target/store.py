@@ -201,6 +201,8 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         UserError: there is none, or it is not one that this version understands.
     """
     path = Path(folder) / MANIFEST
+    if not path.exists():
+        raise UserError(f"{path}: no such file, so no hidden states are stored there; collect them first")
     values = read_json(path)
     version = values.get("format_version") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:

@@ -360,7 +360,7 @@ def _elapsed(checkpoint: Path | None) -> float:
 def _require_disk(config: TrainingConfig, drafter: EddModel, out: Path) -> None:
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     checkpoint = 3 * 4 * trained  # weights and two moments, fp32
-    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * trained, "checkpoints")
+    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * trained, "saving checkpoints")
 
 
 def training_summary(config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows) -> dict[str, Any]:

@@ -336,6 +336,9 @@ def test_foreign_or_damaged_corpus(tmp_path, chatml, with_template):
     (out / "train" / "data-00000-of-00001.arrow").write_bytes(b"short")
     with pytest.raises(UserError, match="corpus: damaged"):
         load_corpus(out)
+    (out / "corpus.json").write_text(json.dumps({"format_version": metadata["format_version"]}))
+    with pytest.raises(UserError, match="corpus.json is damaged"):
+        load_corpus(out)
     (out / "corpus.json").write_text(json.dumps(metadata | {"format_version": 99}))
     with pytest.raises(UserError, match="another format version"):
         load_corpus(out)

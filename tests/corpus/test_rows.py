@@ -158,6 +158,24 @@ def test_html_answers():
         ({"conversations": [{"value": "x"}]}, "auto", "turn 1: unknown role None"),
         ({"conversations": [{"from": "gpt", "value": 5}]}, "auto", "turn 1: content is a int, not text"),
         ({"conversations": ["x"]}, "auto", "turn 1: a str in place of an object"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": ["x"]}]},
+            "auto",
+            "turn 1: tool calls that are not objects",
+        ),
+        (
+            {"messages": [{"role": "assistant", "function_call": "x"}]},
+            "auto",
+            "turn 1: tool calls that are not objects",
+        ),
+        (
+            {"conversations": [{"from": "gpt", "value": "x", "token_ids": 5}]},
+            "auto",
+            "turn 1: token_ids is a int, not a list",
+        ),
+        ({"prompt": "a", "response": "b", "response_ids": "5"}, "auto", "response_ids is a str, not a list"),
+        ({"chat": {"turn_1": "x"}}, "auto", "turn_1: a str in place of an object with Human and MOSS"),
+        ({"chat": {"turn_1": {"Human": 5}}}, "auto", "turn_1: content is a int, not text"),
         (["x"], "auto", "a list in place of a JSON object"),
         ({"a": 1, "b": 2}, "auto", r"keys \[a, b\] are not those of format 'auto'"),
         (

@@ -120,6 +120,16 @@ def test_json_errors_name_the_row():
         list(read_jsonl(stream(b'{}\n{"a": "b', "a.jsonl")))
 
 
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5_000])
+def test_json_beyond_the_limits_of_python(value):
+    with pytest.raises(UserError, match="^folder/a.json:row 2: ") as caught:
+        list(read_jsonl(stream(f'{{"a": 1}}\n{{"a": {value}\n'.encode())))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="^folder/a.json:row 2: ") as caught:
+        list(read_json_values(stream(f'[{{"a": 1}}, {{"a": {value}}}]'.encode())))
+    assert "\n" not in str(caught.value)
+
+
 def test_not_utf8():
     bad = '{"a": "caf\xe9"}'.encode("latin1")
     with pytest.raises(UserError, match=r"folder/a.jsonl:row 2: not UTF-8 \(byte 0xe9.*iconv"):

@@ -20,6 +20,12 @@ ROPES = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
 }
 
 

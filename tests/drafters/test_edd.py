@@ -141,10 +141,11 @@ def test_starts_from_a_block_of_the_target(make_target, make_drafter):
     torch.testing.assert_close(drafter.fc(states), (states[..., :64] + states[..., 64:]) / 2)
 
 
+@pytest.mark.parametrize("rope", ["default", "linear", "llama3", "yarn"])
 @torch.no_grad()
-def test_a_layer_from_a_block_computes_like_that_block(make_target):
+def test_a_layer_from_a_block_computes_like_that_block(rope, make_target):
     """Fed with a block's own inputs as hidden states and as token embeddings, one layer is that block."""
-    target = make_target("qwen2", "llama3")
+    target = make_target("qwen2", rope)
     target.tap([0, 1])
     config = DrafterConfig(tapped_blocks=[0], init=1)
     drafter = EddModel(EddConfig.for_target(target, config, target.vocab_size))

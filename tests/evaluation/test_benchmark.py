@@ -114,6 +114,22 @@ def test_another_drafter_is_measured_anew(small, tiny_bundle, tmp_path):
     assert len(after) == len(before) and after[0] != before[0]
 
 
+def test_measurements_of_other_prompts_or_elsewhere_are_not_continued(small, tiny_bundle, tmp_path):
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("Why?\n")
+    (folder / "b.txt").write_text("How?\n")
+
+    def key(names: str = "xy", device: str = "cpu") -> str:
+        prompts = [PromptSet(name, str(folder / file)) for name, file in zip(names, ("a.txt", "b.txt"))]
+        config = dataclasses.replace(small, prompts=[*prompts, PromptSet("folder", str(folder))])
+        return benchmark._measured_key(config, tiny_bundle, "target", "float32", device)
+
+    keys = [key(), key("yx"), key(device="cuda")]
+    (folder / "b.txt").write_text("How not?\n")
+    assert len({*keys, key()}) == 4
+
+
 def test_one_length_needs_no_tuning(small, tiny_bundle, tmp_path):
     small = dataclasses.replace(small, tune_prompts=None)
     figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")

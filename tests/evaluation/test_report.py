@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from drafttrain.evaluation.report import describe_difference, print_tables
+from drafttrain.evaluation.report import describe_difference, print_tables, task_table
 
 ROW = {
     "prompts": 12,
@@ -58,7 +58,7 @@ def test_tables():
     for part in ("GSM8K: 12 answers, 2 repeats", "1.95", "1.80", "26%", "51.3", "1.27x", "1.50x", "75%"):
         assert part in text
     for part in (
-        "transformers generate",
+        "transformers",
         "accepted by depth: 0.60 0.50",
         "noisy: [half]",
         "4: 50.0, 5: 48.0",
@@ -67,6 +67,14 @@ def test_tables():
     assert "GSM8K, transformers, chain-4: noisy" in text and "GSM8K, transformers: busy" in text
     assert "15 of 16 outputs equal plain decoding" in text
     assert "the target's own token included" in text and "2 threads of Some CPU" in text
+
+
+def test_nothing_is_cut_off_in_80_columns():
+    console = Console(file=io.StringIO(), width=80)
+    plain = {**ROW, "tokens_per_second": 1234.5, "speedup_transformers": 12.34, "identical": 1.0}
+    console.print(task_table("GSM8K", {"autoregressive": plain, "transformers": OTHER, "chain-16": ROW}))
+    text = console.file.getvalue()
+    assert "…" not in text and "accept_len" in text and "autoregressive" in text and "1234.5" in text
 
 
 def test_without_tuning_and_fp32():

@@ -1,4 +1,4 @@
-"""A bundle loads as it is, decodes exactly, holds no weights of the target, and its card says what was measured."""
+"""A bundle loads as it is, decodes exactly, has no weights of the target; its card tells what was found."""
 
 import json
 import shutil

@@ -118,19 +118,6 @@ def test_reserve_keeps_what_is_committed(llama):
     assert cache.kv.shape[4] == cache.max_len >= 13
 
 
-@torch.no_grad()
-def test_reset_forgets_rows(llama):
-    cache = llama.new_cache(2, 16)
-    tokens = torch.randint(512, (2, 5))
-    llama.forward(cache, tokens, torch.arange(5), torch.ones(5, 5, dtype=torch.bool).tril())
-    cache.commit(torch.arange(5).expand(2, -1), torch.tensor([5, 5]))
-    cache.reset(torch.tensor([1]))
-    assert cache.lengths.tolist() == [5, 0]
-    check(llama, cache, TokenTree.root_only(torch.tensor([7, 8])), [tokens[0].tolist(), []])
-    cache.reset()
-    check(llama, cache, TokenTree.root_only(torch.tensor([7, 8])), [[], []])
-
-
 def test_a_full_cache_is_an_error(llama):
     cache = llama.new_cache(1, 4)
     with pytest.raises(UserError, match="5 tokens do not fit a cache of 4"):
@@ -162,14 +149,12 @@ def test_forms_of_masks():
         torch.tensor([[0, 1, 2, 2]]),
         torch.tensor([[2, 2]]),
     )  # two siblings share a position
-    one = attention_mask(allowed, kv_positions, positions, Config(), "sdpa", torch.float32)
-    assert one.dtype == torch.bool and one.shape == (1, 1, 2, 4) and one.all()
-    windowed = attention_mask(
-        allowed, kv_positions, positions, Config(sliding_window=2), "sdpa", torch.float32
-    )
-    assert windowed[0, 0].int().tolist() == [[0, 1, 1, 1]] * 2
+    one = attention_mask(allowed, kv_positions, positions, Config(), torch.float32)
+    assert one.dtype == torch.float32 and one.shape == (1, 1, 2, 4) and not one.any()
+    windowed = attention_mask(allowed, kv_positions, positions, Config(sliding_window=2), torch.float32)
+    assert windowed[0, 0].tolist() == [[torch.finfo(torch.float32).min, 0, 0, 0]] * 2
     kinds = Config(sliding_window=2, layer_types=["full_attention", "sliding_attention", "full_attention"])
-    both = attention_mask(allowed, kv_positions, positions, kinds, "eager", torch.bfloat16)
+    both = attention_mask(allowed, kv_positions, positions, kinds, torch.bfloat16)
     assert set(both) == {"full_attention", "sliding_attention"}
     assert both["full_attention"].tolist() == [[[[0.0] * 4] * 2]]
     lowest = torch.finfo(torch.bfloat16).min

@@ -1,6 +1,5 @@
 """The numbers that decoding is judged by, on outputs small enough to count by hand."""
 
-import json
 import time
 
 import pytest
@@ -65,10 +64,11 @@ def test_sum_is_the_statistics_of_both():
     assert parts[2] + DecodeStats() == parts[2]
 
 
-def test_summary_is_json_and_empty_statistics_are_zero():
-    summary = json.loads(json.dumps(DecodeStats().summary()))
-    assert {"accept_len", "accept_len_fresh", "repetition", "steps", "verify_seconds"} <= set(summary)
-    assert not any(summary.values())
+@pytest.mark.parametrize(
+    "name", ["accept_len", "accept_len_fresh", "repetition", "accept_rate", "tokens_per_second"]
+)
+def test_empty_statistics_are_zero(name):
+    assert getattr(DecodeStats(), name) == 0
 
 
 def test_module_clock_counts_module_calls_alone():
@@ -78,7 +78,7 @@ def test_module_clock_counts_module_calls_alone():
             return x
 
     one, two = Slow(), Slow()
-    clock = ModuleClock()
+    clock = ModuleClock(torch.device("cpu"))
     started = time.perf_counter()
     with clock.on(one):
         one(1), two(1)

@@ -101,6 +101,10 @@ def damage_config(folder):
     (folder / "config.json").write_text("{")
 
 
+def damage_sizes(folder):
+    edit_json(folder / "config.json", num_attention_heads=0)
+
+
 def damage_type(folder):
     edit_json(folder / "config.json", model_type="no-such-type")
 
@@ -159,8 +163,9 @@ def save_encoder_decoder(folder):
         (damage_weights, "cannot load its weights"),
         (remove_weights, "cannot load its weights .*no file named model.safetensors"),
         (remove_two, "no weights for lm_head.weight, model.layers.0.mlp.up_proj.weight; the checkpoint"),
-        (resize_one, "cannot load its weights"),
-        (remove_tokenizer, "cannot load its tokenizer"),
+        (resize_one, r"model.norm.weight is stored as \[3\] and config.json wants \[64\]"),
+        (damage_sizes, "cannot load its tokenizer"),
+        (remove_tokenizer, "cannot load its tokenizer .*put the model's own tokenizer.json and"),
         (damage_tokenizer, "cannot load its tokenizer"),
         (remove_eos, "its tokenizer has no EOS token"),
         (save_encoder, "BertForMaskedLM is not a causal language model"),

@@ -117,8 +117,8 @@ def test_a_forgotten_window_is_found(monkeypatch):
     target = tiny("mistral", EXACT["mistral"])
     mask = frozen.attention_mask
 
-    def without_window(allowed, kv_positions, positions, config, implementation, dtype):
-        return mask(allowed, torch.full_like(kv_positions, 10**6), positions, config, implementation, dtype)
+    def without_window(allowed, kv_positions, positions, config, dtype):
+        return mask(allowed, torch.full_like(kv_positions, 10**6), positions, config, dtype)
 
     monkeypatch.setattr(frozen, "attention_mask", without_window)
     with pytest.raises(UserError, match="verifies trees wrongly"):

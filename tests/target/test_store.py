@@ -166,7 +166,7 @@ def test_unfinished_store_is_refused(folder):
 
 
 def test_missing_manifest_is_refused(tmp_path):
-    with pytest.raises(UserError, match="manifest.json: no such file"):
+    with pytest.raises(UserError, match="manifest.json: no such file, .*collect them first"):
         HiddenStateStore.open(tmp_path, INFO)
 
 

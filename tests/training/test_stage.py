@@ -276,7 +276,7 @@ def test_a_full_disk_is_told_before_training(run_training, monkeypatch):
 
     usage = shutil.disk_usage("/")._replace(free=10_000)
     monkeypatch.setattr(drafttrain.files.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match="checkpoints needs .* GB and the disk has"):
+    with pytest.raises(UserError, match="saving checkpoints needs .* GB and the disk has"):
         run_training()
 
 
