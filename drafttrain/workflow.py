@@ -101,7 +101,7 @@ class Workflow:
         return self.output / self._stage(name).folder
 
     def run(self, first: str | None = None, last: str | None = None, only: str | None = None) -> None:
-        """Runs the selected stages: all, those from `first` to `last`, or `only` one; others stay as they are.
+        """Runs the selected stages: all, those from `first` to `last`, or `only` one; others are left alone.
 
         Raises:
             UserError: a stage refuses its input, an input is missing, or another process works in the folder.

@@ -103,16 +103,11 @@ class TrainingConfig:
         """Raises:
         UserError: a value that makes no sense.
         """
-        positive = (
-            "lr rows_per_batch gradient_accumulation_steps epochs kl_chunk eval_steps eval_prompt_limit"
-        )
-        positive += (
-            " eval_new_tokens eval_draft_length logging_steps save_steps save_total_limit max_grad_norm"
-        )
-        for name in [*positive.split(), "max_steps", "max_minutes"]:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UserError(f"training.{name} is {value}: it must be above 0")
+        may_be_0 = ("final_lr_ratio", "warmup_steps", "weight_decay", "seed")
+        for name, value in asdict(self).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                if value < 0 or (value == 0 and name not in may_be_0):
+                    raise UserError(f"training.{name} is {value}: it must be above 0")
         low, high = self.block_length
         if not 1 <= low <= high:
             raise UserError(f"training.block_length is {low} to {high}: name the shorter first, at least 1")

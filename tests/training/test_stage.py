@@ -16,6 +16,7 @@ from drafttrain.target.collect import CollectConfig, collect
 from drafttrain.target.loading import load_target
 from drafttrain.training.stage import Clock, last_whole_checkpoint, planned_steps, rate_schedule
 from drafttrain.training.trainer import DraftTrainer
+from drafttrain.training.validation import Validation
 from drafttrain.trees.chain import ChainPolicy
 
 
@@ -189,6 +190,25 @@ def test_stops_when_the_time_is_up(run_training):
     out = run_training(max_steps=100_000, max_minutes=1e-6, logging_steps=50)
     assert [entry["step"] for entry in log_of(out) if "loss" in entry] == [1]
     assert last_whole_checkpoint(out / "checkpoints").name == "checkpoint-1"
+
+
+def test_a_kill_in_the_last_evaluation_costs_no_step(run_training, monkeypatch):
+    """When the time was up, the last checkpoint is evaluated and saved, and nothing is trained further."""
+    plan = {"max_steps": 100_000, "max_minutes": 1e-6}
+
+    def dying(self, drafter):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Validation, "__call__", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(**plan)
+    out = run_training(**plan)
+    log = log_of(out)
+    assert [entry["step"] for entry in log if "loss" in entry] == [1]
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [1]
+    stored = load_file(out / "checkpoints" / "checkpoint-1" / "model.safetensors")
+    assert_equal_weights(stored, weights(out))
 
 
 def test_time_before_a_resume_counts():
