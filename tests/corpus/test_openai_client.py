@@ -23,6 +23,7 @@ from drafttrain.inference.batched import Request, generate_batch
 from drafttrain.target.frozen import FrozenTarget
 
 N_CHATS = 9
+HANG_S = 4.0
 PASSING = ["429", "500", "garbage", "hang", "cut", "drop", "no choices", "bad ids", "aborted"]
 
 
@@ -115,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "garbage":
             return self.send(200, b"<html>It works!</html>")
         if fault == "hang":
-            time.sleep(1.5)
+            time.sleep(HANG_S)
         if fault == "cut":
             return self.send(200, json.dumps(answer).encode()[:40], {"Content-Length": "5000"})
         if fault == "drop":
@@ -179,7 +180,7 @@ def source(tmp_path) -> Path:
 
 
 def config_for(source: Path, url: str | None, limits: dict | None = None, **server) -> RegenerateConfig:
-    settings = {"retries": 9, "retry_wait_s": 0.01, "timeout_s": 1.0, "concurrency": 4} | server
+    settings = {"retries": 9, "retry_wait_s": 0.01, "timeout_s": 30.0, "concurrency": 4} | server
     return RegenerateConfig(
         [Source(str(source))],
         max_new_tokens=12,
@@ -211,7 +212,8 @@ def expected(target, source, tmp_path) -> bytes:
 def test_a_failing_server_gives_what_the_process_gives(target, server, source, tmp_path, expected, endpoint):
     """Greedy and sampled (the stand-in obeys seeds); every fault occurs, some on the same request."""
     server.faults = [None, *PASSING, None, *PASSING, *PASSING]
-    report = run(config_for(source, server.url, endpoint=endpoint), tmp_path / "out", target)
+    config = config_for(source, server.url, endpoint=endpoint, timeout_s=HANG_S - 1)
+    report = run(config, tmp_path / "out", target)
     assert (report.written, report.failed, report.retokenized) == (N_CHATS, 0, 0) and report.is_balanced
     assert (tmp_path / "out" / "responses.jsonl").read_bytes() == expected
     assert not server.faults and len(server.bodies) >= 1 + report.turns + 3 * len(PASSING)
