@@ -7,6 +7,7 @@ shape before it is fetched, the corpus's tokens before it is built) is left out 
 import dataclasses
 import math
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from drafttrain.corpus.build import Source
+from drafttrain.corpus.readers import read_conversations
 from drafttrain.drafters.edd import DrafterConfig
 from drafttrain.errors import UserError
 from drafttrain.files import read_json
@@ -25,6 +27,7 @@ from drafttrain.target.store import stored_bytes
 Folders = dict[str, Path]
 Estimate = dict[str, str]
 KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
+SAMPLE = 200  # conversations that tell how long the others are
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
@@ -174,13 +177,21 @@ def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
 
 
 def _source_tokens(sources: Iterable[Source]) -> int:
-    n_bytes = 0.0
-    for source in sources:
-        path = Path(source.path)
-        for file in path.rglob("*") if path.is_dir() else [path]:
-            if file.is_file():
-                n_bytes += file.stat().st_size * COMPRESSION.get(file.suffix, 1.0)
-    return round(n_bytes / BYTES_PER_TOKEN)
+    return sum(map(_tokens_of, sources))
+
+
+def _tokens_of(source: Source) -> int:
+    """Tokens of a source by its size; by its first conversations where only some of them are taken."""
+    path, n_bytes = Path(source.path), 0.0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            n_bytes += file.stat().st_size * COMPRESSION.get(file.suffix, 1.0)
+    tokens = round(n_bytes / BYTES_PER_TOKEN)
+    if source.max_conversations is None:
+        return tokens
+    some = islice(read_conversations(source.path, source.format), min(source.max_conversations, SAMPLE))
+    sizes = [sum(len(m.token_ids or m.content) / (1 if m.token_ids else 4) for m in c.messages) for c in some]
+    return min(tokens, round(source.max_conversations * sum(sizes) / max(len(sizes), 1)))
 
 
 def _count(n: float) -> str:

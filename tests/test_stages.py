@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from drafttrain import cli, estimates
+from drafttrain.corpus.build import Source
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet
@@ -139,6 +140,17 @@ def test_estimated_downloads(folder, monkeypatch):
     ):
         recipe.target.model, recipe.target.source = model, source
         assert estimates.fetch_target(recipe, {}) == expected
+
+
+def test_estimated_tokens_of_some_conversations(tmp_path):
+    turns = [{"from": "human", "value": "four" * 10}, {"from": "gpt", "value": "x", "token_ids": [1] * 20}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text() * 100)
+    everything = estimates._source_tokens([Source(str(tmp_path / "a.jsonl"))])
+    assert estimates._source_tokens([Source(str(tmp_path / "a.jsonl"), max_conversations=7)]) == 7 * 30
+    assert (
+        estimates._source_tokens([Source(str(tmp_path / "a.jsonl"), max_conversations=10**6)]) == everything
+    )
 
 
 def test_estimated_tokens_to_decode(folder):
