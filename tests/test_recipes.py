@@ -50,8 +50,8 @@ def test_the_twin_runs_and_its_bundle_decodes(path, tiny_target, tmp_path, monke
     out = tmp_path / "run"
     command = ["run", f"recipes/tiny/{path.name}", "--target.model", str(tiny_target), "--output", str(out)]
     assert main(command) == 0
-    summary = read_json(out / "summary.json")
-    assert summary["lossless"] is True
+    if "evaluate" in stages(load_recipe(path)):
+        assert read_json(out / "summary.json")["lossless"] is True
     decoder = SpeculativeDecoder.from_pretrained(str(out / "bundle"), dtype="float32")
     prompt = "Could you please explain"
     assert decoder.generate(prompt, 12).token_ids == decoder.autoregressive(prompt, 12).token_ids
