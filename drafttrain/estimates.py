@@ -69,7 +69,7 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
     tokens, about = _corpus_tokens(recipe, folders)
     estimate = {"tokens": f"{about}{_count(tokens)}"}
     if target := _target(recipe, folders):
-        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(recipe.drafter.tapped_blocks))
+        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(drafter_shape(recipe).tapped_blocks))
         estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
         estimate["memory"] = _bytes(_target_bytes(recipe, target))
     return estimate
@@ -90,7 +90,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     target = _target(recipe, folders)
     if target is None:
         return estimate
-    drafter = _drafter(recipe)
+    drafter = drafter_shape(recipe)
     trained, stored = drafter_parameters(drafter, target)
     vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
     # fp32 logits of target and drafter, their log-probabilities and the gradient
@@ -109,7 +109,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
 def export(recipe: Recipe, folders: Folders) -> Estimate:
     """Disk of the bundle: bf16 weights."""
     target = _target(recipe, folders)
-    return {"disk": _bytes(2 * drafter_parameters(_drafter(recipe), target)[1])} if target else {}
+    return {"disk": _bytes(2 * drafter_parameters(drafter_shape(recipe), target)[1])} if target else {}
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
@@ -137,7 +137,7 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
     return trained, trained + size
 
 
-def _drafter(recipe: Recipe) -> DrafterConfig:
+def drafter_shape(recipe: Recipe) -> DrafterConfig:
     """The drafter's shape: that of `training.init_from` where there is one."""
     if not recipe.training.init_from:
         return recipe.drafter
@@ -149,7 +149,7 @@ def _drafter(recipe: Recipe) -> DrafterConfig:
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
     """The target without weights; None while its folder is not there."""
     place = Path(recipe.target.model)
-    record = folders["fetch-target"] / "target.json" if "fetch-target" in folders else None
+    record = folders["fetch-target"] / ".place.json" if "fetch-target" in folders else None
     if record is not None and record.exists():
         place = Path(read_json(record)["place"])
     elif is_known(recipe.target.model):

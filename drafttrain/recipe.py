@@ -248,8 +248,13 @@ def _check_values(recipe: Recipe) -> None:
         recipe.regenerate.check()
     if recipe.corpus.sources or not recipe.regenerate:
         recipe.corpus.check()
-    for section in (recipe.hidden_states, recipe.training, recipe.evaluate):
+    for section in (recipe.hidden_states, recipe.drafter, recipe.training, recipe.evaluate):
         section.check()
+    if recipe.corpus.validation_fraction == 0:
+        raise UserError(
+            "corpus.validation_fraction is 0, and training reports the loss on held-out conversations: "
+            "hold some out, such as 0.01"
+        )
     longest, row = recipe.corpus.max_length, recipe.training.row_length
     if longest > row:
         raise UserError(

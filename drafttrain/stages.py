@@ -26,7 +26,7 @@ from drafttrain.training.stage import train
 from drafttrain.workflow import PREVIOUS, Stage
 
 Folders = dict[str, Path]
-PLACE = "target.json"
+PLACE = ".place.json"  # hidden: the cache's path on this machine is nothing that later stages depend on
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -56,7 +56,8 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     place = Path(resolve_target(_target_model(recipe)))
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
-    write_json(out / PLACE, {"model": recipe.target.model, "place": str(place), "sha256": hashes})
+    write_json(out / PLACE, {"place": str(place)})
+    write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport:
@@ -84,7 +85,7 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> CollectReport:
     return collect(
         recipe.hidden_states,
         _target_model(recipe),
-        recipe.drafter.tapped_blocks,
+        estimates.drafter_shape(recipe).tapped_blocks,
         folders["corpus"],
         out,
         dtype=recipe.target.dtype,
@@ -192,7 +193,7 @@ STAGES = [
         section=lambda recipe: {
             "target": recipe.target,
             "hidden_states": recipe.hidden_states,
-            "drafter": {"tapped_blocks": recipe.drafter.tapped_blocks},
+            "drafter": {"tapped_blocks": estimates.drafter_shape(recipe).tapped_blocks},
         },
         needs=lambda recipe: ["fetch-target", "corpus"],
         enabled=_is_offline,
@@ -210,9 +211,7 @@ STAGES = [
             "training": recipe.training,
         },
         needs=lambda recipe: ["fetch-target", "corpus", *(["collect"] if _is_offline(recipe) else [])],
-        files=lambda recipe: _paths(
-            recipe.training.eval_prompts, recipe.training.init_from, recipe.training.deepspeed
-        ),
+        files=lambda recipe: _paths(recipe.training.eval_prompts, recipe.training.init_from),
         resumes=True,
         keep=True,
         ranks=True,
@@ -224,7 +223,11 @@ STAGES = [
         name="evaluate",
         folder="evaluation",
         run=_evaluate,
-        section=lambda recipe: {"target": recipe.target, "evaluate": recipe.evaluate},
+        section=lambda recipe: {
+            "target": recipe.target,
+            "device": recipe.target.device,  # the output of this stage is speed
+            "evaluate": recipe.evaluate,
+        },
         needs=lambda recipe: ["fetch-target", "train"],
         files=_evaluation_files,
         enabled=_is_evaluated,

@@ -103,7 +103,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("trainin: {lr: 1}", "unknown key trainin; did you mean training?"),
         ("training: {lrr: 1}", "unknown key training.lrr; did you mean training.lr?"),
         ("lr: 1", "unknown key lr; did you mean training.lr?"),
-        ("training: {qqq: 1}", "unknown key training.qqq; known here: lr, "),
+        ("training: {qqq: 1}", "unknown key training.qqq; known here: optimizer, lr, "),
         (
             "evaluate: {prompts: [{name: a, pth: b}]}",
             "unknown key evaluate.prompts[0].pth; did you mean evaluate.pro",
@@ -130,6 +130,10 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("hidden_states: {mode: offlin}", "hidden_states.mode: expected 'online', 'offline', not offlin"),
         # found before the first stage, not when the stage that reads it begins
         ("training: {lr: -1}", "training.lr is -1.0: it must be above 0"),
+        ("drafter: {layers: 0}", "drafter.layers is 0: a drafter has at least 1"),
+        ("drafter: {tapped_blocks: []}", "drafter.tapped_blocks is empty"),
+        ("drafter: {draft_vocab_size: 0}", "drafter.draft_vocab_size is 0"),
+        ("drafter: {init: zork}", "drafter.init is zork: it must be random or the number"),
         ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens is 0: it must be above 0"),
         ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
         ("evaluate: {repeats: 0}", "evaluate.repeats is 0: at least 1 is needed"),

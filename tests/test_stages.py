@@ -98,6 +98,15 @@ def test_an_own_target_is_an_input(folder):
     assert list(STAGES[0].files(recipe)) == []
 
 
+def test_states_are_collected_for_the_drafter_that_training_starts_from(folder):
+    Path("old").mkdir()
+    Path("old/config.json").write_text(json.dumps({"layers": 1, "tapped_blocks": [1]}))
+    collect = next(stage for stage in STAGES if stage.name == "collect")
+    for words, expected in (([], [-2]), (["--training.init_from", "old"], [1])):
+        section = collect.section(load_recipe("tiny.yaml", words))
+        assert section["drafter"] == {"tapped_blocks": expected}
+
+
 def test_what_each_stage_reads(folder):
     """Folders come from stages that run earlier and are enabled; files are the recipe's."""
     for text, off in ((RECIPE, set()), (RECIPE.replace("offline", "online"), {"collect"})):

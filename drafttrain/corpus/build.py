@@ -68,7 +68,7 @@ class CorpusConfig:
     exclude: list[str] = field(default_factory=list)
     deduplicate: bool = True
     seed: int = 0
-    processes: int = 1
+    processes: int = field(default=1, metadata={"changes_output": False})
 
     def check(self) -> None:
         """Raises:

@@ -42,7 +42,25 @@ class DrafterConfig:
     train_embeddings: bool = False
     train_head: bool = True
 
-    def check(self, target: FrozenTarget) -> None:
+    def check(self) -> None:
+        """Refuses what no drafter can be, whatever the target.
+
+        Raises:
+            UserError: the key and its remedy.
+        """
+        if self.layers < 1:
+            raise UserError(f"drafter.layers is {self.layers}: a drafter has at least 1")
+        if not self.tapped_blocks:
+            raise UserError("drafter.tapped_blocks is empty: name a block, such as [-4]")
+        if self.draft_vocab_size is not None and self.draft_vocab_size < 1:
+            raise UserError(
+                f"drafter.draft_vocab_size is {self.draft_vocab_size}: name one above 0, or null for all "
+                "of the target's tokens"
+            )
+        if isinstance(self.init, str) and self.init != "random":
+            raise UserError(f"drafter.init is {self.init}: it must be random or the number of a target block")
+
+    def check_target(self, target: FrozenTarget) -> None:
         """Refuses what no drafter of this target can be.
 
         Raises:
@@ -53,14 +71,11 @@ class DrafterConfig:
                 f"{target.name} is a {target.config.model_type} model; EDD drafters are for "
                 f"{', '.join(SUPPORTED_TARGETS)}: choose such a target"
             )
-        if self.layers < 1:
-            raise UserError(f"drafter.layers is {self.layers}: a drafter has at least 1")
-        if not self.tapped_blocks:
-            raise UserError("drafter.tapped_blocks is empty: name a block, such as [-4]")
+        self.check()
         n = target.n_blocks
         for key, blocks in (("tapped_blocks", self.tapped_blocks), ("init", [self.init])):
             for block in blocks:
-                if block != "random" and not (isinstance(block, int) and -n <= block < n):
+                if block != "random" and not -n <= block < n:
                     raise UserError(f"drafter.{key}: {target.name} has blocks {-n} to {n - 1}, not {block}")
 
 
@@ -119,7 +134,7 @@ class EddConfig(PretrainedConfig):
         Raises:
             UserError: the target's layers are not of the Llama or Qwen kind, or it has no such block.
         """
-        drafter.check(target)
+        drafter.check_target(target)
         config, attention = target.config, target.blocks[0].self_attn
         return cls(
             target=identity(target),
@@ -160,6 +175,8 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
             f"{folder}: drafter format {config.get('format_version')}, and this version reads "
             f"{FORMAT_VERSION}; export it again"
         )
+    if not isinstance(config.get("target"), dict):
+        raise UserError(f"{folder}/config.json: does not say which target it is for; export it again")
     return config
 
 

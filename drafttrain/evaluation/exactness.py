@@ -54,10 +54,7 @@ def first_difference(
     pairs = zip([*expected, -1], [*found, -1])
     position = next(i for i, (a, b) in enumerate(pairs) if a != b)
     ids = torch.tensor([[*prompt_ids, *expected[:position]]], device=target.device)  # [1, n]
-    n = ids.shape[1]
-    causal = torch.ones(1, n, n, dtype=torch.bool, device=target.device).tril()
-    positions = torch.arange(n, device=target.device)[None]  # [1, n]
-    logits = target.head(target.encode(ids, causal, positions).final[0, -1]).float()  # [V]
+    logits = target.head(target.encode(ids, torch.zeros_like(ids)).final[0, -1]).float()  # [V]
     best = logits.topk(2)
     tokens = [list(output)[position] if position < len(output) else -1 for output in (expected, found)]
     gap = (best.values[0] - best.values[1]).item()

@@ -19,7 +19,7 @@ from drafttrain.target.collect import CollectConfig, collect_states
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.store import HiddenStateStore, target_info
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.stage import TrainingConfig, new_drafter, training_arguments
+from drafttrain.training.stage import TrainingConfig, new_drafter, new_optimizer, training_arguments
 from drafttrain.training.trainer import DraftTrainer
 
 SHAPES = ((2, 1024), (4, 512), (8, 256), (16, 128), (32, 64), (8, 512))  # rows x tokens of one bare forward
@@ -151,6 +151,7 @@ def _train_some(
         model=drafter,
         args=arguments,
         train_dataset=rows,
+        optimizers=(new_optimizer(config, drafter), None),
         target=target,
         block_length=tuple(config.block_length),
         kl_chunk=config.kl_chunk,

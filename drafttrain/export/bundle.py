@@ -88,7 +88,7 @@ def export(
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         results: dict[str, Any] | None = None
         if evaluation is not None:
-            results = read_json(evaluation)
+            results = _read_evaluation(Path(evaluation))
             shutil.copyfile(evaluation, folder / EVALUATION)
         if log.exists():
             shutil.copyfile(log, folder / "training_log.json")
@@ -96,6 +96,13 @@ def export(
         card = model_card(config, settings, results, read_json(log) if log.exists() else [], size)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return out
+
+
+def _read_evaluation(path: Path) -> dict[str, Any]:
+    results = read_json(path)
+    if not isinstance(results, dict):
+        raise UserError(f"{path}: holds no results of an evaluation; give what drafttrain evaluate wrote")
+    return results
 
 
 def find_bundle(path: str | os.PathLike) -> Path:
@@ -140,9 +147,17 @@ def load_bundle(
         made_for = config["target"].get("name")
         if target is None and made_for is None:
             raise UserError(f"{folder}: config.json names no target; pass one")
-        target = load_target(target or made_for, dtype=dtype, device=device)
+        try:
+            target = load_target(target or made_for, dtype=dtype, device=device)
+        except UserError as error:
+            if target is not None:
+                raise
+            raise UserError(
+                f"{folder}: its target cannot be loaded; name one with `target` (--target on the command "
+                f"line). {error}"
+            ) from None
         check_tree_support(target)
     drafter = EddModel.load(folder, target, dtype=target.dtype)
     measured = folder / EVALUATION
-    length = read_json(measured).get("draft_length") if measured.exists() else None
+    length = _read_evaluation(measured).get("draft_length") if measured.exists() else None
     return Bundle(target=target, drafter=drafter, draft_length=length or DEFAULT_DRAFT_LENGTH)

@@ -155,12 +155,8 @@ def encode_documents(
         ids = torch.zeros(len(batch), width, dtype=torch.long)  # [B, T]
         for i, index in enumerate(batch):
             ids[i, : len(rows[index])] = torch.tensor(rows[index])
-        # Padding lies behind a document, where causal attention does not look, and sees at least itself.
-        causal = torch.ones(width, width, dtype=torch.bool, device=target.device).tril()  # [T, T]
-        positions = torch.arange(width, device=target.device)  # [T]
-        states = target.encode(
-            ids.to(target.device), causal.expand(len(batch), -1, -1), positions.expand(len(batch), -1)
-        )
+        # Padding lies behind a document, where causal attention does not look.
+        states = target.encode(ids.to(target.device), torch.zeros_like(ids, device=target.device))
         tapped, final = states.tapped.cpu(), states.final.cpu()  # [B, T, K*H], [B, T, H]
         for i, index in enumerate(batch):
             n = len(rows[index])

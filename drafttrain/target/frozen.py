@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.errors import UserError
 from drafttrain.inference.cache import TreeCache, allowed_slots, attention_mask
+from drafttrain.target import document_attention
 
 
 @dataclass
@@ -126,16 +127,23 @@ class FrozenTarget:
     # forwards
 
     @torch.no_grad()
-    def encode(self, input_ids: torch.Tensor, allowed: torch.Tensor, positions: torch.Tensor) -> TargetStates:
-        """One pass over whole rows without a cache and without the LM head, for training and collection.
+    def encode(self, input_ids: torch.Tensor, document_start: torch.Tensor) -> TargetStates:
+        """One pass over packed rows without a cache and without the LM head, for training and collection.
 
         Args:
             input_ids: [B, T].
-            allowed: bool [B, T, T], what each token may attend to (packed documents must not see each other).
-            positions: [B, T] position of each token in its own document.
+            document_start: index in its row at which each token's document begins [B, T]; a token sees its
+                own document up to itself.
         """
-        mask = attention_mask(allowed, positions, positions, self.config, self.dtype)
-        out = self.base(input_ids=input_ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        index = torch.arange(input_ids.shape[1], device=input_ids.device)
+        positions = index - document_start  # [B, T] in each token's own document
+        if document_attention.usable(self.config):
+            with document_attention.attention_within_documents(self.config, document_start):
+                out = self.base(input_ids=input_ids, position_ids=positions, use_cache=False)
+        else:
+            allowed = document_attention.causal_document_mask(document_start)  # [B, T, T]
+            mask = attention_mask(allowed, positions, positions, self.config, self.dtype)
+            out = self.base(input_ids=input_ids, attention_mask=mask, position_ids=positions, use_cache=False)
         return self._states(out.last_hidden_state)
 
     @torch.no_grad()

@@ -60,9 +60,3 @@ def random_blocks(
     index = torch.arange(t)
     start = (index - offset) // length * length + offset  # [B, T] the grid point at or before each token
     return BlockLayout(document_start, torch.maximum(start.to(document_start.device), document_start))
-
-
-def causal_document_mask(document_start: torch.Tensor) -> torch.Tensor:
-    """bool [B, T, T]: what each token of a packed row sees in the target (its own document up to itself)."""
-    index = torch.arange(document_start.shape[1], device=document_start.device)
-    return (index >= document_start[:, :, None]) & (index <= index[:, None])

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 from accelerate.utils import broadcast
 from datasets import Dataset
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
@@ -22,6 +24,7 @@ from drafttrain.files import new_folder, read_json, require_free_disk, write_jso
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 from drafttrain.target.store import HiddenStateStore, target_info
+from drafttrain.training.optimizer import MuonWithAdamW
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.validation import Validation
@@ -34,7 +37,9 @@ class TrainingConfig:
     """How a drafter is trained (section `training` of a recipe).
 
     Attributes:
-        lr: peak learning rate of AdamW. The paper's 1e-4 suits 70 M tokens; small budgets need 1e-3 or more.
+        optimizer: "adamw" (the paper's), or "muon" for the layers' matrices with AdamW for the rest, which
+            learns more from each token; not under DeepSpeed.
+        lr: peak learning rate. The paper's 1e-4 suits 70 M tokens; small budgets need 1e-3 or more.
         schedule: course of the rate after the warm-up, over steps or, with max_minutes, over time if that is
             further.
         final_lr_ratio: share of the peak rate that is left at the end (linear and cosine).
@@ -69,6 +74,7 @@ class TrainingConfig:
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
     """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 1e-4
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     final_lr_ratio: float = 0.0
@@ -97,7 +103,7 @@ class TrainingConfig:
     report_to: Literal["none", "wandb"] = field(default="none", metadata={"changes_output": False})
     wandb_mode: Literal["offline", "online"] = field(default="offline", metadata={"changes_output": False})
     init_from: str | None = None
-    deepspeed: str | None = None
+    deepspeed: str | None = field(default=None, metadata={"changes_output": False})
 
     def check(self) -> None:
         """Raises:
@@ -106,14 +112,24 @@ class TrainingConfig:
         may_be_0 = ("final_lr_ratio", "warmup_steps", "weight_decay", "seed")
         for name, value in asdict(self).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                if value < 0 or (value == 0 and name not in may_be_0):
-                    raise UserError(f"training.{name} is {value}: it must be above 0")
+                if not value >= 0 or (value == 0 and name not in may_be_0):  # NaN fails too
+                    at_least = "0 or more" if name in may_be_0 else "above 0"
+                    raise UserError(f"training.{name} is {value}: it must be {at_least}")
+        if self.final_lr_ratio > 1:
+            raise UserError(f"training.final_lr_ratio is {self.final_lr_ratio}: it must lie within 0 and 1")
+        if not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise UserError(f"training.adam_betas is {list(self.adam_betas)}: each must lie within 0 and 1")
         low, high = self.block_length
         if not 1 <= low <= high:
             raise UserError(f"training.block_length is {low} to {high}: name the shorter first, at least 1")
         if self.row_length < 2:
             raise UserError(f"training.row_length is {self.row_length}: a row needs at least 2 tokens")
         if self.deepspeed:
+            if self.optimizer == "muon":
+                raise UserError(
+                    "training.optimizer is muon, which needs whole matrices, and DeepSpeed's ZeRO cuts them: "
+                    "set it to adamw, or launch with torchrun and without training.deepspeed"
+                )
             settings = read_json(self.deepspeed)
             if settings.get("zero_optimization", {}).get("stage", 0) > 2:
                 raise UserError(
@@ -220,6 +236,7 @@ def train(
         args=arguments,
         train_dataset=rows,
         eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
+        optimizers=(new_optimizer(config, drafter), None),
         callbacks=[clock],
         target=target,
         block_length=tuple(config.block_length),
@@ -263,6 +280,13 @@ def new_drafter(
     drafter = EddModel(EddConfig.for_target(target, drafter_config, len(draft_ids)))
     drafter.initialize_from(target, drafter_config, draft_ids)
     return drafter.to(target.device).train()
+
+
+def new_optimizer(config: TrainingConfig, drafter: EddModel) -> torch.optim.Optimizer | None:
+    """The recipe's optimizer; None for AdamW, which the Trainer makes itself."""
+    if config.optimizer == "adamw":
+        return None
+    return MuonWithAdamW(drafter, config.lr, config.adam_betas, config.weight_decay)
 
 
 def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> HiddenStateStore | None:
@@ -331,16 +355,20 @@ def start_wandb(config: TrainingConfig, out: Path):
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; half-written ones are passed over.
+    """The newest checkpoint that was written to its end; half-written and damaged ones are passed over.
 
     The Trainer's own search takes the highest number.
     """
     for path in sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True):
         try:
             read_json(path / STATE)
-            return path
-        except UserError:  # not there, or cut short
+            for weights in path.rglob("*.safetensors"):
+                with safe_open(weights, "pt"):  # reads the header, which tells how long the file must be
+                    pass
+        except (UserError, SafetensorError):  # not there, or cut short
             continue
+        if all(zipfile.is_zipfile(file) for file in path.rglob("*.pt")):
+            return path
     return None
 
 

@@ -16,10 +16,10 @@ from transformers import Trainer
 
 from drafttrain.drafters.edd import EddModel
 from drafttrain.errors import UserError
-from drafttrain.target.frozen import FrozenTarget, TargetStates
+from drafttrain.target.frozen import FrozenTarget
 from drafttrain.training.attention import block_attention
 from drafttrain.training.losses import head_kl
-from drafttrain.training.masks import BlockLayout, causal_document_mask, random_blocks
+from drafttrain.training.masks import BlockLayout, random_blocks
 
 
 def draft_kl(
@@ -36,32 +36,48 @@ def draft_kl(
     Args:
         model: the drafter as it is called: wrapped by DDP or DeepSpeed, or the drafter itself.
         drafter: the bare drafter, for its head and its vocabulary.
-        batch: rows of `PackedRows`, stacked; with `tapped` and `final` the target is not run.
+        batch: rows of `PackedRows`, stacked, with the target's states.
         layout: the blocks of this step.
         chunk: positions whose logits exist at once.
         bf16: compute the drafter in bf16 (autocast); the target keeps its own dtype.
     """
-    states = target_states(target, batch)
     wanted = batch["loss_mask"].bool()  # [B, T]
     with torch.autocast(wanted.device.type, torch.bfloat16, enabled=bf16):
         attend = block_attention(layout)
-        drafted = model(batch["input_ids"], states.tapped, batch["positions"], attend, wanted)  # [N, H]
+        drafted = model(batch["input_ids"], batch["tapped"], batch["positions"], attend, wanted)  # [N, H]
     draft_rows = target.lm_head.weight[drafter.draft_to_target]  # [D, H]
 
     def teacher_logits(final: torch.Tensor) -> torch.Tensor:
         return target.scale_logits(final @ draft_rows.T)  # [c, D]
 
-    teacher = states.final[wanted].to(target.dtype)  # [N, H]
+    teacher = batch["final"][wanted].to(target.dtype)  # [N, H]
     dtype = torch.bfloat16 if bf16 else drafter.lm_head.weight.dtype
     return head_kl(drafted, drafter.lm_head.weight, teacher, teacher_logits, chunk, dtype)
 
 
-def target_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> TargetStates:
-    """Stored states where the batch carries them, else a forward of the target."""
+def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch with `tapped` [B, T, K·H] and `final` [B, T, H]: as stored where it carries them, else from
+    a forward of the target. Tokens whose states are NaN or infinite are not trained; stored states have none.
+
+    Raises:
+        UserError: that leaves nothing to train.
+    """
     if "tapped" in batch:
-        return TargetStates(tapped=batch["tapped"], final=batch["final"])
-    allowed = causal_document_mask(batch["document_start"])
-    return target.encode(batch["input_ids"], allowed, batch["positions"])
+        return batch
+    states = target.encode(batch["input_ids"], batch["document_start"])
+    batch = {**batch, "tapped": states.tapped, "final": states.final}
+    finite = states.tapped.isfinite().all(-1) & states.final.isfinite().all(-1)  # [B, T]
+    if not finite.all():
+        trained = batch["loss_mask"].any()
+        batch["loss_mask"] = batch["loss_mask"] * finite
+        if trained and not batch["loss_mask"].any():
+            raise UserError(
+                f"{target.name} gives NaN or infinite states for every token of a batch: look for damaged "
+                "weights of the target"
+            )
+        for name in ("tapped", "final"):  # a masked NaN is still NaN in attention
+            batch[name] = batch[name].masked_fill(~finite[:, :, None], 0)
+    return batch
 
 
 class DraftTrainer(Trainer):
@@ -96,6 +112,7 @@ class DraftTrainer(Trainer):
         self._forwards = (-1, 0)  # optimizer step, forward passes of this process in it so far
         # agreements, trained positions and tokens since the last log line
         self._sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
+        self._not_finite = 0  # positions of this process that were left out since the last log line
         self._logged_at: float | None = None
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
@@ -127,6 +144,9 @@ class DraftTrainer(Trainer):
         if self._logged_at is None:
             self._logged_at = time.perf_counter()
         layout = self._layout(inputs["document_start"])
+        wanted = inputs["loss_mask"].sum()
+        inputs = with_states(self.target, inputs)
+        self._not_finite += int(wanted - inputs["loss_mask"].sum())
         loss, agree = draft_kl(
             model, self.model, self.target, inputs, layout, self.kl_chunk, bf16=self.args.bf16
         )
@@ -149,7 +169,10 @@ class DraftTrainer(Trainer):
             logs["top1_agreement"] = round(agree / max(positions, 1), 4)
             logs["tokens"] = int(tokens)
             logs["tokens_per_second"] = round(tokens / (now - self._logged_at), 1)
+            if self._not_finite:
+                logs["not_finite"] = self._not_finite
             self._sums.zero_()
+            self._not_finite = 0
             self._logged_at = now
         super().log(logs, start_time)
 

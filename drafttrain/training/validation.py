@@ -17,7 +17,7 @@ from drafttrain.inference.proposer import TreeProposer
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.trainer import draft_kl, target_states
+from drafttrain.training.trainer import draft_kl, with_states
 from drafttrain.trees.chain import ChainPolicy
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class Validation:
         kl = agree = lost = positions = 0.0
         for index in range(min(EVAL_ROWS, len(self.rows))):
             batch = {name: value.to(device) for name, value in default_collate([self.rows[index]]).items()}
-            states = target_states(self.target, batch)
-            batch |= {"tapped": states.tapped, "final": states.final}
+            batch = with_states(self.target, batch)
             generator = torch.Generator().manual_seed(index)
             layout = random_blocks(batch["document_start"], length, length, generator)
             loss, same = draft_kl(
@@ -69,7 +68,7 @@ class Validation:
             wanted = batch["loss_mask"].bool()
             kl, agree, positions = kl + loss.item(), agree + same.item(), positions + wanted.sum().item()
             if self._lost_mass is None:
-                lost += self._lost(drafter, states.final[wanted].to(self.target.dtype))
+                lost += self._lost(drafter, batch["final"][wanted].to(self.target.dtype))
         positions = max(positions, 1)
         if self._lost_mass is None:
             self._lost_mass = lost / positions

@@ -12,7 +12,7 @@ from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.training.attention import block_attention
-from drafttrain.training.masks import BlockLayout, causal_document_mask
+from drafttrain.training.masks import BlockLayout
 from drafttrain.trees.tree import TokenTree
 
 LENGTHS = (23, 17)  # of the two documents of a batch
@@ -22,8 +22,7 @@ def documents(target: FrozenTarget) -> tuple[torch.Tensor, torch.Tensor]:
     """Two random documents in rows of 23 with padding, and the target's tapped states over them."""
     ids = torch.randint(3, target.vocab_size, (2, max(LENGTHS)), generator=torch.Generator().manual_seed(1))
     start = torch.zeros_like(ids)
-    positions = torch.arange(ids.shape[1]).expand_as(ids)
-    return ids, target.encode(ids, causal_document_mask(start), positions).tapped
+    return ids, target.encode(ids, start).tapped
 
 
 def train_log_probs(drafter: EddModel, ids: torch.Tensor, tapped: torch.Tensor, layout: BlockLayout):
@@ -154,7 +153,7 @@ def test_a_layer_from_a_block_computes_like_that_block(rope, make_target):
     ids = torch.randint(3, 512, (1, 12))
     start = torch.zeros_like(ids)
     positions = torch.arange(12)[None]
-    inputs, outputs = target.encode(ids, causal_document_mask(start), positions).tapped.chunk(2, -1)
+    inputs, outputs = target.encode(ids, start).tapped.chunk(2, -1)
     drafter.embed_tokens.weight = torch.nn.Parameter(inputs[0].clone())
     one_each = BlockLayout(start, positions)  # blocks of one token: hidden states before it, and itself
     states = drafter(

@@ -223,3 +223,25 @@ def test_a_bundle_that_names_no_target_needs_one(bundle, target):
     with pytest.raises(UserError, match="names no target; pass one"):
         load_bundle(bundle)
     assert load_bundle(bundle, target=target)
+
+
+def test_damaged_results_and_configs_are_told(bundle, trained_folder, target, tmp_path):
+    (tmp_path / "eval.json").write_text("[]")
+    with pytest.raises(UserError, match="eval.json: holds no results of an evaluation"):
+        export(ExportConfig(), trained_folder / "drafter", tmp_path / "other", tmp_path / "eval.json")
+    (bundle / "eval.json").write_text("[]")
+    with pytest.raises(UserError, match="eval.json: holds no results of an evaluation"):
+        load_bundle(bundle, target=target)
+    config = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps({**config, "target": None}))
+    with pytest.raises(UserError, match="does not say which target it is for; export it again"):
+        load_bundle(bundle, target=target)
+
+
+def test_a_vanished_target_is_told_with_the_bundle(bundle, tmp_path):
+    config = json.loads((bundle / "config.json").read_text())
+    config["target"]["name"] = str(tmp_path / "gone")
+    (bundle / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="its target cannot be loaded; name one .*--target") as e:
+        load_bundle(bundle)
+    assert str(bundle) in str(e.value) and "\n" not in str(e.value)

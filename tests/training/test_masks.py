@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from drafttrain.training.masks import BlockLayout, causal_document_mask, random_blocks
+from drafttrain.training.masks import BlockLayout, random_blocks
 
 
 def starts_of(lengths: list[int], width: int) -> torch.Tensor:
@@ -119,9 +119,3 @@ def test_draws_are_the_generators():
     )
     assert torch.equal(one.block_start, same.block_start)
     assert not torch.equal(one.block_start, other.block_start)
-
-
-def test_causal_document_mask():
-    document = starts_of([3, 2], 6)
-    expected = [[document[0, q] == document[0, k] and k <= q for k in range(6)] for q in range(6)]
-    assert torch.equal(causal_document_mask(document), torch.tensor([expected]))

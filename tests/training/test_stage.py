@@ -1,6 +1,7 @@
 """The training stage as a whole: it learns, resumes bit for bit, and refuses what it cannot train."""
 
 import json
+import os
 import shutil
 import time
 
@@ -100,10 +101,11 @@ def test_bf16_and_two_layers_train(run_training):
 # resume
 
 
-def test_resumes_bit_for_bit_after_a_kill(run_training, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resumes_bit_for_bit_after_a_kill(optimizer, run_training, monkeypatch):
     """Killed in step 8, with checkpoints every 5 steps and a learning rate that falls."""
     plan = {"max_steps": 10, "schedule": "linear", "save_steps": 5, "warmup_steps": 2, "logging_steps": 3}
-    plan |= {"gradient_accumulation_steps": 2, "rows_per_batch": 1}
+    plan |= {"gradient_accumulation_steps": 2, "rows_per_batch": 1, "optimizer": optimizer}
     whole = run_training("whole", **plan)
 
     real = DraftTrainer.compute_loss
@@ -154,6 +156,10 @@ def test_half_written_checkpoints_are_passed_over(run_training):
         (half / "trainer_state.json").unlink()
         if state:
             (half / "trainer_state.json").write_text(state)
+    for number, name in ((6, "model.safetensors"), (7, "optimizer.pt")):  # a disk that lost the end of a file
+        half = checkpoints / f"checkpoint-{number}"
+        shutil.copytree(checkpoints / "checkpoint-3", half)
+        os.truncate(half / name, (half / name).stat().st_size // 2)
     assert last_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-3"
     run_training("out", max_steps=6, save_steps=3)
     assert_equal_weights(weights(whole), weights(out))
@@ -252,6 +258,10 @@ def test_planned_steps_are_the_trainers(rows, accumulation, epochs, run_training
     ("settings", "words"),
     [
         ({"lr": 0}, "training.lr is 0"),
+        ({"lr": float("nan")}, "training.lr is nan"),
+        ({"warmup_steps": -1}, "training.warmup_steps is -1: it must be 0 or more"),
+        ({"final_lr_ratio": 1.5}, "training.final_lr_ratio is 1.5"),
+        ({"adam_betas": (0.9, 1.0)}, "training.adam_betas is"),
         ({"rows_per_batch": 0}, "training.rows_per_batch is 0"),
         ({"max_minutes": -1}, "training.max_minutes is -1"),
         ({"block_length": (10, 5)}, "training.block_length is 10 to 5"),
@@ -272,6 +282,12 @@ def test_zero_3_is_refused(run_training, tmp_path):
         run_training(deepspeed=str(tmp_path / "zero3.json"))
 
 
+def test_muon_under_deepspeed_is_refused(run_training, tmp_path):
+    (tmp_path / "zero2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    with pytest.raises(UserError, match="training.optimizer is muon"):
+        run_training(deepspeed=str(tmp_path / "zero2.json"), optimizer="muon")
+
+
 def test_nan_is_an_error(run_training, target_folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target_folder)
     model.model.layers[1].mlp.up_proj.weight.data[3, 3] = torch.nan
@@ -280,7 +296,7 @@ def test_nan_is_an_error(run_training, target_folder, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (target_folder / name).exists():
             shutil.copy(target_folder / name, broken)
-    with pytest.raises(UserError, match="the loss became nan at step 0"):
+    with pytest.raises(UserError, match="gives NaN or infinite states for every token"):
         run_training(target=broken)
     assert not (tmp_path / "run" / "drafter").exists()
 

@@ -11,7 +11,7 @@ from drafttrain.target.collect import CollectConfig, collect
 from drafttrain.target.store import Document, HiddenStateStore, target_info
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.trainer import draft_kl, target_states
+from drafttrain.training.trainer import draft_kl, with_states
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def batch_of(rows: PackedRows) -> dict[str, torch.Tensor]:
 
 def loss_of(drafter, target, batch, bf16=False) -> torch.Tensor:
     layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
+    batch = with_states(target, batch)
     loss, _ = draft_kl(drafter, drafter, target, batch, layout, chunk=64, bf16=bf16)
     return loss / batch["loss_mask"].sum()
 
@@ -44,11 +45,11 @@ class PackedStates:
     def __init__(self, target, rows: PackedRows):
         self.documents = {}
         for number, row in enumerate(rows.rows):
-            states = target_states(target, default_collate([rows[number]]))
+            states = with_states(target, default_collate([rows[number]]))
             at = 0
             for document in row:
                 n = len(rows.corpus[document]["input_ids"])
-                tapped, final = (x[0, at : at + n].bfloat16() for x in (states.tapped, states.final))
+                tapped, final = (states[x][0, at : at + n].bfloat16() for x in ("tapped", "final"))
                 self.documents[document] = Document(torch.zeros(n, dtype=torch.long), tapped, final)
                 at += n
         self.lengths = torch.tensor([len(self.documents[i].tokens) for i in range(len(self.documents))])
@@ -61,10 +62,10 @@ def test_stored_states_give_exactly_the_loss_of_fresh_ones(documents, target, dr
     online = PackedRows(documents, 192, 0)
     offline = batch_of(PackedRows(documents, 192, 0, PackedStates(target, online)))
     fresh = batch_of(online)
-    states = target_states(target, fresh)
+    states = with_states(target, fresh)
     real = torch.arange(192) < fresh["n_tokens"][:, None]  # padding has states too, which nobody reads
-    fresh["tapped"] = states.tapped.bfloat16() * real[..., None]
-    fresh["final"] = states.final.bfloat16() * real[..., None]
+    fresh["tapped"] = states["tapped"].bfloat16() * real[..., None]
+    fresh["final"] = states["final"].bfloat16() * real[..., None]
     for name in ("input_ids", "loss_mask", "document_start", "positions", "tapped", "final"):
         assert torch.equal(fresh[name], offline[name]), name
     assert torch.equal(loss_of(drafter, target, fresh), loss_of(drafter, target, offline))
@@ -86,16 +87,15 @@ def test_a_collected_store_gives_the_loss_of_the_running_target(
 def test_loss_is_the_kl_of_the_next_tokens_distribution(documents, target, drafter):
     """Against the target's own logits on each document alone, restricted to the draft vocabulary."""
     rows = PackedRows(documents, 192, 0)
-    batch = batch_of(rows)
+    batch = with_states(target, batch_of(rows))
     layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
     got, agree = draft_kl(drafter, drafter, target, batch, layout, chunk=7, bf16=False)
 
     everywhere = torch.ones_like(batch["loss_mask"])
-    states = target_states(target, batch)
     from drafttrain.training.attention import block_attention
 
     attend = block_attention(layout)
-    drafted = drafter(batch["input_ids"], states.tapped, batch["positions"], attend, everywhere.bool())
+    drafted = drafter(batch["input_ids"], batch["tapped"], batch["positions"], attend, everywhere.bool())
     log_q = F.log_softmax(drafter.lm_head(drafted), -1).view(3, 192, -1)
     expected, same = 0.0, 0
     for row in range(3):
@@ -136,3 +136,26 @@ def test_a_bf16_target_trains_an_fp32_drafter(documents, target, drafter):
     expected = loss_of(drafter, target, batch)
     target.model.to(torch.bfloat16)
     torch.testing.assert_close(loss_of(drafter, target, batch), expected, atol=0, rtol=0.05)
+
+
+def test_tokens_without_finite_states_are_left_out(documents, target, drafter, monkeypatch):
+    """One document of NaN from its third token on: the loss is that of all other tokens."""
+    batch = batch_of(PackedRows(documents, 192, 0))
+    length = int((batch["document_start"][0] == 0).sum())
+    encode = target.encode
+
+    def broken(ids, starts):
+        states = encode(ids, starts)
+        states.tapped[0, 2:length] = torch.nan
+        states.final[0, 2:length] = torch.inf
+        return states
+
+    without = {**batch, "loss_mask": batch["loss_mask"].clone()}
+    without["loss_mask"][0, 2:length] = 0
+    expected = loss_of(drafter, target, without)
+    monkeypatch.setattr(target, "encode", broken)
+    loss = loss_of(drafter, target, batch)
+    assert batch["loss_mask"][0, 2:length].any() and without["loss_mask"].any()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in drafter.parameters() if p.grad is not None)
