@@ -128,11 +128,9 @@ def _show_evaluation(out: Path) -> None:
 
 
 def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
-    inputs = read_json(folders["corpus"] / "corpus.json")["inputs"]
     config = dataclasses.replace(
         recipe.export,
         name=recipe.export.name or recipe.name,
-        datasets=recipe.export.datasets or [f"{path} ({digest})" for path, digest in inputs.items()],
         command=recipe.export.command or recipe.command,
     )
     evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
@@ -250,12 +248,7 @@ STAGES = [
         folder="bundle",
         run=_export,
         section=lambda recipe: {"export": recipe.export},
-        needs=lambda recipe: [
-            "fetch-target",
-            "corpus",
-            "train",
-            *(["evaluate"] if _is_evaluated(recipe) else []),
-        ],
+        needs=lambda recipe: ["fetch-target", "train", *(["evaluate"] if _is_evaluated(recipe) else [])],
         estimate=estimates.export,
     ),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drafttrain.cli import main
+from drafttrain.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,10 +38,11 @@ def test_command(command, monkeypatch, smollm2):
     program, *arguments = command
     if program == "bash":
         subprocess.run(["bash", "-n", *arguments], check=True)
-    elif program == "deepspeed":  # tests/training starts it for real
-        script, *options = arguments
-        named = [word for word in options if not word.startswith("--")]
-        assert [path for path in (script, *named) if not Path(path).exists()] == []
+    elif program in ("deepspeed", "torchrun"):  # tests/training starts them for real
+        at = arguments.index("scripts/train_drafter.py")
+        assert Path(arguments[at]).exists() and arguments[at + 1] == "--config"
+        recipe, *overrides = arguments[at + 2 :]
+        load_recipe(recipe, ["--training.deepspeed" if o == "--deepspeed" else o for o in overrides])
     else:
         assert program == "drafttrain"
         if "--keys" in arguments:  # prints and exits, like --help

@@ -22,6 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafttrain.drafters.edd_config import DrafterConfig, EddConfig, check_identity, read_config
 from drafttrain.errors import UserError
+from drafttrain.target.attention import grouped_attention
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
@@ -333,8 +334,8 @@ class EddModel(PreTrainedModel):
             self._write(state, i, slots, *layer.keys_values(normed, cos, sin))
             k, v = state.kv[i, 0, :, :, :view], state.kv[i, 1, :, :, :view]
             q = layer.queries(normed, cos, sin)
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=True)
-            x = layer.finish(x, attended.transpose(1, 2).flatten(2))
+            attended = grouped_attention(q, k, v, seen[:, None])  # [B, f, heads, dim]
+            x = layer.finish(x, attended.flatten(2))
         return torch.log_softmax(self.lm_head(self.norm(x)).float(), dim=-1)
 
 

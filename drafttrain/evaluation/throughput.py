@@ -22,7 +22,17 @@ from drafttrain.training.packing import PackedRows
 from drafttrain.training.stage import TrainingConfig, new_drafter, new_optimizer, training_arguments
 from drafttrain.training.trainer import DraftTrainer
 
-SHAPES = ((2, 1024), (4, 512), (8, 256), (16, 128), (32, 64), (8, 512))  # rows x tokens of one bare forward
+SHAPES = (
+    (2, 1024),
+    (4, 512),
+    (8, 256),
+    (16, 128),
+    (32, 64),
+    (8, 512),
+    (8, 128),
+    (16, 64),
+    (8, 64),
+)  # rows x tokens of one bare forward
 FINALISTS = 2  # shapes that are measured in every round
 
 
@@ -90,12 +100,11 @@ def training_speed(
     """Measures real training steps of a recipe, through the Trainer, with its data loading and optimizer.
 
     Args:
-        documents: a corpus split, of which enough for the steps of two rounds is taken.
+        documents: a corpus split; some hundred documents, because few leave much padding in packed rows.
         folder: for stored hidden states and whatever the Trainer writes.
         rounds: how often everything takes its turn.
         steps: timed steps per turn; one more is not timed.
     """
-    documents = _enough(documents, 2 * (steps + 1) * config.rows_per_batch * config.row_length)
     drafter = new_drafter(config, drafter_config, target, documents)
     collect_states(
         CollectConfig(mode="offline"), target, DatasetDict(train=documents), folder / "hidden_states"
@@ -113,16 +122,6 @@ def training_speed(
         for rows, length in finalists:
             speed.forward[f"{rows}x{length}"].append(forward_speed(target, rows, length))
     return speed
-
-
-def _enough(documents: Dataset, n_tokens: int) -> Dataset:
-    """The first documents that hold n tokens together; all if there are fewer."""
-    total = 0
-    for n, ids in enumerate(documents.with_format(None)["input_ids"]):
-        total += len(ids)
-        if total >= n_tokens:
-            return documents.select(range(n + 1))
-    return documents
 
 
 def _train_some(

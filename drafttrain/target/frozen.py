@@ -13,7 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.errors import UserError
 from drafttrain.inference.cache import TreeCache, allowed_slots, attention_mask
-from drafttrain.target import document_attention
+from drafttrain.target import attention
+
+CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations fall out of the CPU's cache
 
 
 @dataclass
@@ -135,13 +137,17 @@ class FrozenTarget:
             document_start: index in its row at which each token's document begins [B, T]; a token sees its
                 own document up to itself.
         """
+        rows = max(1, CPU_TOKENS // input_ids.shape[1])
+        if self.device.type == "cpu" and len(input_ids) > rows:
+            parts = [self.encode(*part) for part in zip(input_ids.split(rows), document_start.split(rows))]
+            return TargetStates(*(torch.cat(x) for x in zip(*((p.tapped, p.final) for p in parts))))
         index = torch.arange(input_ids.shape[1], device=input_ids.device)
         positions = index - document_start  # [B, T] in each token's own document
-        if document_attention.usable(self.config):
-            with document_attention.attention_within_documents(self.config, document_start):
+        if attention.is_plain_causal(self.config):
+            with attention.within_documents(self.config, document_start):
                 out = self.base(input_ids=input_ids, position_ids=positions, use_cache=False)
         else:
-            allowed = document_attention.causal_document_mask(document_start)  # [B, T, T]
+            allowed = attention.causal_document_mask(document_start)  # [B, T, T]
             mask = attention_mask(allowed, positions, positions, self.config, self.dtype)
             out = self.base(input_ids=input_ids, attention_mask=mask, position_ids=positions, use_cache=False)
         return self._states(out.last_hidden_state)
@@ -167,13 +173,14 @@ class FrozenTarget:
         if getattr(self.config, "sliding_window", None):
             kv_positions = kv_positions.scatter(1, slots, positions)
         mask = attention_mask(allowed, kv_positions, positions, self.config, self.dtype)
-        out = self.base(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        with attention.shared_heads(self.config):
+            out = self.base(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
         return self._states(out.last_hidden_state)
 
     def head(self, final: torch.Tensor) -> torch.Tensor:

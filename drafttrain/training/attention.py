@@ -1,6 +1,7 @@
 """Attention under a block mask: SDPA with an explicit mask on CPU, flex-attention on GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 
 from drafttrain.training.masks import BlockLayout
 
-SHORTEST_STRETCH = 64  # tokens; below it the calls cost more than the attention they save
+STRETCH = 96  # queries; fewer, and the calls cost more than the attention they save
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -24,51 +25,70 @@ def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend
 
 
 def _sdpa(layout: BlockLayout) -> Attend:
-    """One SDPA call for each stretch of whole documents: in a packed row most of the full mask is empty, and
-    SDPA on a CPU computes what it masks."""
+    """SDPA in stretches of queries, each over the keys that it can see some of: most of the full mask is
+    empty, and SDPA on a CPU computes what it masks."""
     t = layout.block_start.shape[1]
-    mask = layout.dense_mask()  # [B, 1, T, 2T]
-    stretches = []
-    for row, starts in enumerate(layout.document_start.tolist()):
-        for first, last in document_stretches(starts):
-            both = torch.cat(
-                (mask[row, :, first:last, first:last], mask[row, :, first:last, t + first : t + last]), -1
-            )
-            stretches.append((row, first, last, both))  # both [1, n, 2n]
+    index, stretches = torch.arange(t, device=layout.block_start.device), []
+    for row, (documents, blocks) in enumerate(zip(layout.document_start, layout.block_start)):
+        for first in range(0, t, STRETCH):
+            last = min(first + STRETCH, t)
+            hidden = slice(int(documents[first]), int(blocks[last - 1]))
+            tokens = slice(int(blocks[first]), last)
+            document, block = documents[first:last, None], blocks[first:last, None]  # [queries, 1]
+            seen_hidden = (index[hidden] >= document) & (index[hidden] < block)  # [queries, hidden keys]
+            seen_tokens = (index[tokens] >= block) & (index[tokens] <= index[first:last, None])
+            mask = torch.cat((seen_hidden, seen_tokens), -1)[None, None]
+            tokens = slice(t + tokens.start, t + tokens.stop)
+            stretches.append(_Stretch(row, slice(first, last), hidden, tokens, mask))
+    return lambda q, k, v: _Stretches.apply(q, k, v, stretches)
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        parts = []
-        for row, first, last, both in stretches:
+
+@dataclass
+class _Stretch:
+    """Queries of a row, the keys they attend to, and their mask [1, 1, queries, keys]."""
+
+    row: int
+    queries: slice
+    hidden: slice
+    tokens: slice
+    mask: torch.Tensor
+
+
+class _Stretches(torch.autograd.Function):
+    """Attention of each stretch by itself. Autograd over the slices would add up a gradient as large as all
+    keys for each of them, so the gradients are put in their places here."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, stretches):
+        out = torch.empty_like(q)
+        ctx.graphs = []
+        needed = any(ctx.needs_input_grad)
+        for s in stretches:
+            queries = q[s.row, :, s.queries].detach()[None]  # [1, h, n, d]
             keys, values = (
-                torch.cat((x[row, :, first:last], x[row, :, t + first : t + last]), 1) for x in (k, v)
-            )  # [kv, 2n, d]
-            parts.append(
-                F.scaled_dot_product_attention(
-                    q[row : row + 1, :, first:last],
-                    keys[None],
-                    values[None],
-                    attn_mask=both[None],
-                    enable_gqa=True,
-                )[0]
-            )  # [h, n, d]
-        together = torch.cat(parts, 1)  # [h, B * T, d]
-        return together.unflatten(1, (-1, t)).transpose(0, 1)  # [B, h, T, d]
+                torch.cat((x[s.row, :, s.hidden], x[s.row, :, s.tokens]), 1)[None] for x in (k, v)
+            )
+            leaves = [x.detach().requires_grad_(needed) for x in (queries, keys, values)]
+            with torch.set_grad_enabled(needed):
+                attended = F.scaled_dot_product_attention(*leaves, attn_mask=s.mask, enable_gqa=True)
+            out[s.row, :, s.queries] = attended.detach()[0]
+            if needed:
+                ctx.graphs.append((s, leaves, attended))
+        ctx.save_for_backward(q, k, v)
+        return out
 
-    return attend
-
-
-def document_stretches(starts: list[int], shortest: int = SHORTEST_STRETCH) -> Iterator[tuple[int, int]]:
-    """Cuts a row into stretches of whole documents, none but the last shorter than `shortest` tokens.
-
-    Args:
-        starts: row index at which each token's document begins.
-    """
-    first = 0
-    for index, start in enumerate(starts):
-        if index == start and index - first >= shortest:
-            yield first, index
-            first = index
-    yield first, len(starts)
+    @staticmethod
+    def backward(ctx, grad_out):
+        grads = [torch.zeros_like(x) for x in ctx.saved_tensors]
+        for s, leaves, attended in ctx.graphs:
+            parts = torch.autograd.grad(attended, leaves, grad_out[s.row, :, s.queries][None])
+            grads[0][s.row, :, s.queries] = parts[0][0]
+            for grad, part in zip(grads[1:], parts[1:]):  # [1, kv, keys, d]
+                n_hidden = s.hidden.stop - s.hidden.start
+                grad[s.row, :, s.hidden] += part[0, :, :n_hidden]
+                grad[s.row, :, s.tokens] += part[0, :, n_hidden:]
+        ctx.graphs = None
+        return *grads, None
 
 
 @lru_cache(maxsize=1)

@@ -25,7 +25,8 @@ class _FusedHeadKL(torch.autograd.Function):
             x = states[part].to(dtype)  # [c, H]
             log_q = torch.log_softmax((x @ head.T).float(), dim=-1)  # [c, D]
             log_p = torch.log_softmax(teacher_logits(teacher_states[part]).float(), dim=-1)  # [c, D]
-            agree += (log_p.argmax(-1) == log_q.argmax(-1)).sum()
+            # max, because argmax takes 4 times as long on a CPU
+            agree += (log_p.max(-1).indices == log_q.max(-1).indices).sum()
             p = log_p.exp()
             loss += (p * (log_p - log_q)).sum()
             if needs_states or needs_weight:

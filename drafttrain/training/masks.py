@@ -19,17 +19,9 @@ class BlockLayout:
     document_start: torch.Tensor
     block_start: torch.Tensor
 
-    def dense_mask(self) -> torch.Tensor:
-        """bool [B, 1, T, 2T]: what each token may attend to, hidden states 0..T-1 and then tokens 0..T-1."""
-        t = self.block_start.shape[1]
-        index = torch.arange(t, device=self.block_start.device)
-        block, document = self.block_start[:, :, None], self.document_start[:, :, None]  # [B, T, 1]
-        hidden = (index >= document) & (index < block)  # [B, T, T]
-        tokens = (index >= block) & (index <= index[:, None])  # [B, T, T]
-        return torch.cat((hidden, tokens), dim=-1)[:, None]
-
     def mask_mod(self) -> Callable[..., torch.Tensor]:
-        """The same mask as flex-attention wants it: a function of batch, head, query and key index."""
+        """What each token may attend to, of hidden states 0..T-1 and then tokens 0..T-1 of its row, as
+        flex-attention wants it: a function of batch, head, query and key index."""
         document_start, block_start = self.document_start, self.block_start
         t = block_start.shape[1]
 

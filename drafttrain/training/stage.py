@@ -215,7 +215,7 @@ def train(
     config.check()
     out, seed = Path(out), config.seed or 0
     target = load_target(target_model, dtype=target_dtype, device=target_device)
-    splits, _ = load_corpus(corpus, target.tokenizer)
+    splits, made_from = load_corpus(corpus, target.tokenizer)
     drafter = new_drafter(config, drafter_config, target, splits["train"])
     packed = {
         name: PackedRows(split, config.row_length, seed, open_store(hidden_states, name, target, split))
@@ -255,7 +255,7 @@ def train(
     if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
         trainer.evaluate()
     if is_first:
-        drafter.config.training = training_summary(config, trainer, rows)
+        drafter.config.training = training_summary(config, trainer, rows, made_from)
         write_json(out / "training_log.json", history)
         with new_folder(out / "drafter") as folder:
             drafter.save_pretrained(folder)
@@ -386,15 +386,26 @@ def _require_disk(config: TrainingConfig, drafter: EddModel, out: Path) -> None:
     require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * trained, "saving checkpoints")
 
 
-def training_summary(config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows) -> dict[str, Any]:
-    """What the drafter's config says about its making; `seconds` leaves evaluations out."""
+def training_summary(
+    config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows, made_from: dict[str, Any]
+) -> dict[str, Any]:
+    """What the drafter's config says about its making; `seconds` leaves evaluations out.
+
+    Args:
+        made_from: the corpus's `corpus.json`. Of its files only the names go into what will be published.
+    """
     history = trainer.state.log_history
     steps = [entry for entry in history if entry.get("tokens_per_second")]
     evaluated = [entry for entry in history if "eval_loss" in entry]
     return {
         **asdict(config),
         "steps": trainer.state.global_step,
+        "processes": trainer.args.world_size,
         "corpus_tokens": rows.tokens,
+        "corpus_files": [
+            {"name": Path(path).name, "conversations": counts["kept"], "sha256": made_from["inputs"][path]}
+            for path, counts in made_from["counts"]["sources"].items()
+        ],
         "tokens": sum(entry["tokens"] for entry in steps),
         "seconds": round(sum(entry["tokens"] / entry["tokens_per_second"] for entry in steps), 1),
         "final": {key: value for key, value in evaluated[-1].items() if key.startswith("eval_")},

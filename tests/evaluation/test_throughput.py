@@ -50,10 +50,3 @@ def test_training_speed_takes_turns(tiny_target, tmp_path, monkeypatch):
     assert order == ["online", "offline"] * 2
     assert len(speed.online) == len(speed.offline) == 2 and min(speed.online + speed.offline) > 0
     assert len(speed.forward) == 2 and all(len(values) == 2 for values in speed.forward.values())
-
-
-def test_takes_enough_documents():
-    lengths = [len(row) for row in documents(60)["input_ids"]]
-    taken = throughput._enough(documents(60), 100)
-    assert sum(lengths[: len(taken)]) >= 100 > sum(lengths[: len(taken) - 1])
-    assert len(throughput._enough(documents(3), 10_000)) == 3

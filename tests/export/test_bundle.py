@@ -59,6 +59,9 @@ def trained_folder(target, tmp_path_factory):
     drafter = EddModel(EddConfig.for_target(target, config, 300))
     drafter.initialize_from(target, config, torch.arange(300))
     drafter.config.training = {
+        "optimizer": "muon",
+        "processes": 2,
+        "corpus_files": [{"name": "chats.json", "conversations": 7, "sha256": "ab12"}],
         "steps": 40,
         "tokens": 81920,
         "corpus_tokens": 40000,
@@ -162,7 +165,9 @@ def test_card(trained_folder, tmp_path):
         "Command: `drafttrain run recipes/tiny.yaml`",
         "- responses of the target (data/README.md)",
         "40 optimizer steps over 81920 tokens (40000 distinct) in 1.5 minutes",
-        "learning rate 0.002 (cosine), 4 rows of 512 tokens per batch, blocks of 5 to 10 tokens, seed 7",
+        "- muon, learning rate 0.002 (cosine), 4 rows of 512 tokens per batch in each of 2 processes, "
+        "blocks of 5 to 10 tokens, seed 7",
+        "- `chats.json`: 7 conversations, sha256 `ab12`",
     ):
         assert words in card.text, words
     tables = [i for i, line in enumerate(lines) if line.startswith("|---")]

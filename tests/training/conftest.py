@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
 from drafttrain.drafters.edd import DrafterConfig
-from drafttrain.target.document_attention import causal_document_mask
+from drafttrain.target.attention import causal_document_mask
 from drafttrain.target.loading import load_target
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.stage import TrainingConfig, train

@@ -1,10 +1,14 @@
 """SDPA with the dense mask, flex-attention with the block mask and a plain loop agree."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 
-from drafttrain.training.attention import block_attention, document_stretches
+from drafttrain.training.attention import block_attention
 from drafttrain.training.masks import random_blocks
+from tests.training.test_masks import dense_mask
 
 
 def inputs(kv_heads: int, t: int = 40):
@@ -34,7 +38,7 @@ def reference(q, k, v, mask):
 def test_equals_the_reference(implementation, kv_heads):
     q, k, v, layout = inputs(kv_heads)
     got = block_attention(layout, implementation)(q, k, v)
-    torch.testing.assert_close(got, reference(q, k, v, layout.dense_mask()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, reference(q, k, v, dense_mask(layout)), atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_do_not_pass_what_is_masked():
@@ -44,30 +48,29 @@ def test_gradients_do_not_pass_what_is_masked():
     attended = block_attention(layout)(q, k, v)
     query = 17
     attended[0, :, query].sum().backward()
-    seen = layout.dense_mask()[0, 0, query]
+    seen = dense_mask(layout)[0, 0, query]
     for grad in (k.grad, v.grad):
         touched = grad[0].abs().sum((0, 2)) > 0
         assert torch.equal(touched, seen)
         assert not grad[1].any()
 
 
-def test_stretches_are_whole_documents_and_cover_the_row():
-    starts = [0] * 70 + [70] * 10 + [80] * 60 + list(range(140, 150))
-    assert list(document_stretches(starts, 64)) == [(0, 70), (70, 140), (140, 150)]
-    assert list(document_stretches(starts, 1)) == [(0, 70), (70, 80), (80, 140)] + [
-        (i, i + 1) for i in range(140, 150)
-    ]
-    assert list(document_stretches([0] * 9, 64)) == [(0, 9)]
-
-
-@torch.no_grad()
 def test_stretches_change_nothing():
-    """Rows with several stretches against the whole dense mask."""
+    """Rows with several stretches against the whole dense mask, gradients included."""
     t, generator = 200, torch.Generator().manual_seed(0)
     document = torch.tensor([[0] * 90 + [90] * 75 + [165] * 20 + list(range(185, 200)), [0] * t])
-    layout = random_blocks(document, 5, 10, generator)
-    q, k, v = torch.randn(2, 4, t, 16), torch.randn(2, 2, 2 * t, 16), torch.randn(2, 2, 2 * t, 16)
-    whole = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=layout.dense_mask(), enable_gqa=True
-    )
-    torch.testing.assert_close(block_attention(layout)(q, k, v), whole, atol=1e-5, rtol=1e-5)
+    for low, high in ((5, 10), (1, 1), (90, 120)):
+        layout = random_blocks(document, low, high, generator)
+        inputs = [torch.randn(2, heads, n, 16) for heads, n in ((4, t), (2, 2 * t), (2, 2 * t))]
+        mask, grad = dense_mask(layout), torch.randn(2, 4, t, 16)
+        results = []
+        for attend in (
+            block_attention(layout),
+            partial(F.scaled_dot_product_attention, attn_mask=mask, enable_gqa=True),
+        ):
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            out = attend(*leaves)
+            out.backward(grad)
+            results.append([out, *(leaf.grad for leaf in leaves)])
+        for ours, whole in zip(*results):
+            torch.testing.assert_close(ours, whole, atol=1e-5, rtol=1e-5)

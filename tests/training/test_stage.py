@@ -66,6 +66,9 @@ def test_learns_to_draft(run_training, taught_folder):
     training = json.loads((out / "drafter" / "config.json").read_text())["training"]
     assert training["steps"] == 60 and training["lr"] == 3e-3 and training["seed"] is None
     assert training["tokens"] == sum(entry["tokens"] for entry in log if "tokens" in entry)
+    (file,) = training["corpus_files"]
+    assert file["conversations"] > 0 and len(file["sha256"]) == 64 and "/" not in file["name"]
+    assert training["processes"] == 1 and training["optimizer"] == "adamw"
     assert training["tokens"] > training["corpus_tokens"] and training["seconds"] > 0
     assert training["final"]["eval_accept_len"] == evaluated[-1]["eval_accept_len"]
 
