@@ -30,6 +30,7 @@ KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
 SAMPLE = 200  # conversations that tell how long the others are
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
+PLACE = ".place.json"  # in the folder of the stage fetch-target
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
 
 
@@ -146,14 +147,18 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     return DrafterConfig(**{name: stored[name] for name in names})
 
 
+def recorded_place(folder: Path) -> Path | None:
+    """Where the target is that a run's first stage fetched, from that stage's folder."""
+    record = folder / PLACE
+    return Path(read_json(record)["place"]) if record.exists() else None
+
+
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
     """The target without weights; None while its folder is not there."""
-    place = Path(recipe.target.model)
-    record = folders["fetch-target"] / ".place.json" if "fetch-target" in folders else None
-    if record is not None and record.exists():
-        place = Path(read_json(record)["place"])
-    elif is_known(recipe.target.model):
-        place = known_folder(recipe.target.source)
+    place = recorded_place(folders["fetch-target"]) if "fetch-target" in folders else None
+    if place is None:
+        known = is_known(recipe.target.model)
+        place = known_folder(recipe.target.source) if known else Path(recipe.target.model)
     try:
         config = AutoConfig.from_pretrained(place, local_files_only=True)
         with torch.device("meta"):

@@ -26,7 +26,6 @@ from drafttrain.training.stage import train
 from drafttrain.workflow import PREVIOUS, Stage
 
 Folders = dict[str, Path]
-PLACE = ".place.json"  # hidden: the cache's path on this machine is nothing that later stages depend on
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -37,12 +36,11 @@ def recorded_target(corpus: str | Path) -> str:
     """
     if not (Path(corpus) / "corpus.json").is_file():
         raise UserError(f"{corpus}: no corpus here; give the folder that build-corpus wrote")
-    record = Path(corpus).parent / "target" / PLACE
-    if not record.exists():
+    if (place := estimates.recorded_place(Path(corpus).parent / "target")) is None:
         raise UserError(
             f"{corpus}: lies in no run's folder that would name its target; give it with --target"
         )
-    return read_json(record)["place"]
+    return str(place)
 
 
 def _target_model(recipe: Recipe) -> str:
@@ -56,7 +54,8 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     place = Path(resolve_target(_target_model(recipe)))
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
-    write_json(out / PLACE, {"place": str(place)})
+    # hidden: the cache's path on this machine is nothing that later stages depend on
+    write_json(out / estimates.PLACE, {"place": str(place)})
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
 
 

@@ -47,6 +47,7 @@ class FrozenTarget:
     ):
         self.model, self.tokenizer, self.name = model.eval().requires_grad_(False), tokenizer, name
         self.config = model.config.get_text_config()
+        attention.use(model)
         self.base, self.lm_head = model.base_model, model.get_output_embeddings()
         blocks = getattr(self.base, "layers", None)
         if blocks is None:
@@ -143,13 +144,19 @@ class FrozenTarget:
             return TargetStates(*(torch.cat(x) for x in zip(*((p.tapped, p.final) for p in parts))))
         index = torch.arange(input_ids.shape[1], device=input_ids.device)
         positions = index - document_start  # [B, T] in each token's own document
-        if attention.is_plain_causal(self.config):
-            with attention.within_documents(self.config, document_start):
-                out = self.base(input_ids=input_ids, position_ids=positions, use_cache=False)
+        inputs = {"input_ids": input_ids, "position_ids": positions, "use_cache": False}
+        if not document_start.any():
+            out = self.base(**inputs)
+        elif self.device.type == "cpu" and attention.attends_within_documents(self.config):
+            ignored = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # transformers would make one of T x T
+            with attention.within_documents(document_start):
+                out = self.base(attention_mask=ignored, **inputs)
         else:
             allowed = attention.causal_document_mask(document_start)  # [B, T, T]
-            mask = attention_mask(allowed, positions, positions, self.config, self.dtype)
-            out = self.base(input_ids=input_ids, attention_mask=mask, position_ids=positions, use_cache=False)
+            out = self.base(
+                attention_mask=attention_mask(allowed, positions, positions, self.config, self.dtype),
+                **inputs,
+            )
         return self._states(out.last_hidden_state)
 
     @torch.no_grad()
@@ -173,14 +180,13 @@ class FrozenTarget:
         if getattr(self.config, "sliding_window", None):
             kv_positions = kv_positions.scatter(1, slots, positions)
         mask = attention_mask(allowed, kv_positions, positions, self.config, self.dtype)
-        with attention.shared_heads(self.config):
-            out = self.base(
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-            )
+        out = self.base(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
         return self._states(out.last_hidden_state)
 
     def head(self, final: torch.Tensor) -> torch.Tensor:

@@ -74,12 +74,12 @@ class _Stretches(torch.autograd.Function):
             out[s.row, :, s.queries] = attended.detach()[0]
             if needed:
                 ctx.graphs.append((s, leaves, attended))
-        ctx.save_for_backward(q, k, v)
+        ctx.shapes, ctx.like = [x.shape for x in (q, k, v)], q.detach()[:0]
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
-        grads = [torch.zeros_like(x) for x in ctx.saved_tensors]
+        grads = [ctx.like.new_zeros(shape) for shape in ctx.shapes]
         for s, leaves, attended in ctx.graphs:
             parts = torch.autograd.grad(attended, leaves, grad_out[s.row, :, s.queries][None])
             grads[0][s.row, :, s.queries] = parts[0][0]

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from drafttrain.errors import UserError
-
 
 class MuonWithAdamW(torch.optim.Optimizer):
     """`torch.optim.Muon` over the matrices of a drafter's layers, fused AdamW over its other trained weights.
@@ -21,17 +19,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         lr: peak learning rate of both.
         betas: AdamW's decay rates.
         weight_decay: decoupled decay of weights with two dimensions, in both.
-
-    Raises:
-        UserError: this torch has no Muon.
     """
 
     def __init__(self, drafter: torch.nn.Module, lr: float, betas: tuple[float, float], weight_decay: float):
-        if not hasattr(torch.optim, "Muon"):
-            raise UserError(
-                f"training.optimizer muon needs torch 2.9 or newer, and this is {torch.__version__}: install "
-                "a newer one or set it to adamw"
-            )
         trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
         matrices = [p for name, p in trained.items() if p.ndim == 2 and not _is_table(name)]
         tables = [p for name, p in trained.items() if p.ndim == 2 and _is_table(name)]

@@ -45,7 +45,7 @@ class TrainingConfig:
         final_lr_ratio: share of the peak rate that is left at the end (linear and cosine).
         warmup_steps: optimizer steps over which the rate rises from 0.
         adam_betas: AdamW's decay rates of both moments.
-        weight_decay: AdamW's decoupled weight decay.
+        weight_decay: decoupled weight decay; with muon only of weights with two dimensions.
         max_grad_norm: gradients are scaled down to this norm.
         rows_per_batch: packed rows in one forward pass of one process.
         row_length: tokens in a packed row; a batch holds at most rows_per_batch x row_length tokens.
@@ -124,6 +124,11 @@ class TrainingConfig:
             raise UserError(f"training.block_length is {low} to {high}: name the shorter first, at least 1")
         if self.row_length < 2:
             raise UserError(f"training.row_length is {self.row_length}: a row needs at least 2 tokens")
+        if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+            raise UserError(
+                f"training.optimizer is muon, which needs torch 2.9, and this is {torch.__version__}: use "
+                "a newer one or set it to adamw"
+            )
         if self.deepspeed:
             if self.optimizer == "muon":
                 raise UserError(
@@ -131,7 +136,14 @@ class TrainingConfig:
                     "set it to adamw, or launch with torchrun and without training.deepspeed"
                 )
             settings = read_json(self.deepspeed)
-            if settings.get("zero_optimization", {}).get("stage", 0) > 2:
+            zero = settings.get("zero_optimization", {}) if isinstance(settings, dict) else None
+            stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+            if not isinstance(stage, int):
+                raise UserError(
+                    f"{self.deepspeed}: no DeepSpeed file, or its zero_optimization.stage is no number; see "
+                    "recipes/deepspeed"
+                )
+            if stage > 2:
                 raise UserError(
                     f"{self.deepspeed}: ZeRO stage 3 scatters the drafter's weights, which a drafter this "
                     "small does not need; use stage 2"
@@ -226,6 +238,8 @@ def train(
     _require_disk(config, drafter, out)
 
     resume = last_whole_checkpoint(out / "checkpoints")
+    if resume is not None:
+        check_same_optimizer(config, resume)
     clock = Clock(config.max_minutes, _elapsed(resume))
     arguments = training_arguments(config, out / "checkpoints", target.device)
     max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
@@ -359,7 +373,9 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
 
     The Trainer's own search takes the highest number.
     """
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True):
+    found = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
+    numbered = {path: int(number) for path, number in found.items() if number.isdecimal()}
+    for path in sorted(numbered, key=numbered.get, reverse=True):
         try:
             read_json(path / STATE)
             for weights in path.rglob("*.safetensors"):
@@ -367,9 +383,24 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
                     pass
         except (UserError, SafetensorError):  # not there, or cut short
             continue
-        if all(zipfile.is_zipfile(file) for file in path.rglob("*.pt")):
+        if all(zipfile.is_zipfile(file) for file in path.rglob("*.pt*")):
             return path
     return None
+
+
+def check_same_optimizer(config: TrainingConfig, checkpoint: Path) -> None:
+    """Refuses to go on with another kind of optimizer than the checkpoint's.
+
+    Raises:
+        UserError: the checkpoint was written under DeepSpeed and this run is not, or the other way round.
+    """
+    theirs, ours = any(checkpoint.glob("global_step*")), config.deepspeed is not None
+    if theirs != ours:
+        words = ("with DeepSpeed", "without") if theirs else ("without DeepSpeed", "with it")
+        raise UserError(
+            f"{checkpoint}: this training was begun {words[0]} and would go on {words[1]}, which loses the "
+            "optimizer's state; launch it as before, or delete the checkpoints"
+        )
 
 
 def _elapsed(checkpoint: Path | None) -> float:
@@ -389,23 +420,33 @@ def _require_disk(config: TrainingConfig, drafter: EddModel, out: Path) -> None:
 def training_summary(
     config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows, made_from: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the drafter's config says about its making; `seconds` leaves evaluations out.
+    """What the drafter's config says about its making; `seconds` leaves evaluations out. It will be
+    published, so of paths only the last names go into it.
 
     Args:
-        made_from: the corpus's `corpus.json`. Of its files only the names go into what will be published.
+        made_from: the corpus's `corpus.json`.
     """
     history = trainer.state.log_history
     steps = [entry for entry in history if entry.get("tokens_per_second")]
     evaluated = [entry for entry in history if "eval_loss" in entry]
+    settings = asdict(config)
+    for name in ("eval_prompts", "init_from", "deepspeed"):
+        settings[name] = settings[name] and Path(settings[name]).name
+    sources = zip(made_from["config"]["sources"], made_from["counts"]["sources"].values(), strict=True)
     return {
-        **asdict(config),
+        **settings,
         "steps": trainer.state.global_step,
         "processes": trainer.args.world_size,
         "corpus_tokens": rows.tokens,
         "corpus_files": [
-            {"name": Path(path).name, "conversations": counts["kept"], "sha256": made_from["inputs"][path]}
-            for path, counts in made_from["counts"]["sources"].items()
+            {
+                "name": Path(source["path"]).name,
+                "conversations": counts["kept"],
+                "sha256": made_from["inputs"][source["path"]],
+            }
+            for source, counts in sources
         ],
+        "max_length": made_from["config"]["max_length"],
         "tokens": sum(entry["tokens"] for entry in steps),
         "seconds": round(sum(entry["tokens"] / entry["tokens_per_second"] for entry in steps), 1),
         "final": {key: value for key, value in evaluated[-1].items() if key.startswith("eval_")},

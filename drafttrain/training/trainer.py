@@ -21,6 +21,8 @@ from drafttrain.training.attention import block_attention
 from drafttrain.training.losses import head_kl
 from drafttrain.training.masks import BlockLayout, random_blocks
 
+BROKEN_BATCHES = 3  # in a row without a finite state, and training stops
+
 
 def draft_kl(
     model: Callable[..., torch.Tensor],
@@ -58,9 +60,6 @@ def draft_kl(
 def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The batch with `tapped` [B, T, K·H] and `final` [B, T, H]: as stored where it carries them, else from
     a forward of the target. Tokens whose states are NaN or infinite are not trained; stored states have none.
-
-    Raises:
-        UserError: that leaves nothing to train.
     """
     if "tapped" in batch:
         return batch
@@ -68,13 +67,7 @@ def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[st
     batch = {**batch, "tapped": states.tapped, "final": states.final}
     finite = states.tapped.isfinite().all(-1) & states.final.isfinite().all(-1)  # [B, T]
     if not finite.all():
-        trained = batch["loss_mask"].any()
         batch["loss_mask"] = batch["loss_mask"] * finite
-        if trained and not batch["loss_mask"].any():
-            raise UserError(
-                f"{target.name} gives NaN or infinite states for every token of a batch: look for damaged "
-                "weights of the target"
-            )
         for name in ("tapped", "final"):  # a masked NaN is still NaN in attention
             batch[name] = batch[name].masked_fill(~finite[:, :, None], 0)
     return batch
@@ -110,13 +103,14 @@ class DraftTrainer(Trainer):
         self.mask_seed, self.rate, self.evaluate_drafter = mask_seed, rate, evaluate_drafter
         self.model_accepts_loss_kwargs = True
         self._forwards = (-1, 0)  # optimizer step, forward passes of this process in it so far
-        # agreements, trained positions and tokens since the last log line
-        self._sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
-        self._not_finite = 0  # positions of this process that were left out since the last log line
+        # agreements, trained positions, tokens and positions without finite states since the last log line
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self.args.device)
+        self._broken = 0  # batches in a row without any finite state
         self._logged_at: float | None = None
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        """Trained positions of a whole optimizer step, over accumulated batches and ranks."""
+        """Trained positions of a whole optimizer step, over accumulated batches and ranks; the few whose
+        states turn out not to be finite count as well."""
         n = sum(batch["loss_mask"].sum() for batch in batch_samples).to(device)
         return self.accelerator.gather(n).sum() if self.args.world_size > 1 else n
 
@@ -146,7 +140,8 @@ class DraftTrainer(Trainer):
         layout = self._layout(inputs["document_start"])
         wanted = inputs["loss_mask"].sum()
         inputs = with_states(self.target, inputs)
-        self._not_finite += int(wanted - inputs["loss_mask"].sum())
+        trained = inputs["loss_mask"].sum()
+        self._refuse_broken(bool((trained == 0) & (wanted > 0)))
         loss, agree = draft_kl(
             model, self.model, self.target, inputs, layout, self.kl_chunk, bf16=self.args.bf16
         )
@@ -155,8 +150,17 @@ class DraftTrainer(Trainer):
                 f"the loss became {loss.item()} at step {self.state.global_step}: lower training.lr, or look "
                 "for damaged weights of the target; checkpoints of earlier steps are good"
             )
-        self._sums += torch.stack([agree, inputs["loss_mask"].sum(), inputs["n_tokens"].sum()])
+        self._sums += torch.stack([agree, trained, inputs["n_tokens"].sum(), wanted - trained])
         return loss / num_items_in_batch.clamp(min=1) * self.accelerator.num_processes
+
+    def _refuse_broken(self, is_broken: bool) -> None:
+        """Raises UserError after some batches in a row that left nothing to train."""
+        self._broken = self._broken + 1 if is_broken else 0
+        if self._broken == BROKEN_BATCHES:
+            raise UserError(
+                f"{self.target.name} gives NaN or infinite states for every token of {BROKEN_BATCHES} "
+                "batches in a row: look for damaged weights of the target"
+            )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds top-1 agreement, tokens and tokens per second over all ranks to each training log line."""
@@ -164,15 +168,14 @@ class DraftTrainer(Trainer):
             sums = self._sums
             if self.args.world_size > 1:
                 sums = self.accelerator.gather(sums[None]).sum(0)
-            agree, positions, tokens = sums.tolist()
+            agree, positions, tokens, not_finite = sums.tolist()
             now = time.perf_counter()
             logs["top1_agreement"] = round(agree / max(positions, 1), 4)
             logs["tokens"] = int(tokens)
             logs["tokens_per_second"] = round(tokens / (now - self._logged_at), 1)
-            if self._not_finite:
-                logs["not_finite"] = self._not_finite
+            if not_finite:
+                logs["not_finite"] = int(not_finite)
             self._sums.zero_()
-            self._not_finite = 0
             self._logged_at = now
         super().log(logs, start_time)
 

@@ -69,7 +69,9 @@ def trained_folder(target, tmp_path_factory):
         "lr": 2e-3,
         "schedule": "cosine",
         "rows_per_batch": 4,
-        "row_length": 512,
+        "row_length": 1024,
+        "max_length": 512,
+        "gradient_accumulation_steps": 2,
         "block_length": [5, 10],
         "eval_prompt_limit": 16,
         "seed": 7,
@@ -165,8 +167,9 @@ def test_card(trained_folder, tmp_path):
         "Command: `drafttrain run recipes/tiny.yaml`",
         "- responses of the target (data/README.md)",
         "40 optimizer steps over 81920 tokens (40000 distinct) in 1.5 minutes",
-        "- muon, learning rate 0.002 (cosine), 4 rows of 512 tokens per batch in each of 2 processes, "
+        "- muon, learning rate 0.002 (cosine), 8 rows of 1024 tokens per step in each of 2 processes, "
         "blocks of 5 to 10 tokens, seed 7",
+        "contexts of up to 512 tokens",
         "- `chats.json`: 7 conversations, sha256 `ab12`",
     ):
         assert words in card.text, words

@@ -1,5 +1,7 @@
-"""The fast ways of attention give what the slow ones give: packed rows what each document gives by itself,
+"""The fast way of attention gives what the slow one gives: packed rows what each document gives by itself,
 trees under shared heads what they give with copied keys and values."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -7,10 +9,10 @@ import torch.nn.functional as F
 
 from drafttrain.target import attention, frozen
 from drafttrain.target.attention import (
+    attends_within_documents,
     causal_document_mask,
     document_stretches,
     grouped_attention,
-    is_plain_causal,
 )
 from drafttrain.target.frozen import FrozenTarget
 from tests.target.test_probe import EXACT, tiny
@@ -49,24 +51,12 @@ def test_packed_equals_alone(name):
 
 
 def test_only_plain_causal_sdpa_takes_the_short_way():
-    ways = {name: is_plain_causal(tiny(name, settings).config) for name, settings in EXACT.items()}
+    ways = {name: attends_within_documents(tiny(name, settings).config) for name, settings in EXACT.items()}
     assert ways == dict.fromkeys(EXACT, False) | dict.fromkeys(("llama", "qwen2", "qwen3", "gpt2"), True)
     eager = tiny("llama", EXACT["llama"])
     eager.model.set_attn_implementation("eager")
-    assert not is_plain_causal(eager.config)
+    assert not attends_within_documents(eager.config)
     check(eager)
-
-
-def test_short_documents_in_bf16_by_plain_products(monkeypatch):
-    """As close to fp32 as SDPA is."""
-    target = tiny("llama", EXACT["llama"])
-    ids = torch.randint(3, 160, STARTS.shape, generator=torch.Generator().manual_seed(0))
-    exact = target.encode(ids, STARTS).final
-    target.model.to(torch.bfloat16)
-    error = (target.encode(ids, STARTS).final - exact).norm() / exact.norm()
-    monkeypatch.setattr(attention, "SHORT", 0)
-    sdpa_error = (target.encode(ids, STARTS).final - exact).norm() / exact.norm()
-    assert error != sdpa_error and error < 1.1 * sdpa_error
 
 
 def test_large_batches_are_encoded_in_parts(monkeypatch):
@@ -80,16 +70,37 @@ def test_large_batches_are_encoded_in_parts(monkeypatch):
     torch.testing.assert_close(parts.final, whole.final, **CLOSE)
 
 
-def test_implementation_is_restored_after_an_error(monkeypatch):
+def test_documents_of_one_thread_are_nothing_to_another():
     target = tiny("llama", EXACT["llama"])
+    ids = torch.randint(3, 160, (1, 9), generator=torch.Generator().manual_seed(0))
+    plain = target.base(input_ids=ids, use_cache=False).last_hidden_state
+    with attention.within_documents(torch.tensor([[0] * 4 + [4] * 5])):
+        with ThreadPoolExecutor() as pool:
+            other = pool.submit(lambda: target.base(input_ids=ids, use_cache=False).last_hidden_state)
+        inside = target.base(input_ids=ids, use_cache=False).last_hidden_state
+        assert torch.equal(other.result(), plain) and not torch.allclose(inside, plain)
+    assert torch.equal(target.base(input_ids=ids, use_cache=False).last_hidden_state, plain)
 
-    def broken(**kwargs):
-        raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(target.base, "forward", broken)
-    with pytest.raises(RuntimeError):
-        target.encode(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))
-    assert target.config._attn_implementation == "sdpa"
+def test_generate_of_transformers_keeps_its_masks():
+    """A left-padded batch, which needs them, gives what its rows give alone."""
+    target = tiny("llama", EXACT["llama"])
+    ids = torch.randint(3, 160, (2, 12), generator=torch.Generator().manual_seed(0))
+    ids[0, :5] = 0
+    settings = dict(max_new_tokens=8, do_sample=False, eos_token_id=159, pad_token_id=0)
+    both = target.model.generate(ids, attention_mask=(ids != 0).long(), **settings)
+    alone = target.model.generate(ids[:1, 5:], **settings)
+    n = alone.shape[1]
+    assert both[0, 5 : 5 + n].tolist() == alone[0].tolist()
+
+
+def test_targets_that_cannot_be_told_stay_themselves():
+    sizes = dict(vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=4)
+    falcon = tiny(
+        "falcon", sizes | dict(tie_word_embeddings=False, alibi=False, new_decoder_architecture=False)
+    )
+    assert not attends_within_documents(falcon.config)
+    check(falcon)
 
 
 def test_stretches():
@@ -123,7 +134,7 @@ def test_verification_copies_no_heads(monkeypatch):
 
     slow = "transformers.integrations.sdpa_attention.repeat_kv"
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "SHARED_HEADS", "sdpa")
+        patch.setattr(attention, "LONGEST", 0)
         expected = states()
     monkeypatch.setattr(slow, lambda *args: pytest.fail("copied"))
     torch.testing.assert_close(states(), expected)

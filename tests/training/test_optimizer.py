@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
-from drafttrain.errors import UserError
 from drafttrain.training.optimizer import MuonWithAdamW
 
 
@@ -75,9 +74,3 @@ def test_states_come_back(drafter):
         train_step(one, optimizer_, 1)
     for name, p in drafter.named_parameters():
         assert torch.equal(p, dict(twin.named_parameters())[name]), name
-
-
-def test_a_torch_without_muon_is_told(drafter, monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(UserError, match="needs torch 2.9"):
-        optimizer_of(drafter)

@@ -16,7 +16,7 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.target.collect import CollectConfig, collect
 from drafttrain.target.loading import load_target
-from drafttrain.training.stage import Clock, last_whole_checkpoint, planned_steps, rate_schedule
+from drafttrain.training.stage import Clock, last_whole_checkpoint, planned_steps, rate_schedule, train
 from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.validation import Validation
 from drafttrain.trees.chain import ChainPolicy
@@ -159,7 +159,12 @@ def test_half_written_checkpoints_are_passed_over(run_training):
         (half / "trainer_state.json").unlink()
         if state:
             (half / "trainer_state.json").write_text(state)
-    for number, name in ((6, "model.safetensors"), (7, "optimizer.pt")):  # a disk that lost the end of a file
+    (checkpoints / "checkpoint-backup").mkdir()
+    for number, name in (
+        (6, "model.safetensors"),
+        (7, "optimizer.pt"),
+        (8, "rng_state.pth"),
+    ):  # a disk that lost the end of a file
         half = checkpoints / f"checkpoint-{number}"
         shutil.copytree(checkpoints / "checkpoint-3", half)
         os.truncate(half / name, (half / name).stat().st_size // 2)
@@ -279,6 +284,43 @@ def test_impossible_settings_are_refused(settings, words, run_training):
         run_training(**settings)
 
 
+def test_muon_in_an_old_torch_is_told(run_training, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(UserError, match="muon, which needs torch 2.9"):
+        run_training(optimizer="muon")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"zero_optimization": null}', '{"zero_optimization": {"stage": "auto"}}']
+)
+def test_what_is_no_deepspeed_file_is_refused(text, run_training, tmp_path):
+    (tmp_path / "zero.json").write_text(text)
+    with pytest.raises(UserError, match="zero.json: no DeepSpeed file"):
+        run_training(deepspeed=str(tmp_path / "zero.json"))
+
+
+def test_a_checkpoint_of_deepspeed_is_not_continued_without(run_training):
+    out = run_training(max_steps=2, save_steps=2)
+    (out / "checkpoints" / "checkpoint-2" / "global_step2").mkdir()
+    with pytest.raises(UserError, match="begun with DeepSpeed and would go on without"):
+        run_training(max_steps=4)
+
+
+def test_a_source_listed_twice_is_no_trouble(target_folder, corpus_folder, tmp_path, settings):
+    made = json.loads((corpus_folder / "corpus.json").read_text())
+    sources = made["config"]["sources"] * 2
+    counts = list(made["counts"]["sources"].values())[0]
+    made["config"]["sources"] = sources
+    made["counts"]["sources"] = {"a": counts, "a (again)": counts}
+    shutil.copytree(corpus_folder, tmp_path / "corpus")
+    (tmp_path / "corpus" / "corpus.json").write_text(json.dumps(made))
+    drafter = DrafterConfig(tapped_blocks=[-2], draft_vocab_size=200)
+    config = settings(max_steps=1, init_from=None)
+    train(config, drafter, str(target_folder), tmp_path / "corpus", tmp_path / "out", None, "float32", "cpu")
+    training = json.loads((tmp_path / "out" / "drafter" / "config.json").read_text())["training"]
+    assert len(training["corpus_files"]) == 2 and training["max_length"] == made["config"]["max_length"]
+
+
 def test_zero_3_is_refused(run_training, tmp_path):
     (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}}')
     with pytest.raises(UserError, match="zero3.json: ZeRO stage 3"):
@@ -299,7 +341,7 @@ def test_nan_is_an_error(run_training, target_folder, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (target_folder / name).exists():
             shutil.copy(target_folder / name, broken)
-    with pytest.raises(UserError, match="gives NaN or infinite states for every token"):
+    with pytest.raises(UserError, match="NaN or infinite states for every token of 3 batches in a row"):
         run_training(target=broken)
     assert not (tmp_path / "run" / "drafter").exists()
 
