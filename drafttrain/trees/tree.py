@@ -83,8 +83,15 @@ class TokenTree:
         return empty.scatter_reduce(2, self.depths[:, None].expand(-1, n, -1), nodes, "amax")
 
     def joint_log_probs(self) -> torch.Tensor:
-        """Log-probability of the whole path to each node given the root, fp32 [B, n]; -inf for padding."""
-        return torch.where(self.ancestors(), self.log_probs[:, None], 0.0).sum(-1)
+        """Log-probability of the whole path to each node given the root, fp32 [B, n]; -inf for padding.
+
+        Added up from the root downwards, so that rounding never makes a node more probable than its parent.
+        """
+        parents, is_root = self.parents.clamp(min=0), self.parents < 0  # [B, n]
+        joint = torch.zeros_like(self.log_probs)  # [B, n]
+        for _ in range(int(self.depths.max())):  # each round is right for one more generation
+            joint = (joint.gather(1, parents) + self.log_probs).masked_fill(is_root, 0.0)
+        return joint.masked_fill(~self.valid, -torch.inf)
 
     def append(
         self,

@@ -1,0 +1,45 @@
+"""CAPE (Du et al. 2024, "GliDe with a CaPE"): a chain with side leaves where the drafter is unsure."""
+
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class CapePolicy:
+    """Follows the most probable token, as a chain does, and adds its next most probable siblings: the less
+    probable it is, the more (EDD paper, appendix on baselines).
+
+    Attributes:
+        depth: layers.
+        bounds: upper bounds of the confidence classes but the last.
+        widths: children in each class, the chain's token included.
+    """
+
+    depth: int = 5
+    bounds: tuple[float, ...] = (0.3, 0.6, 0.8)
+    widths: tuple[int, ...] = (7, 5, 3, 1)
+
+    @property
+    def max_depth(self) -> int:
+        return self.depth
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts trees behind root tokens [B]."""
+        tree = TokenTree.root_only(root)
+        tip = torch.zeros_like(root)[:, None]  # [B, 1]
+        bounds = torch.tensor(self.bounds, device=root.device)
+        widths = torch.tensor(self.widths, device=root.device)
+        most = min(max(self.widths), drafter.draft_vocab_size)
+        for _ in range(self.depth):
+            log_probs, ids = drafter.expand(state, tree, tip)[:, 0].topk(most)  # [B, k]
+            counts = widths[torch.bucketize(log_probs[:, 0].exp(), bounds)]  # [B] classes are (low, high]
+            next_tip = tree.sizes[:, None]
+            tree = tree.append(
+                tip.expand_as(ids), drafter.to_target(ids), log_probs, counts=counts.clamp(max=most)
+            )
+            tip = next_tip
+        return tree

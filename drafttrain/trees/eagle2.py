@@ -1,0 +1,56 @@
+"""EAGLE-2 (Li et al. 2024): expand the best nodes of each layer, then keep the best nodes of all."""
+
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.trees.layers import add_children
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class Eagle2Policy:
+    """Each layer expands the `top_k` nodes of highest joint probability by `top_k` children each; at the end
+    the `total` best nodes of the whole tree stay. The EDD paper runs it with 50 nodes, depth 6, top-10.
+
+    Attributes:
+        top_k: expanded nodes of a layer, and children of each.
+        depth: layers.
+        total: drafted nodes that are verified, root excluded; None: all of them.
+    """
+
+    top_k: int = 10
+    depth: int = 6
+    total: int | None = 50
+
+    @property
+    def max_depth(self) -> int:
+        return self.depth
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts trees behind root tokens [B]."""
+        tree = TokenTree.root_only(root)
+        frontier = torch.zeros_like(root)[:, None]  # [B, 1]
+        for depth in range(self.depth):
+            before = tree.width
+            counts = torch.full_like(root, frontier.shape[1])
+            tree = add_children(drafter, state, tree, frontier, counts, self.top_k)
+            if depth < self.depth - 1:
+                joint = tree.joint_log_probs()[:, before:]  # [B, added]; all rows are alike
+                best = joint.topk(min(self.top_k, joint.shape[1])).indices  # [B, f]
+                frontier = before + best.sort(dim=1).values  # in breadth-first order
+        return tree if self.total is None else keep_best(tree, self.total)
+
+
+def keep_best(tree: TokenTree, total: int) -> TokenTree:
+    """The sub-tree of the root and the `total` nodes of highest joint probability.
+
+    Among equals the earlier node wins. A node is never more probable than its parent, which comes before it,
+    so what stays is closed under parents.
+    """
+    joint = tree.joint_log_probs()  # [B, n]
+    joint[:, 0] = torch.inf
+    order = joint.argsort(dim=1, descending=True, stable=True)[:, : total + 1]  # [B, total + 1]
+    keep = torch.zeros_like(joint, dtype=torch.bool).scatter_(1, order, True)
+    return tree.select(keep)

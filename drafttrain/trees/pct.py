@@ -1,0 +1,62 @@
+"""PCT, the pruned candidate tree (EDD paper, §3.2): expand a node only where drafting is expected to pay."""
+
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.trees.layers import add_children, marked_nodes
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class PctPolicy:
+    """A drafting step pays if the token it starts from is accepted with more than s_d / s_t (eq. 6). The
+    confidence of a node, the joint probability of its path, stands for that probability.
+
+    A node below the ratio stays in the tree but gets no children. At the end nodes below `min_confidence` go,
+    with all that is below them.
+
+    Attributes:
+        draft_seconds: s_d, one drafting step.
+        verify_seconds: s_t, one forward of the target.
+        width: children of an expanded node.
+        depth: layers at most.
+        min_confidence: of the nodes that are verified.
+    """
+
+    draft_seconds: float
+    verify_seconds: float
+    width: int = 5
+    depth: int = 10
+    min_confidence: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.draft_seconds < self.verify_seconds:
+            raise UserError(
+                f"PCT: a drafting step takes {self.draft_seconds} s and a forward of the target "
+                f"{self.verify_seconds} s; drafting pays only where it is the faster of the two"
+            )
+
+    @property
+    def max_depth(self) -> int:
+        return self.depth
+
+    @property
+    def ratio(self) -> float:
+        """Least confidence of an expanded node."""
+        return self.draft_seconds / self.verify_seconds
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts trees behind root tokens [B]."""
+        tree = TokenTree.root_only(root)
+        for depth in range(self.depth):
+            pays = (
+                (tree.joint_log_probs().exp() >= self.ratio) & (tree.depths == depth) & tree.valid
+            )  # [B, n]
+            frontier, counts = marked_nodes(pays)
+            if not frontier.shape[1]:
+                break
+            tree = add_children(drafter, state, tree, frontier, counts, self.width)
+        return tree.select(tree.joint_log_probs().exp() >= self.min_confidence)

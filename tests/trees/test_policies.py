@@ -1,0 +1,217 @@
+"""Every growth policy against slow references in plain Python, over drafters with ties and certainties."""
+
+import heapq
+import math
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from drafttrain.errors import UserError
+from drafttrain.trees.cape import CapePolicy
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.static import StaticPolicy
+from drafttrain.trees.tree import TokenTree
+
+VOCABULARY = 8
+KINDS = ("soft", "ties", "sure", "uniform")
+
+
+class TableDrafter:
+    """What follows a token depends on that token and its depth; draft token j is target token 100 + j."""
+
+    draft_vocab_size = VOCABULARY
+
+    def __init__(self, kind: str, seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(12, 120, VOCABULARY, generator=generator) * 2
+        if kind == "ties":
+            logits = logits.round()
+        if kind == "sure":  # some distributions put everything on one token
+            certain = torch.rand(12, 120, 1, generator=generator) < 0.5
+            logits = torch.where(certain, logits * 1000, logits)
+        if kind == "uniform":
+            logits = logits * 0
+        self.table = logits.log_softmax(-1)  # [depth, token, D]
+        self.expanded: list[tuple[int, int]] = []
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids + 100
+
+    def expand(self, state: object, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        for row, nodes in enumerate(frontier.tolist()):
+            self.expanded += [(row, node) for node in nodes]
+        return self.table[tree.depths.gather(1, frontier), tree.tokens.gather(1, frontier)]
+
+    def children(self, depth: int, token: int, k: int) -> list[tuple[int, float]]:
+        """The k most probable tokens after a node, as the policies rank them."""
+        values, ids = self.table[depth, token].topk(k)
+        return [(int(i) + 100, float(v)) for i, v in zip(ids, values)]
+
+
+POLICIES = {
+    "chain": ChainPolicy(4),
+    "static": StaticPolicy([(0,), (1,), (0, 0), (0, 2), (1, 1), (0, 2, 0), (0, 2, 1)]),
+    "eagle1": StaticPolicy.eagle1(),
+    "k_config": StaticPolicy.from_k_config((3, 1, 2)),
+    "cape": CapePolicy(),
+    "eagle2": Eagle2Policy(top_k=4, depth=4, total=12),
+    "eagle2-all": Eagle2Policy(top_k=3, depth=3, total=None),
+    "pct": PctPolicy(draft_seconds=0.05, verify_seconds=1.0, width=4, depth=6),
+}
+drafters = st.builds(TableDrafter, st.sampled_from(KINDS), st.integers(0, 1000))
+# which of several equals topk takes depends on how many it takes
+without_ties = st.builds(TableDrafter, st.sampled_from(("soft", "sure")), st.integers(0, 1000))
+
+
+def rows_of(tree: TokenTree) -> list[list[tuple[tuple[int, ...], float]]]:
+    """Each row's nodes as (tokens on the way from the root, joint log-probability)."""
+    rows = []
+    for b in range(len(tree.tokens)):
+        nodes: list[tuple[tuple[int, ...], float]] = []
+        for i in range(int(tree.sizes[b])):
+            parent = int(tree.parents[b, i])
+            path, joint = nodes[parent] if i else ((), 0.0)
+            nodes.append(((*path, int(tree.tokens[b, i])), joint + float(tree.log_probs[b, i])))
+        rows.append(nodes)
+    return rows
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@hypothesis.given(drafter=drafters, roots=st.lists(st.integers(0, 99), min_size=1, max_size=4))
+@hypothesis.settings(max_examples=25)
+def test_trees_are_trees(name, drafter, roots):
+    """Parents come first, layers follow each other, siblings differ, masks and probabilities are those of the
+    path, nothing is deeper than announced, and a row does not depend on the others."""
+    policy = POLICIES[name]
+    tree = policy.grow(drafter, None, torch.tensor(roots))
+    for b, root in enumerate(roots):
+        n = int(tree.sizes[b])
+        parents, depths = tree.parents[b, :n].tolist(), tree.depths[b, :n].tolist()
+        assert parents[0] == -1 and depths[0] == 0 and tree.tokens[b, 0] == root
+        assert all(0 <= parent < i for i, parent in enumerate(parents) if i)
+        assert all(depths[i] == depths[parent] + 1 for i, parent in enumerate(parents) if i)
+        assert depths == sorted(depths) and depths[-1] <= policy.max_depth
+        siblings = list(zip(parents, tree.tokens[b, :n].tolist()))
+        assert len(set(siblings)) == n
+        for i, parent in enumerate(parents):
+            above = tree.ancestors()[b, parent] if i else torch.zeros(tree.width, dtype=torch.bool)
+            expected = above.clone()
+            expected[i] = True
+            assert torch.equal(tree.ancestors()[b, i], expected)
+            if i:
+                token, before = int(tree.tokens[b, i]), int(tree.tokens[b, parent])
+                assert tree.log_probs[b, i] == drafter.table[depths[parent], before, token - 100]
+        alone = policy.grow(drafter, None, torch.tensor([root]))
+        assert rows_of(alone)[0] == rows_of(tree)[b]
+
+
+@hypothesis.given(drafter=without_ties, root=st.integers(0, 99))
+@hypothesis.settings(max_examples=40)
+def test_static_takes_the_ranks(drafter, root):
+    paths = POLICIES["static"].paths
+    tree = POLICIES["static"].grow(drafter, None, torch.tensor([root]))
+    expected = []
+    for path in paths:
+        tokens = [root]
+        for depth, rank in enumerate(path):
+            tokens.append(drafter.children(depth, tokens[-1], rank + 1)[rank][0])
+        expected.append(tuple(tokens))
+    assert [tokens for tokens, _ in rows_of(tree)[0][1:]] == expected
+
+
+def test_static_shapes():
+    assert len(StaticPolicy.vanilla().paths) == 363 and StaticPolicy.vanilla().max_depth == 5
+    assert len(StaticPolicy.eagle1().paths) == 25 and StaticPolicy.eagle1().max_depth == 5
+    assert StaticPolicy.from_k_config((1, 1)).paths == [(0,), (0, 0)]
+    assert StaticPolicy([]).grow(TableDrafter("soft", 0), None, torch.tensor([3])).width == 1
+    for broken in ([(0, 0)], [()], [(0,), (-1,)]):
+        with pytest.raises(UserError, match="hangs in the air"):
+            StaticPolicy(broken)
+
+
+@hypothesis.given(drafter=without_ties, root=st.integers(0, 99))
+@hypothesis.settings(max_examples=40)
+def test_cape_is_a_chain_with_side_leaves(drafter, root):
+    tree = CapePolicy(depth=4).grow(drafter, None, torch.tensor([root]))
+    expected, path = [], (root,)
+    for depth in range(4):
+        best = math.exp(drafter.children(depth, path[-1], 1)[0][1])
+        width = 7 if best <= 0.3 else 5 if best <= 0.6 else 3 if best <= 0.8 else 1
+        children = [(*path, token) for token, _ in drafter.children(depth, path[-1], width)]
+        expected += children
+        path = children[0]
+    assert [tokens for tokens, _ in rows_of(tree)[0][1:]] == expected
+
+
+def eagle2_reference(drafter: TableDrafter, root: int, top_k: int, depth: int) -> list:
+    """All nodes before the rerank as (joint, position, path), breadth first."""
+    layer, every = [(0.0, 0, (root,))], []
+    for d in range(depth):
+        grown = []
+        for joint, _, path in sorted(layer, key=lambda node: node[1]):
+            for token, log_prob in drafter.children(d, path[-1], top_k):
+                fp32 = (torch.tensor(joint) + torch.tensor(log_prob)).item()
+                grown.append((fp32, len(every) + len(grown) + 1, (*path, token)))
+        every += grown
+        layer = heapq.nlargest(top_k, grown, key=lambda node: node[0])
+    return every
+
+
+@hypothesis.given(drafter=without_ties, root=st.integers(0, 99))
+@hypothesis.settings(max_examples=40)
+def test_eagle2_is_the_reference(drafter, root):
+    """Ties would leave the order of expansion open, so there are none here."""
+    every = eagle2_reference(drafter, root, 4, 3)
+    joints = [joint for joint, _, _ in every]
+    hypothesis.assume(len(set(joints)) == len(joints))
+    whole = Eagle2Policy(4, 3, None).grow(drafter, None, torch.tensor([root]))
+    assert [tokens for tokens, _ in rows_of(whole)[0][1:]] == [path for _, _, path in every]
+    best = sorted(heapq.nlargest(10, every), key=lambda node: node[1])
+    tree = Eagle2Policy(4, 3, 10).grow(drafter, None, torch.tensor([root]))
+    assert [tokens for tokens, _ in rows_of(tree)[0][1:]] == [path for _, _, path in best]
+
+
+@hypothesis.given(drafter=drafters, roots=st.lists(st.integers(0, 99), min_size=1, max_size=3))
+@hypothesis.settings(max_examples=40)
+def test_eagle2_keeps_its_budget(drafter, roots):
+    tree = Eagle2Policy(top_k=4, depth=4, total=12).grow(drafter, None, torch.tensor(roots))
+    assert tree.sizes.tolist() == [13] * len(roots)
+
+
+@hypothesis.given(
+    drafter=drafters, roots=st.lists(st.integers(0, 99), min_size=1, max_size=3), ratio=st.floats(0.02, 0.9)
+)
+@hypothesis.settings(max_examples=60)
+def test_pct_expands_and_keeps_by_confidence(drafter, roots, ratio):
+    """Against a recursion over all nodes."""
+    policy = PctPolicy(ratio, 1.0, width=3, depth=5, min_confidence=0.05)
+    tree = policy.grow(drafter, None, torch.tensor(roots))
+
+    def nodes(path: tuple[int, ...], joint: torch.Tensor) -> dict[tuple[int, ...], float]:
+        if joint.exp() < policy.min_confidence:
+            return {}
+        found = {path: joint.exp().item()}
+        if joint.exp() >= policy.ratio and len(path) - 1 < policy.depth:
+            for token, log_prob in drafter.children(len(path) - 1, path[-1], policy.width):
+                found |= nodes((*path, token), joint + torch.tensor(log_prob))
+        return found
+
+    for b, root in enumerate(roots):
+        expected = nodes((root,), torch.tensor(0.0))
+        assert {tokens for tokens, _ in rows_of(tree)[b]} == set(expected)
+        parents = {tokens[:-1] for tokens in expected if len(tokens) > 1}
+        assert all(expected[path] >= policy.ratio - 1e-6 for path in parents)
+        assert min(expected.values()) >= policy.min_confidence
+
+
+def test_pct_drafts_one_layer_at_least_and_refuses_a_slow_drafter():
+    drafter = TableDrafter("uniform", 0)
+    tree = PctPolicy(0.9, 1.0, width=2).grow(drafter, None, torch.tensor([5]))
+    assert tree.sizes.tolist() == [3]
+    for draft, verify in ((1.0, 0.5), (0.0, 1.0), (float("nan"), 1.0)):
+        with pytest.raises(UserError, match="drafting pays only where"):
+            PctPolicy(draft, verify)
