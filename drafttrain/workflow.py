@@ -190,7 +190,7 @@ class Workflow:
         folders = {name: self.folder(name) for name in stage.needs(self.recipe)}
         spent = 0.0
         if decision.action == "resume":
-            spent = read_json(marker).get("wall_seconds", 0.0)
+            spent = read_json(marker).get("wall_seconds", 0.0) + self._killed_after(stage)
         elif self.is_first_rank:
             self._clear(stage)
         note = {"made_from": decision.made_from, "wall_seconds": spent}
@@ -214,6 +214,13 @@ class Workflow:
             self._finish(decision, figures, spent)
         self._say("green", stage, "done", _seconds(spent))
         gc.collect()  # a stage's models go before the next one loads its own
+
+    def _killed_after(self, stage: Stage) -> float:
+        """Seconds that a killed attempt is known to have worked: until it last wrote into its folder. The
+        marker is as old as the attempt, or as its orderly end."""
+        files = [path for path in (self.output / stage.folder).rglob("*") if path.is_file()]
+        last = max((path.stat().st_mtime for path in files), default=0.0)
+        return max(0.0, last - self._marker(stage).stat().st_mtime)
 
     def _await_first_rank(self, marker: Path, decision: Decision) -> None:
         """Waits until the first rank has cleared the folder and noted what it will be made from."""

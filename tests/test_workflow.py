@@ -315,6 +315,21 @@ def test_wall_time_adds_up_over_an_interruption(recipe, fakes, monkeypatch):
     assert record["wall_seconds"] == 20
 
 
+def test_wall_time_of_a_killed_attempt_counts_to_its_last_file(recipe, fakes):
+    fakes.fail_in = "upper"
+    with pytest.raises(RuntimeError):
+        run(recipe, fakes)
+    output = Path(recipe.output)
+    marker = next(output.rglob("upper_made.json"))
+    half = output / "upper_made" / "half.txt"
+    os.utime(marker, (1000, 1000))  # as if it had been killed: the marker is from its beginning
+    os.utime(half, (1090, 1090))
+    fakes.fail_in = None
+    run(recipe, fakes)
+    record = json.loads((output / "upper_made" / "stage.json").read_text())
+    assert 90 <= record["wall_seconds"] < 100
+
+
 def test_one_process_at_a_time(recipe, fakes):
     flow = Workflow(recipe, fakes.stages, Console(quiet=True))
     with flow._lock(), pytest.raises(UserError, match="another drafttrain works here"):
