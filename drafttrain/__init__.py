@@ -14,10 +14,11 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["EddConfig", "EddModel", "SpeculativeDecoder"]
+__all__ = ["EddConfig", "EddModel", "SamplingParams", "SpeculativeDecoder"]
 _HOMES = {
     "EddConfig": "drafttrain.drafters.edd",
     "EddModel": "drafttrain.drafters.edd",
+    "SamplingParams": "drafttrain.inference.sampling",
     "SpeculativeDecoder": "drafttrain.inference.decoder",
 }
 

@@ -133,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=_natural, default=128, metavar="N")
     command.add_argument("--draft-length", type=_natural, metavar="N", help="tokens drafted per step")
     command.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
+    command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
+    command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling")
+    command.add_argument("--top-k", type=_natural, metavar="K", help="the K most probable tokens only")
+    command.add_argument("--seed", type=_natural, default=0, metavar="N", help="of the draws")
     command.add_argument("--no-color", action="store_true", help="plain text")
     text = "decode autoregressively as well, to know the speedup"
     command.add_argument("--compare", action=argparse.BooleanOptionalAction, default=True, help=text)
@@ -187,6 +191,7 @@ def _view_corpus(args: argparse.Namespace) -> None:
 
 
 def _generate(args: argparse.Namespace) -> None:
+    from drafttrain.inference.sampling import SamplingParams
     from drafttrain.terminal import generate
 
     generate(
@@ -198,6 +203,7 @@ def _generate(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         color=not args.no_color,
         compare=args.compare,
+        sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.seed),
     )
 
 

@@ -6,7 +6,8 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 
-from drafttrain.inference.decoder import Result, SpeculativeDecoder
+from drafttrain.inference.decoder import GREEDY, Result, SpeculativeDecoder
+from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 
 STYLES = [Style(color=name) for name in ("cyan", "yellow", "green", "magenta", "blue")]
@@ -22,6 +23,7 @@ def generate(
     dtype: str = "auto",
     color: bool = True,
     compare: bool = True,
+    sampling: SamplingParams = GREEDY,
     console: Console | None = None,
 ) -> None:
     """Streams the answer to a prompt, the tokens of one target forward in one color, and prints figures.
@@ -31,6 +33,7 @@ def generate(
         target: None: the one the bundle names.
         draft_length: None: what the bundle recommends.
         compare: decode once more without drafts, for the speedup.
+        sampling: how tokens are drawn.
 
     Raises:
         UserError: no such bundle, or it does not fit the target; an empty or too long prompt.
@@ -40,12 +43,12 @@ def generate(
     decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
     stats, token_ids = DecodeStats(), []
     colors = ColorSystem.STANDARD if console.color_system and not console.no_color else None
-    for piece, style in zip(decoder.stream(prompt, max_new_tokens, stats), itertools.cycle(STYLES)):
+    for piece, style in zip(decoder.stream(prompt, max_new_tokens, stats, sampling), itertools.cycle(STYLES)):
         console.file.write(style.render(piece.text, color_system=colors))  # `print` would wrap, expand tabs
         console.file.flush()
         token_ids += piece.token_ids
     console.print("\n")
-    plain = decoder.autoregressive(prompt, max_new_tokens) if compare else None
+    plain = decoder.autoregressive(prompt, max_new_tokens, sampling) if compare else None
     console.print(figures(stats, token_ids, plain), soft_wrap=True)
 
 

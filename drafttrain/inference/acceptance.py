@@ -1,10 +1,11 @@
 """Acceptance rules: which drafted nodes the target would have produced itself, and what it says next."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from drafttrain.inference.sampling import Sampler, SamplingParams
 from drafttrain.trees.tree import TokenTree
 
 
@@ -39,7 +40,42 @@ def accept_greedy(tree: TokenTree, logits: torch.Tensor) -> Accepted:
         logits: [B, n, V].
     """
     # max, not argmax: the same first maximum, and several times faster on bf16 CPU tensors
-    choices = logits.max(-1).indices  # [B, n]
+    return follow(tree, logits.max(-1).indices)
+
+
+class AcceptSampled:
+    """Sampling with deterministic candidates (trees of most probable tokens): what the target says after each
+    node is drawn from its own distribution, and the path goes on as long as a child is what was drawn.
+
+    Exact, because a draw never depends on the tree, and no rule can accept more of candidates that were not
+    drawn themselves: a token is accepted with the target's probability of it. A draw belongs to its position
+    in the output (`sampling.uniform`), so the text is that of plain sampling with the same seed.
+
+    One object serves one call of `decode`.
+
+    Args:
+        params: of each row.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams]):
+        self.sampler = Sampler(params)
+        self.emitted: torch.Tensor | None = None  # [B]
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        if self.emitted is None:
+            self.emitted = torch.zeros_like(tree.sizes)
+        choices = self.sampler.pick(logits, self.emitted[:, None] + tree.depths)  # [B, n]
+        accepted = follow(tree, choices)
+        self.emitted = self.emitted + accepted.counts
+        return accepted
+
+
+def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:
+    """The longest path whose every token is what the target says after the node before it.
+
+    Args:
+        choices: what the target says after each node, int64 [B, n].
+    """
     wanted = choices.gather(1, tree.parents.clamp(min=0))  # [B, n] what the target says after the parent
     matches = (tree.tokens == wanted) | (tree.parents < 0)  # [B, n]
     refuted = (tree.ancestors() & ~matches[:, None]).any(-1)  # [B, n] the node or an ancestor is wrong

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.inference.cache import TreeCache
+from drafttrain.inference.sampling import pick_tokens
 from drafttrain.target.frozen import FrozenTarget
 
-NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
 BROKEN = -1  # in place of a token id: the logits were not finite
 
 
@@ -42,46 +42,6 @@ class Completion:
     id: str
     token_ids: list[int]
     finish_reason: str
-
-
-def pick_tokens(
-    logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
-) -> torch.Tensor:
-    """Greedy choice, or a draw from the nucleus by inverting its cumulative distribution.
-
-    Args:
-        logits: [B, V]; temperature, top_p, uniform: [B] (uniform in [0, 1), ignored where the
-            temperature is 0).
-
-    Returns:
-        token ids [B]
-    """
-    tokens = logits.max(-1).indices  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
-    sampled = temperature > 0  # [B]
-    if not sampled.any():
-        return tokens
-    probs = torch.softmax(logits[sampled].float() / temperature[sampled, None], dim=-1)  # [S, V]
-    tokens[sampled] = _draw(probs, top_p[sampled], uniform[sampled])
-    return tokens
-
-
-def _draw(probs: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    top, ids = probs.topk(min(NUCLEUS, probs.shape[-1]), dim=-1)  # [S, k]
-    wide = top.sum(-1) < top_p  # [S]
-    chosen = _invert(top, ids, top_p, uniform)
-    if wide.any() and probs.shape[-1] > top.shape[-1]:
-        top, ids = probs[wide].sort(dim=-1, descending=True)
-        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide])
-    return chosen
-
-
-def _invert(top: torch.Tensor, ids: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    before = top.cumsum(-1) - top  # [S, k] mass in front of each candidate
-    kept = torch.where(before < top_p[:, None], top, 0.0)
-    cumulative = kept.cumsum(-1)
-    goal = uniform[:, None] * cumulative[:, -1:]
-    index = (cumulative <= goal).sum(-1, keepdim=True).clamp(max=top.shape[-1] - 1)  # [S, 1]
-    return ids.gather(-1, index).squeeze(-1)
 
 
 class _Rows:

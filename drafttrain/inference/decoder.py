@@ -12,14 +12,17 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
+from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
+from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 
 # A user's words, a chat ({"role", "content"} dicts or Messages), or token ids that are complete as they are.
 Prompt = str | Sequence[Message | Mapping] | Sequence[int]
+GREEDY = SamplingParams()
 
 
 @dataclass
@@ -94,27 +97,39 @@ class SpeculativeDecoder:
         length = bundle.draft_length if draft_length is None else draft_length
         return cls(bundle.target, TreeProposer(bundle.drafter, ChainPolicy(length)))
 
-    def generate(self, prompt: Prompt, max_new_tokens: int = 256) -> Result:
-        """Decodes greedily, with drafts, until a stop token or the limit.
+    def generate(
+        self, prompt: Prompt, max_new_tokens: int = 256, sampling: SamplingParams = GREEDY
+    ) -> Result:
+        """Decodes with drafts until a stop token or the limit.
+
+        Args:
+            sampling: how tokens are drawn; greedily by default. The output is that of `autoregressive` with
+                the same parameters.
 
         Raises:
             UserError: the prompt is empty, has no chat template to go through, or is too long for the target.
         """
-        return self._run(prompt, max_new_tokens, self.proposer)
+        return self._run(prompt, max_new_tokens, self.proposer, sampling)
 
-    def autoregressive(self, prompt: Prompt, max_new_tokens: int = 256) -> Result:
+    def autoregressive(
+        self, prompt: Prompt, max_new_tokens: int = 256, sampling: SamplingParams = GREEDY
+    ) -> Result:
         """The same without drafts, in the same loop: what speed is compared with."""
-        return self._run(prompt, max_new_tokens, NoProposer())
+        return self._run(prompt, max_new_tokens, NoProposer(), sampling)
 
     def stream(
-        self, prompt: Prompt, max_new_tokens: int = 256, stats: DecodeStats | None = None
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        stats: DecodeStats | None = None,
+        sampling: SamplingParams = GREEDY,
     ) -> Iterator[Piece]:
         """Like `generate`, but yields what each target forward brings as soon as it is accepted.
 
         Args:
             stats: counts and times are added to it.
         """
-        return self._pieces(prompt, max_new_tokens, self.proposer, stats)
+        return self._pieces(prompt, max_new_tokens, self.proposer, stats, sampling)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Words go through the chat template as one user turn if the tokenizer has
@@ -130,17 +145,26 @@ class SpeculativeDecoder:
             return encode_prompt(tokenizer, [Message("user", prompt)])
         return tokenizer(prompt)["input_ids"]
 
-    def _run(self, prompt: Prompt, max_new_tokens: int, proposer: Proposer) -> Result:
+    def _run(
+        self, prompt: Prompt, max_new_tokens: int, proposer: Proposer, sampling: SamplingParams
+    ) -> Result:
         stats = DecodeStats()
-        pieces = list(self._pieces(prompt, max_new_tokens, proposer, stats))
+        pieces = list(self._pieces(prompt, max_new_tokens, proposer, stats, sampling))
         token_ids = [token for piece in pieces for token in piece.token_ids]
         return Result("".join(piece.text for piece in pieces), token_ids, pieces[-1].finish_reason, stats)
 
     def _pieces(
-        self, prompt: Prompt, max_new_tokens: int, proposer: Proposer, stats: DecodeStats | None
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        proposer: Proposer,
+        stats: DecodeStats | None,
+        sampling: SamplingParams,
     ) -> Iterator[Piece]:
         text = TextStream(self.target.tokenizer)
-        for step in decode(self.target, proposer, [self.encode(prompt)], max_new_tokens, stats=stats):
+        rule = AcceptSampled([sampling]) if sampling.temperature else accept_greedy
+        ids = [self.encode(prompt)]
+        for step in decode(self.target, proposer, ids, max_new_tokens, accept=rule, stats=stats):
             tokens, reason = step.tokens[0], step.finish_reason[0]
             new_text = text.push(tokens) + (text.flush() if reason else "")
             yield Piece(new_text, tokens, step.drafted[0], reason)

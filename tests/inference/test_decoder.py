@@ -10,6 +10,7 @@ from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
 from drafttrain.inference.decoder import SpeculativeDecoder, TextStream
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
@@ -127,3 +128,15 @@ def test_empty_prompt(tiny_llama):
     decoder = SpeculativeDecoder(FrozenTarget(*tiny_llama, "llama"), NoProposer())
     with pytest.raises(UserError, match="prompt 0 has no tokens"):
         decoder.generate([])
+
+
+def test_samples_by_seed(target):
+    decoder = SpeculativeDecoder(target, NoProposer())
+    sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=3)
+    one = decoder.generate(PROMPT, 20, sampling)
+    assert one.token_ids == decoder.autoregressive(PROMPT, 20, sampling).token_ids
+    assert one.token_ids == [
+        t for piece in decoder.stream(PROMPT, 20, sampling=sampling) for t in piece.token_ids
+    ]
+    assert one.token_ids != decoder.generate(PROMPT, 20).token_ids
+    assert one.token_ids != decoder.generate(PROMPT, 20, SamplingParams(1.0, 0.95, seed=4)).token_ids

@@ -1,0 +1,129 @@
+"""Draws from the target's distribution: temperature, top-k, top-p, and reproducible uniform numbers.
+
+A number belongs to a seed and a position of the output, whatever else is decoded beside it and however many
+tokens a forward brings. So the same seed gives the same text with drafts and without, alone and in a batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.errors import UserError
+
+NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: the smallest set of most probable tokens that together have this probability.
+        top_k: at most this many of the most probable tokens; None: all.
+        seed: of this output's draws.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}: it must be a number from 0 on")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: it must lie above 0 and be at most 1")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: at least 1 token must be left")
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) of a seed and a position of the output (SplitMix64, Steele et al. 2014)."""
+    state = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03 * (position + 1)) & _MASK
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state = ((state ^ (state >> shift)) * factor) & _MASK
+    return ((state ^ (state >> 31)) >> 11) / 2**53
+
+
+def pick_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    top_k: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Greedy choice, or a draw from the nucleus by inverting its cumulative distribution.
+
+    Args:
+        logits: [B, V].
+        temperature, top_p, uniform: [B] (uniform in [0, 1), ignored where the temperature is 0).
+        top_k: int64 [B]; None: no limit.
+
+    Returns:
+        token ids [B]
+    """
+    tokens = logits.max(-1).indices  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
+    sampled = temperature > 0  # [B]
+    if not sampled.any():
+        return tokens
+    probs = torch.softmax(logits[sampled].float() / temperature[sampled, None], dim=-1)  # [S, V]
+    limit = torch.full_like(tokens, logits.shape[-1]) if top_k is None else top_k  # [B]
+    tokens[sampled] = _draw(probs, top_p[sampled], uniform[sampled], limit[sampled])
+    return tokens
+
+
+def _draw(
+    probs: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor, top_k: torch.Tensor
+) -> torch.Tensor:
+    top, ids = probs.topk(min(NUCLEUS, probs.shape[-1]), dim=-1)  # [S, k]
+    wide = (top.sum(-1) < top_p) & (top_k > top.shape[-1])  # [S]
+    chosen = _invert(top, ids, top_p, uniform, top_k)
+    if wide.any() and probs.shape[-1] > top.shape[-1]:
+        top, ids = probs[wide].sort(dim=-1, descending=True)
+        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide], top_k[wide])
+    return chosen
+
+
+def _invert(
+    top: torch.Tensor, ids: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor, top_k: torch.Tensor
+) -> torch.Tensor:
+    # top-k first, then top-p of what it leaves, as transformers does
+    within = torch.arange(top.shape[-1], device=top.device) < top_k[:, None]  # [S, k]
+    top = torch.where(within, top, 0.0)
+    whole = torch.where(top_k < top.shape[-1], top.sum(-1), 1.0)  # [S]
+    before = top.cumsum(-1) - top  # [S, k] mass in front of each candidate
+    kept = torch.where(before < (top_p * whole)[:, None], top, 0.0)
+    cumulative = kept.cumsum(-1)
+    goal = uniform[:, None] * cumulative[:, -1:]
+    index = (cumulative <= goal).sum(-1, keepdim=True).clamp(max=top.shape[-1] - 1)  # [S, 1]
+    return ids.gather(-1, index).squeeze(-1)
+
+
+class Sampler:
+    """Draws of a batch of outputs, each with its own parameters."""
+
+    def __init__(self, params: Sequence[SamplingParams]):
+        self.params = list(params)
+
+    def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tokens [B, n] from logits [B, n, V], for these positions of the outputs, int64 [B, n]."""
+        batch, n, vocabulary = logits.shape
+        numbers = [
+            [uniform(params.seed, position) for position in row]
+            for params, row in zip(self.params, positions.tolist(), strict=True)
+        ]
+
+        def each(values: list, dtype: torch.dtype = torch.float) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=logits.device).repeat_interleave(n)  # [B * n]
+
+        tokens = pick_tokens(
+            logits.flatten(0, 1),
+            each([params.temperature for params in self.params]),
+            each([params.top_p for params in self.params]),
+            torch.tensor(numbers, device=logits.device).flatten(),
+            each([params.top_k or vocabulary for params in self.params], torch.long),
+        )
+        return tokens.view(batch, n)

@@ -1,0 +1,164 @@
+"""Draws follow the distribution they should, belong to seed and position, and give with drafts what they give
+without."""
+
+import pytest
+import torch
+
+from drafttrain.errors import UserError
+from drafttrain.inference.acceptance import AcceptSampled
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.sampling import NUCLEUS, Sampler, SamplingParams, pick_tokens, uniform
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.static import StaticPolicy
+
+
+def nucleus(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    """Probabilities [V] of nucleus sampling: the fewest best tokens that reach top_p, renormalised."""
+    probs = (logits.double() / temperature).softmax(-1)
+    kept, mass = torch.zeros_like(probs), 0.0
+    for token in probs.argsort(descending=True).tolist():
+        if mass >= top_p:
+            break
+        kept[token] = probs[token]
+        mass += probs[token].item()
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize("vocabulary", [8, 2 * NUCLEUS])
+@pytest.mark.parametrize("temperature, top_p", [(1.0, 1.0), (0.7, 0.9), (1.3, 0.5), (0.2, 0.95), (3.0, 0.99)])
+def test_draws_invert_the_nucleus_distribution(vocabulary, temperature, top_p):
+    """Evenly spaced uniforms hit each token in proportion, up to one at each end of its interval."""
+    n = 4000
+    logits = 2 * torch.randn(vocabulary)
+    uniform = (torch.arange(n) + 0.5) / n
+    tokens = pick_tokens(
+        logits.expand(n, -1), torch.full((n,), temperature), torch.full((n,), top_p), uniform
+    )
+    counts = tokens.bincount(minlength=vocabulary)
+    assert (counts - n * nucleus(logits, temperature, top_p)).abs().max() <= 1.01
+
+
+def test_seeded_draws_follow_the_distribution():
+    """Pearson's statistic of 20000 draws over 8 tokens; with 7 degrees of freedom P(> 29.9) is 1e-4."""
+    n, logits = 20000, torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 1.5, 0.2])
+    uniform = torch.rand(n, generator=torch.Generator().manual_seed(0))
+    counts = pick_tokens(logits.expand(n, -1), torch.ones(n), torch.ones(n), uniform).bincount(minlength=8)
+    expected = n * logits.double().softmax(-1)
+    assert ((counts - expected) ** 2 / expected).sum() < 29.9
+
+
+def test_greedy_and_sampled_rows_side_by_side():
+    logits = torch.randn(3, 50)
+    tokens = pick_tokens(logits, torch.tensor([0.0, 1.0, 0.0]), torch.ones(3), torch.tensor([0.9, 0.0, 0.1]))
+    assert tokens.tolist() == logits.argmax(-1).tolist()  # a uniform draw of 0 is the most probable token too
+
+
+def test_uniform_numbers_are_uniform_and_unrelated():
+    """Kolmogorov-Smirnov over 20000 numbers of one seed, of neighbouring seeds, and of pairs: D > 0.0138 has
+    probability 1e-3."""
+    n = 20000
+    even = torch.arange(1, n + 1) / n
+    for numbers in (
+        [uniform(7, i) for i in range(n)],
+        [uniform(i, 3) for i in range(n)],
+        [(uniform(i, 0) + uniform(i, 1)) % 1 for i in range(n)],
+        [(uniform(i, 5) - uniform(i + 1, 5)) % 1 for i in range(n)],
+    ):
+        values = torch.tensor(numbers, dtype=torch.double).sort().values
+        assert 0 <= values[0] and values[-1] < 1
+        assert (values - even).abs().max() < 0.0138
+    assert uniform(1, 2) == uniform(1, 2) != uniform(2, 1)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 400])
+@pytest.mark.parametrize("top_p", [1.0, 0.6])
+def test_top_k_comes_before_top_p(top_k, top_p):
+    n, logits = 4000, 2 * torch.randn(2 * NUCLEUS, generator=torch.Generator().manual_seed(0))
+    numbers = (torch.arange(n) + 0.5) / n
+    limits = torch.full((n,), top_k)
+    tokens = pick_tokens(logits.expand(n, -1), torch.ones(n), torch.full((n,), top_p), numbers, limits)
+    filtered = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    counts = tokens.bincount(minlength=2 * NUCLEUS)
+    assert (counts - n * nucleus(filtered, 1.0, top_p)).abs().max() <= 1.01
+
+
+def test_a_draw_belongs_to_seed_and_position():
+    params = [SamplingParams(1.0, seed=seed) for seed in (4, 5)]
+    logits = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([[0, 1, 2], [7, 7, 8]])
+    tokens = Sampler(params).pick(logits, positions)
+    for row in range(2):
+        for i in range(3):
+            alone = Sampler([params[row]]).pick(logits[row, i][None, None], positions[row, i][None, None])
+            assert alone.item() == tokens[row, i]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ChainPolicy(4),
+        StaticPolicy.from_k_config((3, 2, 1)),
+        Eagle2Policy(top_k=3, depth=3, total=8),
+        PctPolicy(0.01, 1.0, width=3, depth=4),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+@pytest.mark.parametrize("quality", [lambda row, position: True, lambda row, position: position % 3 == 0])
+def test_drafting_gives_the_text_of_plain_sampling(target, prompts, replay, policy, quality):
+    """For every seed, in fp32, token by token; a batch of unequal rows, one of them greedy."""
+    params = [
+        SamplingParams(1.0, seed=1),
+        SamplingParams(0.8, top_p=0.9, seed=2),
+        SamplingParams(0.0),
+        SamplingParams(1.2, top_k=20, seed=3),
+    ]
+    plain, _ = decode_all(target, NoProposer(), prompts, 24, (), AcceptSampled(params))
+    for row, (prompt, param) in enumerate(zip(prompts, params)):
+        assert decode_all(target, NoProposer(), [prompt], 24, (), AcceptSampled([param]))[0] == [plain[row]]
+    texts = [prompt + output for prompt, output in zip(prompts, plain)]
+    drafter = replay(target, texts, quality)
+    drafted, stats = decode_all(target, TreeProposer(drafter, policy), prompts, 24, (), AcceptSampled(params))
+    assert drafted == plain
+    assert stats.accept_len > 1.1
+
+
+def test_texts_follow_the_targets_distribution(target, replay):
+    """All texts of two tokens over the six most probable ones, drafted by a tree: Pearson's statistic of 3000
+    seeds against the enumerated distribution."""
+    prompt, n = [5, 9, 11], 3000
+    param = dict(temperature=1.0, top_k=2)
+
+    def after(ids: list[int]) -> dict[int, float]:
+        with torch.no_grad():
+            logits = target.model(input_ids=torch.tensor([ids])).logits[0, -1]
+        best = logits.topk(2)
+        return dict(zip(best.indices.tolist(), best.values.softmax(-1).tolist()))
+
+    expected = {(a, b): p * q for a, p in after(prompt).items() for b, q in after([*prompt, a]).items()}
+    drafter = replay(target, [[*prompt, *max(expected, key=expected.get), 3, 3, 3]] * 100, lambda *_: True)
+    counts = dict.fromkeys(expected, 0)
+    for start in range(0, n, 100):
+        rule = AcceptSampled([SamplingParams(**param, seed=start + i) for i in range(100)])
+        proposer = TreeProposer(drafter, StaticPolicy.from_k_config((2, 2)))
+        outputs, _ = decode_all(target, proposer, [prompt] * 100, 2, (), rule)
+        for output in outputs:
+            counts[tuple(output)] += 1
+    statistic = sum((counts[text] - n * p) ** 2 / (n * p) for text, p in expected.items())
+    assert statistic < 16.3  # 3 degrees of freedom: P = 1e-3
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (dict(temperature=-1), "temperature is -1"),
+        (dict(temperature=float("nan")), "temperature is nan"),
+        (dict(top_p=0.0), "top_p is 0.0"),
+        (dict(top_k=0), "top_k is 0"),
+    ],
+)
+def test_values_without_sense(values, words):
+    with pytest.raises(UserError, match=words):
+        SamplingParams(**values)
