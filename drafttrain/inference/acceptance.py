@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.inference.sampling import Sampler, SamplingParams
+from drafttrain.inference.sampling import Sampler, SamplingParams, draw, token_probs, uniform
 from drafttrain.trees.tree import TokenTree
 
 
@@ -68,6 +68,74 @@ class AcceptSampled:
         accepted = follow(tree, choices)
         self.emitted = self.emitted + accepted.counts
         return accepted
+
+
+class AcceptDrawn:
+    """Sampling with drawn candidates: recursive rejection over the children of a node, in the order in which
+    they were drawn without replacement (Leviathan et al. 2023 for one candidate; SpecInfer, MCSD and SEED
+    for several).
+
+    A candidate x drawn from q is accepted with min(1, p(x) / q(x)). After a rejection p becomes the
+    normalized positive part of p - q, and q loses x. What remains of p after the last rejection gives the
+    target's own token. Exact for every q that the candidates were really drawn from (`TokenTree.drawn_from`).
+
+    One object serves one call of `decode`.
+
+    Args:
+        params: of each row.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams]):
+        self.params = list(params)
+        self.emitted = [0] * len(self.params)
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        paths, tokens = [], []
+        for row, params in enumerate(self.params):
+            path, token = self._walk(tree, logits[row], row, params)
+            paths.append(path)
+            tokens.append(token)
+            self.emitted[row] += len(path)
+        longest = max(map(len, paths))
+        padded = [path + [0] * (longest - len(path)) for path in paths]
+        device = tree.tokens.device
+        return Accepted(
+            torch.tensor(padded, device=device),  # [B, m]
+            torch.tensor([len(path) for path in paths], device=device),
+            torch.tensor(tokens, device=device),
+        )
+
+    def _walk(
+        self, tree: TokenTree, logits: torch.Tensor, row: int, params: SamplingParams
+    ) -> tuple[list[int], int]:
+        """Accepted nodes from the root on, and the target's own token after them; logits [n, V]."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents[row, : int(tree.sizes[row])].tolist()):
+            children.setdefault(parent, []).append(node)
+        node, path = 0, [0]
+        while True:
+            position = self.emitted[row] + len(path) - 1
+            p = token_probs(logits[node], params)  # [V], fp64
+            accepted = None
+            if node in children:
+                q = torch.zeros_like(p)  # [V]
+                q[tree.drawn_from.ids] = tree.drawn_from.probs[row, node].double()
+                for number, child in enumerate(children[node], 1):
+                    token = int(tree.tokens[row, child])
+                    share, offered = float(p[token]), float(q[token])
+                    if offered == 0:  # q had nothing left to draw
+                        break
+                    rest = (p - q).clamp(min=0)
+                    # without a rest p is q up to rounding, and nothing is ever rejected
+                    if uniform(params.seed, position, number) * offered < share or not rest.any():
+                        accepted = child
+                        break
+                    p, q[token] = rest / rest.sum(), 0
+                    q = q / q.sum().clamp(min=1e-300)
+            if accepted is None:
+                return path, draw(p, uniform(params.seed, position))
+            node = accepted
+            path.append(node)
 
 
 def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:

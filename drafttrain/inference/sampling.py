@@ -40,9 +40,14 @@ class SamplingParams:
             raise UserError(f"top_k is {self.top_k}: at least 1 token must be left")
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) of a seed and a position of the output (SplitMix64, Steele et al. 2014)."""
-    state = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03 * (position + 1)) & _MASK
+def uniform(seed: int, position: int, number: int = 0) -> float:
+    """A number in [0, 1) of a seed and a position of the output (SplitMix64, Steele et al. 2014).
+
+    Args:
+        number: which of those that belong to the position; 0 draws its token.
+    """
+    state = seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03 * (position + 1) + 0x8CB92BA72F3D8DD7 * number
+    state &= _MASK
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state = ((state ^ (state >> shift)) * factor) & _MASK
     return ((state ^ (state >> 31)) >> 11) / 2**53
@@ -100,6 +105,25 @@ def _invert(
     goal = uniform[:, None] * cumulative[:, -1:]
     index = (cumulative <= goal).sum(-1, keepdim=True).clamp(max=top.shape[-1] - 1)  # [S, 1]
     return ids.gather(-1, index).squeeze(-1)
+
+
+def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
+    logits = logits.double()
+    if params.temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
+    probs, ids = torch.softmax(logits / params.temperature, dim=-1).sort(descending=True, stable=True)
+    probs[params.top_k or len(probs) :] = 0
+    probs /= probs.sum()
+    probs[probs.cumsum(-1) - probs >= params.top_p] = 0
+    return torch.zeros_like(probs).scatter_(0, ids, probs / probs.sum())
+
+
+def draw(probs: torch.Tensor, uniform: float) -> int:
+    """The token at `uniform` in [0, 1) of the cumulative distribution [V]."""
+    cumulative = probs.cumsum(-1)
+    index = int((cumulative <= uniform * cumulative[-1]).sum())
+    return min(index, int(probs.nonzero()[-1]))  # rounding may leave the last token's share open
 
 
 class Sampler:

@@ -10,6 +10,19 @@ import torch
 
 
 @dataclass(frozen=True)
+class DrawnFrom:
+    """What the children of each node were drawn from, one after the other without replacement.
+
+    Attributes:
+        probs: over the draft vocabulary, fp32 [B, n, D]; zero for nodes without children.
+        ids: target token of each entry, int64 [D].
+    """
+
+    probs: torch.Tensor
+    ids: torch.Tensor
+
+
+@dataclass(frozen=True)
 class TokenTree:
     """B trees in breadth-first order: node 0 is the root, and parents come before their children.
 
@@ -30,6 +43,8 @@ class TokenTree:
         entropies: entropy in nats of the distribution each node was drawn from, fp32 [B, n]; 0 for the root,
             NaN where the policy did not compute it.
         sizes: number of valid nodes, root included, int64 [B].
+        drawn_from: for children that were drawn, siblings then being in the order of their draws. None: they
+            are the drafter's choice.
     """
 
     tokens: torch.Tensor
@@ -38,6 +53,7 @@ class TokenTree:
     log_probs: torch.Tensor
     entropies: torch.Tensor
     sizes: torch.Tensor
+    drawn_from: DrawnFrom | None = None
     _ancestors: torch.Tensor | None = field(default=None, repr=False)  # what ancestors() returns, once known
 
     @classmethod
@@ -47,7 +63,7 @@ class TokenTree:
         zeros = torch.zeros_like(tokens)  # [B, 1]
         nothing = zeros.float()  # [B, 1]
         ones = torch.ones_like(tokens)  # [B, 1]
-        return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], ones.bool()[:, :, None])
+        return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], None, ones.bool()[:, :, None])
 
     @property
     def width(self) -> int:
@@ -100,6 +116,7 @@ class TokenTree:
         log_probs: torch.Tensor,
         entropies: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
+        drawn_from: DrawnFrom | None = None,
     ) -> "TokenTree":
         """The tree with one more layer. Nodes keep their indices; the new ones follow the valid nodes of
         their row.
@@ -109,6 +126,7 @@ class TokenTree:
                 is repeated.
             tokens, log_probs, entropies: [B, f], as the attributes; entropies may be left out.
             counts: how many of the f new nodes are valid in each row (they come first), int64 [B]. None: all.
+            drawn_from: of all nodes, the new ones included.
         """
         batch, added = parents.shape
         n, ancestors = self.width, self.ancestors()
@@ -124,6 +142,7 @@ class TokenTree:
             log_probs=torch.cat([self.log_probs, log_probs], 1),
             entropies=torch.cat([self.entropies, entropies], 1),
             sizes=self.sizes + added,
+            drawn_from=drawn_from,
             _ancestors=torch.cat([upper, torch.cat([above, itself], 2)], 1),  # [B, n + f, n + f]
         )
         if counts is None and bool((self.sizes == n).all()):
@@ -139,6 +158,11 @@ class TokenTree:
         keep[:, 0] = True
         orphaned = (self.ancestors() & ~keep[:, None]).any(-1)  # [B, n]
         return self._keep(~orphaned)
+
+    def _moved_drawn_from(self, order: torch.Tensor, padding: torch.Tensor) -> DrawnFrom:
+        probs = self.drawn_from.probs  # [B, n, D]
+        moved = probs.gather(1, order[:, :, None].expand(-1, -1, probs.shape[2]))  # [B, w, D]
+        return DrawnFrom(moved.masked_fill(padding[:, :, None], 0.0), self.drawn_from.ids)
 
     def _keep(self, keep: torch.Tensor) -> "TokenTree":
         """Moves the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""
@@ -162,5 +186,6 @@ class TokenTree:
             log_probs=moved(self.log_probs, -torch.inf),
             entropies=moved(self.entropies, 0.0),
             sizes=sizes,
+            drawn_from=self.drawn_from and self._moved_drawn_from(order, padding),
             _ancestors=ancestors & ~padding[:, :, None] | itself,
         )

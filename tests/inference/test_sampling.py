@@ -5,11 +5,20 @@ import pytest
 import torch
 
 from drafttrain.errors import UserError
-from drafttrain.inference.acceptance import AcceptSampled
+from drafttrain.inference.acceptance import AcceptDrawn, AcceptSampled
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.sampling import NUCLEUS, Sampler, SamplingParams, pick_tokens, uniform
+from drafttrain.inference.sampling import (
+    NUCLEUS,
+    Sampler,
+    SamplingParams,
+    draw,
+    pick_tokens,
+    token_probs,
+    uniform,
+)
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.drawn import DrawnPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.static import StaticPolicy
@@ -148,6 +157,107 @@ def test_texts_follow_the_targets_distribution(target, replay):
             counts[tuple(output)] += 1
     statistic = sum((counts[text] - n * p) ** 2 / (n * p) for text, p in expected.items())
     assert statistic < 16.3  # 3 degrees of freedom: P = 1e-3
+
+
+class LastToken:
+    """Target and drafter over six tokens: what comes next depends on the last token alone."""
+
+    draft_vocab_size = 5  # draft token j is target token 5 - j, so target token 0 is never drafted
+
+    def __init__(self, kind: str):
+        generator = torch.Generator().manual_seed(3)
+        self.target = 1.5 * torch.randn(6, 6, generator=generator)  # logits [last, next]
+        log_p = self.target[:, [5, 4, 3, 2, 1]].log_softmax(-1)  # [last, D]
+        never = torch.tensor([0.0, -torch.inf, -torch.inf, 0.0, -torch.inf]).expand(6, -1)
+        self.draft = {
+            "right": log_p,
+            "wrong": (-3 * log_p).log_softmax(-1),
+            "uniform": torch.zeros(6, 5).log_softmax(-1),
+            "two of five": (log_p + never).log_softmax(-1),  # fewer than the tree has children
+            "sure": torch.tensor([0.0, -90.0, -90.0, -90.0, -90.0]).expand(6, -1).log_softmax(-1),
+        }[kind]
+
+    def to_target(self, ids):
+        return 5 - ids
+
+    def expand(self, state, tree, frontier):
+        return self.draft[tree.tokens.gather(1, frontier)]
+
+
+@pytest.mark.parametrize("k_config", [(1, 1), (3, 2)], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
+def test_recursive_rejection_is_exact(kind, k_config):
+    """20000 texts of two tokens against the enumerated distribution of all 36 (top-p leaves some out)."""
+    model, n, batch, root = LastToken(kind), 20000, 1000, 2
+    settings = dict(temperature=0.9, top_p=0.97)
+    counts = torch.zeros(6, 6)
+    for start in range(0, n, batch):
+        seeds = range(start, start + batch)
+        rule = AcceptDrawn([SamplingParams(**settings, seed=seed) for seed in seeds])
+        policy = DrawnPolicy(k_config, seeds)
+        texts, last = [[] for _ in seeds], torch.full((batch,), root)
+        while min(map(len, texts)) < 2:
+            tree = policy.grow(model, None, last)
+            accepted = rule(tree, model.target[tree.tokens])
+            for row, text in enumerate(texts):
+                count = int(accepted.counts[row])
+                path = accepted.path[row, 1:count]
+                text += [*tree.tokens[row, path].tolist(), int(accepted.next_token[row])]
+            last = accepted.next_token
+        for text in texts:
+            counts[text[0], text[1]] += 1
+    rows = torch.stack([token_probs(logits, SamplingParams(**settings)) for logits in model.target])
+    expected = n * rows[root][:, None] * rows  # [6, 6]
+    possible = expected > 0
+    assert not counts[~possible].any()
+    statistic = ((counts - expected) ** 2 / expected)[possible].sum()
+    assert statistic < 73  # at most 35 degrees of freedom: P < 2e-4
+
+
+def test_recursive_rejection_at_temperature_0_is_greedy():
+    model = LastToken("uniform")
+    tree = DrawnPolicy((5, 2), range(50)).grow(model, None, torch.full((50,), 2))
+    accepted = AcceptDrawn([SamplingParams(seed=seed) for seed in range(50)])(tree, model.target[tree.tokens])
+    for row in range(50):
+        best = [int(tree.tokens[row, 0])]
+        for node in accepted.path[row, 1 : accepted.counts[row]].tolist():
+            best.append(int(tree.tokens[row, node]))
+        best.append(int(accepted.next_token[row]))
+        assert all(model.target[a].argmax() == b for a, b in zip(best, best[1:]))
+
+
+def test_drawn_siblings_come_in_the_order_of_their_draws():
+    """First children follow q; seconds follow q without the first; the same seeds draw the same again."""
+    model, n = LastToken("right"), 20000
+    tree = DrawnPolicy((2,), range(n)).grow(model, None, torch.full((n,), 2))
+    assert torch.equal(tree.tokens, DrawnPolicy((2,), range(n)).grow(model, None, torch.full((n,), 2)).tokens)
+    q = model.draft[2].exp()
+    first, second = 5 - tree.tokens[:, 1], 5 - tree.tokens[:, 2]
+    pairs = torch.zeros(5, 5).index_put_((first, second), torch.ones(n), accumulate=True)
+    expected = n * q[:, None] * q / (1 - q[:, None])
+    expected.fill_diagonal_(0)
+    off = ~torch.eye(5, dtype=torch.bool)
+    assert not pairs.diagonal().any()
+    assert ((pairs - expected) ** 2 / expected)[off].sum() < 49.6  # 19 degrees of freedom: P = 1e-4
+    torch.testing.assert_close(tree.drawn_from.probs[0, 0], q)
+
+
+@pytest.mark.parametrize("params", [(0.0,), (1.0,), (0.7, 0.8), (1.3, 1.0, 3), (1.0, 0.5, 4)])
+def test_token_probs_are_what_is_drawn_from(params):
+    logits, n = 2 * torch.randn(40, generator=torch.Generator().manual_seed(1)), 4000
+    params = SamplingParams(*params)
+    probs = token_probs(logits, params)
+    numbers = (torch.arange(n) + 0.5) / n
+    tokens = pick_tokens(
+        logits.expand(n, -1),
+        torch.full((n,), params.temperature),
+        torch.full((n,), params.top_p),
+        numbers,
+        torch.full((n,), params.top_k or 40),
+    )
+    assert (tokens.bincount(minlength=40) - n * probs).abs().max() <= 1.01
+    drawn = torch.tensor([draw(probs, float(number)) for number in numbers])
+    assert (drawn.bincount(minlength=40) - n * probs).abs().max() <= 1.01
 
 
 @pytest.mark.parametrize(
