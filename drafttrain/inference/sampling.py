@@ -83,27 +83,37 @@ def pick_tokens(
 def _draw(
     probs: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor, top_k: torch.Tensor
 ) -> torch.Tensor:
-    top, ids = probs.topk(min(NUCLEUS, probs.shape[-1]), dim=-1)  # [S, k]
-    wide = (top.sum(-1) < top_p) & (top_k > top.shape[-1])  # [S]
-    chosen = _invert(top, ids, top_p, uniform, top_k)
-    if wide.any() and probs.shape[-1] > top.shape[-1]:
+    vocabulary = probs.shape[-1]
+    top, ids = probs.topk(min(NUCLEUS, vocabulary), dim=-1)  # [S, k]
+    limited = top_k < vocabulary  # [S]
+    # the candidates do not reach top-p, or not all of the top-k are among them
+    wide = ((top.sum(-1) < top_p) | limited) & (top_k > top.shape[-1])  # [S]
+    chosen = _invert(top, ids, top_p, uniform, top_k, limited)
+    if wide.any() and vocabulary > top.shape[-1]:
         top, ids = probs[wide].sort(dim=-1, descending=True)
-        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide], top_k[wide])
+        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide], top_k[wide], limited[wide])
     return chosen
 
 
 def _invert(
-    top: torch.Tensor, ids: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor, top_k: torch.Tensor
+    top: torch.Tensor,
+    ids: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    top_k: torch.Tensor,
+    limited: torch.Tensor,
 ) -> torch.Tensor:
     # top-k first, then top-p of what it leaves, as transformers does
     within = torch.arange(top.shape[-1], device=top.device) < top_k[:, None]  # [S, k]
     top = torch.where(within, top, 0.0)
-    whole = torch.where(top_k < top.shape[-1], top.sum(-1), 1.0)  # [S]
+    whole = torch.where(limited, top.sum(-1), 1.0)  # [S]
     before = top.cumsum(-1) - top  # [S, k] mass in front of each candidate
     kept = torch.where(before < (top_p * whole)[:, None], top, 0.0)
     cumulative = kept.cumsum(-1)
     goal = uniform[:, None] * cumulative[:, -1:]
-    index = (cumulative <= goal).sum(-1, keepdim=True).clamp(max=top.shape[-1] - 1)  # [S, 1]
+    index = (cumulative <= goal).sum(-1, keepdim=True)  # [S, 1]
+    last = kept.count_nonzero(-1)[:, None] - 1  # [S, 1]; in fp32 a number just below 1 may reach the end
+    index = torch.minimum(index, last)
     return ids.gather(-1, index).squeeze(-1)
 
 

@@ -14,18 +14,14 @@ class CapePolicy:
     probable it is, the more (EDD paper, appendix on baselines).
 
     Attributes:
-        depth: layers.
+        max_depth: layers.
         bounds: upper bounds of the confidence classes but the last.
         widths: children in each class, the chain's token included.
     """
 
-    depth: int = 5
+    max_depth: int = 5
     bounds: tuple[float, ...] = (0.3, 0.6, 0.8)
     widths: tuple[int, ...] = (7, 5, 3, 1)
-
-    @property
-    def max_depth(self) -> int:
-        return self.depth
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""
@@ -34,7 +30,7 @@ class CapePolicy:
         bounds = torch.tensor(self.bounds, device=root.device)
         widths = torch.tensor(self.widths, device=root.device)
         most = min(max(self.widths), drafter.draft_vocab_size)
-        for _ in range(self.depth):
+        for _ in range(self.max_depth):
             log_probs, ids = drafter.expand(state, tree, tip)[:, 0].topk(most)  # [B, k]
             counts = widths[torch.bucketize(log_probs[:, 0].exp(), bounds)]  # [B] classes are (low, high]
             next_tip = tree.sizes[:, None]

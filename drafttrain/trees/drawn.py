@@ -12,7 +12,7 @@ from drafttrain.trees.tree import DrawnFrom, TokenTree
 @dataclass
 class DrawnPolicy:
     """Each node of layer d gets `k_config[d]` children, drawn without replacement (SEED's k_config; a chain
-    is (1, 1, 1)).
+    is (1, 1, 1)). One object serves one call of `decode`: each tree uses new numbers.
 
     Attributes:
         k_config: children per node, layer by layer.

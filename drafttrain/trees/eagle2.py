@@ -16,27 +16,23 @@ class Eagle2Policy:
 
     Attributes:
         top_k: expanded nodes of a layer, and children of each.
-        depth: layers.
+        max_depth: layers.
         total: drafted nodes that are verified, root excluded; None: all of them.
     """
 
     top_k: int = 10
-    depth: int = 6
+    max_depth: int = 6
     total: int | None = 50
-
-    @property
-    def max_depth(self) -> int:
-        return self.depth
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""
         tree = TokenTree.root_only(root)
         frontier = torch.zeros_like(root)[:, None]  # [B, 1]
-        for depth in range(self.depth):
+        for depth in range(self.max_depth):
             before = tree.width
             counts = torch.full_like(root, frontier.shape[1])
             tree = add_children(drafter, state, tree, frontier, counts, self.top_k)
-            if depth < self.depth - 1:
+            if depth < self.max_depth - 1:
                 joint = tree.joint_log_probs()[:, before:]  # [B, added]; all rows are alike
                 best = joint.topk(min(self.top_k, joint.shape[1])).indices  # [B, f]
                 frontier = before + best.sort(dim=1).values  # in breadth-first order

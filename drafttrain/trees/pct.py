@@ -22,14 +22,14 @@ class PctPolicy:
         draft_seconds: s_d, one drafting step.
         verify_seconds: s_t, one forward of the target.
         width: children of an expanded node.
-        depth: layers at most.
+        max_depth: layers at most.
         min_confidence: of the nodes that are verified.
     """
 
     draft_seconds: float
     verify_seconds: float
     width: int = 5
-    depth: int = 10
+    max_depth: int = 10
     min_confidence: float = 0.01
 
     def __post_init__(self) -> None:
@@ -40,10 +40,6 @@ class PctPolicy:
             )
 
     @property
-    def max_depth(self) -> int:
-        return self.depth
-
-    @property
     def ratio(self) -> float:
         """Least confidence of an expanded node."""
         return self.draft_seconds / self.verify_seconds
@@ -51,7 +47,7 @@ class PctPolicy:
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""
         tree = TokenTree.root_only(root)
-        for depth in range(self.depth):
+        for depth in range(self.max_depth):
             pays = (
                 (tree.joint_log_probs().exp() >= self.ratio) & (tree.depths == depth) & tree.valid
             )  # [B, n]

@@ -152,8 +152,9 @@ def test_card(trained_folder, tmp_path):
     )
     folder = export(config, trained_folder / "drafter", tmp_path / "bundle", trained_folder / "eval.json")
     card = ModelCard.load(folder / "README.md")
-    assert card.data.base_model == "someone/tiny" and card.data.license == "mit"
-    assert card.data.library_name == "drafttrain" and "speculative-decoding" in card.data.tags
+    metadata = card.data.to_dict()
+    assert metadata["base_model"] == "someone/tiny" and metadata["license"] == "mit"
+    assert metadata["library_name"] == "drafttrain" and "speculative-decoding" in metadata["tags"]
     assert {r.dataset_name: r.metric_value for r in card.data.eval_results} == {"MT-bench": 2.046, "all": 2.5}
     lines = card.text.splitlines()
     assert "# tiny-edd" in lines

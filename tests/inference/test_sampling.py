@@ -82,8 +82,8 @@ def test_uniform_numbers_are_uniform_and_unrelated():
     assert uniform(1, 2) == uniform(1, 2) != uniform(2, 1)
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 400])
-@pytest.mark.parametrize("top_p", [1.0, 0.6])
+@pytest.mark.parametrize("top_k", [1, 3, NUCLEUS, NUCLEUS + 20, 400])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.6])
 def test_top_k_comes_before_top_p(top_k, top_p):
     n, logits = 4000, 2 * torch.randn(2 * NUCLEUS, generator=torch.Generator().manual_seed(0))
     numbers = (torch.arange(n) + 0.5) / n
@@ -92,6 +92,19 @@ def test_top_k_comes_before_top_p(top_k, top_p):
     filtered = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
     counts = tokens.bincount(minlength=2 * NUCLEUS)
     assert (counts - n * nucleus(filtered, 1.0, top_p)).abs().max() <= 1.01
+
+
+@pytest.mark.parametrize("params", [(1.0, 0.5), (1.0, 1.0, 3), (0.5, 0.9, 300)])
+def test_the_largest_numbers_draw_nothing_that_is_left_out(params):
+    """Just below 1, which fp32 rounds to 1."""
+    params = SamplingParams(*params)
+    logits = torch.randn(64, 2 * NUCLEUS, generator=torch.Generator().manual_seed(0))
+    many = torch.ones(64)
+    top_k = torch.full((64,), params.top_k or 2 * NUCLEUS)
+    for number in (1 - 2**-24, 1 - 2**-53):
+        tokens = pick_tokens(logits, params.temperature * many, params.top_p * many, number * many, top_k)
+        for row, token in zip(logits, tokens):
+            assert token_probs(row, params)[token] > 0
 
 
 def test_a_draw_belongs_to_seed_and_position():
@@ -110,8 +123,8 @@ def test_a_draw_belongs_to_seed_and_position():
     [
         ChainPolicy(4),
         StaticPolicy.from_k_config((3, 2, 1)),
-        Eagle2Policy(top_k=3, depth=3, total=8),
-        PctPolicy(0.01, 1.0, width=3, depth=4),
+        Eagle2Policy(top_k=3, max_depth=3, total=8),
+        PctPolicy(0.01, 1.0, width=3, max_depth=4),
     ],
     ids=lambda policy: type(policy).__name__,
 )

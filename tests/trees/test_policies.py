@@ -58,9 +58,9 @@ POLICIES = {
     "eagle1": StaticPolicy.eagle1(),
     "k_config": StaticPolicy.from_k_config((3, 1, 2)),
     "cape": CapePolicy(),
-    "eagle2": Eagle2Policy(top_k=4, depth=4, total=12),
-    "eagle2-all": Eagle2Policy(top_k=3, depth=3, total=None),
-    "pct": PctPolicy(draft_seconds=0.05, verify_seconds=1.0, width=4, depth=6),
+    "eagle2": Eagle2Policy(top_k=4, max_depth=4, total=12),
+    "eagle2-all": Eagle2Policy(top_k=3, max_depth=3, total=None),
+    "pct": PctPolicy(draft_seconds=0.05, verify_seconds=1.0, width=4, max_depth=6),
 }
 drafters = st.builds(TableDrafter, st.sampled_from(KINDS), st.integers(0, 1000))
 # which of several equals topk takes depends on how many it takes
@@ -136,7 +136,7 @@ def test_static_shapes():
 @hypothesis.given(drafter=without_ties, root=st.integers(0, 99))
 @hypothesis.settings(max_examples=40)
 def test_cape_is_a_chain_with_side_leaves(drafter, root):
-    tree = CapePolicy(depth=4).grow(drafter, None, torch.tensor([root]))
+    tree = CapePolicy(max_depth=4).grow(drafter, None, torch.tensor([root]))
     expected, path = [], (root,)
     for depth in range(4):
         best = math.exp(drafter.children(depth, path[-1], 1)[0][1])
@@ -178,7 +178,7 @@ def test_eagle2_is_the_reference(drafter, root):
 @hypothesis.given(drafter=drafters, roots=st.lists(st.integers(0, 99), min_size=1, max_size=3))
 @hypothesis.settings(max_examples=40)
 def test_eagle2_keeps_its_budget(drafter, roots):
-    tree = Eagle2Policy(top_k=4, depth=4, total=12).grow(drafter, None, torch.tensor(roots))
+    tree = Eagle2Policy(top_k=4, max_depth=4, total=12).grow(drafter, None, torch.tensor(roots))
     assert tree.sizes.tolist() == [13] * len(roots)
 
 
@@ -188,14 +188,14 @@ def test_eagle2_keeps_its_budget(drafter, roots):
 @hypothesis.settings(max_examples=60)
 def test_pct_expands_and_keeps_by_confidence(drafter, roots, ratio):
     """Against a recursion over all nodes."""
-    policy = PctPolicy(ratio, 1.0, width=3, depth=5, min_confidence=0.05)
+    policy = PctPolicy(ratio, 1.0, width=3, max_depth=5, min_confidence=0.05)
     tree = policy.grow(drafter, None, torch.tensor(roots))
 
     def nodes(path: tuple[int, ...], joint: torch.Tensor) -> dict[tuple[int, ...], float]:
         if joint.exp() < policy.min_confidence:
             return {}
         found = {path: joint.exp().item()}
-        if joint.exp() >= policy.ratio and len(path) - 1 < policy.depth:
+        if joint.exp() >= policy.ratio and len(path) - 1 < policy.max_depth:
             for token, log_prob in drafter.children(len(path) - 1, path[-1], policy.width):
                 found |= nodes((*path, token), joint + torch.tensor(log_prob))
         return found
