@@ -113,6 +113,12 @@ def export(recipe: Recipe, folders: Folders) -> Estimate:
     return {"disk": _bytes(2 * drafter_parameters(drafter_shape(recipe), target)[1])} if target else {}
 
 
+def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
+    """Which prompts are decoded how often."""
+    prompts = recipe.calibrate.prompts
+    return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": "4 times each"}
+
+
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     """Tokens to decode at most, where every prompt set says how many prompts it has."""
     config = recipe.evaluate
@@ -144,7 +150,9 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
         return recipe.drafter
     stored = read_json(Path(recipe.training.init_from) / "config.json")
     names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
-    return DrafterConfig(**{name: stored[name] for name in names})
+    shape = DrafterConfig(**{name: stored[name] for name in names})
+    grown = recipe.training.init_draft_vocab_size
+    return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
 
 
 def recorded_place(folder: Path) -> Path | None:

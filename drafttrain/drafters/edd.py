@@ -24,6 +24,7 @@ from drafttrain.drafters.edd_config import DrafterConfig, EddConfig, check_ident
 from drafttrain.errors import UserError
 from drafttrain.target.attention import grouped_attention
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.packed import pack_linears
 from drafttrain.trees.tree import TokenTree
 
 __all__ = ["DrafterConfig", "EddConfig", "EddModel", "EddState"]
@@ -174,6 +175,16 @@ class EddModel(PreTrainedModel):
                 self.fc.weight.copy_(torch.eye(hidden).repeat(1, taps) / taps)
         self.attach(target)
 
+    def grow_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
+        """Makes `draft_ids` [D] the draft vocabulary, the tokens of the present one among them. Head rows of
+        tokens that are new start from the target's, the others stay."""
+        with torch.no_grad():
+            rows = target.lm_head.weight[draft_ids.to(target.device)].to(self.lm_head.weight)  # [D, H]
+            rows[torch.searchsorted(draft_ids, self.draft_to_target.cpu())] = self.lm_head.weight
+        self.lm_head.weight = nn.Parameter(rows, requires_grad=self.lm_head.weight.requires_grad)
+        self.lm_head.out_features = self.config.draft_vocab_size = len(draft_ids)
+        self.draft_to_target = draft_ids.to(self.draft_to_target.device)
+
     def attach(self, target: FrozenTarget) -> "EddModel":
         """Takes the frozen weights from the target, and taps it. Embeddings are shared, not copied, where
         dtype and device agree.
@@ -193,6 +204,10 @@ class EddModel(PreTrainedModel):
                 self.lm_head.weight.requires_grad_(False)
         target.tap(config.tapped_blocks)
         return self
+
+    def pack(self) -> None:
+        """Lays out the weights for drafting, where that is faster (bf16 on a CPU); no training after it."""
+        pack_linears(self)
 
     @classmethod
     def load(
@@ -290,7 +305,7 @@ class EddModel(PreTrainedModel):
     def new_state(self, batch: int, max_len: int) -> EddState:
         config, weight = self.config, self.norm.weight
         shape = (config.layers, 2, batch, config.num_key_value_heads, max_len, config.head_dim)
-        kv = torch.zeros(shape, dtype=self.lm_head.weight.dtype, device=weight.device)
+        kv = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         lengths = torch.zeros(batch, dtype=torch.long, device=weight.device)
         return EddState(kv=kv, lengths=lengths, rows=torch.arange(batch, device=weight.device)[:, None])
 

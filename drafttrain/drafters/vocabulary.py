@@ -7,6 +7,8 @@ import torch
 
 from drafttrain.errors import UserError
 
+_KEYS = "change drafter.draft_vocab_size (training.init_draft_vocab_size where a drafter's vocabulary grows)"
+
 
 def count_trained_tokens(corpus, vocab_size: int) -> np.ndarray:
     """How often each target token is a trained token of the corpus, int64 [V].
@@ -28,7 +30,7 @@ def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]
     Args:
         counts: trained occurrences of each target token [V].
         size: tokens to keep; None keeps all V.
-        always: tokens that are kept whatever their count (the stop tokens).
+        always: tokens that are kept whatever their count (the stop tokens, or a vocabulary that grows).
 
     Returns:
         target ids [D].
@@ -40,10 +42,12 @@ def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]
     if size is None or size == vocab_size:
         return torch.arange(vocab_size)
     if not 0 < size <= vocab_size:
-        raise UserError(f"drafter.draft_vocab_size is {size}; the target has {vocab_size} tokens")
+        raise UserError(
+            f"draft vocabulary: {size} tokens are wanted and the target has {vocab_size}; {_KEYS}"
+        )
     if size < len(always):
         raise UserError(
-            f"drafter.draft_vocab_size is {size}; it must hold at least the {len(always)} stop tokens"
+            f"draft vocabulary: {size} tokens are wanted and {len(always)} must be in it; {_KEYS}"
         )
     ranked = np.lexsort((np.arange(vocab_size), -counts))  # by count, then by id
     others = [token for token in ranked.tolist() if token not in always]

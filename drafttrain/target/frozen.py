@@ -4,18 +4,34 @@ No vendored modelling files and no monkey-patching: blocks are tapped by hooks, 
 an explicit mask and explicit positions, and the LM head is applied by us to the rows that are read.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.errors import UserError
+from drafttrain.files import fingerprint
 from drafttrain.inference.cache import TreeCache, allowed_slots, attention_mask
 from drafttrain.target import attention
+from drafttrain.target.packed import PackedLinear, can_pack, pack_linears
 
 CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations fall out of the CPU's cache
+
+# What decides a forward besides the weights; not the whole config, to which new transformers add keys.
+_CONFIG_KEYS = (
+    "hidden_act",
+    "layer_types",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "sliding_window",
+)
 
 
 @dataclass
@@ -49,6 +65,7 @@ class FrozenTarget:
         self.config = model.config.get_text_config()
         attention.use(model)
         self.base, self.lm_head = model.base_model, model.get_output_embeddings()
+        self.is_packed = False
         blocks = getattr(self.base, "layers", None)
         if blocks is None:
             blocks = getattr(self.base, "h", None)
@@ -62,6 +79,7 @@ class FrozenTarget:
         self._taps: dict[int, torch.Tensor] = {}
         self._hooks: list = []
         self.tap(tapped_blocks)
+        self.read_head: nn.Module = self.lm_head
 
     # sizes
 
@@ -95,6 +113,31 @@ class FrozenTarget:
         for item in found:
             ids.update(item if isinstance(item, (list, tuple)) else [] if item is None else [item])
         return ids
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of some evenly spaced numbers of every tensor: cheap, and a fine-tuned copy differs.
+
+        They are rounded to bf16 first: a target has the same fingerprint in whatever type it is loaded.
+        """
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.named_parameters()):
+            step = -(-weight.numel() // 64)
+            sample = weight.detach().flatten()[::step].to("cpu", torch.bfloat16)  # [<= 64]
+            digest.update(f"{name} {tuple(weight.shape)}".encode())
+            digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
+        config = {key: getattr(self.config, key, None) for key in _CONFIG_KEYS}
+        return fingerprint([digest.hexdigest(), config])
+
+    def pack(self) -> None:
+        """Lays out the weights for decoding, where that is faster (bf16 on a CPU). The outputs stay the same.
+
+        `lm_head` keeps its plain weight, which embeddings may share and drafters read.
+        """
+        if not self.is_packed and can_pack(self.lm_head):
+            _ = self.fingerprint  # while the weights can be read
+            pack_linears(self.base)
+            self.read_head, self.is_packed = PackedLinear(self.lm_head), True
 
     # taps
 
@@ -191,7 +234,7 @@ class FrozenTarget:
 
     def head(self, final: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of states after the final norm [..., H], scaled and capped as the model does."""
-        return self.scale_logits(self.lm_head(final))
+        return self.scale_logits(self.read_head(final))
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """What some architectures do to logits after the head (Gemma soft-caps, Cohere and Granite scale)."""

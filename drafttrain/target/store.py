@@ -37,17 +37,6 @@ from drafttrain.target.frozen import FrozenTarget
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-# What decides a forward besides the weights; not the whole config, to which new transformers add keys.
-_CONFIG_KEYS = (
-    "hidden_act",
-    "layer_types",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "sliding_window",
-)
 _TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16}  # of safetensors headers
 
 
@@ -81,24 +70,9 @@ def target_info(target: FrozenTarget, tapped_blocks: Sequence[int] | None = None
         n_blocks=target.n_blocks,
         vocab_size=target.vocab_size,
         tapped_blocks=[block % target.n_blocks for block in blocks],
-        weights=_weights_fingerprint(target),
+        weights=target.fingerprint,
         tokenizer=tokenizer_hash(target.tokenizer) if target.tokenizer else "none",
     )
-
-
-def _weights_fingerprint(target: FrozenTarget) -> str:
-    """Hash of some evenly spaced numbers of every tensor: cheap, and a fine-tuned copy differs.
-
-    They are rounded to bf16 first: a target has the same fingerprint in whatever type it is loaded.
-    """
-    digest = hashlib.sha256()
-    for name, weight in sorted(target.model.named_parameters()):
-        step = -(-weight.numel() // 64)
-        sample = weight.detach().flatten()[::step].to("cpu", torch.bfloat16)  # [<= 64]
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
-    config = {key: getattr(target.config, key, None) for key in _CONFIG_KEYS}
-    return fingerprint([digest.hexdigest(), config])
 
 
 def corpus_fingerprint(split: Dataset) -> str:

@@ -71,6 +71,8 @@ class TrainingConfig:
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
             Its shape and draft vocabulary hold, not those of the section drafter.
+        init_draft_vocab_size: add the corpus's most frequent tokens to the vocabulary of `init_from` until it
+            has this size. null: as it is.
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
     """
 
@@ -103,6 +105,7 @@ class TrainingConfig:
     report_to: Literal["none", "wandb"] = field(default="none", metadata={"changes_output": False})
     wandb_mode: Literal["offline", "online"] = field(default="offline", metadata={"changes_output": False})
     init_from: str | None = None
+    init_draft_vocab_size: int | None = None
     deepspeed: str | None = field(default=None, metadata={"changes_output": False})
 
     def check(self) -> None:
@@ -287,7 +290,12 @@ def new_drafter(
     Weights are fp32; the frozen target's embeddings are converted once.
     """
     if config.init_from:
-        return EddModel.load(config.init_from, target, dtype=torch.float32).train()
+        drafter = EddModel.load(config.init_from, target, dtype=torch.float32)
+        if config.init_draft_vocab_size is not None:
+            counts = count_trained_tokens(corpus, target.vocab_size)
+            known = drafter.draft_to_target.tolist()
+            drafter.grow_vocabulary(target, draft_vocabulary(counts, config.init_draft_vocab_size, known))
+        return drafter.train()
     counts = count_trained_tokens(corpus, target.vocab_size)
     draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
     torch.manual_seed(config.seed or 0)
