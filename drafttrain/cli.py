@@ -124,6 +124,24 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--number", "-n", type=_natural, default=3, metavar="N", help="examples to print")
     command.add_argument("--seed", type=_natural, default=0, metavar="N", help="draws other examples")
 
+    text = "measure on this machine what drafting and verifying cost, and the drafter's confidence"
+    example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
+    command = add("calibrate", text, example, _calibrate)
+    _add_bundle(command)
+    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
+    command.add_argument("--limit", type=_natural, metavar="N", help="how many of them (default: all)")
+    command.add_argument("--out", metavar="DIR", help="folder to write to (default: the bundle's)")
+    command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
+
+    text = "decode with and without drafting, and show where outputs part and how close a call it was"
+    example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
+    command = add("compare", text, example, _compare)
+    _add_bundle(command)
+    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
+    command.add_argument("--limit", type=_natural, metavar="N", help="how many of them (default: all)")
+    command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
+    command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
+
     text = "generate text with a bundle, each iteration's tokens in their own color"
     example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
     command = add("generate", text, example, _generate)
@@ -131,7 +149,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prompt", required=True, help="what the user says; - reads it from standard input")
     command.add_argument("--target", help="target to use (default: the one the bundle names)")
     command.add_argument("--max-new-tokens", type=_natural, default=128, metavar="N")
-    command.add_argument("--draft-length", type=_natural, metavar="N", help="tokens drafted per step")
+    text = "how drafts grow, such as chain:length=4 or timed (default: what the bundle recommends)"
+    command.add_argument("--tree", metavar="POLICY", help=text)
+    text = "calibration.json for pct and timed (default: the bundle's own)"
+    command.add_argument("--calibration", metavar="FILE", help=text)
     command.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
     command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling")
@@ -141,6 +162,12 @@ def _parser() -> argparse.ArgumentParser:
     text = "decode autoregressively as well, to know the speedup"
     command.add_argument("--compare", action=argparse.BooleanOptionalAction, default=True, help=text)
     return parser
+
+
+def _add_bundle(command: argparse.ArgumentParser) -> None:
+    command.add_argument("bundle", metavar="BUNDLE", help="folder of export, or a Hub id")
+    command.add_argument("--target", help="target to use (default: the one the bundle names)")
+    command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
 
 
 def _add_recipe(command: argparse.ArgumentParser) -> None:
@@ -190,6 +217,23 @@ def _view_corpus(args: argparse.Namespace) -> None:
     view_corpus(args.corpus, tokenizer, n=args.number, seed=args.seed, split=args.split)
 
 
+def _calibrate(args: argparse.Namespace) -> None:
+    from drafttrain.calibration.stage import CalibrateConfig, calibrate
+    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.export.bundle import find_bundle
+
+    prompts = PromptSet("prompts", args.prompts, args.limit)
+    config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens)
+    bundle = find_bundle(args.bundle)
+    calibrate(config, bundle, args.out or bundle, target=args.target, dtype=args.dtype)
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from drafttrain.terminal import compare
+
+    compare(args.bundle, args.prompts, args.limit, args.target, args.dtype, args.tree, args.max_new_tokens)
+
+
 def _generate(args: argparse.Namespace) -> None:
     from drafttrain.inference.sampling import SamplingParams
     from drafttrain.terminal import generate
@@ -199,7 +243,8 @@ def _generate(args: argparse.Namespace) -> None:
         sys.stdin.read() if args.prompt == "-" else args.prompt,
         target=args.target,
         max_new_tokens=args.max_new_tokens,
-        draft_length=args.draft_length,
+        tree=args.tree,
+        calibration=args.calibration,
         dtype=args.dtype,
         color=not args.no_color,
         compare=args.compare,

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from drafttrain import estimates
+from drafttrain.calibration.stage import calibrate
 from drafttrain.corpus.build import Source, build_corpus
 from drafttrain.corpus.regenerate import RegenerateReport, regenerate
 from drafttrain.errors import UserError
@@ -111,6 +112,17 @@ def _training_figures(out: Path) -> dict[str, Any]:
     return {"train_tokens": summary["tokens"], "train_tokens_per_second": round(speed, 1)}
 
 
+def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
+    calibrate(
+        recipe.calibrate,
+        folders["train"] / "drafter",
+        out,
+        target=_target_model(recipe),
+        dtype=recipe.target.dtype,
+        device=recipe.target.device,
+    )
+
+
 def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     return evaluate(
         recipe.evaluate,
@@ -119,6 +131,7 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         target=_target_model(recipe),
         dtype=recipe.target.dtype,
         device=recipe.target.device,
+        calibration=folders.get("calibrate"),
     )
 
 
@@ -133,11 +146,19 @@ def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
         command=recipe.export.command or recipe.command,
     )
     evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
-    export(config, folders["train"] / "drafter", out, evaluation)
+    export(config, folders["train"] / "drafter", out, evaluation, folders.get("calibrate"))
 
 
 def _is_offline(recipe: Recipe) -> bool:
     return recipe.hidden_states.mode == "offline"
+
+
+def _is_calibrated(recipe: Recipe) -> bool:
+    return recipe.calibrate.prompts is not None
+
+
+def _calibration(recipe: Recipe) -> list[str]:
+    return ["calibrate"] if _is_calibrated(recipe) else []
 
 
 def _is_evaluated(recipe: Recipe) -> bool:
@@ -217,6 +238,20 @@ STAGES = [
         estimate=estimates.train,
     ),
     Stage(
+        name="calibrate",
+        folder="calibration",
+        run=_calibrate,
+        section=lambda recipe: {
+            "target": recipe.target,
+            "device": recipe.target.device,  # the output of this stage is speed, too
+            "calibrate": recipe.calibrate,
+        },
+        needs=lambda recipe: ["fetch-target", "train"],
+        files=lambda recipe: [recipe.calibrate.prompts.path],
+        enabled=_is_calibrated,
+        estimate=estimates.calibrate,
+    ),
+    Stage(
         name="evaluate",
         folder="evaluation",
         run=_evaluate,
@@ -225,7 +260,7 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed
             "evaluate": recipe.evaluate,
         },
-        needs=lambda recipe: ["fetch-target", "train"],
+        needs=lambda recipe: ["fetch-target", "train", *_calibration(recipe)],
         files=_evaluation_files,
         enabled=_is_evaluated,
         resumes=True,
@@ -236,7 +271,7 @@ STAGES = [
             "tokens_per_second",
             "lossless",
             "lossless_prompts",
-            "draft_length",
+            "tree",
             "teacher_tokens_per_second",
         ),
         show=_show_evaluation,
@@ -247,7 +282,12 @@ STAGES = [
         folder="bundle",
         run=_export,
         section=lambda recipe: {"export": recipe.export},
-        needs=lambda recipe: ["fetch-target", "train", *(["evaluate"] if _is_evaluated(recipe) else [])],
+        needs=lambda recipe: [
+            "fetch-target",
+            "train",
+            *_calibration(recipe),
+            *(["evaluate"] if _is_evaluated(recipe) else []),
+        ],
         estimate=estimates.export,
     ),
 ]

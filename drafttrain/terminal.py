@@ -4,9 +4,15 @@ import itertools
 
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.markup import escape
 from rich.style import Style
 
+from drafttrain.evaluation.exactness import first_difference
+from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.decode import decode_all
 from drafttrain.inference.decoder import GREEDY, Result, SpeculativeDecoder
+from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 
@@ -19,7 +25,8 @@ def generate(
     prompt: str,
     target: str | None = None,
     max_new_tokens: int = 128,
-    draft_length: int | None = None,
+    tree: str | None = None,
+    calibration: str | None = None,
     dtype: str = "auto",
     color: bool = True,
     compare: bool = True,
@@ -31,15 +38,20 @@ def generate(
     Args:
         bundle: folder or Hub id.
         target: None: the one the bundle names.
-        draft_length: None: what the bundle recommends.
+        tree: how drafts grow. None: what the bundle recommends.
+        calibration: for `pct` and `timed`. None: the bundle's own.
         compare: decode once more without drafts, for the speedup.
         sampling: how tokens are drawn.
 
     Raises:
         UserError: no such bundle, or it does not fit the target; an empty or too long prompt.
     """
-    decoder = SpeculativeDecoder.from_pretrained(bundle, target, dtype=dtype, draft_length=draft_length)
+    decoder = SpeculativeDecoder.from_pretrained(
+        bundle, target, dtype=dtype, tree=tree, calibration=calibration
+    )
     console = console or Console(no_color=None if color else True, highlight=False)
+    if decoder.warning:
+        console.print(f"[yellow]{decoder.warning}[/]", highlight=False)
     decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
     stats, token_ids = DecodeStats(), []
     colors = ColorSystem.STANDARD if console.color_system and not console.no_color else None
@@ -66,3 +78,62 @@ def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None) -> s
     pairs = enumerate(zip(plain.token_ids, token_ids))
     first = next((i for i, (a, b) in pairs if a != b), min(len(plain.token_ids), len(token_ids)))
     return line + f", output differs from token {first + 1} on (near ties in bf16; try --dtype float32)"
+
+
+def compare(
+    bundle: str,
+    prompts: str,
+    limit: int | None = None,
+    target: str | None = None,
+    dtype: str = "bfloat16",
+    tree: str | None = None,
+    max_new_tokens: int = 96,
+    console: Console | None = None,
+) -> int:
+    """Decodes prompts greedily with and without drafting and prints where the outputs part: the tokens, the
+    text before them, and the gap of the target's two best logits, by which a near-tie can be told from a bug.
+
+    Args:
+        prompts: file that `read_prompts` reads; `limit`: how many of it.
+        dtype: "bfloat16" decides near-ties by the shape of the forward; "float32" should not differ at all.
+        tree: how drafts grow. None: what the bundle recommends.
+
+    Returns:
+        number of prompts whose outputs differ.
+
+    Raises:
+        UserError: prompts or bundle are unusable.
+    """
+    console = console or Console(highlight=False)
+    chats = read_prompts(prompts, limit)
+    loaded = load_bundle(bundle, target=target, dtype=dtype)
+    tokenizer, differing, ties = loaded.target.tokenizer, 0, 0
+    for chat in chats:
+        ids = chat.token_ids(tokenizer)
+        plain, drafted = (
+            decode_all(loaded.target, proposer, [ids], max_new_tokens)[0][0]
+            for proposer in (NoProposer(), loaded.proposer(tree))
+        )
+        difference = first_difference(loaded.target, ids, plain, drafted)
+        if difference is None:
+            continue
+        tie = difference.is_tie(loaded.target.dtype)
+        ties += tie
+        differing += 1
+        before = tokenizer.decode(plain[: difference.position])[-40:]
+        expected, found = (
+            repr(tokenizer.decode([token])) if token >= 0 else "the end"
+            for token in (difference.expected, difference.found)
+        )
+        line = (
+            f"prompt {chat.id}, token {difference.position + 1}, after {before!r}: {expected} without drafts "
+            f"and {found} with it; the two best logits differ by {difference.gap:.3g} there, "
+            f"{difference.gap_share:.2g} of the logits' standard deviation"
+        )
+        console.print(escape(f"{line}: {'a near-tie' if tie else 'NO TIE'}"), soft_wrap=True)
+    console.print(
+        f"{len(chats) - differing} of {len(chats)} outputs are equal in {dtype}; {ties} part at near-ties, "
+        f"{differing - ties} elsewhere",
+        soft_wrap=True,
+    )
+    return differing

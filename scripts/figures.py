@@ -16,24 +16,37 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from drafttrain.calibration.stage import CalibrateConfig, calibrate
 from drafttrain.corpus.build import build_corpus, load_corpus
+from drafttrain.evaluation.batches import batch_mismatches, batch_times
 from drafttrain.evaluation.benchmark import evaluate
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.figures import RAW, Group, Measured, Run, measure_topic, run_and_watch
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
-from drafttrain.evaluation.metrics import tabulate
+from drafttrain.evaluation.metrics import (
+    AUTOREGRESSIVE,
+    TRANSFORMERS,
+    Measurement,
+    quartiles,
+    ratio,
+    ratio_interval,
+    ratio_spread,
+    tabulate,
+)
+from drafttrain.evaluation.policies import GRIDS, PAPER, compare, table, tune
 from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_prompts
 from drafttrain.evaluation.throughput import training_speed
-from drafttrain.export.bundle import load_bundle
-from drafttrain.inference.proposer import TreeProposer
+from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.provenance import content_hash
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES
@@ -49,10 +62,15 @@ PROMPTS = {
     "gsm8k": "data/eval/gsm8k_test_80.jsonl",
     "humaneval": "data/eval/humaneval.jsonl.gz",
 }
+OTHER_TASKS = {**PROMPTS, "summarization": "data/eval/summarization.jsonl"}
+OTHER_TASKS.pop("mt_bench")
+TUNING = "data/tuning_prompts.jsonl"
 NEW_TOKENS = 96
 EDD_CHAIN = 5
 DRAFT_VOCABULARY = 8192  # smaller ones would train faster
 PAPER_BATCH = 4096  # tokens: 8 rows of 512
+BATCH = 4  # prompts decoded at once
+REPEATS = 3  # of each timed measurement of trees
 CONVERSATIONS = 400  # of each bundled source: enough to time training steps on
 
 
@@ -99,11 +117,11 @@ def speed(run: Run) -> Measured:
         busy=run.busy,
     )
     if run.quick:
-        config = replace(config, draft_lengths=[])  # what the bundle recommends, chosen in a full run
+        config = replace(config, trees=[])  # what the bundle recommends, chosen in a full run
     figures = evaluate(config, bundle, folder)
     summary = json.loads((folder / "summary.json").read_text())
-    row = summary["tasks"]["all"][f"chain-{figures['draft_length']}"]
-    notes = {"drafter": str(bundle), "draft_length": figures["draft_length"]}
+    row = summary["tasks"]["all"][figures["tree"]]
+    notes = {"drafter": str(bundle), "tree": figures["tree"]}
     if row["flags"]:
         notes["flags"] = row["flags"]
     repeated = {"repetition": row["repetition"], "without_repeats": row["accept_len_fresh"]}
@@ -162,8 +180,7 @@ def exactness(run: Run) -> Measured:
     tasks = [Task(name, read_prompts(path)) for name, path in PROMPTS.items()]
     tasks = first_of_each(tasks, 16) if run.quick else tasks
     log = MeasurementLog(run.folder("fp32") / "measurements.jsonl", content_hash(QUICKSTART_DRAFTER))
-    proposer = TreeProposer(loaded.drafter, ChainPolicy(loaded.draft_length))
-    result = check_lossless(loaded.target, proposer, tasks, 64 if run.quick else NEW_TOKENS, log)
+    result = check_lossless(loaded.target, loaded.proposer(), tasks, 64 if run.quick else NEW_TOKENS, log)
     notes = {"prompts": result["prompts"], "differences": result["differences"]}
     return {"fp32_mismatches": {"value": result["mismatches"], **notes}}
 
@@ -198,6 +215,139 @@ def training(run: Run) -> Measured:
     }
 
 
+# trees
+
+
+def calibrated(run: Run, folder: Path) -> Bundle:
+    """The committed drafter with a calibration of this machine, measured anew."""
+    prompts = PromptSet("tuning", TUNING, 8 if run.quick else 24)
+    config = CalibrateConfig(prompts=prompts, rounds=5 if run.quick else 15, busy=run.busy)
+    calibrate(config, QUICKSTART_DRAFTER, folder / "calibration")
+    return load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16", calibration=folder / "calibration")
+
+
+def trees(run: Run) -> Measured:
+    """Growth policies, each tuned on the tuning prompts, against plain decoding and `transformers`."""
+    run.check_quiet()
+    folder = run.folder("trees")
+    loaded = calibrated(run, folder)
+    key = f"{content_hash(QUICKSTART_DRAFTER)} {content_hash(folder / 'calibration')}"
+    log = MeasurementLog(folder / "measurements.jsonl", key)
+    tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=3, full=16)))
+    chosen, speeds = tune(loaded, tuning, log, NEW_TOKENS)
+    (folder / "tuning.json").write_text(json.dumps({"chosen": chosen, "speeds": speeds}, indent=1) + "\n")
+    repeats = 1 if run.quick else REPEATS
+    first = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], run.prompts(quick=8, full=None)))
+    n = run.prompts(quick=2, full=40)
+    others = [Task(name, read_prompts(path, n)) for name, path in OTHER_TASKS.items()]
+    measured = compare(loaded, chosen | PAPER, [first], log, NEW_TOKENS, repeats)
+    measured |= compare(loaded, chosen, others, log, NEW_TOKENS, repeats)
+    tables = {task: table(part) for task, part in measured.items()}
+    (folder / "tables.json").write_text(json.dumps(tables, indent=1) + "\n")
+    return tree_figures(measured["mt_bench"], tables, chosen)
+
+
+def tree_figures(
+    measured: Sequence[Measurement], tables: dict[str, dict[str, dict[str, Any]]], chosen: dict[str, str]
+) -> Measured:
+    """The figures of `trees` from MT-bench's measurements and the tables of all tasks."""
+    rows = tables["mt_bench"]
+    best = max(chosen, key=lambda name: rows[name]["tokens_per_second"])
+
+    def speed(base: str, method: str) -> dict[str, Any]:
+        low, middle, high = ratio_spread(measured, base, method)
+        return {
+            "value": ratio(measured, base, method),
+            "repeats": [low, middle, high],
+            "interval": ratio_interval(measured, base, method),
+            "prompts": rows[method]["prompts"],
+            "tree": chosen.get(method, method),
+        }
+
+    eagle2, pct = (rows[name] for name in PAPER)
+    against = {
+        task: part["timed"]["tokens_per_second"]
+        / max(part[name]["tokens_per_second"] for name in chosen if name != "timed")
+        for task, part in tables.items()
+    }
+    return {
+        "ar_vs_transformers": speed(TRANSFORMERS, AUTOREGRESSIVE),
+        "best_vs_ar": speed(AUTOREGRESSIVE, best),
+        "best_vs_transformers": speed(TRANSFORMERS, best),
+        "best_vs_vllm_ngram": {"value": None, "error": "skipped: vLLM's CPU build is not installed"},
+        "pct_accept_len_vs_eagle2": {
+            "value": pct["accept_len"] / eagle2["accept_len"],
+            "accept_len": [pct["accept_len"], eagle2["accept_len"]],
+        },
+        "pct_verify_tokens_vs_eagle2": {
+            "value": pct["verify_per_step"] / eagle2["verify_per_step"],
+            "verify_per_step": [pct["verify_per_step"], eagle2["verify_per_step"]],
+        },
+        "pct_speed_vs_eagle2": {**speed("eagle2", "pct"), "eagle2": chosen["eagle2"]},
+        "timed_vs_best": {"value": min(against.values()), "tasks": against},
+        "outside_share": {"value": rows[best]["outside_share"], "tree": chosen[best]},
+    }
+
+
+def batches(run: Run) -> Measured:
+    """Several prompts at once: drafting against plain decoding of the same batch."""
+    run.check_quiet()
+    folder = run.folder("batches")
+    loaded = calibrated(run, folder)
+    prompts = read_prompts(PROMPTS["mt_bench"], run.prompts(quick=8, full=None))
+    trees = ["chain:length=2", "chain:length=3", "eagle2:top_k=2,max_depth=3,total=4", "timed"]
+    ids = {
+        name: [prompt.token_ids(loaded.target.tokenizer) for prompt in chosen]
+        for name, chosen in (("tuning", read_prompts(TUNING, 16)), ("mt_bench", prompts))
+    }
+    methods = {"autoregressive": NoProposer()} | {name: loaded.proposer(name) for name in trees}
+    tuned = batch_times(loaded.target, methods, ids["tuning"], BATCH, NEW_TOKENS, 1)
+    best = max(trees, key=lambda name: tuned[name].tokens_per_second)
+    pair = {name: methods[name] for name in ("autoregressive", best)}
+    repeats = 1 if run.quick else REPEATS
+    found = batch_times(loaded.target, pair, ids["mt_bench"], BATCH, NEW_TOKENS, repeats)
+    rows = {"tuning": tuned, "mt_bench": found}
+    raw = {task: {name: asdict(times) for name, times in part.items()} for task, part in rows.items()}
+    (folder / "batches.json").write_text(json.dumps(raw, indent=1) + "\n")
+    ratios = [a / b for a, b in zip(*(found[name].rates for name in (best, "autoregressive")))]
+    return {
+        "batch4_vs_batched_ar": {
+            "value": statistics.median(ratios),
+            "repeats": quartiles(ratios),
+            "tree": best,
+            "prompts": len(prompts),
+            "tokens_per_second": [found[name].tokens_per_second for name in (best, "autoregressive")],
+        }
+    }
+
+
+def batch_exactness(run: Run) -> Measured:
+    """Batches of 2 to 8 against one prompt at a time, in fp32, for every policy, greedy and sampled."""
+    folder = run.folder("batch_exactness")
+    loaded = load_bundle(QUICKSTART_DRAFTER, dtype="float32")
+    prompts = read_prompts(PROMPTS["mt_bench"], 4 if run.quick else 8)
+    ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
+    proposers = {"autoregressive": NoProposer()}
+    proposers |= {trees[0]: loaded.proposer(trees[0]) for trees in GRIDS.values()}
+    sizes = [3] if run.quick else range(2, 9)
+    options = {"max_new_tokens": 12 if run.quick else 32}
+    found = {
+        f"temperature {temperature:g}": batch_mismatches(
+            loaded.target, proposers, ids, sizes, temperature=temperature, **options
+        )
+        for temperature in (0.0, 1.0)
+    }
+    (folder / "mismatches.json").write_text(json.dumps(found, indent=1) + "\n")
+    total = sum(len(rows) for part in found.values() for rows in part.values())
+    return {
+        "batch_mismatches": {
+            "value": total,
+            "policies": list(proposers),
+            "rows": 2 * len(proposers) * len(sizes) * len(ids),
+        }
+    }
+
+
 TOPICS = {
     "main": [
         Group({"quickstart_wall_s": "<= 1500", "peak_rss_gb": "<= 6"}, quickstart, long=True),
@@ -213,7 +363,25 @@ TOPICS = {
         Group({"edd_accept_len": ">= 2.0"}, edd),
         Group({"fp32_mismatches": "== 0"}, exactness),
         Group({"train_ratio": ">= 0.70", "offline_ratio": ">= 2.5"}, training),
-    ]
+    ],
+    "trees": [
+        Group(
+            {
+                "ar_vs_transformers": ">= 1.5",
+                "best_vs_ar": ">= 1.5",
+                "best_vs_transformers": ">= 2.2",
+                "best_vs_vllm_ngram": "> 1",
+                "pct_accept_len_vs_eagle2": ">= 0.97",
+                "pct_verify_tokens_vs_eagle2": "<= 0.60",
+                "pct_speed_vs_eagle2": "> 1",
+                "timed_vs_best": ">= 0.99",
+                "outside_share": "<= 0.10",
+            },
+            trees,
+        ),
+        Group({"batch4_vs_batched_ar": ">= 1.2"}, batches),
+        Group({"batch_mismatches": "== 0"}, batch_exactness),
+    ],
 }
 
 
@@ -226,12 +394,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
+    text = "prompts of each task at most, for timings of trees"
+    parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
     args = parser.parse_args(argv)
     names = [name for group in TOPICS[args.topic] for name in group.goals]
     if unknown := set(args.only) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: no such figure; there are {', '.join(names)}")
-    run = Run(args.topic, args.quick, args.resume, args.busy)
+    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit)
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 
 

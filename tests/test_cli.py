@@ -75,7 +75,7 @@ def test_help_of_each_command_has_an_example(name, capsys):
         (["export", "small.yaml"], "export needs it; run the stage fetch-target first"),
         (["generate", "--bundle", "x"], "the following arguments are required: --prompt"),
         (
-            ["generate", "--bundle", "x", "--prompt", "y", "--draft-length", "-1"],
+            ["generate", "--bundle", "x", "--prompt", "y", "--max-new-tokens", "-1"],
             "-1 is not a number from 0 up",
         ),
         (["generate", "--bundle", "x", "--prompt", "y", "--lenght", "1"], "unexpected argument --lenght"),

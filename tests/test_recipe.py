@@ -137,10 +137,10 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens is 0: it must be above 0"),
         ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
         ("evaluate: {repeats: 0}", "evaluate.repeats is 0: at least 1 is needed"),
-        ("evaluate: {draft_lengths: [0]}", "evaluate.draft_lengths: [0] holds a length below 1"),
+        ("evaluate: {trees: [chain]}", "tree 'chain': length is missing"),
         ("evaluate: {prompts: [{name: a, path: b}]}", "evaluate.tune_prompts is missing"),
         (
-            "evaluate: {prompts: [{name: a, path: b, limit: 0}], draft_lengths: [2]}",
+            'evaluate: {prompts: [{name: a, path: b, limit: 0}], trees: ["chain:length=2"]}',
             "evaluate: limit and turns of a must be at least 1",
         ),
     ],

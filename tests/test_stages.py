@@ -30,9 +30,10 @@ drafter: {draft_vocab_size: 256, tapped_blocks: [-2]}
 training:
   {row_length: 128, rows_per_batch: 2, max_steps: 4, lr: 1e-3, logging_steps: 1, eval_steps: 2, save_steps: 2,
    eval_new_tokens: 4, eval_prompt_limit: 1}
+calibrate: {prompts: {name: own, path: prompts.jsonl}, rounds: 1, max_new_tokens: 8}
 evaluate:
-  {prompts: [{name: own, path: prompts.jsonl}], draft_lengths: [2], max_new_tokens: 6, lossless_prompts: 1,
-   lossless_new_tokens: 6}
+  {prompts: [{name: own, path: prompts.jsonl}], trees: ["timed:max_depth=3"], max_new_tokens: 6,
+   lossless_prompts: 1, lossless_new_tokens: 6}
 """
 WORDS = (
     "the quick brown fox jumps over a lazy dog while it verifies several tokens in one forward pass".split()
@@ -54,7 +55,9 @@ def folder(tmp_path, monkeypatch, tiny_llama) -> Path:
     Path("chats.json").write_text(
         json.dumps([{"id": str(i), "conversations": t} for i, t in enumerate(turns)])
     )
-    Path("prompts.jsonl").write_text(json.dumps({"id": "a", "prompt": words()}) + "\n")
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"id": name, "prompt": words()}) + "\n" for name in "ab")
+    )
     Path("tiny.yaml").write_text(RECIPE)
     return tmp_path
 
@@ -75,7 +78,8 @@ def test_all_stages(folder, capsys):
     assert expected <= summary.keys() and summary["lossless"] is True and summary["train_tokens"] > 0
     card = Path("runs/tiny/bundle/README.md").read_text()
     assert "drafttrain run tiny.yaml" in card and "chats.json" in card
-    assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["draft_length"] == 2
+    assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "timed:max_depth=3"
+    assert {"calibration.json", "costs.png"} <= {p.name for p in Path("runs/tiny/bundle").iterdir()}
 
     assert cli.main(["run", "tiny.yaml"]) == 0
     assert ran(capsys.readouterr().out) == []
@@ -88,6 +92,8 @@ def test_all_stages(folder, capsys):
     assert cli.main([*words, "--dtype", "float32"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("accept_len ") and "speedup" in last and last.endswith("same output")
+    assert cli.main(["compare", "runs/tiny/bundle", "--prompts", "prompts.jsonl", "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
 
 
 def test_an_own_target_is_an_input(folder):

@@ -22,9 +22,10 @@ class FakeDecoder:
     """Streams `PIECES`; without drafts it is half as fast and says what `plain_ids` are."""
 
     plain_ids = [1, 2, 3, 4]
+    warning = None
 
     @classmethod
-    def from_pretrained(cls, path, target, dtype, draft_length):
+    def from_pretrained(cls, path, target, dtype, tree, calibration):
         return cls()
 
     def generate(self, prompt, max_new_tokens):

@@ -1,6 +1,6 @@
 """The evaluation stage: how much faster a bundle decodes, on this machine, and whether it is exact.
 
-The chain length is chosen on tuning prompts, never on the prompts that are reported. What is measured goes to
+The tree is chosen on tuning prompts, never on the prompts that are reported. What is measured goes to
 `measurements.jsonl` turn by turn, and an interrupted evaluation continues there.
 """
 
@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from drafttrain.drafters.interface import Drafter
+from drafttrain.calibration.calibration import Calibration
 from drafttrain.errors import UserError
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.machine import check_quiet, describe_machine
@@ -33,13 +33,14 @@ from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, write_json
-from drafttrain.inference.proposer import TreeProposer
 from drafttrain.provenance import content_hash, versions
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.named import parse_policy
 
 FORMAT_VERSION = 1  # of summary.json and eval.json
 ALL = "all"  # the row over all tasks
+# the EDD paper's machine, to check settings without a calibration
+EXAMPLE_COSTS = Costs(*[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,))
 
 
 @dataclass
@@ -48,8 +49,9 @@ class EvaluateConfig:
 
     Attributes:
         prompts: the prompt sets; each gets a row of the table.
-        tune_prompts: prompts on which the chain length is chosen; none of a benchmark.
-        draft_lengths: chain lengths to try on them; the fastest is used. Empty: what the bundle recommends.
+        tune_prompts: prompts on which the tree is chosen; none of a benchmark.
+        trees: growth policies to try on them, such as `chain:length=4`, `eagle2:top_k=4,max_depth=5,total=12`
+            or `timed`; the fastest is used. Empty: what the bundle recommends.
         max_new_tokens: tokens decoded per chat turn at most.
         repeats: interleaved repetitions of each measurement.
         lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
@@ -59,7 +61,7 @@ class EvaluateConfig:
 
     prompts: list[PromptSet] = field(default_factory=list)
     tune_prompts: PromptSet | None = None
-    draft_lengths: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 6])
+    trees: list[str] = field(default_factory=lambda: [f"chain:length={n}" for n in range(1, 7)])
     max_new_tokens: int = 96
     repeats: int = 1
     lossless_prompts: int = 16
@@ -68,7 +70,7 @@ class EvaluateConfig:
 
     def check(self) -> None:
         """Raises:
-        UserError: a value that makes no sense, or there is nothing to choose the chain length on.
+        UserError: a value that makes no sense, or there is nothing to choose the tree on.
         """
         for name, least in (
             ("max_new_tokens", 1),
@@ -78,39 +80,34 @@ class EvaluateConfig:
         ):
             if getattr(self, name) < least:
                 raise UserError(f"evaluate.{name} is {getattr(self, name)}: at least {least} is needed")
-        if any(length < 1 for length in self.draft_lengths):
-            raise UserError(f"evaluate.draft_lengths: {self.draft_lengths} holds a length below 1")
+        for tree in self.trees:
+            parse_policy(tree, EXAMPLE_COSTS)
         names = [prompts.name for prompts in self.prompts]
         if len({*names, ALL}) <= len(names):
             raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
         for prompts in [*self.prompts, *([self.tune_prompts] if self.tune_prompts else [])]:
             if prompts.turns < 1 or (prompts.limit is not None and prompts.limit < 1):
                 raise UserError(f"evaluate: limit and turns of {prompts.name} must be at least 1")
-        if self.prompts and len(self.draft_lengths) > 1 and self.tune_prompts is None:
+        if self.prompts and len(self.trees) > 1 and self.tune_prompts is None:
             raise UserError(
-                "evaluate.tune_prompts is missing: the chain length is chosen there, not on the prompts that "
-                "are reported; name a file, or give a single draft length"
+                "evaluate.tune_prompts is missing: the tree is chosen there, not on the prompts that are "
+                "reported; name a file, or give a single tree"
             )
 
 
-def try_draft_lengths(
-    target: FrozenTarget,
-    drafter: Drafter,
-    task: Task,
-    lengths: Sequence[int],
-    log: MeasurementLog,
-    **options: Any,
-) -> list[dict[str, float]]:
-    """Speed and accept_len of chains of several lengths, interleaved.
+def try_trees(
+    loaded: Bundle, task: Task, trees: Sequence[str], log: MeasurementLog, **options: Any
+) -> list[dict[str, Any]]:
+    """Speed and accept_len of several growth policies, interleaved.
 
     Args:
         options: of `measure`.
     """
-    methods = {f"chain-{n}": drafting(target, TreeProposer(drafter, ChainPolicy(n))) for n in lengths}
-    rows = tabulate(measure(target, methods, task, log, **options))
+    methods = {tree: drafting(loaded.target, loaded.proposer(tree)) for tree in trees}
+    rows = tabulate(measure(loaded.target, methods, task, log, **options))
     return [
-        {"draft_length": n, "tokens_per_second": row.tokens_per_second, "accept_len": row.accept_len}
-        for n, row in ((n, rows[f"chain-{n}"]) for n in lengths)
+        {"tree": tree, "tokens_per_second": row.tokens_per_second, "accept_len": row.accept_len}
+        for tree, row in rows.items()
     ]
 
 
@@ -121,10 +118,11 @@ def evaluate(
     target: str | None = None,
     dtype: str = "bfloat16",
     device: str = "auto",
+    calibration: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Measures a bundle and prints a table per task.
 
-    Writes `summary.json` (everything), `eval.json` (what a bundle carries, with the `draft_length` to use)
+    Writes `summary.json` (everything), `eval.json` (what a bundle carries, with the `tree` to use)
     and, as it goes, the raw `measurements.jsonl` and `lossless.jsonl`.
 
     Args:
@@ -132,10 +130,11 @@ def evaluate(
         out: folder to write to; an interrupted evaluation of the same things is continued.
         target: None for the one that the bundle names.
         dtype: of the timed decoding.
+        calibration: for `pct` and `timed`; None for the bundle's own.
 
     Returns:
         what sums it up, over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second,
-        lossless (None if that was not asked for), lossless_prompts, draft_length, and
+        lossless (None if that was not asked for), lossless_prompts, tree, and
         teacher_tokens_per_second (the target without LM head over whole rows).
 
     Raises:
@@ -146,15 +145,18 @@ def evaluate(
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
     key = _measured_key(config, bundle, str(target), dtype, device)
-    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device)
+    costs = None if calibration is None else Calibration.load(calibration)
+    if costs:
+        key = fingerprint([key, costs])
+    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device, calibration=costs)
     speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
     del loaded  # the fp32 models take its place
-    length, lossless = speed["draft_length"], None
+    tree, lossless = speed["tree"], None
     if config.lossless_prompts:
-        exact = load_bundle(bundle, target=target, dtype="float32", device=device)
+        exact = load_bundle(bundle, target=target, dtype="float32", device=device, calibration=costs)
         share = first_of_each(tasks, config.lossless_prompts)
-        proposer = TreeProposer(exact.drafter, ChainPolicy(length))
-        log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, length]))
+        proposer = exact.proposer(tree)
+        log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, tree]))
         with progress("comparing outputs in fp32", share) as step:
             lossless = check_lossless(exact.target, proposer, share, config.lossless_new_tokens, log, step)
     summary = {
@@ -175,27 +177,25 @@ def evaluate(
 def _measure_speed(
     config: EvaluateConfig, loaded: Bundle, tasks: Sequence[Task], tuning: Task | None, log: MeasurementLog
 ) -> dict[str, Any]:
-    """The part of the summary that is about time: the chosen length and a row per task and method."""
-    target, drafter = loaded.target, loaded.drafter
+    """The part of the summary that is about time: the chosen tree and a row per task and method."""
+    target = loaded.target
     options: dict[str, Any] = {"max_new_tokens": config.max_new_tokens, "repeats": config.repeats}
-    length, trials = [*config.draft_lengths, loaded.draft_length][0], []
+    tree, trials = [*config.trees, loaded.tree][0], []
     if tuning:
-        with progress("choosing the chain length", [tuning], config.repeats) as step:
-            trials = try_draft_lengths(
-                target, drafter, tuning, config.draft_lengths, log, on_turn=step, **options
-            )
-        length = max(trials, key=lambda trial: trial["tokens_per_second"])["draft_length"]
+        with progress("choosing the tree", [tuning], config.repeats) as step:
+            trials = try_trees(loaded, tuning, config.trees, log, on_turn=step, **options)
+        tree = max(trials, key=lambda trial: trial["tokens_per_second"])["tree"]
     methods = {
         AUTOREGRESSIVE: autoregressive(target),
         TRANSFORMERS: transformers_generate(target),
-        f"chain-{length}": drafting(target, TreeProposer(drafter, ChainPolicy(length))),
+        tree: drafting(target, loaded.proposer(tree)),
     }
     with progress("measuring", tasks, config.repeats) as step:
         parts = {task.name: measure(target, methods, task, log, on_turn=step, **options) for task in tasks}
     every = [measurement for part in parts.values() for measurement in part]
     rows = {name: tabulate(part) for name, part in {**parts, ALL: every}.items()}
     return {
-        "draft_length": length,
+        "tree": tree,
         "tuning": trials,
         "machine": describe_machine(target.device),
         "crowding": crowding(every),
@@ -205,11 +205,11 @@ def _measure_speed(
 
 
 def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
-    """The tasks, and the tuning prompts if there is a chain length to choose."""
+    """The tasks, and the tuning prompts if there is a tree to choose."""
     if not config.prompts:
         raise UserError("evaluate.prompts names no prompts: list at least one set")
     config.check()
-    if len(config.draft_lengths) < 2:
+    if len(config.trees) < 2:
         return [Task.read(prompts) for prompts in config.prompts], None
     tuning = Task.read(config.tune_prompts)
     return [Task.read(prompts) for prompts in config.prompts], Task("(tuning)", tuning.prompts, tuning.turns)
@@ -242,17 +242,17 @@ def _for_bundle(summary: dict[str, Any]) -> dict[str, Any]:
     kept["threads"] = summary["machine"]["threads"]
     if lossless := summary["lossless"]:
         kept["lossless"] = {name: lossless[name] for name in ("prompts", "mismatches", "dtype")}
-    chain = f"chain-{summary['draft_length']}"
-    return kept | {"tasks": {name: part[chain] for name, part in summary["tasks"].items()}}
+    tree = summary["tree"]
+    return kept | {"tasks": {name: part[tree] for name, part in summary["tasks"].items()}}
 
 
 def _figures(summary: dict[str, Any]) -> dict[str, Any]:
-    row = summary["tasks"][ALL][f"chain-{summary['draft_length']}"]
+    row = summary["tasks"][ALL][summary["tree"]]
     lossless = summary["lossless"]
     names = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")
     return {name: row[name] for name in names} | {
         "lossless": lossless["mismatches"] == 0 if lossless else None,
         "lossless_prompts": lossless["prompts"] if lossless else 0,
-        "draft_length": summary["draft_length"],
+        "tree": summary["tree"],
         "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
     }

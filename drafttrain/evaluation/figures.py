@@ -24,7 +24,7 @@ from drafttrain.provenance import git_commit
 
 RAW = Path("runs/figures")
 COMMITTED = Path("docs/figures")  # <topic>.jsonl of a full run, for quick runs in a fresh clone
-COMPARE = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
+COMPARE = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, ">": operator.gt}
 
 MISSING = {"value": None, "error": "not measured"}
 Measured = dict[str, dict[str, Any]]  # figure -> {"value": ...} and notes; "ok": False overrules the goal
@@ -39,12 +39,20 @@ class Run:
         quick: few prompts, and recorded values for what takes long.
         resume: go on with the raw measurements of an interrupted run.
         busy: "refuse" or "warn" when other processes would spoil timings.
+        limit: prompts of each task at most, in full runs; None for as many as the figure is defined with.
     """
 
     topic: str
     quick: bool = False
     resume: bool = False
     busy: str = "refuse"
+    limit: int | None = None
+
+    def prompts(self, quick: int, full: int | None) -> int | None:
+        """How many prompts of a task to take; None for all."""
+        if self.quick:
+            return quick
+        return full if self.limit is None else min(self.limit, full or self.limit)
 
     def folder(self, name: str) -> Path:
         """Folder for a group's raw data, emptied unless the run is resumed."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import OtherLoad
@@ -45,30 +46,53 @@ def autoregressive(target: FrozenTarget) -> Method:
 
 
 def transformers_generate(target: FrozenTarget) -> Method:
-    """`generate` of the same model object, greedy, with its default cache."""
-    stop = sorted(target.eos_token_ids) or None
+    """`generate` of the same model as transformers loads it, greedy, with its default cache."""
+    model = stock_model(target)
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
         started = time.perf_counter()
-        ids = torch.tensor([prompt_ids], device=target.device)  # [1, n]
-        out = target.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            eos_token_id=stop,
-            pad_token_id=stop[0] if stop else None,
-            # said in full, because checkpoints bring defaults of their own (Qwen: a repetition penalty)
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-        )
-        new = out[0, len(prompt_ids) :].tolist()
+        [new] = generate_batch(model, target, [prompt_ids], max_new_tokens)
         return MethodRun(time.perf_counter() - started, new)
 
     return run
+
+
+def stock_model(target: FrozenTarget) -> PreTrainedModel:
+    """The target's model as transformers loads it, without what we do to it for speed."""
+    if not target.is_packed:
+        return target.model
+    return AutoModelForCausalLM.from_pretrained(target.model.name_or_path, dtype=target.dtype).eval()
+
+
+def generate_batch(
+    model: PreTrainedModel, target: FrozenTarget, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> list[list[int]]:
+    """Greedy `generate` over prompts padded on the left; a stop token ends a row and is part of it.
+
+    Args:
+        target: whose stop tokens count.
+    """
+    stop = sorted(target.eos_token_ids)
+    pad, longest = stop[0] if stop else 0, max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])  # [B, n]
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])  # [B, n]
+    out = model.generate(
+        ids.to(target.device),
+        attention_mask=mask.to(target.device),
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stop or None,
+        pad_token_id=pad,
+        # said in full, because checkpoints bring defaults of their own (Qwen: a repetition penalty)
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+    )
+    rows = out[:, longest:].tolist()
+    ends = (next((i for i, token in enumerate(row) if token in stop), len(row)) for row in rows)
+    return [row[: end + 1] for row, end in zip(rows, ends)]
 
 
 class MeasurementLog:
@@ -137,7 +161,7 @@ def measure(
             found = log.find(task.name, prompt.id, turn, repeat, names)
             if found is None:
                 ids = prompt.token_ids(tokenizer, answers)
-                _check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
+                check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
                 if not is_warm:
                     _run_all(methods, ids, min(WARM_UP_TOKENS, max_new_tokens))
                     is_warm = True
@@ -160,7 +184,10 @@ def _run_all(
     return {name: methods[name](prompt_ids, max_new_tokens) for name in names[start:] + names[:start]}
 
 
-def _check_length(target: FrozenTarget, prompt_ids: list[int], max_new_tokens: int, which: str) -> None:
+def check_length(target: FrozenTarget, prompt_ids: list[int], max_new_tokens: int, which: str) -> None:
+    """Raises:
+    UserError: prompt and new tokens exceed the target's positions; names the prompt.
+    """
     limit = getattr(target.config, "max_position_embeddings", None)
     if limit and len(prompt_ids) + max_new_tokens > limit:
         raise UserError(

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from drafttrain.inference.stats import DecodeStats
 
 AUTOREGRESSIVE = "autoregressive"  # our own loop without drafts
@@ -93,6 +95,7 @@ class Row:
         verify_tokens: draft tokens sent to the target; verify_per_step: the same per step.
         acceptance_by_depth: share of judged drafts at depth 1, 2, … that were accepted.
         time_split: shares of time in prefill, drafting, the target's modules, and everything else.
+        outside_share: share of the steps' time outside forwards of target and drafter.
         flags: why the row should not be taken at its word.
     """
 
@@ -116,6 +119,7 @@ class Row:
     verify_per_step: float | None = None
     acceptance_by_depth: list[float] | None = None
     time_split: dict[str, float] | None = None
+    outside_share: float | None = None
     flags: list[str] = field(default_factory=list)
 
 
@@ -131,6 +135,29 @@ def tabulate(measurements: Sequence[Measurement]) -> dict[str, Row]:
     times = {method: _times(measurements, method) for method in measurements[0].runs}
     first = [measurement for measurement in measurements if measurement.repeat == 0]
     return {method: _row(method, measurements, first, times) for method in times}
+
+
+def ratio(measurements: Sequence[Measurement], base: str, method: str) -> float:
+    """Total time of one method divided by that of another."""
+    return _total(_times(measurements, base)) / _total(_times(measurements, method))
+
+
+def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
+    """Quartiles of the same ratio within each repeat."""
+    times = [zip(*_times(measurements, name)) for name in (base, method)]
+    return quartiles([sum(b) / sum(m) for b, m in zip(*times)])
+
+
+def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
+    """95 % confidence interval of the ratio of total times, base / method: percentile bootstrap over chat
+    turns (1,000 resamples, fixed seed)."""
+    totals = [
+        np.array([statistics.median(repeats) for repeats in _times(measurements, name)])  # [turns]
+        for name in (base, method)
+    ]
+    draws = np.random.default_rng(0).integers(len(totals[0]), size=(1000, len(totals[0])))  # [1000, turns]
+    ratios = totals[0][draws].sum(1) / totals[1][draws].sum(1)  # [1000]
+    return np.quantile(ratios, [0.025, 0.975]).tolist()
 
 
 def crowding(measurements: Sequence[Measurement]) -> float | None:
@@ -203,6 +230,7 @@ def _add_decoding(row: Row, first: list[DecodeStats], every: list[DecodeStats]) 
         setattr(row, name, getattr(counts, name))
     row.verify_per_step = counts.verify_tokens / counts.steps if counts.steps else 0.0
     parts = ("prefill", "draft", "verify", "other")
+    row.outside_share = times.outside_share
     row.time_split = {part: getattr(times, f"{part}_seconds") / times.seconds for part in parts}
 
 

@@ -40,8 +40,8 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
         f"{summary['max_new_tokens']} new tokens, greedy, batch 1",
     ]
     if summary["tuning"]:
-        trials = ", ".join(f"{t['draft_length']}: {t['tokens_per_second']:.1f}" for t in summary["tuning"])
-        lines.append(f"tokens per second by chain length on the tuning prompts: {trials}")
+        trials = "; ".join(f"{t['tree']} {t['tokens_per_second']:.1f}" for t in summary["tuning"])
+        lines.append(f"tokens per second on the tuning prompts: {trials}")
     if lossless:
         same = lossless["prompts"] - lossless["mismatches"]
         lines.append(f"fp32: {same} of {lossless['prompts']} outputs equal plain decoding token by token")
@@ -66,7 +66,8 @@ def task_table(task: str, rows: dict[str, dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for method, row in rows.items():
         cells = ("" if row[key] is None else form.format(row[key]) for _, key, form in COLUMNS)
-        table.add_row(NAMES.get(method, method), *cells)
+        name = NAMES.get(method) or method.replace(":", "\n").replace(",", "\n")
+        table.add_row(name, *cells)
     drafted = [row for row in rows.values() if row["acceptance_by_depth"]]
     if drafted:
         by_depth = " ".join(f"{share:.2f}" for share in drafted[-1]["acceptance_by_depth"])

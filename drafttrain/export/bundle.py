@@ -13,18 +13,22 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from drafttrain.calibration.calibration import FILE as CALIBRATION
+from drafttrain.calibration.calibration import Calibration
 from drafttrain.drafters.edd import EddModel
 from drafttrain.drafters.edd_config import read_config
 from drafttrain.errors import UserError
 from drafttrain.export.card import model_card
 from drafttrain.files import new_folder, read_json, require_free_disk
+from drafttrain.inference.proposer import TreeProposer
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 from drafttrain.target.probe import check_tree_support
+from drafttrain.trees.named import CALIBRATED, parse_policy
 
 WEIGHTS = "model.safetensors"
 EVALUATION = "eval.json"
-DEFAULT_DRAFT_LENGTH = 4  # for a drafter that has not been measured yet
+DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been measured yet
 
 
 @dataclass
@@ -50,11 +54,33 @@ class ExportConfig:
 
 @dataclass
 class Bundle:
-    """The target, the drafter that reads it, and the chain length that was fastest when measured."""
+    """What decoding takes.
+
+    Attributes:
+        target: the frozen target.
+        drafter: which reads it.
+        tree: the growth policy that was fastest when measured, as `parse_policy` reads it.
+        calibration: what drafting and verifying cost; None where nothing was calibrated.
+    """
 
     target: FrozenTarget
     drafter: EddModel
-    draft_length: int
+    tree: str
+    calibration: Calibration | None
+
+    def proposer(self, tree: str | None = None) -> TreeProposer:
+        """The drafter with a growth policy, by default the fastest.
+
+        Raises:
+            UserError: no such policy, or it takes a calibration and there is none.
+        """
+        costs = self.calibration.costs if self.calibration else None
+        return TreeProposer(self.drafter, parse_policy(tree or self.tree, costs))
+
+    def warning(self, tree: str | None = None) -> str | None:
+        """Says in one line if the policy goes by a calibration of another machine."""
+        calibrated = (tree or self.tree).partition(":")[0] in CALIBRATED
+        return self.calibration.foreign(self.target.device) if self.calibration and calibrated else None
 
 
 def export(
@@ -62,12 +88,14 @@ def export(
     drafter: str | os.PathLike,
     out: str | os.PathLike,
     evaluation: str | os.PathLike | None = None,
+    calibration: str | os.PathLike | None = None,
 ) -> Path:
     """Writes the bundle: bf16 weights without copies of the target's, config, training log, results, card.
 
     Args:
         drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
         evaluation: `eval.json` of an evaluation of that drafter.
+        calibration: folder of a calibration of that drafter.
 
     Raises:
         UserError: no trained drafter there, a damaged one, or the disk is full.
@@ -90,6 +118,10 @@ def export(
         if evaluation is not None:
             results = _read_evaluation(Path(evaluation))
             shutil.copyfile(evaluation, folder / EVALUATION)
+        if calibration is not None:
+            for file in sorted(Path(calibration).glob("[!.]*")):
+                if file.suffix == ".png" or file.name == CALIBRATION:
+                    shutil.copyfile(file, folder / file.name)
         if log.exists():
             shutil.copyfile(log, folder / "training_log.json")
         size = sum(file.stat().st_size for file in folder.iterdir())
@@ -130,13 +162,15 @@ def load_bundle(
     target: FrozenTarget | str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    calibration: Calibration | str | os.PathLike | None = None,
 ) -> Bundle:
-    """Loads a bundle (or the bare folder of a trained drafter) with its target.
+    """Loads a bundle (or the bare folder of a trained drafter) with its target, for decoding.
 
     Args:
         path: folder or Hub id.
         target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
         dtype: of a target that is loaded here; the drafter takes the target's.
+        calibration: it, its file or its folder. None for the bundle's own, if it has one.
 
     Raises:
         UserError: no bundle, damaged, or made for another target.
@@ -157,7 +191,13 @@ def load_bundle(
                 f"line). {error}"
             ) from None
         check_tree_support(target)
+        target.pack()
     drafter = EddModel.load(folder, target, dtype=target.dtype)
+    drafter.pack()
     measured = folder / EVALUATION
-    length = _read_evaluation(measured).get("draft_length") if measured.exists() else None
-    return Bundle(target=target, drafter=drafter, draft_length=length or DEFAULT_DRAFT_LENGTH)
+    tree = _read_evaluation(measured).get("tree") if measured.exists() else None
+    if calibration is None and (folder / CALIBRATION).exists():
+        calibration = folder
+    if calibration is not None and not isinstance(calibration, Calibration):
+        calibration = Calibration.load(calibration)
+    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration)

@@ -72,7 +72,7 @@ def decode(
     stats.prompts += len(prompts)
     stats.prompt_tokens += sum(map(len, prompts))
     clock = ModuleClock(target.device)
-    with clock.on(target.base, target.lm_head):
+    with clock.on(target.base, target.read_head):
         started = time.perf_counter()
         max_len = max(map(len, prompts)) + max_new_tokens
         cache = target.new_cache(len(prompts), max_len + DRAFT_SLOTS)
@@ -84,7 +84,7 @@ def decode(
         stats.seconds += prefill_seconds
         yield step
         while rows.busy:
-            started = time.perf_counter()
+            started, in_model = time.perf_counter(), proposer.model_seconds
             tree = rows.trim(proposer.propose(state, root))
             drafted, modules_before = time.perf_counter(), clock.seconds
             cache.reserve(tree.width)
@@ -103,6 +103,7 @@ def decode(
             root = accepted.next_token
             now = time.perf_counter()
             stats.draft_seconds += drafted - started + now - verified
+            stats.draft_model_seconds += proposer.model_seconds - in_model
             stats.verify_seconds += clock.seconds - modules_before
             stats.seconds += now - started
             yield step

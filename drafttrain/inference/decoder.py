@@ -14,11 +14,10 @@ from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode
-from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
+from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.trees.chain import ChainPolicy
 
 # A user's words, a chat ({"role", "content"} dicts or Messages), or token ids that are complete as they are.
 Prompt = str | Sequence[Message | Mapping] | Sequence[int]
@@ -69,6 +68,7 @@ class SpeculativeDecoder:
 
     def __init__(self, target: FrozenTarget, proposer: Proposer):
         self.target, self.proposer = target, proposer
+        self.warning: str | None = None  # why drafts may be slower than they could be
 
     @classmethod
     def from_pretrained(
@@ -77,7 +77,8 @@ class SpeculativeDecoder:
         target: FrozenTarget | str | None = None,
         dtype: str = "auto",
         device: str = "auto",
-        draft_length: int | None = None,
+        tree: str | None = None,
+        calibration: str | None = None,
     ) -> "SpeculativeDecoder":
         """Loads a bundle, and the target that it was made for.
 
@@ -86,16 +87,19 @@ class SpeculativeDecoder:
             target: the target or where it lies. None: what the bundle names.
             dtype: "bfloat16", "float32" or "auto", for a target that is loaded here.
             device: where to load it.
-            draft_length: tokens drafted per step. None: what the bundle recommends.
+            tree: how drafts grow, such as `chain:length=4` or `timed` (`trees/named.py`). None: what the
+                bundle recommends.
+            calibration: `calibration.json` for `pct` and `timed`. None: the bundle's own.
 
         Raises:
             UserError: no bundle there, or it does not fit the target.
         """
         from drafttrain.export.bundle import load_bundle  # export reads files; inference only takes objects
 
-        bundle = load_bundle(path, target=target, dtype=dtype, device=device)
-        length = bundle.draft_length if draft_length is None else draft_length
-        return cls(bundle.target, TreeProposer(bundle.drafter, ChainPolicy(length)))
+        bundle = load_bundle(path, target=target, dtype=dtype, device=device, calibration=calibration)
+        decoder = cls(bundle.target, bundle.proposer(tree))
+        decoder.warning = bundle.warning(tree)
+        return decoder
 
     def generate(
         self, prompt: Prompt, max_new_tokens: int = 256, sampling: SamplingParams = GREEDY

@@ -1,17 +1,25 @@
 """Who the decode loop asks for trees: a model drafter with a growth policy, or nobody."""
 
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from drafttrain.drafters.interface import Drafter
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
 
 class Proposer(Protocol):
     """Proposes a tree behind the last committed token. It sees verified tokens only: nothing is ever rolled
-    back."""
+    back.
+
+    Attributes:
+        model_seconds: time spent in a model's forwards so far.
+    """
+
+    model_seconds: float
 
     def new_state(self, batch: int, max_len: int) -> Any:
         """Empty state for `batch` sequences of at most `max_len` tokens, prompt included."""
@@ -29,34 +37,52 @@ class Proposer(Protocol):
         """Trees whose roots are the last emitted tokens [B], which have not been observed yet."""
 
 
-class TreePolicy(Protocol):
-    """Decides which nodes a drafter expands."""
-
-    max_depth: int
-
-    def grow(self, drafter: Drafter, state: Any, root: torch.Tensor) -> TokenTree:
-        """Drafts trees of at most `max_depth` layers behind each root token [B]."""
-
-
 @dataclass
 class TreeProposer:
-    """A model drafter whose trees grow by a policy."""
+    """A model drafter whose trees grow by a policy. What the policy gets as its drafter is this object, which
+    looks at the clock."""
 
     drafter: Drafter
     policy: TreePolicy
+    model_seconds: float = 0.0
 
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len + self.policy.max_depth)
 
     def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
+        started = self._now(counts)
         self.drafter.observe(state, tokens, tapped, counts)
+        self.model_seconds += self._now(counts) - started
 
     def propose(self, state: Any, root: torch.Tensor) -> TokenTree:
-        return self.policy.grow(self.drafter, state, root)
+        return self.policy.grow(self, state, root)
+
+    # the Drafter that the policy sees
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.drafter.draft_vocab_size
+
+    def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        started = self._now(frontier)
+        log_probs = self.drafter.expand(state, tree, frontier)
+        self.model_seconds += self._now(frontier) - started
+        return log_probs
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.drafter.to_target(ids)
+
+    @staticmethod
+    def _now(like: torch.Tensor) -> float:
+        if like.device.type == "cuda":
+            torch.cuda.synchronize(like.device)
+        return time.perf_counter()
 
 
 class NoProposer:
     """Drafts nothing, which makes the decode loop plain autoregressive decoding."""
+
+    model_seconds = 0.0
 
     def new_state(self, batch: int, max_len: int) -> None:
         return None

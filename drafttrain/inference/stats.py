@@ -37,6 +37,7 @@ class DecodeStats:
         prefill_seconds: from the start until the prompt is encoded, the drafter has observed it and the first
             token is known.
         draft_seconds: in the proposer, all of it (drafter, tree policy, observing).
+        draft_model_seconds: in the drafter's own forwards, part of draft_seconds.
         verify_seconds: in the target's modules alone; masks, gathers and hooks are left out.
         seconds: everything in the decode loop; the time between two steps, while the caller has them, is left
             out.
@@ -55,6 +56,7 @@ class DecodeStats:
     fresh_steps: float = 0.0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
+    draft_model_seconds: float = 0.0
     verify_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -135,6 +137,13 @@ class DecodeStats:
     def other_seconds(self) -> float:
         """Time of the loop outside the prompt's forward, the proposer and the target's modules."""
         return self.seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
+
+    @property
+    def outside_share(self) -> float:
+        """Share of the steps' time outside forwards of target and drafter: tree policy, masks, gathers,
+        acceptance, this loop."""
+        steps = self.seconds - self.prefill_seconds
+        return _ratio(steps - self.verify_seconds - self.draft_model_seconds, steps)
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         def join(mine, others):

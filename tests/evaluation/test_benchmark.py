@@ -21,7 +21,7 @@ def config(questions) -> EvaluateConfig:
             PromptSet("first turns", str(questions), limit=3),
         ],
         tune_prompts=PromptSet("held out", str(questions), limit=1),
-        draft_lengths=[1, 3],
+        trees=["chain:length=1", "eagle2:top_k=2,max_depth=2,total=4"],
         max_new_tokens=12,
         repeats=2,
         lossless_prompts=3,
@@ -33,7 +33,9 @@ def config(questions) -> EvaluateConfig:
 def small(config, questions) -> EvaluateConfig:
     """One prompt, one length, nothing in fp32."""
     prompts = [PromptSet("one", str(questions), limit=1)]
-    return dataclasses.replace(config, prompts=prompts, draft_lengths=[2], lossless_prompts=0, repeats=1)
+    return dataclasses.replace(
+        config, prompts=prompts, trees=["chain:length=2"], lossless_prompts=0, repeats=1
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +57,10 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
     for task in summary["tasks"]:
         assert f"{task}: {summary['tasks'][task]['autoregressive']['prompts']} answers" in printed
 
-    # the chain length is the fastest one on the tuning prompts
-    speeds = {trial["draft_length"]: trial["tokens_per_second"] for trial in summary["tuning"]}
-    assert set(speeds) == {1, 3} and speeds[summary["draft_length"]] == max(speeds.values())
-    chain = f"chain-{summary['draft_length']}"
+    # the tree is the fastest one on the tuning prompts
+    speeds = {trial["tree"]: trial["tokens_per_second"] for trial in summary["tuning"]}
+    assert list(speeds) == config.trees and speeds[summary["tree"]] == max(speeds.values())
+    chain = summary["tree"]
     assert list(summary["tasks"]["all"]) == ["autoregressive", "transformers", chain]
 
     # every row can be computed again from the raw measurements; tuning prompts are in none of them
@@ -79,14 +81,14 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
         **{k: row[k] for k in ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")},
         "lossless": True,
         "lossless_prompts": 3,
-        "draft_length": summary["draft_length"],
+        "tree": summary["tree"],
         "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
     }
     assert figures["accept_len"] >= 1 and figures["teacher_tokens_per_second"] == 100
 
-    # what the bundle carries tells how long its chains should be
+    # what the bundle carries tells how its trees should grow
     carried = json.loads((out / "eval.json").read_text())
-    assert carried["draft_length"] == summary["draft_length"] and carried["dtype"] == "float32"
+    assert carried["tree"] == summary["tree"] and carried["dtype"] == "float32"
     assert (
         carried["tasks"]["first turns"]["accept_len"] == summary["tasks"]["first turns"][chain]["accept_len"]
     )
@@ -130,16 +132,16 @@ def test_measurements_of_other_prompts_or_elsewhere_are_not_continued(small, tin
     assert len({*keys, key()}) == 4
 
 
-def test_one_length_needs_no_tuning(small, tiny_bundle, tmp_path):
+def test_one_tree_needs_no_tuning(small, tiny_bundle, tmp_path):
     small = dataclasses.replace(small, tune_prompts=None)
     figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
-    assert figures["draft_length"] == 2 and figures["lossless"] is None
+    assert figures["tree"] == "chain:length=2" and figures["lossless"] is None
 
 
-def test_no_length_takes_the_bundles(small, tiny_bundle, tmp_path):
-    small = dataclasses.replace(small, draft_lengths=[])
+def test_no_tree_takes_the_bundles(small, tiny_bundle, tmp_path):
+    small = dataclasses.replace(small, trees=[])
     figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
-    assert figures["draft_length"] == load_bundle(tiny_bundle, dtype="float32").draft_length
+    assert figures["tree"] == load_bundle(tiny_bundle, dtype="float32").tree
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_no_length_takes_the_bundles(small, tiny_bundle, tmp_path):
     [
         ({"prompts": []}, "evaluate.prompts names no prompts"),
         ({"tune_prompts": None}, "evaluate.tune_prompts is missing"),
-        ({"draft_lengths": [0, 2]}, "below 1"),
+        ({"trees": ["chain:lenth=2"]}, "did you mean length"),
         ({"repeats": 0}, "evaluate.repeats"),
         ({"prompts": [PromptSet("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),
         ({"prompts": [PromptSet("a", "x"), PromptSet("a", "x")]}, "must differ"),

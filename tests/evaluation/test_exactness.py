@@ -5,10 +5,10 @@ import torch
 
 from drafttrain.evaluation import exactness
 from drafttrain.evaluation.exactness import check_lossless, first_difference
-from drafttrain.evaluation.measure import MeasurementLog, transformers_generate
-from drafttrain.evaluation.metrics import MethodRun
+from drafttrain.evaluation.measure import MeasurementLog, generate_batch
 from drafttrain.evaluation.prompts import Prompt, Task
-from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.trees.chain import ChainPolicy
 
 TASKS = [
     Task("a", [Prompt("1", ["One?", "never put"]), Prompt("2", ["Two?"])], turns=2),
@@ -46,18 +46,45 @@ def test_lossless(tiny_target, tmp_path):
     assert len(turns) == 3  # first turns only
 
 
+def test_batches_and_resuming(tiny_target, tmp_path, monkeypatch):
+    """More prompts than a batch, of unequal length; what the log holds is not decoded again."""
+    task = Task("c", [Prompt(str(i), [f"Why {'very ' * i}?"]) for i in range(11)])
+    log = MeasurementLog(tmp_path / "m", "key")
+    proposer = TreeProposer(Guessing(tiny_target.vocab_size), ChainPolicy(3))
+    result = check_lossless(tiny_target, proposer, [task], 9, log)
+    assert (result["prompts"], result["mismatches"]) == (11, 0)
+    monkeypatch.setattr(exactness, "decode_all", None)
+    again = check_lossless(tiny_target, proposer, [task], 9, MeasurementLog(tmp_path / "m", "key"))
+    assert again == result
+
+
+class Guessing:
+    """Drafts at random."""
+
+    def __init__(self, size: int):
+        self.draft_vocab_size = size
+
+    def new_state(self, batch, max_len):
+        return None
+
+    def observe(self, state, tokens, tapped, counts):
+        pass
+
+    def expand(self, state, tree, frontier):
+        return torch.randn(*frontier.shape, self.draft_vocab_size).log_softmax(-1)
+
+    def to_target(self, ids):
+        return ids
+
+
 def test_mismatches_are_counted_by_prompt(tiny_target, tmp_path, monkeypatch):
-    def lies_about_two(target):
-        right, two = transformers_generate(target), TASKS[0].prompts[1].token_ids(target.tokenizer)
+    two = TASKS[0].prompts[1].token_ids(tiny_target.tokenizer)
 
-        def run(prompt_ids, max_new_tokens):
-            output = right(prompt_ids, max_new_tokens)
-            wrong = [*output.token_ids[:4], 3]
-            return MethodRun(1.0, wrong) if prompt_ids == two else output
+    def lies_about_two(model, target, prompts, max_new_tokens):
+        rows = generate_batch(model, target, prompts, max_new_tokens)
+        return [[*row[:4], 3] if prompt == two else row for prompt, row in zip(prompts, rows)]
 
-        return run
-
-    monkeypatch.setattr(exactness, "transformers_generate", lies_about_two)
+    monkeypatch.setattr(exactness, "generate_batch", lies_about_two)
     result = check_lossless(tiny_target, NoProposer(), TASKS, 9, MeasurementLog(tmp_path / "m", "key"))
     assert (result["prompts"], result["mismatches"]) == (3, 1)
     [difference] = result["differences"]

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from drafttrain.calibration import stage
 from drafttrain.corpus.build import CorpusConfig, Source
 from drafttrain.drafters.edd import DrafterConfig
 from drafttrain.evaluation import benchmark, figures
 from drafttrain.evaluation.benchmark import EvaluateConfig
 from drafttrain.evaluation.figures import Run
+from drafttrain.evaluation.policies import tune
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.training.stage import TrainingConfig
 
@@ -32,6 +34,9 @@ def script(tmp_path, monkeypatch, tiny_bundle, questions):
     monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(figures, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(benchmark, "forward_speed", lambda target, rows, length: 100.0)
+    monkeypatch.setattr(module, "OTHER_TASKS", {"gsm8k": str(questions)})
+    monkeypatch.setattr(module, "TUNING", str(questions))
+    monkeypatch.setattr(stage, "check_quiet", lambda refuse: None)
     return module
 
 
@@ -53,7 +58,9 @@ def test_fp32_compares_every_prompt(script):
 
 def test_speed_uses_the_recipes_lengths_in_full_and_the_bundles_in_quick_runs(script, monkeypatch, questions):
     recipe = EvaluateConfig(
-        draft_lengths=[1, 2], tune_prompts=PromptSet("held out", str(questions), limit=1), lossless_prompts=16
+        trees=["chain:length=1", "chain:length=2"],
+        tune_prompts=PromptSet("held out", str(questions), limit=1),
+        lossless_prompts=16,
     )
     monkeypatch.setattr(script, "load_recipe", lambda path: SimpleNamespace(evaluate=recipe))
     measured = script.speed(Run("main"))
@@ -64,11 +71,42 @@ def test_speed_uses_the_recipes_lengths_in_full_and_the_bundles_in_quick_runs(sc
     }
     assert all(figure["value"] > 0 for figure in measured.values())
     summary = json.loads(Path("runs/figures/full/speed/summary.json").read_text())
-    assert [trial["draft_length"] for trial in summary["tuning"]] == [1, 2]
-    assert measured["quickstart_accept_len"]["draft_length"] == summary["draft_length"]
+    assert [trial["tree"] for trial in summary["tuning"]] == recipe.trees
+    assert measured["quickstart_accept_len"]["tree"] == summary["tree"]
     script.speed(Run("main", quick=True))
     summary = json.loads(Path("runs/figures/quick/speed/summary.json").read_text())
     assert summary["tuning"] == [] and summary["lossless"] is None
+
+
+def test_trees_are_tuned_and_compared(script, monkeypatch):
+    monkeypatch.setattr(
+        script, "GRIDS", {"eagle2": ["eagle2:top_k=2,max_depth=2,total=3"], "pct": ["pct:width=2"]}
+    )
+    grids = {"chain": ["chain:length=1", "chain:length=2"], "timed": ["timed"], **script.GRIDS}
+    monkeypatch.setattr(script, "tune", lambda *args: tune(*args, grids=grids))
+    measured = script.trees(Run("trees", limit=2))
+    goals = script.TOPICS["trees"][0].goals
+    assert measured.keys() == goals.keys()
+    assert measured.pop("best_vs_vllm_ngram")["value"] is None
+    assert all(figure["value"] > 0 for figure in measured.values())
+    tables = json.loads(Path("runs/figures/full/trees/tables.json").read_text())
+    assert set(tables) == {"mt_bench", "gsm8k"} and tables["mt_bench"]["chain"]["repeats"] == 3
+    rows = tables["mt_bench"]
+    assert measured["ar_vs_transformers"]["value"] == pytest.approx(
+        rows["transformers"]["seconds"] / rows["autoregressive"]["seconds"]
+    )
+    assert measured["pct_accept_len_vs_eagle2"]["accept_len"] == [
+        rows["PCT (paper)"]["accept_len"],
+        rows["EAGLE-2 (50 nodes)"]["accept_len"],
+    ]
+    assert 0 < measured["outside_share"]["value"] < 1
+
+
+def test_batches(script, monkeypatch):
+    assert script.batches(Run("trees", quick=True))["batch4_vs_batched_ar"]["value"] > 0
+    monkeypatch.setattr(script, "GRIDS", {"chain": ["chain:length=2"]})
+    figure = script.batch_exactness(Run("trees", quick=True))["batch_mismatches"]
+    assert figure == {"value": 0, "policies": ["autoregressive", "chain:length=2"], "rows": 16}
 
 
 def test_training_ratios(script, monkeypatch, tiny_target_folder, tmp_path):

@@ -44,8 +44,8 @@ SUMMARY = {
     "dtype": "bfloat16",
     "max_new_tokens": 96,
     "tuning": [
-        {"draft_length": 4, "tokens_per_second": 50.0},
-        {"draft_length": 5, "tokens_per_second": 48.0},
+        {"tree": "chain:length=4", "tokens_per_second": 50.0},
+        {"tree": "chain:length=5", "tokens_per_second": 48.0},
     ],
     "lossless": {"prompts": 16, "mismatches": 1, "differences": [DIFFERENCE]},
 }
@@ -61,7 +61,7 @@ def test_tables():
         "transformers",
         "accepted by depth: 0.60 0.50",
         "noisy: [half]",
-        "4: 50.0, 5: 48.0",
+        "tuning prompts: chain:length=4 50.0; chain:length=5 48.0",
     ):
         assert part in text
     assert "GSM8K, transformers, chain-4: noisy" in text and "GSM8K, transformers: busy" in text

@@ -24,7 +24,7 @@ ROW = {
     "speedup_transformers": 1.712,
 }
 EVALUATION = {
-    "draft_length": 3,
+    "tree": "chain:length=3",
     "dtype": "bfloat16",
     "threads": 2,
     "tasks": {"MT-bench": ROW, "all": {**ROW, "accept_len": 2.5}},
@@ -123,7 +123,7 @@ def test_holds_the_drafter_alone_in_bf16(bundle, trained_folder):
 
 def test_loads_with_the_target_it_names(bundle, target_folder, target):
     loaded = load_bundle(bundle, dtype="float32", device="cpu")
-    assert loaded.draft_length == 3
+    assert loaded.tree == "chain:length=3"
     assert loaded.target.dtype == torch.float32 and loaded.target.tapped_blocks == [2, 0]
     assert loaded.drafter.lm_head.weight.dtype == torch.float32 and not loaded.drafter.training
     given = load_bundle(bundle, target=target)
@@ -134,7 +134,7 @@ def test_loads_with_the_target_it_names(bundle, target_folder, target):
 
 def test_without_an_evaluation(trained_folder, target, tmp_path):
     bundle = export(ExportConfig(), trained_folder / "drafter", tmp_path / "bundle")
-    assert load_bundle(bundle, target=target).draft_length == 4
+    assert load_bundle(bundle, target=target).tree == "chain:length=4"
     assert "Nothing has been measured yet." in (bundle / "README.md").read_text()
 
 

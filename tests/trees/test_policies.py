@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from drafttrain.errors import UserError
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.static import StaticPolicy
+from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
 
 VOCABULARY = 8
+DRAFT, VERIFY = CostCurve((1, 8), (1.0, 1.4)), CostCurve((1, 8, 16, 64), (20.0, 24.0, 30.0, 80.0))
 KINDS = ("soft", "ties", "sure", "uniform")
 
 
@@ -60,6 +63,7 @@ POLICIES = {
     "cape": CapePolicy(),
     "eagle2": Eagle2Policy(top_k=4, max_depth=4, total=12),
     "eagle2-all": Eagle2Policy(top_k=3, max_depth=3, total=None),
+    "timed": TimedPolicy(DRAFT, VERIFY, rate=0.1, acceptance=(0.7, 0.5), width=3, frontier=4, max_depth=6),
     "pct": PctPolicy(draft_seconds=0.05, verify_seconds=1.0, width=4, max_depth=6),
 }
 drafters = st.builds(TableDrafter, st.sampled_from(KINDS), st.integers(0, 1000))
@@ -105,6 +109,8 @@ def test_trees_are_trees(name, drafter, roots):
             if i:
                 token, before = int(tree.tokens[b, i]), int(tree.tokens[b, parent])
                 assert tree.log_probs[b, i] == drafter.table[depths[parent], before, token - 100]
+        if name == "timed":  # the rows of a batch share what a forward costs
+            continue
         alone = policy.grow(drafter, None, torch.tensor([root]))
         assert rows_of(alone)[0] == rows_of(tree)[b]
 
@@ -215,3 +221,50 @@ def test_pct_drafts_one_layer_at_least_and_refuses_a_slow_drafter():
     for draft, verify in ((1.0, 0.5), (0.0, 1.0), (float("nan"), 1.0)):
         with pytest.raises(UserError, match="drafting pays only where"):
             PctPolicy(draft, verify)
+
+
+def rooted_subtrees(parents: list[int]) -> list[tuple[int, ...]]:
+    """All sets of nodes that hold the root and the parent of each of their nodes."""
+    found = [(0,)]
+    for node in range(1, len(parents)):
+        found += [(*nodes, node) for nodes in found if parents[node] in nodes]
+    return found
+
+
+@hypothesis.given(drafter=drafters, root=st.integers(0, 99), rate=st.floats(0.02, 0.5))
+@hypothesis.settings(max_examples=30)
+def test_timed_verifies_the_best_of_all_subtrees(drafter, root, rate):
+    """Of what it grew, nothing that could be verified is expected to gain more."""
+    policy = TimedPolicy(DRAFT, VERIFY, rate, width=2, frontier=2, max_depth=3)
+    whole = Eagle2Policy(2, 3, None).grow(drafter, None, torch.tensor([root]))
+    joint = whole.joint_log_probs().exp()
+    kept = policy._worth_verifying(whole, joint)
+    gain = float(kept.joint_log_probs().exp().sum()) - rate * VERIFY(kept.width)
+    best = max(
+        float(joint[0, list(nodes)].sum()) - rate * VERIFY(len(nodes))
+        for nodes in rooted_subtrees(whole.parents[0].tolist())
+    )
+    assert gain == pytest.approx(best, abs=1e-5)
+
+
+@pytest.mark.parametrize("confidence", [[0.9], [0.5, 0.2, 0.1], [0.05], [0.3, 0.3, 0.3, 0.3, 0.01]])
+def test_timed_expands_while_it_pays(confidence):
+    policy = TimedPolicy(DRAFT, VERIFY, rate=0.1, acceptance=(0.7, 0.5))
+    gains = {0: 0.0}
+    for f in range(1, len(confidence) + 1):
+        seconds = DRAFT(f) + VERIFY(f + 2) - VERIFY(2)
+        gains[f] = 0.5 * sum(confidence[:f]) - 0.1 * seconds
+    expected = max(gains, key=gains.get)
+    assert policy._worth_expanding(confidence, depth=1, batch=1) == expected
+
+
+def test_timed_grows_with_confidence_and_shrinks_with_the_rate():
+    drafter = TableDrafter("soft", 1)
+    sizes = [
+        int(TimedPolicy(DRAFT, VERIFY, rate).grow(drafter, None, torch.tensor([5])).sizes[0])
+        for rate in (0.001, 0.05, 0.2, 10.0)
+    ]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] and sizes[3] == 1
+    for rate, acceptance in ((0.0, (0.5,)), (1.0, (0.0,)), (1.0, (1.5,))):
+        with pytest.raises(UserError, match="rate .* must be above 0"):
+            TimedPolicy(DRAFT, VERIFY, rate, acceptance)

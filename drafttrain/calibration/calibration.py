@@ -1,0 +1,100 @@
+"""`calibration.json`: what drafting and verifying cost on one machine, and what confidence is worth."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafttrain.calibration.confidence import Reliability
+from drafttrain.calibration.timing import Curve
+from drafttrain.errors import UserError
+from drafttrain.evaluation.machine import describe_machine
+from drafttrain.files import read_json
+from drafttrain.trees.costs import CostCurve, Costs
+
+FILE = "calibration.json"
+FORMAT_VERSION = 1
+CONTEXT = 256  # tokens; whose curves the policies go by
+
+
+@dataclass
+class Calibration:
+    """What was measured on one machine.
+
+    Attributes:
+        machine: as `describe_machine` tells.
+        dtype: of target and drafter.
+        versions: of the libraries.
+        measured: when.
+        target: s_t(n), seconds of the target's forward by tokens, for each context.
+        drafter: s_d(f), seconds of a drafting step by expanded nodes, for each context.
+        step_overhead: seconds of a step outside both.
+        rate: tokens per second of `timed` on the prompts, their own forwards left out.
+        acceptance: accepted children of an accepted node that was expanded, at each depth from 0 on.
+        tree: policy that `acceptance` and `step_overhead` were measured with.
+        temperature: under which the drafter's confidence predicts acceptance best.
+        confidence: "raw" and "scaled", each by depth ("all", "1", "2", …), of the half that the
+            temperature was not fitted on.
+    """
+
+    machine: dict[str, Any]
+    dtype: str
+    versions: dict[str, str]
+    measured: str
+    target: list[Curve]
+    drafter: list[Curve]
+    step_overhead: float
+    rate: float
+    acceptance: list[float]
+    tree: str
+    temperature: float
+    confidence: dict[str, dict[str, Reliability]]
+    format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Calibration":
+        """Reads the file, or that of a folder.
+
+        Raises:
+            UserError: missing, damaged or of another format.
+        """
+        path = Path(path) / FILE if Path(path).is_dir() else Path(path)
+        values = read_json(path)
+        remedy = "measure it again with drafttrain calibrate"
+        if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
+            raise UserError(f"{path}: no calibration of format {FORMAT_VERSION}; {remedy}")
+        try:
+            curves = {name: [Curve(**curve) for curve in values.pop(name)] for name in ("target", "drafter")}
+            confidence = {
+                kind: {depth: Reliability(**row) for depth, row in rows.items()}
+                for kind, rows in values.pop("confidence").items()
+            }
+            return cls(**values, **curves, confidence=confidence)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: damaged ({error}); {remedy}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def costs(self) -> Costs:
+        """What the growth policies go by."""
+        target, drafter = (
+            min(curves, key=lambda curve: abs(curve.context - CONTEXT)).cost()
+            for curves in (self.target, self.drafter)
+        )
+        step = CostCurve(target.sizes, tuple(seconds + self.step_overhead for seconds in target.seconds))
+        return Costs(drafter, step, target, self.rate, tuple(self.acceptance))
+
+    def foreign(self, device: torch.device) -> str | None:
+        """Says so in one line if it was measured on another machine or with other threads than these."""
+        here = describe_machine(device)
+        for name in ("processor", "gpu", "threads"):
+            if self.machine.get(name) != here.get(name):
+                return (
+                    f"calibrated for {name} {self.machine.get(name)}, this is {here.get(name)}: trees may "
+                    "be of a wrong size; measure again with drafttrain calibrate"
+                )
+        return None

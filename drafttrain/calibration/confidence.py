@@ -1,0 +1,73 @@
+"""How far a drafter's confidence can be taken for the probability that its token is accepted.
+
+Judged are tokens whose parents were all accepted; what follows a rejection is left out (EDD paper, §4).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+BINS = 10
+TEMPERATURES = tuple(round(0.5 + 0.05 * i, 2) for i in range(31))  # 0.5 to 2
+
+
+@dataclass
+class Reliability:
+    """Confidence against acceptance over some judged tokens.
+
+    Attributes:
+        tokens: how many were judged.
+        accepted: share of them that was accepted.
+        confidence: mean confidence.
+        ece: expected calibration error: mean distance of confidence and acceptance over ten bins of equal
+            width, weighted by tokens.
+        auroc: chance that an accepted token has more confidence than a rejected one; None if there are only
+            tokens of one kind.
+        brier: mean squared distance of confidence and outcome.
+        bins: for each bin [tokens, mean confidence, share accepted]; None in an empty one.
+    """
+
+    tokens: int
+    accepted: float
+    confidence: float
+    ece: float
+    auroc: float | None
+    brier: float
+    bins: list[list[float | None]]
+
+
+def reliability(confidence: Sequence[float], accepted: Sequence[bool]) -> Reliability:
+    """Compares confidences with outcomes, [tokens] each, at least one.
+
+    A confidence of exactly 1 belongs to the last bin.
+    """
+    c, hit = np.asarray(confidence, dtype=float), np.asarray(accepted, dtype=bool)
+    which = np.minimum((c * BINS).astype(int), BINS - 1)  # [tokens]
+    bins: list[list[float | None]] = []
+    ece = 0.0
+    for i in range(BINS):
+        inside = which == i
+        n = int(inside.sum())
+        if not n:
+            bins.append([0, None, None])
+            continue
+        mean, share = float(c[inside].mean()), float(hit[inside].mean())
+        ece += n / len(c) * abs(mean - share)
+        bins.append([n, mean, share])
+    auroc = float(roc_auc_score(hit, c)) if 0 < hit.sum() < len(hit) else None
+    brier = float(brier_score_loss(hit, c, pos_label=True))
+    return Reliability(len(c), float(hit.mean()), float(c.mean()), ece, auroc, brier, bins)
+
+
+def best_temperature(confidence: np.ndarray, accepted: np.ndarray) -> float:
+    """The temperature under which the outcomes are likeliest (Guo et al. 2017, temperature scaling).
+
+    Args:
+        confidence: of each token at each of `TEMPERATURES`, [tokens, temperatures].
+        accepted: bool [tokens].
+    """
+    p = np.clip(confidence, 1e-6, 1 - 1e-6)
+    log_likelihood = np.where(accepted[:, None], np.log(p), np.log1p(-p)).sum(0)  # [temperatures]
+    return TEMPERATURES[int(log_likelihood.argmax())]

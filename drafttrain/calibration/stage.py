@@ -1,0 +1,255 @@
+"""The calibration stage: costs of target and drafter on this machine, and the drafter's confidence against
+what the target accepts."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from drafttrain.calibration.calibration import FILE, Calibration
+from drafttrain.calibration.confidence import (
+    TEMPERATURES,
+    Reliability,
+    best_temperature,
+    reliability,
+)
+from drafttrain.calibration.plots import plot_confidence, plot_costs
+from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.evaluation.machine import check_quiet, describe_machine
+from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.export.bundle import load_bundle
+from drafttrain.files import write_json
+from drafttrain.inference.acceptance import Accepted, accept_greedy
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.provenance import versions
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.timed import TimedPolicy
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class CalibrateConfig:
+    """How a drafter is calibrated (section `calibrate` of a recipe).
+
+    Attributes:
+        prompts: prompts to decode; none of a benchmark.
+        max_new_tokens: tokens decoded per prompt at most.
+        rounds: measurements of each size.
+        width: children of an expanded node in trees.
+        chain_length: of the drafts whose confidence is judged.
+        busy: what to do when other processes would spoil the timings.
+    """
+
+    prompts: PromptSet | None = None
+    max_new_tokens: int = 96
+    rounds: int = 15
+    width: int = 4
+    chain_length: int = 10
+    busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        for name in ("max_new_tokens", "rounds", "width", "chain_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"calibrate.{name} is {getattr(self, name)}: at least 1 is needed")
+
+
+def calibrate(
+    config: CalibrateConfig,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+) -> Calibration:
+    """Measures a bundle on this machine; writes `calibration.json` and its plots into the folder `out`.
+
+    Raises:
+        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
+    """
+    config.check()
+    if config.prompts is None:
+        raise UserError("calibrate.prompts is missing: name a file of prompts that no benchmark uses")
+    prompts = read_prompts(config.prompts.path, config.prompts.limit)
+    if len(prompts) < 2:
+        raise UserError(f"{config.prompts.path}: one prompt is too few to calibrate on; give some dozens")
+    console = Console()
+    if warning := check_quiet(refuse=config.busy == "refuse"):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device)
+    model, drafter = loaded.target, loaded.drafter
+    ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
+    with Progress(transient=True) as bars:
+        work = len(CONTEXTS) * (WARM_UP + config.rounds) + 4 * len(ids)
+        bar = bars.add_task("calibrating", total=work)
+
+        def step() -> None:
+            bars.advance(bar)
+
+        verified, drafted = measure_costs(model, drafter, config.width, rounds=config.rounds, on_round=step)
+        decoding = _Decoding(model, drafter, ids, config.max_new_tokens, step)
+        chains = JudgedChains(config.chain_length)
+        decoding.run(chains, chains)
+        full = Eagle2Policy(config.width, max_depth=5, total=None)
+        wide = decoding.run(full)
+        found = Calibration(
+            machine=describe_machine(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            versions=versions(),
+            measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            target=verified,
+            drafter=drafted,
+            step_overhead=0.0,
+            rate=_rate(wide),
+            # 0 where nothing was accepted or nothing reached that depth: no probability can be 0 for good
+            acceptance=[max(0.01, share) for share in wide.acceptance_by_depth] or [0.01],
+            tree=f"eagle2:top_k={config.width},max_depth=5,total=none",
+            temperature=1.0,
+            confidence={},
+        )
+        found.step_overhead = _overhead(found, wide, full)
+        for _ in range(2):  # the rate that a step has to beat is the rate that such steps reach
+            policy = TimedPolicy(**found.costs.for_timed(), width=config.width)
+            found.rate = max(found.rate, _rate(decoding.run(policy)))
+    found.temperature, found.confidence = judge(chains.judged)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / FILE, found.to_json())
+    plot_costs(found, out)
+    plot_confidence(found, out)
+    _show(found, console)
+    return found
+
+
+@dataclass
+class _Decoding:
+    """Decodes all prompts one by one with some policy."""
+
+    target: FrozenTarget
+    drafter: Drafter
+    prompts: Sequence[list[int]]
+    max_new_tokens: int
+    on_prompt: object
+
+    def run(self, policy: TreePolicy, accept=accept_greedy) -> DecodeStats:
+        total = DecodeStats()
+        proposer = TreeProposer(self.drafter, policy)
+        for prompt in self.prompts:
+            total += decode_all(self.target, proposer, [prompt], self.max_new_tokens, accept=accept)[1]
+            self.on_prompt()
+        return total
+
+
+@dataclass
+class Judged:
+    """A drafted token whose parents were accepted.
+
+    Attributes:
+        depth: in its chain, from 1.
+        confidence: at each of `TEMPERATURES`.
+        accepted: by the target.
+    """
+
+    depth: int
+    confidence: list[float]
+    accepted: bool
+
+
+class JudgedChains:
+    """Drafts chains and, as the acceptance rule of the same decoding, notes what the target thinks of them
+    (batch 1, greedy)."""
+
+    def __init__(self, length: int):
+        self.max_depth = length
+        self.judged: list[Judged] = []
+        self._confidence: list[list[float]] = []
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts a chain behind the root token [1]."""
+        tree = TokenTree.root_only(root)
+        temperatures = torch.tensor(TEMPERATURES, device=root.device)[:, None]  # [t, 1]
+        self._confidence = []
+        for depth in range(self.max_depth):
+            last = torch.full_like(root, depth)[:, None]  # [1, 1]
+            log_probs = drafter.expand(state, tree, last)  # [1, 1, D]
+            scaled = (log_probs[0] / temperatures).log_softmax(-1)  # [t, D]
+            best, ids = log_probs.max(-1)  # [1, 1]
+            self._confidence.append(scaled[:, ids[0, 0]].exp().tolist())
+            tree = tree.append(last, drafter.to_target(ids), best)
+        return tree
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        accepted = accept_greedy(tree, logits)
+        count = int(accepted.counts[0]) - 1
+        for i in range(min(count + 1, tree.width - 1)):
+            self.judged.append(Judged(i + 1, self._confidence[i], i < count))
+        return accepted
+
+
+def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:
+    """The best temperature of one half of the tokens, and how reliable confidence is on the other half, raw
+    and scaled, in all and by depth.
+
+    Raises:
+        UserError: fewer than two tokens.
+    """
+    if len(judged) < 2:
+        raise UserError("calibrate: too few drafted tokens were judged; give more prompts")
+    confidence = np.array([item.confidence for item in judged])  # [tokens, temperatures]
+    accepted = np.array([item.accepted for item in judged])  # [tokens]
+    depth = np.array([item.depth for item in judged])
+    fitted = np.arange(len(judged)) < len(judged) // 2  # whole prompts but one
+    temperature = best_temperature(confidence[fitted], accepted[fitted])
+    rows: dict[str, dict[str, Reliability]] = {}
+    for kind, used in (("raw", 1.0), ("scaled", temperature)):
+        c = confidence[:, TEMPERATURES.index(used)]
+        rows[kind] = {"all": reliability(c[~fitted], accepted[~fitted])}
+        for d in range(1, int(depth[~fitted].max()) + 1):
+            here = ~fitted & (depth == d)
+            if here.any():
+                rows[kind][str(d)] = reliability(c[here], accepted[here])
+    return temperature, rows
+
+
+def _rate(stats: DecodeStats) -> float:
+    """Tokens per second of steps, the prompts' own forwards left out."""
+    return (stats.new_tokens - stats.prompts) / max(stats.seconds - stats.prefill_seconds, 1e-9)
+
+
+def _overhead(found: Calibration, stats: DecodeStats, policy: Eagle2Policy) -> float:
+    """Seconds of a step that neither the target's nor the drafter's curve accounts for."""
+    costs = found.costs
+    layers, nodes = stats.tree_depths / stats.steps, stats.verify_tokens / stats.steps
+    drafting = costs.draft(1) + max(0.0, layers - 1) * costs.draft(policy.top_k)
+    step = (stats.seconds - stats.prefill_seconds) / stats.steps
+    return max(0.0, step - drafting - costs.target(nodes + 1))
+
+
+def _show(found: Calibration, console: Console) -> None:
+    costs, raw, scaled = found.costs, found.confidence["raw"]["all"], found.confidence["scaled"]["all"]
+    verify = ", ".join(f"{n}: {1000 * costs.target(n):.1f}" for n in (1, 8, 32, 128))
+    lines = [
+        f"s_t: {verify} ms by tokens verified; s_d: {1000 * costs.draft(1):.2f} ms for one node, "
+        f"{1000 * costs.draft(8):.2f} ms for 8; {1000 * found.step_overhead:.2f} ms of a step beside them",
+        f"PCT expands a node from confidence {costs.draft(1) / costs.target(1):.3f} on; timed emits "
+        f"{found.rate:.1f} tokens/s",
+        f"confidence of {raw.tokens} judged tokens: ECE {raw.ece:.3f}, with temperature "
+        f"{found.temperature:g} {scaled.ece:.3f}",
+    ]
+    for line in lines:
+        console.print(line, highlight=False)

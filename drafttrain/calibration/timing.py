@@ -1,0 +1,145 @@
+"""How long the target and the drafter take, by number of tokens and length of context.
+
+All sizes are measured by turns, so that a machine that slows down slows all of them, and each drafting step
+follows a forward of the target, as it does when decoding: the target's weights push the drafter's out of the
+caches.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.evaluation.metrics import quartiles
+from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.layers import add_children
+from drafttrain.trees.tree import TokenTree
+
+VERIFIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # tokens
+EXPANDED = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # nodes
+CONTEXTS = (64, 256, 512)  # committed tokens
+STEPS = 3  # drafting steps between two forwards of the target
+WARM_UP = 2  # rounds that do not count
+
+
+@dataclass
+class Curve:
+    """Seconds by size at one length of context.
+
+    Attributes:
+        context: committed tokens.
+        sizes: tokens or nodes, ascending.
+        lower, median, upper: quartiles of the seconds at each size.
+    """
+
+    context: int
+    sizes: list[int]
+    lower: list[float]
+    median: list[float]
+    upper: list[float]
+
+    @classmethod
+    def of(cls, context: int, seconds: dict[int, list[float]]) -> "Curve":
+        """From all measurements at each size."""
+        sizes = sorted(seconds)
+        lower, median, upper = zip(*(quartiles(seconds[size]) for size in sizes))
+        return cls(context, sizes, list(lower), list(median), list(upper))
+
+    def cost(self) -> CostCurve:
+        """The medians, never falling: more tokens do not take less time, whatever noise says."""
+        rising = list(self.median)
+        for i in reversed(range(len(rising) - 1)):
+            rising[i] = min(rising[i], rising[i + 1])
+        return CostCurve(tuple(self.sizes), tuple(rising))
+
+
+@torch.no_grad()
+def measure_costs(
+    target: FrozenTarget,
+    drafter: Drafter,
+    width: int,
+    contexts: Sequence[int] = CONTEXTS,
+    rounds: int = 15,
+    on_round: Callable[[], None] = lambda: None,
+) -> tuple[list[Curve], list[Curve]]:
+    """Times forwards of the target (blocks, LM head and acceptance) and drafting steps (layer, head, choice
+    of `width` children, growth of the tree).
+
+    Args:
+        contexts: those that the target has no positions for are left out.
+        on_round: called after each of the `WARM_UP + rounds` rounds of each context.
+
+    Returns:
+        the target's curves s_t(n) and the drafter's s_d(f), one for each context.
+    """
+    positions = getattr(target.config, "max_position_embeddings", None) or max(contexts) + max(VERIFIED)
+    verified, drafted = [], []
+    for context in contexts:
+        if context + max(VERIFIED) > positions:
+            continue
+        target_seconds: dict[int, list[float]] = {n: [] for n in VERIFIED}
+        draft_seconds: dict[int, list[float]] = {f: [] for f in EXPANDED}
+        clock = _Clock(target, drafter, context)
+        for round_ in range(WARM_UP + rounds):
+            for i, n in enumerate(VERIFIED):
+                seconds = clock.verify(n)
+                f = EXPANDED[(i + round_) % len(EXPANDED)]
+                step = clock.draft(f, width)
+                if round_ >= WARM_UP:
+                    target_seconds[n].append(seconds)
+                    draft_seconds[f].append(step)
+            on_round()
+        verified.append(Curve.of(context, target_seconds))
+        drafted.append(Curve.of(context, draft_seconds))
+    return verified, drafted
+
+
+class _Clock:
+    """A sequence with a context of random tokens, behind which forwards are timed and forgotten."""
+
+    def __init__(self, target: FrozenTarget, drafter: Drafter, context: int):
+        self.target, self.drafter, self.context = target, drafter, context
+        generator = torch.Generator().manual_seed(context)
+        ids = torch.randint(target.vocab_size, (1, context), generator=generator).to(target.device)
+        self.cache = target.new_cache(1, context + max(VERIFIED))
+        order = torch.arange(context, device=target.device)  # [c]
+        causal = torch.ones(context, context, dtype=torch.bool, device=target.device).tril()  # [c, c]
+        states = target.forward(self.cache, ids, order, causal)
+        count = torch.tensor([context], device=target.device)
+        self.cache.commit(order[None], count)
+        self.state = drafter.new_state(1, context + (1 + STEPS) * max(EXPANDED))
+        drafter.observe(self.state, ids, states.tapped, count)
+        self.root = ids[:, -1]  # [1]
+
+    def verify(self, n: int) -> float:
+        """Seconds of a forward over a chain of n tokens."""
+        tree = TokenTree.root_only(self.root)
+        if n > 1:  # depth 1 for all: positions stay within the model's, and time does not depend on shape
+            tokens = torch.arange(n - 1, device=self.root.device)[None]  # [1, n - 1]
+            tree = tree.append(torch.zeros_like(tokens), tokens, torch.zeros_like(tokens, dtype=torch.float))
+        self._wait()
+        started = time.perf_counter()
+        states = self.target.forward(self.cache, tree.tokens, tree.depths, tree.ancestors())
+        accept_greedy(tree, self.target.head(states.final)).next_token.tolist()
+        return time.perf_counter() - started
+
+    def draft(self, f: int, width: int) -> float:
+        """Mean seconds of some drafting steps that expand f nodes each."""
+        tokens = torch.arange(f, device=self.root.device)[None]  # [1, f]
+        nothing = torch.zeros_like(tokens, dtype=torch.float)
+        start = TokenTree.root_only(self.root).append(torch.zeros_like(tokens), tokens, nothing)
+        frontier, counts = tokens + 1, torch.full_like(self.root, f)
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(STEPS):
+            tree = add_children(self.drafter, self.state, start, frontier, counts, width)
+            tree.joint_log_probs().amax().item()
+        return (time.perf_counter() - started) / STEPS
+
+    def _wait(self) -> None:
+        if self.root.device.type == "cuda":
+            torch.cuda.synchronize(self.root.device)

@@ -1,0 +1,101 @@
+"""Growth policies against each other: each is tuned on prompts of its own, and only then compared."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from drafttrain.evaluation.measure import (
+    Measurement,
+    MeasurementLog,
+    autoregressive,
+    drafting,
+    measure,
+    transformers_generate,
+)
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, ratio_interval, tabulate
+from drafttrain.evaluation.prompts import Task
+from drafttrain.export.bundle import Bundle
+
+# What each policy is tried with; the papers' own settings are among those compared, not among these.
+GRIDS: dict[str, list[str]] = {
+    "chain": [f"chain:length={n}" for n in (2, 3, 4, 5)],
+    "vct": ["vct:width=2,depth=2", "vct:width=3,depth=2", "vct:width=2,depth=3"],
+    "cape": [f"cape:max_depth={n}" for n in (3, 4, 5)],
+    "eagle2": [
+        f"eagle2:top_k={k},max_depth={depth},total={total}"
+        for k, depth, total in (
+            (2, 3, 5),
+            (3, 3, 6),
+            (3, 4, 8),
+            (3, 5, 10),
+            (4, 4, 10),
+            (4, 5, 12),
+            (4, 6, 16),
+        )
+    ],
+    "pct": [
+        f"pct:width={width},max_depth={depth},min_confidence={least}"
+        for width, depth, least in (
+            (2, 6, 0.05),
+            (3, 4, 0.05),
+            (3, 6, 0.05),
+            (3, 6, 0.1),
+            (3, 10, 0.02),
+            (5, 10, 0.03),
+        )
+    ],
+    "timed": ["timed:width=3", "timed:width=4", "timed:width=6"],
+}
+PAPER = {
+    "EAGLE-2 (50 nodes)": "eagle2:top_k=10,max_depth=6,total=50",
+    "PCT (paper)": "pct:width=5,max_depth=10,min_confidence=0.01",
+}
+
+
+def tune(
+    loaded: Bundle,
+    task: Task,
+    log: MeasurementLog,
+    max_new_tokens: int,
+    grids: dict[str, list[str]] = GRIDS,
+    on_turn: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, str], dict[str, float]]:
+    """The fastest setting of each policy on the tuning prompts, and tokens per second of all that was tried,
+    interleaved."""
+    every = [tree for trees in grids.values() for tree in trees]
+    methods = {tree: drafting(loaded.target, loaded.proposer(tree)) for tree in every}
+    rows = tabulate(measure(loaded.target, methods, task, log, max_new_tokens, on_turn=on_turn))
+    speeds = {tree: row.tokens_per_second for tree, row in rows.items()}
+    return {policy: max(trees, key=speeds.__getitem__) for policy, trees in grids.items()}, speeds
+
+
+def compare(
+    loaded: Bundle,
+    trees: dict[str, str],
+    tasks: Sequence[Task],
+    log: MeasurementLog,
+    max_new_tokens: int,
+    repeats: int,
+    on_turn: Callable[[], None] = lambda: None,
+) -> dict[str, list[Measurement]]:
+    """Decodes every prompt of every task by plain decoding, `transformers` and every tree, interleaved.
+
+    Args:
+        trees: by the names under which they are reported.
+
+    Returns:
+        measurements by task.
+    """
+    target = loaded.target
+    methods = {AUTOREGRESSIVE: autoregressive(target), TRANSFORMERS: transformers_generate(target)}
+    methods |= {name: drafting(target, loaded.proposer(tree)) for name, tree in trees.items()}
+    options: dict[str, Any] = {"repeats": repeats, "on_turn": on_turn}
+    return {task.name: measure(target, methods, task, log, max_new_tokens, **options) for task in tasks}
+
+
+def table(measurements: Sequence[Measurement]) -> dict[str, dict[str, Any]]:
+    """A row for each method, with the 95 % interval over prompts of its speedup."""
+    rows = {method: asdict(row) for method, row in tabulate(measurements).items()}
+    for method, row in rows.items():
+        row["speedup_interval"] = ratio_interval(measurements, AUTOREGRESSIVE, method)
+    return rows

@@ -1,0 +1,88 @@
+"""Growth policies as recipes and the command line write them: `eagle2:top_k=4,max_depth=5,total=12`.
+
+A list is written with dashes: `static:k_config=3-2-1`. PCT and `timed` take what drafting and verifying cost
+from a calibration.
+"""
+
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from drafttrain.errors import UserError
+from drafttrain.trees.cape import CapePolicy
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import Costs
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.static import StaticPolicy
+from drafttrain.trees.timed import TimedPolicy
+
+POLICIES: dict[str, Callable[..., TreePolicy]] = {
+    "chain": ChainPolicy,
+    "static": StaticPolicy.from_k_config,
+    "vct": StaticPolicy.vanilla,
+    "eagle1": StaticPolicy.eagle1,
+    "cape": CapePolicy,
+    "eagle2": Eagle2Policy,
+    "pct": PctPolicy,
+    "timed": TimedPolicy,
+}
+CALIBRATED = {"pct": Costs.for_pct, "timed": Costs.for_timed}  # what these take from a calibration
+
+
+def parse_policy(text: str, costs: Costs | None = None) -> TreePolicy:
+    """The policy that a text such as `chain:length=4` or `timed` names.
+
+    Args:
+        costs: of drafting and verifying on this machine, for `pct` and `timed`.
+
+    Raises:
+        UserError: no such policy or setting, a value it cannot have, or costs are needed and missing.
+    """
+    name, _, rest = text.partition(":")
+    if name not in POLICIES:
+        raise UserError(f"tree {text!r}: there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+    make = POLICIES[name]
+    kinds = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    names = [key for key in inspect.signature(make).parameters if kinds[key] is not Any]
+    settings: dict[str, Any] = {}
+    if name in CALIBRATED and costs is not None:
+        settings |= CALIBRATED[name](costs)
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if key not in names or not equals:
+            close = difflib.get_close_matches(key, names, 1)
+            hint = f"; did you mean {close[0]}" if close and equals else ""
+            raise UserError(f"tree {text!r}: {part!r} is none of {', '.join(f'{n}=…' for n in names)}{hint}")
+        try:
+            settings[key] = _value(value, kinds[key])
+        except ValueError:
+            raise UserError(f"tree {text!r}: {value!r} is no value for {key}") from None
+    try:
+        return make(**settings)
+    except TypeError:
+        missing = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty]
+        missing = ", ".join(key for key in missing if key not in settings)
+        remedy = "run drafttrain calibrate first" if name in CALIBRATED else "write them after a colon"
+        raise UserError(f"tree {text!r}: {missing} is missing; {remedy}") from None
+
+
+def _value(text: str, kind: Any) -> Any:
+    """A number, a list of numbers joined by dashes, or none, as the annotation says."""
+    options = typing.get_args(kind)
+    if type(None) in options and text == "none":
+        return None
+    if typing.get_origin(kind) in (tuple, Sequence):
+        return tuple(_value(item, options[0]) for item in text.split("-"))
+    if kind is int or int in options:
+        number = int(text)
+    elif kind is float:
+        number = float(text)
+    else:
+        raise ValueError(text)
+    if not number >= 0:  # NaN fails too
+        raise ValueError(text)
+    return number

@@ -1,0 +1,103 @@
+"""`timed`: the tree that emits most tokens per second on this machine, by its measured costs.
+
+PCT expands a node where its confidence exceeds s_d / s_t (EDD paper, eq. 6): one drafting step against one
+verification, both constant, whatever the other nodes are. Here the costs are curves, drafting time by
+frontier width and verification time by tokens, and what a second is worth is the rate at which this decoder
+emits tokens anyway: by the renewal-reward theorem, decoding is fastest if every step takes the tree with the
+greatest `expected tokens - rate * seconds`, where `rate` is the best attainable one.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.layers import add_children
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class TimedPolicy:
+    """Grows layer by layer, from the nodes whose children are expected to be worth their time; then verifies
+    as many of the best nodes as are worth theirs.
+
+    Attributes:
+        draft_seconds: of expanding a layer, by the number of expanded nodes.
+        verify_seconds: of a step's verification, by the number of tokens, root included.
+        rate: tokens per second that a second of drafting or verifying has to beat, for one sequence.
+        acceptance: expected accepted children of an accepted node (at most one), at each depth from 0 on; the
+            last value holds for deeper ones.
+        width: children of an expanded node.
+        frontier: expanded nodes of a layer at most.
+        max_depth: layers at most.
+    """
+
+    draft_seconds: CostCurve
+    verify_seconds: CostCurve
+    rate: float
+    acceptance: tuple[float, ...] = (0.6,)
+    width: int = 4
+    frontier: int = 8
+    max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0 or not all(0 < share <= 1 for share in self.acceptance):
+            raise UserError(
+                f"timed: rate {self.rate} must be above 0, acceptance {list(self.acceptance)} within 0 and 1"
+            )
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts trees behind root tokens [B]; the sequences share forwards, and so the costs."""
+        batch = len(root)
+        tree = TokenTree.root_only(root)
+        joint = torch.ones_like(root, dtype=torch.float)[:, None]  # [B, n]
+        layer = 0  # first node of the deepest layer
+        for depth in range(self.max_depth):
+            found = joint[:, layer:].topk(min(self.frontier, tree.width - layer))  # [B, f] best first
+            f = self._worth_expanding(found.values.sum(0).tolist(), depth, batch)
+            if not f:
+                break
+            nodes = layer + found.indices[:, :f].sort(dim=1).values  # [B, f] in breadth-first order
+            layer = tree.width
+            tree = add_children(drafter, state, tree, nodes, torch.full_like(root, f), self.width)
+            joint = tree.joint_log_probs().exp()
+        return self._worth_verifying(tree, joint)
+
+    def _rate(self, batch: int) -> float:
+        """`rate` was measured for one sequence; several emit more, as their verification takes less than
+        several times as long."""
+        verified = 4  # tokens of a small tree
+        return self.rate * batch * self.verify_seconds(verified) / self.verify_seconds(verified * batch)
+
+    def _worth_expanding(self, confidence: list[float], depth: int, batch: int) -> int:
+        """How many of the best nodes to expand: those that maximize the expected gain.
+
+        Args:
+            confidence: joint probability of each, best first, summed over the batch.
+            depth: of these nodes.
+        """
+        share = self.acceptance[min(depth, len(self.acceptance) - 1)]
+        best, best_gain, expected = 0, 0.0, 0.0
+        for f, p in enumerate(confidence, 1):
+            # each expanded node sends one child more to the target, at least
+            more = self.verify_seconds(batch * (f + depth + 1)) - self.verify_seconds(batch * (depth + 1))
+            expected += p * share
+            gain = expected - self._rate(batch) * (self.draft_seconds(batch * f) + more)
+            if gain > best_gain:
+                best, best_gain = f, gain
+        return best
+
+    def _worth_verifying(self, tree: TokenTree, joint: torch.Tensor) -> TokenTree:
+        """The sub-tree of the best nodes, as many as maximize the expected gain; joint [B, n]."""
+        batch, n = joint.shape
+        ranked = joint.sort(dim=1, descending=True, stable=True)  # [B, n]; a parent is before its children
+        expected = ranked.values.sum(0).cumsum(0).tolist()  # [n] tokens of the batch with k nodes per row
+        rate = self._rate(batch)
+        gains = [e - rate * self.verify_seconds(batch * k) for k, e in enumerate(expected, 1)]
+        size = 1 + max(range(n), key=gains.__getitem__)
+        if size == n:
+            return tree
+        keep = torch.zeros_like(joint, dtype=torch.bool).scatter_(1, ranked.indices[:, :size], True)
+        return tree.select(keep)

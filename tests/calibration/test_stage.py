@@ -1,0 +1,140 @@
+"""Calibration end to end on a tiny target with a random drafter, and what is made of its file."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from drafttrain.calibration import stage
+from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.confidence import TEMPERATURES
+from drafttrain.calibration.stage import CalibrateConfig, Judged, JudgedChains, calibrate, judge
+from drafttrain.calibration.timing import Curve
+from drafttrain.errors import UserError
+from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.decode import decode, decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setattr(stage, "check_quiet", lambda refuse: None)
+
+
+@pytest.fixture
+def calibrated(tiny_bundle, questions, tmp_path):
+    config = CalibrateConfig(prompts=PromptSet("prompts", str(questions)), max_new_tokens=12, rounds=2)
+    found = calibrate(config, tiny_bundle, tmp_path / "out", dtype="float32", device="cpu")
+    return found, tmp_path / "out"
+
+
+def test_end_to_end(calibrated, tiny_bundle, capsys):
+    found, out = calibrated
+    assert Calibration.load(out) == found == Calibration.load(out / "calibration.json")
+    assert (out / "costs.png").stat().st_size > 5000 and (out / "reliability.png").stat().st_size > 5000
+    assert [curve.context for curve in found.target] == [64, 256]  # 512 positions end before 512 + 128
+    for curve in found.target + found.drafter:
+        assert all(0 < low <= mid <= high for low, mid, high in zip(curve.lower, curve.median, curve.upper))
+    assert found.rate > 0 and found.step_overhead >= 0 and 0 < found.acceptance[0] <= 1
+    raw = found.confidence["raw"]
+    assert sum(raw[depth].tokens for depth in raw if depth != "all") == raw["all"].tokens > 0
+    assert found.temperature in TEMPERATURES
+    assert found.foreign(torch.device("cpu")) is None
+    elsewhere = dataclasses.replace(found, machine={**found.machine, "processor": "another"})
+    assert "calibrated for processor another" in elsewhere.foreign(torch.device("cpu"))
+
+    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu", calibration=out)
+    for tree in ("pct:width=2", "timed"):
+        assert bundle.proposer(tree).policy.max_depth == 10 and bundle.warning(tree) is None
+    bundle.calibration = elsewhere
+    assert "another" in bundle.warning("timed") and bundle.warning("chain:length=2") is None
+
+
+class HalfRight:
+    """Drafts the target's own text but for every third position; half sure of everything."""
+
+    def __init__(self, text: list[int], size: int):
+        self.text, self.draft_vocab_size = text, size
+
+    def new_state(self, batch, max_len):
+        return {"seen": 0}
+
+    def observe(self, state, tokens, tapped, counts):
+        state["seen"] += int(counts[0])
+
+    def expand(self, state, tree, frontier):
+        at = state["seen"] + int(tree.depths[0, frontier[0, 0]]) + 1
+        right = self.text[min(at, len(self.text) - 1)]
+        probs = torch.full((self.draft_vocab_size,), 0.5 / (self.draft_vocab_size - 1))
+        probs[right if at % 3 else right - 1] = 0.5
+        return probs.log()[None, None]
+
+    def to_target(self, ids):
+        return ids
+
+
+def test_what_is_judged(tiny_target):
+    """Drafts count up to the first that the target rejects, and none behind it."""
+    prompt = [7, 8, 9, 10]
+    [text], _ = decode_all(tiny_target, NoProposer(), [prompt], 20, stop=())
+    chains = JudgedChains(4)
+    proposer = TreeProposer(HalfRight(prompt + text, tiny_target.vocab_size), chains)
+    steps = list(decode(tiny_target, proposer, [prompt], 20, stop=(), accept=chains))
+    expected = []
+    for step in steps[1:]:
+        expected += [(depth, True) for depth in range(1, step.drafted[0] + 1)]
+        if step.drafted[0] < step.verified[0]:
+            expected.append((step.drafted[0] + 1, False))
+    assert [(item.depth, item.accepted) for item in chains.judged] == expected
+    assert 0 < sum(accepted for _, accepted in expected) < len(expected)
+    for item in chains.judged:
+        at_one, at_two = (item.confidence[TEMPERATURES.index(t)] for t in (1.0, 2.0))
+        assert at_one == pytest.approx(0.5)
+        rest = (0.5 / (tiny_target.vocab_size - 1)) ** 0.5 * (tiny_target.vocab_size - 1)
+        assert at_two == pytest.approx(0.5**0.5 / (0.5**0.5 + rest), rel=1e-4)
+
+
+def test_too_little_to_judge():
+    with pytest.raises(UserError, match="give more prompts"):
+        judge([Judged(1, [0.5] * len(TEMPERATURES), True)])
+
+
+def test_curves_never_fall():
+    curve = Curve.of(64, {4: [3.0, 3.2, 3.1], 1: [1.0, 1.1, 1.2], 8: [2.9, 3.0, 2.8]})
+    assert curve.sizes == [1, 4, 8] and curve.median == [1.1, 3.1, 2.9]
+    assert curve.cost().seconds == (1.1, 2.9, 2.9)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"prompts": None}, "calibrate.prompts is missing"),
+        ({"rounds": 0}, "calibrate.rounds is 0"),
+        ({"prompts": PromptSet("a", "nowhere.jsonl")}, "nowhere.jsonl: no such file"),
+    ],
+)
+def test_unusable_settings(questions, tmp_path, changes, message):
+    config = dataclasses.replace(CalibrateConfig(PromptSet("a", str(questions))), **changes)
+    with pytest.raises(UserError, match=message):
+        calibrate(config, tmp_path / "no bundle", tmp_path / "out")
+
+
+def test_one_prompt_is_too_few(questions, tmp_path):
+    config = CalibrateConfig(PromptSet("a", str(questions), limit=1))
+    with pytest.raises(UserError, match="too few to calibrate"):
+        calibrate(config, tmp_path / "no bundle", tmp_path / "out")
+
+
+@pytest.mark.parametrize("change", [{"format_version": 0}, {"target": None}, {"rate": ...}])
+def test_a_damaged_file_is_refused(calibrated, change):
+    _, out = calibrated
+    values = json.loads((out / "calibration.json").read_text())
+    for key, value in change.items():
+        values[key] = value
+        if value is ...:
+            del values[key]
+    (out / "calibration.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="measure it again with drafttrain calibrate"):
+        Calibration.load(out)

@@ -1,0 +1,62 @@
+"""Batches are timed as wholes and compared row by row."""
+
+import pytest
+import torch
+
+from drafttrain.evaluation import batches
+from drafttrain.evaluation.batches import batch_mismatches, batch_times, in_batches
+from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.named import parse_policy
+
+PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18], [20, 21], [22] * 5]
+CURVE = CostCurve((1, 8, 64), (0.02, 0.025, 0.1))
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6,))
+POLICIES = (
+    "chain:length=3",
+    "static:k_config=2-2-1",
+    "vct:width=2,depth=2",
+    "eagle1",
+    "cape:max_depth=3",
+    "eagle2:top_k=3,max_depth=3,total=6",
+    "pct:width=2,max_depth=4,min_confidence=0",
+    "timed:max_depth=3",
+)
+
+
+def test_in_batches():
+    assert [len(batch) for batch in in_batches(PROMPTS, 2)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", POLICIES)
+def test_every_policy_says_the_same_in_every_batch(tree, temperature, tiny_bundle):
+    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
+    bundle.drafter.lm_head.weight.data *= 3  # surer of itself, so that trees differ in shape
+    proposer = bundle.proposer(tree) if tree.split(":")[0] not in ("pct", "timed") else None
+    if proposer is None:
+        proposer = bundle.proposer("chain:length=1")
+        proposer.policy = parse_policy(tree, COSTS)
+    found = batch_mismatches(
+        bundle.target, {"drafting": proposer}, PROMPTS, (2, 3, 5), 12, temperature=temperature
+    )
+    assert found == {"drafting": []}
+
+
+def test_rows_that_differ_are_named(tiny_target, monkeypatch):
+    def lies(target, proposer, prompts, max_new_tokens, accept):
+        outputs, stats = decode_all(target, proposer, prompts, max_new_tokens, accept=accept)
+        return ([[0], *outputs[1:]] if len(prompts) == 3 else outputs), stats
+
+    monkeypatch.setattr(batches, "decode_all", lies)
+    found = batch_mismatches(tiny_target, {"none": NoProposer()}, PROMPTS, (2, 3), 6)
+    assert found == {"none": [{"batch": 3, "prompt": 0}]}
+
+
+def test_times(tiny_target):
+    torch.manual_seed(0)
+    found = batch_times(tiny_target, {"none": NoProposer()}, PROMPTS, 4, 6, repeats=3)
+    assert len(found["none"].rates) == 3 and found["none"].accept_len == 1
+    assert min(found["none"].rates) <= found["none"].tokens_per_second <= max(found["none"].rates)

@@ -1,0 +1,37 @@
+"""Tuning and comparing growth policies."""
+
+import pytest
+
+from drafttrain.evaluation.measure import MeasurementLog
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
+from drafttrain.evaluation.policies import GRIDS, PAPER, compare, table, tune
+from drafttrain.evaluation.prompts import Prompt, Task
+from drafttrain.export.bundle import load_bundle
+from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.named import parse_policy
+
+TASK = Task("a", [Prompt("1", ["One?"]), Prompt("2", ["Two?"])])
+
+
+def test_every_setting_that_is_tried_exists():
+    flat = CostCurve((1,), (0.01,))
+    costs = Costs(CostCurve((1,), (0.001,)), flat, flat, 50.0, (0.5,))
+    for trees in [*GRIDS.values(), list(PAPER.values())]:
+        for tree in trees:
+            assert parse_policy(tree, costs).max_depth > 0
+
+
+def test_the_fastest_of_each_is_compared(tiny_bundle, tmp_path):
+    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
+    grids = {"chain": ["chain:length=1", "chain:length=3"], "cape": ["cape:max_depth=2"]}
+    log = MeasurementLog(tmp_path / "log", "key")
+    chosen, speeds = tune(bundle, TASK, log, 6, grids)
+    assert chosen["cape"] == "cape:max_depth=2" and list(speeds) == [t for g in grids.values() for t in g]
+    assert speeds[chosen["chain"]] == max(speeds[tree] for tree in grids["chain"])
+    found = compare(bundle, chosen, [TASK], log, 6, repeats=2)
+    rows = table(found["a"])
+    assert list(rows) == [AUTOREGRESSIVE, TRANSFORMERS, "chain", "cape"]
+    assert rows["chain"]["repeats"] == 2 and rows["chain"]["identical"] == 1
+    low, high = rows["chain"]["speedup_interval"]
+    assert low <= rows["chain"]["speedup"] <= high or low == pytest.approx(high)
+    assert rows[AUTOREGRESSIVE]["speedup_interval"] == [1.0, 1.0]

@@ -1,0 +1,57 @@
+"""Policies as recipes and the command line name them."""
+
+import pytest
+
+from drafttrain.errors import UserError
+from drafttrain.trees.cape import CapePolicy
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.named import parse_policy
+from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.static import StaticPolicy
+from drafttrain.trees.timed import TimedPolicy
+
+CURVE = CostCurve((1, 8), (0.02, 0.03))
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5))
+
+
+@pytest.mark.parametrize(
+    "text, policy",
+    [
+        ("chain:length=4", ChainPolicy(4)),
+        ("static:k_config=3-2", StaticPolicy.from_k_config((3, 2))),
+        ("vct", StaticPolicy.vanilla()),
+        ("vct:width=2,depth=2", StaticPolicy.vanilla(2, 2)),
+        ("eagle1", StaticPolicy.eagle1()),
+        ("cape:max_depth=3,bounds=0.5,widths=4-1", CapePolicy(3, (0.5,), (4, 1))),
+        ("eagle2:top_k=4,total=none", Eagle2Policy(4, 6, None)),
+        ("pct:width=3", PctPolicy(0.001, 0.02, width=3)),
+        ("pct:draft_seconds=0.002", PctPolicy(0.002, 0.02)),
+        ("timed:max_depth=3", TimedPolicy(COSTS.draft, CURVE, 80.0, (0.6, 0.5), max_depth=3)),
+    ],
+)
+def test_names(text, policy):
+    assert parse_policy(text, COSTS) == policy
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("best", "there is no policy 'best'; choose one of chain, static"),
+        ("chain", "length is missing; write them after a colon"),
+        ("pct", "draft_seconds, verify_seconds is missing; run drafttrain calibrate"),
+        ("timed", "run drafttrain calibrate"),
+        ("eagle2:topk=3", "did you mean top_k"),
+        ("eagle2:top_k", "'top_k' is none of"),
+        ("chain:length=x", "'x' is no value for length"),
+        ("chain:length=-1", "'-1' is no value for length"),
+        ("cape:bounds=0.3-x", "'0.3-x' is no value for bounds"),
+        ("timed:draft_seconds=1", "no value for draft_seconds"),
+        ("pct:draft_seconds=1,verify_seconds=nan", "no value for verify_seconds"),
+    ],
+)
+def test_mistakes(text, message):
+    with pytest.raises(UserError, match=message) as error:
+        parse_policy(text)
+    assert "\n" not in str(error.value)
