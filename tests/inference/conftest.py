@@ -108,6 +108,8 @@ class ReplayDrafter:
 class RandomTrees:
     """A proposer of random ragged trees in which the right continuation is usually somewhere."""
 
+    model_seconds = 0.0
+
     def __init__(self, drafter: ReplayDrafter, seed: int, width: int):
         self.drafter, self.rng, self.width = drafter, random.Random(seed), width
         self.new_state, self.observe = drafter.new_state, drafter.observe
