@@ -158,6 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling")
     command.add_argument("--top-k", type=_natural, metavar="K", help="the K most probable tokens only")
     command.add_argument("--seed", type=_natural, default=0, metavar="N", help="of the draws")
+    command.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="ends the text; repeatable"
+    )
     command.add_argument("--no-color", action="store_true", help="plain text")
     text = "decode autoregressively as well, to know the speedup"
     command.add_argument("--compare", action=argparse.BooleanOptionalAction, default=True, help=text)
@@ -248,6 +251,7 @@ def _generate(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         color=not args.no_color,
         compare=args.compare,
+        stop=args.stop,
         sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.seed),
     )
 

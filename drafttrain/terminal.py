@@ -1,6 +1,7 @@
 """`drafttrain generate`: text as it comes, and in one line what drafting was worth."""
 
 import itertools
+from collections.abc import Sequence
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -31,6 +32,7 @@ def generate(
     color: bool = True,
     compare: bool = True,
     sampling: SamplingParams = GREEDY,
+    stop: Sequence[str] = (),
     console: Console | None = None,
 ) -> None:
     """Streams the answer to a prompt, the tokens of one target forward in one color, and prints figures.
@@ -42,6 +44,7 @@ def generate(
         calibration: for `pct` and `timed`. None: the bundle's own.
         compare: decode once more without drafts, for the speedup.
         sampling: how tokens are drawn.
+        stop: strings that end the text.
 
     Raises:
         UserError: no such bundle, or it does not fit the target; an empty or too long prompt.
@@ -55,12 +58,13 @@ def generate(
     decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
     stats, token_ids = DecodeStats(), []
     colors = ColorSystem.STANDARD if console.color_system and not console.no_color else None
-    for piece, style in zip(decoder.stream(prompt, max_new_tokens, stats, sampling), itertools.cycle(STYLES)):
+    pieces = decoder.stream(prompt, max_new_tokens, stats, sampling, stop)
+    for piece, style in zip(pieces, itertools.cycle(STYLES)):
         console.file.write(style.render(piece.text, color_system=colors))  # `print` would wrap, expand tabs
         console.file.flush()
         token_ids += piece.token_ids
     console.print("\n")
-    plain = decoder.autoregressive(prompt, max_new_tokens, sampling) if compare else None
+    plain = decoder.autoregressive(prompt, max_new_tokens, sampling, stop) if compare else None
     console.print(figures(stats, token_ids, plain), soft_wrap=True)
 
 

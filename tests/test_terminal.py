@@ -31,12 +31,12 @@ class FakeDecoder:
     def generate(self, prompt, max_new_tokens):
         return None
 
-    def stream(self, prompt, max_new_tokens, stats, sampling):
+    def stream(self, prompt, max_new_tokens, stats, sampling, stop):
         self.sampling = sampling
         vars(stats).update(vars(FAST))
         yield from PIECES
 
-    def autoregressive(self, prompt, max_new_tokens, sampling):
+    def autoregressive(self, prompt, max_new_tokens, sampling, stop):
         assert sampling == self.sampling
         stats = DecodeStats(prompts=1, new_tokens=4, steps=3, seconds=4.0)
         return Result("", self.plain_ids, "stop", stats)

@@ -102,24 +102,33 @@ class SpeculativeDecoder:
         return decoder
 
     def generate(
-        self, prompt: Prompt, max_new_tokens: int = 256, sampling: SamplingParams = GREEDY
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        sampling: SamplingParams = GREEDY,
+        stop: Sequence[str] = (),
     ) -> Result:
-        """Decodes with drafts until a stop token or the limit.
+        """Decodes with drafts until a stop token, a stop string or the limit.
 
         Args:
             sampling: how tokens are drawn; greedily by default. The output is that of `autoregressive` with
                 the same parameters.
+            stop: strings that end the text; they and what follows are left out of it.
 
         Raises:
             UserError: the prompt is empty, has no chat template to go through, or is too long for the target.
         """
-        return self._run(prompt, max_new_tokens, self.proposer, sampling)
+        return self._run(prompt, max_new_tokens, self.proposer, sampling, stop)
 
     def autoregressive(
-        self, prompt: Prompt, max_new_tokens: int = 256, sampling: SamplingParams = GREEDY
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        sampling: SamplingParams = GREEDY,
+        stop: Sequence[str] = (),
     ) -> Result:
         """The same without drafts, in the same loop: what speed is compared with."""
-        return self._run(prompt, max_new_tokens, NoProposer(), sampling)
+        return self._run(prompt, max_new_tokens, NoProposer(), sampling, stop)
 
     def stream(
         self,
@@ -127,13 +136,14 @@ class SpeculativeDecoder:
         max_new_tokens: int = 256,
         stats: DecodeStats | None = None,
         sampling: SamplingParams = GREEDY,
+        stop: Sequence[str] = (),
     ) -> Iterator[Piece]:
         """Like `generate`, but yields what each target forward brings as soon as it is accepted.
 
         Args:
             stats: counts and times are added to it.
         """
-        return self._pieces(prompt, max_new_tokens, self.proposer, stats, sampling)
+        return self._pieces(prompt, max_new_tokens, self.proposer, stats, sampling, stop)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Words go through the chat template as one user turn if the tokenizer has
@@ -150,10 +160,15 @@ class SpeculativeDecoder:
         return tokenizer(prompt)["input_ids"]
 
     def _run(
-        self, prompt: Prompt, max_new_tokens: int, proposer: Proposer, sampling: SamplingParams
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        proposer: Proposer,
+        sampling: SamplingParams,
+        stop: Sequence[str],
     ) -> Result:
         stats = DecodeStats()
-        pieces = list(self._pieces(prompt, max_new_tokens, proposer, stats, sampling))
+        pieces = list(self._pieces(prompt, max_new_tokens, proposer, stats, sampling, stop))
         token_ids = [token for piece in pieces for token in piece.token_ids]
         return Result("".join(piece.text for piece in pieces), token_ids, pieces[-1].finish_reason, stats)
 
@@ -164,14 +179,63 @@ class SpeculativeDecoder:
         proposer: Proposer,
         stats: DecodeStats | None,
         sampling: SamplingParams,
+        stop: Sequence[str],
     ) -> Iterator[Piece]:
-        text = TextStream(self.target.tokenizer)
+        text, stops = TextStream(self.target.tokenizer), StopStrings(stop)
         rule = AcceptSampled([sampling]) if sampling.temperature else accept_greedy
         ids = [self.encode(prompt)]
         for step in decode(self.target, proposer, ids, max_new_tokens, accept=rule, stats=stats):
-            tokens, reason = step.tokens[0], step.finish_reason[0]
-            new_text = text.push(tokens) + (text.flush() if reason else "")
+            tokens, reason, new_text = step.tokens[0], step.finish_reason[0], ""
+            for i, token in enumerate(tokens, 1):
+                new_text += stops.push(text.push([token]))
+                if stops.found:
+                    yield Piece(new_text, tokens[:i], min(i, step.drafted[0]), "stop")
+                    return
+            if reason:
+                new_text += stops.push(text.flush())
+                new_text, reason = (new_text, "stop") if stops.found else (new_text + stops.flush(), reason)
             yield Piece(new_text, tokens, step.drafted[0], reason)
+
+
+class StopStrings:
+    """Passes text through up to the string that is complete first, and holds back what may become one.
+
+    Args:
+        strings: none of them empty.
+
+    Raises:
+        UserError: one is.
+    """
+
+    def __init__(self, strings: Sequence[str]):
+        if not all(strings):
+            raise UserError("a stop string is empty, which every text ends with: leave it out")
+        self.strings, self.found = list(strings), False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that no stop string can begin in any more; sets `found` when one is complete."""
+        for character in text if self.strings else "":
+            self._held += character  # one by one: which string is complete first must not depend on pieces
+            if complete := [string for string in self.strings if self._held.endswith(string)]:
+                self.found = True
+                given, self._held = self._held[: -max(map(len, complete))], ""
+                return given
+        self._held = self._held if self.strings else text
+        keep = max((self._overlap(string) for string in self.strings), default=0)
+        at = len(self._held) - keep
+        given, self._held = self._held[:at], self._held[at:]
+        return given
+
+    def flush(self) -> str:
+        """What is still held back, when no more text follows."""
+        given, self._held = self._held, ""
+        return given
+
+    def _overlap(self, string: str) -> int:
+        """Length of the longest end of the held text that the string begins with."""
+        longest = min(len(string) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if string.startswith(self._held[-n:])), 0)
 
 
 class TextStream:

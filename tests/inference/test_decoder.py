@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
-from drafttrain.inference.decoder import SpeculativeDecoder, TextStream
+from drafttrain.inference.decoder import SpeculativeDecoder, StopStrings, TextStream
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
@@ -140,3 +140,47 @@ def test_samples_by_seed(target):
     ]
     assert one.token_ids != decoder.generate(PROMPT, 20).token_ids
     assert one.token_ids != decoder.generate(PROMPT, 20, SamplingParams(1.0, 0.95, seed=4)).token_ids
+
+
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.integers(1, 5),
+)
+def test_stop_strings_cut_where_the_first_is_complete(text, strings, size):
+    """Against a search in every beginning of the text, whatever pieces it comes in."""
+    stops = StopStrings(strings)
+    given_out = ""
+    for i in range(0, len(text), size):
+        given_out += stops.push(text[i : i + size])
+        if stops.found:
+            break
+        held = text[: i + size][len(given_out) :]
+        assert not held or any(string.startswith(held) for string in strings)
+    given_out += "" if stops.found else stops.flush()
+    expected, found = text, False
+    for end in range(len(text) + 1):
+        complete = [string for string in strings if text[:end].endswith(string)]
+        if complete:
+            expected, found = text[: end - max(map(len, complete))], True
+            break
+    assert (given_out, stops.found) == (expected, found)
+
+
+def test_a_stop_string_ends_the_text(decoder):
+    """It may begin and end inside tokens and inside a draft; with and without drafts the same is left."""
+    whole = decoder.generate(PROMPT, 40)
+    for start in (3, 10, len(whole.text) - 4):
+        stop = whole.text[start : start + 3]
+        expected = whole.text[: whole.text.index(stop)]
+        for result in (
+            decoder.generate(PROMPT, 40, stop=[stop]),
+            decoder.autoregressive(PROMPT, 40, stop=[stop]),
+        ):
+            assert result.text == expected and result.finish_reason == "stop"
+            assert result.token_ids == whole.token_ids[: len(result.token_ids)]
+        streamed = "".join(piece.text for piece in decoder.stream(PROMPT, 40, stop=[stop]))
+        assert streamed == expected
+    assert decoder.generate(PROMPT, 40, stop=["\ufffd never \ufffd"]).text == whole.text
+    with pytest.raises(UserError, match="a stop string is empty"):
+        decoder.generate(PROMPT, 4, stop=[""])
