@@ -131,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
     command.add_argument("--limit", type=_natural, metavar="N", help="how many of them (default: all)")
     command.add_argument("--out", metavar="DIR", help="folder to write to (default: the bundle's)")
+    command.add_argument("--rounds", type=_natural, default=15, metavar="N", help="measurements of each size")
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
     text = "decode with and without drafting, and show where outputs part and how close a call it was"
@@ -226,7 +227,7 @@ def _calibrate(args: argparse.Namespace) -> None:
     from drafttrain.export.bundle import find_bundle
 
     prompts = PromptSet("prompts", args.prompts, args.limit)
-    config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens)
+    config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
     bundle = find_bundle(args.bundle)
     calibrate(config, bundle, args.out or bundle, target=args.target, dtype=args.dtype)
 

@@ -21,7 +21,12 @@ COMMANDS = [
     if (words := shlex.split(line, comments=True))
 ]
 # A recipe command is planned, not run: tests/test_recipes.py runs every recipe's tiny twin.
-CUT_SHORT = {"run": ["--dry-run"], "generate": ["--max-new-tokens", "12"]}
+CUT_SHORT = {
+    "run": ["--dry-run"],
+    "generate": ["--max-new-tokens", "12"],
+    "calibrate": ["--limit", "2", "--max-new-tokens", "8", "--rounds", "1"],
+    "compare": ["--max-new-tokens", "12"],
+}
 
 
 def test_the_first_screen_has_the_two_scripts_and_nothing_else():
@@ -33,9 +38,9 @@ def test_the_first_screen_has_the_two_scripts_and_nothing_else():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_command(command, monkeypatch, smollm2):
+def test_command(command, monkeypatch, smollm2, tmp_path):
     monkeypatch.chdir(ROOT)
-    program, *arguments = command
+    program, *arguments = (word.replace("runs/calibration", str(tmp_path)) for word in command)
     if program == "bash":
         subprocess.run(["bash", "-n", *arguments], check=True)
     elif program in ("deepspeed", "torchrun"):  # tests/training starts them for real

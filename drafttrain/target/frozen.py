@@ -137,7 +137,7 @@ class FrozenTarget:
         if not self.is_packed and can_pack(self.lm_head):
             _ = self.fingerprint  # while the weights can be read
             pack_linears(self.base)
-            self.read_head, self.is_packed = PackedLinear(self.lm_head), True
+            self.read_head, self.is_packed = PackedLinear(self.lm_head.weight, self.lm_head.bias), True
 
     # taps
 
