@@ -244,7 +244,38 @@ def trees(run: Run) -> Measured:
     measured |= compare(loaded, chosen, others, log, NEW_TOKENS, repeats)
     tables = {task: table(part) for task, part in measured.items()}
     (folder / "tables.json").write_text(json.dumps(tables, indent=1) + "\n")
-    return tree_figures(measured["mt_bench"], tables, chosen)
+    figures = tree_figures(measured["mt_bench"], tables, chosen)
+    best = figures["best_vs_ar"]["policy"]
+    figures["best_vs_vllm_ngram"] = against_vllm(run, loaded, first, folder, tables["mt_bench"][best])
+    return figures
+
+
+def against_vllm(run: Run, loaded: Bundle, task: Task, folder: Path, best: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's CPU build with n-gram speculation over the same prompts, right after our own measurement."""
+    if run.vllm_python is None:
+        return {
+            "value": None,
+            "error": "skipped: no --vllm-python; scripts/vllm_ngram.py says how to install",
+        }
+    job = {
+        "target": loaded.target.model.name_or_path,
+        "prompts": [prompt.token_ids(loaded.target.tokenizer) for prompt in task.prompts],
+        "max_new_tokens": NEW_TOKENS,
+        "stop": sorted(loaded.target.eos_token_ids),
+        "repeats": 1 if run.quick else REPEATS,
+    }
+    result = folder / "vllm_ngram.json"
+    command = [run.vllm_python, "scripts/vllm_ngram.py", str(result)]
+    with open(folder / "vllm_ngram.log", "wb") as log:
+        subprocess.run(command, input=json.dumps(job).encode(), stdout=log, stderr=log, check=True)
+    found = json.loads(result.read_text())
+    tokens = sum(map(len, found["outputs"]))
+    rates = [tokens / sum(seconds) for seconds in found["seconds"]]
+    return {
+        "value": best["tokens_per_second"] / statistics.median(rates),
+        "tokens_per_second": [best["tokens_per_second"], statistics.median(rates)],
+        "repeats": quartiles(rates),
+    }
 
 
 def tree_figures(
@@ -261,6 +292,7 @@ def tree_figures(
             "repeats": [low, middle, high],
             "interval": ratio_interval(measured, base, method),
             "prompts": rows[method]["prompts"],
+            "policy": method,
             "tree": chosen.get(method, method),
         }
 
@@ -274,7 +306,6 @@ def tree_figures(
         "ar_vs_transformers": speed(TRANSFORMERS, AUTOREGRESSIVE),
         "best_vs_ar": speed(AUTOREGRESSIVE, best),
         "best_vs_transformers": speed(TRANSFORMERS, best),
-        "best_vs_vllm_ngram": {"value": None, "error": "skipped: vLLM's CPU build is not installed"},
         "pct_accept_len_vs_eagle2": {
             "value": pct["accept_len"] / eagle2["accept_len"],
             "accept_len": [pct["accept_len"], eagle2["accept_len"]],
@@ -396,12 +427,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
     text = "prompts of each task at most, for timings of trees"
     parser.add_argument("--limit", type=int, metavar="N", help=text)
+    parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
     parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
     args = parser.parse_args(argv)
     names = [name for group in TOPICS[args.topic] for name in group.goals]
     if unknown := set(args.only) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: no such figure; there are {', '.join(names)}")
-    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit)
+    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python)
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 
 

@@ -40,6 +40,7 @@ class Run:
         resume: go on with the raw measurements of an interrupted run.
         busy: "refuse" or "warn" when other processes would spoil timings.
         limit: prompts of each task at most, in full runs; None for as many as the figure is defined with.
+        vllm_python: interpreter of an environment with vLLM, for the baseline that it is.
     """
 
     topic: str
@@ -47,6 +48,7 @@ class Run:
     resume: bool = False
     busy: str = "refuse"
     limit: int | None = None
+    vllm_python: str | None = None
 
     def prompts(self, quick: int, full: int | None) -> int | None:
         """How many prompts of a task to take; None for all."""

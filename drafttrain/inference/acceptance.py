@@ -64,10 +64,21 @@ class AcceptSampled:
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         if self.emitted is None:
             self.emitted = torch.zeros_like(tree.sizes)
-        choices = self.sampler.pick(logits, self.emitted[:, None] + tree.depths)  # [B, n]
-        accepted = follow(tree, choices)
-        self.emitted = self.emitted + accepted.counts
-        return accepted
+        rows = torch.arange(len(tree.sizes), device=tree.sizes.device)  # [B]
+        node = torch.zeros_like(tree.sizes)  # [B] the last accepted one
+        path, counts = [node], torch.ones_like(tree.sizes)
+        while True:  # only what the path reaches is drawn: a draw sorts thousands of probabilities
+            position = self.emitted + tree.depths[rows, node]  # [B]
+            token = self.sampler.pick(logits[rows, node][:, None], position[:, None])[:, 0]  # [B]
+            found = (tree.parents == node[:, None]) & (tree.tokens == token[:, None]) & tree.valid  # [B, n]
+            if not found.any():
+                break
+            # a row whose path has ended draws the same again and finds no child again
+            counts = counts + found.any(1)
+            node = torch.where(found.any(1), found.byte().argmax(1), node)
+            path.append(node)
+        self.emitted = self.emitted + counts
+        return Accepted(torch.stack(path, 1), counts, token)
 
 
 class AcceptDrawn:

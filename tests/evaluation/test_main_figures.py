@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ from drafttrain.evaluation import benchmark, figures
 from drafttrain.evaluation.benchmark import EvaluateConfig
 from drafttrain.evaluation.figures import Run
 from drafttrain.evaluation.policies import tune
-from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts
+from drafttrain.export.bundle import load_bundle
 from drafttrain.training.stage import TrainingConfig
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "figures.py"
@@ -100,6 +102,24 @@ def test_trees_are_tuned_and_compared(script, monkeypatch):
         rows["EAGLE-2 (50 nodes)"]["accept_len"],
     ]
     assert 0 < measured["outside_share"]["value"] < 1
+
+
+def test_vllm_is_asked_for_the_same_prompts(script, tmp_path):
+    """A stand-in for the interpreter with vLLM: it answers three tokens to everything, in half a second."""
+    answer = (
+        "import json, sys; job = json.load(sys.stdin); n = len(job['prompts']); assert job['stop'];"
+        "answer = {'seconds': [[0.5] * n] * job['repeats'], 'outputs': [[1, 2, 3]] * n};"
+        "json.dump(answer, open(sys.argv[2], 'w'))"
+    )
+    (tmp_path / "answer.py").write_text(answer)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/answer.py "$@"\n')
+    python.chmod(0o755)
+    loaded = load_bundle(script.QUICKSTART_DRAFTER, dtype="float32", device="cpu")
+    task = Task("t", read_prompts(script.TUNING, 2))
+    run = Run("trees", vllm_python=str(python))
+    found = script.against_vllm(run, loaded, task, tmp_path, {"tokens_per_second": 12.0})
+    assert found == {"value": 2.0, "tokens_per_second": [12.0, 6.0], "repeats": [6.0, 6.0, 6.0]}
 
 
 def test_batches(script, monkeypatch):
