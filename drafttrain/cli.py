@@ -42,13 +42,14 @@ class _PrintKeys(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0, 2 for a mistake of the user's, 130 after Ctrl-C."""
+    """Runs one command; returns the exit status: 0, 1 (`compare` found more than ties), 2 for a mistake of
+    the user's, 130 after Ctrl-C."""
     try:
         args, rest = _parser().parse_known_args(argv)
         if rest and not args.takes_overrides:
             raise UserError(f"unexpected argument {rest[0]}; see drafttrain {args.command} --help")
         args.overrides = rest
-        args.run(args)
+        return args.run(args) or 0
     except UserError as error:
         print(f"drafttrain: {error}", file=sys.stderr)
         return 2
@@ -129,9 +130,11 @@ def _parser() -> argparse.ArgumentParser:
     command = add("calibrate", text, example, _calibrate)
     _add_bundle(command)
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
-    command.add_argument("--limit", type=_natural, metavar="N", help="how many of them (default: all)")
+    command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
     command.add_argument("--out", metavar="DIR", help="folder to write to (default: the bundle's)")
-    command.add_argument("--rounds", type=_natural, default=15, metavar="N", help="measurements of each size")
+    command.add_argument(
+        "--rounds", type=_positive, default=15, metavar="N", help="measurements of each size"
+    )
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
     text = "decode with and without drafting, and show where outputs part and how close a call it was"
@@ -139,8 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     command = add("compare", text, example, _compare)
     _add_bundle(command)
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
-    command.add_argument("--limit", type=_natural, metavar="N", help="how many of them (default: all)")
+    command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
     command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
+    command.add_argument("--calibration", metavar="FILE", help="for pct and timed (default: the bundle's)")
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
     text = "generate text with a bundle, each iteration's tokens in their own color"
@@ -184,6 +188,12 @@ def _add_recipe(command: argparse.ArgumentParser) -> None:
 def _natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 up")
     return int(text)
 
 
@@ -232,10 +242,20 @@ def _calibrate(args: argparse.Namespace) -> None:
     calibrate(config, bundle, args.out or bundle, target=args.target, dtype=args.dtype)
 
 
-def _compare(args: argparse.Namespace) -> None:
+def _compare(args: argparse.Namespace) -> int:
     from drafttrain.terminal import compare
 
-    compare(args.bundle, args.prompts, args.limit, args.target, args.dtype, args.tree, args.max_new_tokens)
+    differing = compare(
+        args.bundle,
+        args.prompts,
+        limit=args.limit,
+        target=args.target,
+        dtype=args.dtype,
+        tree=args.tree,
+        max_new_tokens=args.max_new_tokens,
+        calibration=args.calibration,
+    )
+    return 1 if differing else 0
 
 
 def _generate(args: argparse.Namespace) -> None:

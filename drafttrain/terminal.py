@@ -1,4 +1,5 @@
-"""`drafttrain generate`: text as it comes, and in one line what drafting was worth."""
+"""`drafttrain generate`: text as it comes, and in one line what drafting was worth. `drafttrain compare`:
+where outputs with and without drafts part."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from rich.markup import escape
 from rich.style import Style
 
 from drafttrain.evaluation.exactness import first_difference
+from drafttrain.evaluation.measure import check_length
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
@@ -92,6 +94,7 @@ def compare(
     dtype: str = "bfloat16",
     tree: str | None = None,
     max_new_tokens: int = 96,
+    calibration: str | None = None,
     console: Console | None = None,
 ) -> int:
     """Decodes prompts greedily with and without drafting and prints where the outputs part: the tokens, the
@@ -101,19 +104,23 @@ def compare(
         prompts: file that `read_prompts` reads; `limit`: how many of it.
         dtype: "bfloat16" decides near-ties by the shape of the forward; "float32" should not differ at all.
         tree: how drafts grow. None: what the bundle recommends.
+        calibration: for `pct` and `timed`. None: the bundle's own.
 
     Returns:
-        number of prompts whose outputs differ.
+        number of prompts whose outputs part where the target was sure.
 
     Raises:
         UserError: prompts or bundle are unusable.
     """
     console = console or Console(highlight=False)
     chats = read_prompts(prompts, limit)
-    loaded = load_bundle(bundle, target=target, dtype=dtype)
+    loaded = load_bundle(bundle, target=target, dtype=dtype, calibration=calibration)
+    if warning := loaded.warning(tree):
+        console.print(f"[yellow]{warning}[/]")
     tokenizer, differing, ties = loaded.target.tokenizer, 0, 0
     for chat in chats:
         ids = chat.token_ids(tokenizer)
+        check_length(loaded.target, ids, max_new_tokens, f"{prompts}: prompt {chat.id}")
         plain, drafted = (
             decode_all(loaded.target, proposer, [ids], max_new_tokens)[0][0]
             for proposer in (NoProposer(), loaded.proposer(tree))
@@ -131,13 +138,17 @@ def compare(
         )
         line = (
             f"prompt {chat.id}, token {difference.position + 1}, after {before!r}: {expected} without drafts "
-            f"and {found} with it; the two best logits differ by {difference.gap:.3g} there, "
-            f"{difference.gap_share:.2g} of the logits' standard deviation"
+            f"and {found} with them; top-2 logit gap {difference.gap:.3g}"
         )
+        if difference.behind is not None:
+            share = difference.behind / difference.logit_std
+            line += (
+                f", the worse one {difference.behind:.3g} ({share:.2g} standard deviations) behind the best"
+            )
         console.print(escape(f"{line}: {'a near-tie' if tie else 'NO TIE'}"), soft_wrap=True)
     console.print(
         f"{len(chats) - differing} of {len(chats)} outputs are equal in {dtype}; {ties} part at near-ties, "
         f"{differing - ties} elsewhere",
         soft_wrap=True,
     )
-    return differing
+    return differing - ties

@@ -25,10 +25,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.stage import CalibrateConfig, calibrate
 from drafttrain.corpus.build import build_corpus, load_corpus
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
-from drafttrain.evaluation.benchmark import evaluate
+from drafttrain.evaluation.benchmark import EXAMPLE_COSTS, evaluate
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.figures import RAW, Group, Measured, Run, measure_topic, run_and_watch
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
@@ -43,15 +44,17 @@ from drafttrain.evaluation.metrics import (
     tabulate,
 )
 from drafttrain.evaluation.policies import GRIDS, PAPER, compare, table, tune
-from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_prompts
+from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_prompts, spread
 from drafttrain.evaluation.throughput import training_speed
 from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.files import fingerprint
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.provenance import content_hash
+from drafttrain.provenance import content_hash, versions
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES
 from drafttrain.target.loading import load_target
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.named import parse_policy
 from drafttrain.workflow import Workflow
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -200,10 +203,11 @@ def training(run: Run) -> Measured:
     splits, _ = load_corpus(folder / "corpus", target.tokenizer)
     rows = PAPER_BATCH // recipe.training.row_length
     config = replace(recipe.training, init_from=None, optimizer="adamw", rows_per_batch=rows)
+    vocabulary = min(recipe.drafter.draft_vocab_size or target.vocab_size, DRAFT_VOCABULARY)
+    drafter = replace(recipe.drafter, draft_vocab_size=vocabulary)
     rounds = 3 if run.quick else 7
-    measured = training_speed(config, recipe.drafter, target, splits["train"], folder, rounds=rounds)
+    measured = training_speed(config, drafter, target, splits["train"], folder, rounds=rounds)
     (folder / "rounds.json").write_text(json.dumps(vars(measured), indent=1) + "\n")
-    vocabulary = recipe.drafter.draft_vocab_size or target.vocab_size
     notes = {
         "draft_vocab_size": vocabulary,
         "online_tokens_per_second": measured.median_online,
@@ -219,11 +223,13 @@ def training(run: Run) -> Measured:
 
 
 def calibrated(run: Run, folder: Path) -> Bundle:
-    """The committed drafter with a calibration of this machine, measured anew."""
-    prompts = PromptSet("tuning", TUNING, 8 if run.quick else 24)
-    config = CalibrateConfig(prompts=prompts, rounds=5 if run.quick else 15, busy=run.busy)
-    calibrate(config, QUICKSTART_DRAFTER, folder / "calibration")
-    return load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16", calibration=folder / "calibration")
+    """The committed drafter with a calibration of this machine, measured anew unless the run is resumed."""
+    place = folder / "calibration"
+    if not (place / CALIBRATION).exists():
+        prompts = PromptSet("tuning", TUNING, 8 if run.quick else 24)
+        config = CalibrateConfig(prompts=prompts, rounds=5 if run.quick else 15, busy=run.busy)
+        calibrate(config, QUICKSTART_DRAFTER, place)
+    return load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16", calibration=place)
 
 
 def trees(run: Run) -> Measured:
@@ -231,21 +237,24 @@ def trees(run: Run) -> Measured:
     run.check_quiet()
     folder = run.folder("trees")
     loaded = calibrated(run, folder)
-    key = f"{content_hash(QUICKSTART_DRAFTER)} {content_hash(folder / 'calibration')}"
-    log = MeasurementLog(folder / "measurements.jsonl", key)
+    depends = [content_hash(QUICKSTART_DRAFTER), content_hash(folder / "calibration"), NEW_TOKENS, versions()]
+    log = MeasurementLog(folder / "tuning.jsonl", fingerprint(depends))
     tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=3, full=16)))
     chosen, speeds = tune(loaded, tuning, log, NEW_TOKENS)
     (folder / "tuning.json").write_text(json.dumps({"chosen": chosen, "speeds": speeds}, indent=1) + "\n")
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, chosen, PAPER]))
     repeats = 1 if run.quick else REPEATS
-    first = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], run.prompts(quick=8, full=None)))
-    n = run.prompts(quick=2, full=40)
-    others = [Task(name, read_prompts(path, n)) for name, path in OTHER_TASKS.items()]
+    first = Task("mt_bench", spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None)))
+    half = run.prompts(quick=2, full=40)
+    half = half if run.quick or run.limit is None else max(4, run.limit // 2)
+    others = [Task(name, spread(read_prompts(path), half)) for name, path in OTHER_TASKS.items()]
     measured = compare(loaded, chosen | PAPER, [first], log, NEW_TOKENS, repeats)
     measured |= compare(loaded, chosen, others, log, NEW_TOKENS, repeats)
     tables = {task: table(part) for task, part in measured.items()}
     (folder / "tables.json").write_text(json.dumps(tables, indent=1) + "\n")
-    figures = tree_figures(measured["mt_bench"], tables, chosen)
-    best = figures["best_vs_ar"]["policy"]
+    # chosen where policies are tuned, not on the prompts that are reported
+    best = max(chosen, key=lambda name: speeds[chosen[name]])
+    figures = tree_figures(measured, tables, chosen, best)
     figures["best_vs_vllm_ngram"] = against_vllm(run, loaded, first, folder, tables["mt_bench"][best])
     return figures
 
@@ -253,10 +262,7 @@ def trees(run: Run) -> Measured:
 def against_vllm(run: Run, loaded: Bundle, task: Task, folder: Path, best: dict[str, Any]) -> dict[str, Any]:
     """vLLM's CPU build with n-gram speculation over the same prompts, right after our own measurement."""
     if run.vllm_python is None:
-        return {
-            "value": None,
-            "error": "skipped: no --vllm-python; scripts/vllm_ngram.py says how to install",
-        }
+        return {"value": None, "skipped": "vLLM is not installed: no --vllm-python"}
     job = {
         "target": loaded.target.model.name_or_path,
         "prompts": [prompt.token_ids(loaded.target.tokenizer) for prompt in task.prompts],
@@ -267,7 +273,9 @@ def against_vllm(run: Run, loaded: Bundle, task: Task, folder: Path, best: dict[
     result = folder / "vllm_ngram.json"
     command = [run.vllm_python, "scripts/vllm_ngram.py", str(result)]
     with open(folder / "vllm_ngram.log", "wb") as log:
-        subprocess.run(command, input=json.dumps(job).encode(), stdout=log, stderr=log, check=True)
+        status = subprocess.run(command, input=json.dumps(job).encode(), stdout=log, stderr=log).returncode
+    if status:
+        return {"value": None, "error": f"vLLM ended with {status}; see {log.name}"}
     found = json.loads(result.read_text())
     tokens = sum(map(len, found["outputs"]))
     rates = [tokens / sum(seconds) for seconds in found["seconds"]]
@@ -279,29 +287,39 @@ def against_vllm(run: Run, loaded: Bundle, task: Task, folder: Path, best: dict[
 
 
 def tree_figures(
-    measured: Sequence[Measurement], tables: dict[str, dict[str, dict[str, Any]]], chosen: dict[str, str]
+    measured: dict[str, list[Measurement]],
+    tables: dict[str, dict[str, dict[str, Any]]],
+    chosen: dict[str, str],
+    best: str,
 ) -> Measured:
-    """The figures of `trees` from MT-bench's measurements and the tables of all tasks."""
+    """The figures of `trees` from the measurements and tables of all tasks."""
     rows = tables["mt_bench"]
-    best = max(chosen, key=lambda name: rows[name]["tokens_per_second"])
 
     def speed(base: str, method: str) -> dict[str, Any]:
-        low, middle, high = ratio_spread(measured, base, method)
+        notes = {"flags": rows[method]["flags"]} if rows[method]["flags"] else {}
         return {
-            "value": ratio(measured, base, method),
-            "repeats": [low, middle, high],
-            "interval": ratio_interval(measured, base, method),
+            "value": ratio(measured["mt_bench"], base, method),
+            "repeats": ratio_spread(measured["mt_bench"], base, method),
+            "interval": ratio_interval(measured["mt_bench"], base, method),
             "prompts": rows[method]["prompts"],
             "policy": method,
             "tree": chosen.get(method, method),
+            **notes,
+        }
+
+    def over(task: str) -> dict[str, Any]:
+        part = tables[task]
+        other = max((n for n in chosen if n != "timed"), key=lambda n: part[n]["tokens_per_second"])
+        return {
+            "value": part["timed"]["tokens_per_second"] / part[other]["tokens_per_second"],
+            "other": chosen[other],
+            "interval": ratio_interval(measured[task], other, "timed"),
+            "prompts": part[other]["prompts"],
         }
 
     eagle2, pct = (rows[name] for name in PAPER)
-    against = {
-        task: part["timed"]["tokens_per_second"]
-        / max(part[name]["tokens_per_second"] for name in chosen if name != "timed")
-        for task, part in tables.items()
-    }
+    against = {task: over(task) for task in tables}
+    repeated = {name: rows[name]["repetition"] for name in PAPER}
     return {
         "ar_vs_transformers": speed(TRANSFORMERS, AUTOREGRESSIVE),
         "best_vs_ar": speed(AUTOREGRESSIVE, best),
@@ -309,14 +327,19 @@ def tree_figures(
         "pct_accept_len_vs_eagle2": {
             "value": pct["accept_len"] / eagle2["accept_len"],
             "accept_len": [pct["accept_len"], eagle2["accept_len"]],
+            "repetition": repeated,
         },
         "pct_verify_tokens_vs_eagle2": {
             "value": pct["verify_per_step"] / eagle2["verify_per_step"],
             "verify_per_step": [pct["verify_per_step"], eagle2["verify_per_step"]],
         },
         "pct_speed_vs_eagle2": {**speed("eagle2", "pct"), "eagle2": chosen["eagle2"]},
-        "timed_vs_best": {"value": min(against.values()), "tasks": against},
-        "outside_share": {"value": rows[best]["outside_share"], "tree": chosen[best]},
+        "timed_vs_best": {"value": min(part["value"] for part in against.values()), "tasks": against},
+        "outside_share": {
+            "value": rows[best]["outside_share"],
+            "tree": chosen[best],
+            "inside": "calls of the target's modules and the drafter's expand and observe",
+        },
     }
 
 
@@ -325,7 +348,7 @@ def batches(run: Run) -> Measured:
     run.check_quiet()
     folder = run.folder("batches")
     loaded = calibrated(run, folder)
-    prompts = read_prompts(PROMPTS["mt_bench"], run.prompts(quick=8, full=None))
+    prompts = spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None))
     trees = ["chain:length=2", "chain:length=3", "eagle2:top_k=2,max_depth=3,total=4", "timed"]
     ids = {
         name: [prompt.token_ids(loaded.target.tokenizer) for prompt in chosen]
@@ -359,7 +382,9 @@ def batch_exactness(run: Run) -> Measured:
     prompts = read_prompts(PROMPTS["mt_bench"], 4 if run.quick else 8)
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
     proposers = {"autoregressive": NoProposer()}
-    proposers |= {trees[0]: loaded.proposer(trees[0]) for trees in GRIDS.values()}
+    for trees in GRIDS.values():  # output does not depend on what trees cost
+        policy = parse_policy(trees[0], EXAMPLE_COSTS)
+        proposers[trees[0]] = TreeProposer(loaded.drafter, policy)
     sizes = [3] if run.quick else range(2, 9)
     options = {"max_new_tokens": 12 if run.quick else 32}
     found = {
@@ -433,6 +458,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [name for group in TOPICS[args.topic] for name in group.goals]
     if unknown := set(args.only) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: no such figure; there are {', '.join(names)}")
+    if args.vllm_python and not Path(args.vllm_python).exists():
+        parser.error(f"--vllm-python: {args.vllm_python} does not exist")
     run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python)
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 

@@ -26,13 +26,15 @@ import matplotlib.pyplot as plt
 import torch
 
 from drafttrain.errors import UserError
+from drafttrain.evaluation.machine import check_quiet
 from drafttrain.evaluation.measure import MeasurementLog, autoregressive, drafting, measure
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, tabulate
-from drafttrain.evaluation.prompts import Task, read_prompts
+from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.files import fingerprint
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.provenance import content_hash
+from drafttrain.provenance import content_hash, versions
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.layers import add_children, marked_nodes
 from drafttrain.trees.tree import TokenTree
@@ -89,15 +91,18 @@ def table2(loaded: Bundle, out: Path, limit: int | None, key: str) -> None:
     }
     log = MeasurementLog(out / "table2.jsonl", key)
     rows = {}
+    if warning := check_quiet(refuse=False):
+        print(f"timings will be poor: {warning}", file=sys.stderr)
     for name, (path, turns) in TASKS.items():
-        task = Task(name, read_prompts(path, limit), turns)
+        task = Task(name, spread(read_prompts(path), limit), turns)
         rows[name] = tabulate(measure(loaded.target, methods, task, log, NEW_TOKENS))
         print(f"{name}: done", file=sys.stderr)
-    head = "".join(f" {task}: speedup | α | τ | nodes |" for task in TASKS)
-    lines = [f"| tree |{head}", "|---|" + "---|" * (4 * len(TASKS))]
+    head = "".join(f" {task}: speedup | α | τ | repeated | nodes |" for task in TASKS)
+    lines = [f"| tree |{head}", "|---|" + "---|" * (5 * len(TASKS))]
     for name in policies:
         cells = [
-            f"{row.speedup:.2f} | {row.accept_rate:.2f} | {row.accept_len:.2f} | {row.verify_per_step:.1f}"
+            f"{row.speedup:.2f} | {row.accept_rate:.2f} | {row.accept_len:.2f} | "
+            f"{row.repetition:.0%} | {row.verify_per_step:.1f}"
             for row in (rows[task][name] for task in TASKS)
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -113,7 +118,7 @@ def width(loaded: Bundle, out: Path, limit: int | None, key: str) -> None:
     widths = range(1, 9)
     trees = {str(n): f"pct:width={n},max_depth=10,min_confidence=0.01" for n in widths}
     methods = {n: drafting(loaded.target, loaded.proposer(tree)) for n, tree in trees.items()}
-    task = Task("MT-bench", read_prompts(MT_BENCH, limit))
+    task = Task("MT-bench", spread(read_prompts(MT_BENCH), limit))
     log = MeasurementLog(out / "width.jsonl", key)
     rows = tabulate(measure(loaded.target, methods, task, log, NEW_TOKENS))
     found = {n: {"accept_len": r.accept_len, "nodes": r.verify_per_step} for n, r in rows.items()}
@@ -221,13 +226,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bundle", default="model_cards/smollm2-135m-edd", metavar="DIR")
     parser.add_argument("--calibration", metavar="DIR", help="default: the bundle's")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts of each task (category) at most")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
     parser.add_argument("--out", default="runs/trees", metavar="DIR")
     args = parser.parse_args(argv)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     try:
         loaded = load_bundle(args.bundle, dtype="bfloat16", calibration=args.calibration)
-        key = f"{content_hash(args.bundle)} {args.calibration and content_hash(args.calibration)}"
+        calibration = args.calibration and content_hash(args.calibration)
+        depends = [content_hash(args.bundle), calibration, TREES, NEW_TOKENS, versions()]
+        key = fingerprint([*depends, torch.get_num_threads()])
+        if not args.resume:
+            for raw in out.glob(f"{args.what}.jsonl"):
+                raw.unlink()
         COMMANDS[args.what](loaded, out, args.limit, key)
     except UserError as error:
         print(f"trees.py: {error}", file=sys.stderr)

@@ -23,7 +23,13 @@ def main() -> None:
 
     job = json.load(sys.stdin)
     speculation = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
-    model = LLM(job["target"], dtype="bfloat16", max_model_len=2048, speculative_config=speculation)
+    model = LLM(
+        job["target"],
+        dtype="bfloat16",
+        max_model_len=2048,
+        speculative_config=speculation,
+        enable_prefix_caching=False,  # a repeated prompt is to be encoded again, as everybody does
+    )
     # no seed: vLLM's CPU build refuses it
     sampling = SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"], stop_token_ids=job["stop"])
 

@@ -45,7 +45,7 @@ def test_table2(trees):
     lines = (trees("table2") / "table2.md").read_text().splitlines()
     names = ["VCT", "CAPE", "EAGLE-2", "PCT", "PCT w/o removing leaves", "PCT w/o expected gain"]
     assert [line.split("|")[1].strip() for line in lines[2:8]] == names
-    assert all(len(line.split("|")) == 2 + 1 + 4 * 2 for line in lines[:8])
+    assert all(len(line.split("|")) == 2 + 1 + 5 * 2 for line in lines[:8])
     assert lines[-1].startswith("Answers: MT-bench 4, other 2;")
 
 

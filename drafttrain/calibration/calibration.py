@@ -1,5 +1,6 @@
 """`calibration.json`: what drafting and verifying cost on one machine, and what confidence is worth."""
 
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ class Calibration:
         dtype: of target and drafter.
         versions: of the libraries.
         measured: when.
+        made_for: fingerprints of "target" and "drafter".
         target: s_t(n), seconds of the target's forward by tokens, for each context.
         drafter: s_d(f), seconds of a drafting step by expanded nodes, for each context.
         step_overhead: seconds of a step outside both.
@@ -43,6 +45,7 @@ class Calibration:
     dtype: str
     versions: dict[str, str]
     measured: str
+    made_for: dict[str, str]
     target: list[Curve]
     drafter: list[Curve]
     step_overhead: float
@@ -71,9 +74,27 @@ class Calibration:
                 kind: {depth: Reliability(**row) for depth, row in rows.items()}
                 for kind, rows in values.pop("confidence").items()
             }
-            return cls(**values, **curves, confidence=confidence)
-        except (AttributeError, KeyError, TypeError) as error:
+            found = cls(**values, **curves, confidence=confidence)
+            found.check()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); {remedy}") from None
+        return found
+
+    def check(self) -> None:
+        """Raises:
+        ValueError, TypeError, AttributeError, KeyError: numbers that no measurement gives.
+        """
+        for curve in self.target + self.drafter:
+            lengths = {len(row) for row in (curve.sizes, curve.lower, curve.median, curve.upper)}
+            if lengths != {len(curve.sizes)} or sorted(set(curve.sizes)) != curve.sizes:
+                raise ValueError("a curve is incomplete")
+        numbers = [second for curve in self.target + self.drafter for second in curve.median]
+        numbers += [self.rate, self.temperature, *self.acceptance]
+        if not all(0 < number < math.inf for number in numbers) or not 0 <= self.step_overhead < math.inf:
+            raise ValueError("a number is not positive")
+        if not (self.target and self.drafter and self.acceptance and max(self.acceptance) <= 1):
+            raise ValueError("something is empty")
+        self.made_for["target"], self.made_for["drafter"], self.machine.get("processor"), int(curve.context)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,15 +107,18 @@ class Calibration:
             for curves in (self.target, self.drafter)
         )
         step = CostCurve(target.sizes, tuple(seconds + self.step_overhead for seconds in target.seconds))
-        return Costs(drafter, step, target, self.rate, tuple(self.acceptance))
+        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.temperature)
 
-    def foreign(self, device: torch.device) -> str | None:
-        """Says so in one line if it was measured on another machine or with other threads than these."""
+    def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
+        """Says so in one line if it was measured on another machine or with other threads than these, in
+        another type, or of another target or drafter."""
         here = describe_machine(device)
-        for name in ("processor", "gpu", "threads"):
-            if self.machine.get(name) != here.get(name):
+        pairs = [(name, self.machine.get(name), here.get(name)) for name in ("processor", "gpu", "threads")]
+        pairs.append(("dtype", self.dtype, str(dtype).removeprefix("torch.")))
+        pairs += [(name, self.made_for[name], made_for[name]) for name in ("target", "drafter")]
+        for name, calibrated, found in pairs:
+            if calibrated != found:
                 return (
-                    f"calibrated for {name} {self.machine.get(name)}, this is {here.get(name)}: trees may "
-                    "be of a wrong size; measure again with drafttrain calibrate"
+                    f"calibrated for {name} {calibrated}, and this is {found}: trees may be of a wrong size"
                 )
         return None

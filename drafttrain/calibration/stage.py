@@ -3,7 +3,7 @@ what the target accepts."""
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -25,10 +25,11 @@ from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import check_quiet, describe_machine
+from drafttrain.evaluation.measure import check_length
 from drafttrain.evaluation.prompts import PromptSet, read_prompts
 from drafttrain.export.bundle import load_bundle
 from drafttrain.files import write_json
-from drafttrain.inference.acceptance import Accepted, accept_greedy
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
@@ -64,9 +65,14 @@ class CalibrateConfig:
         """Raises:
         UserError: a value that makes no sense.
         """
-        for name in ("max_new_tokens", "rounds", "width", "chain_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"calibrate.{name} is {getattr(self, name)}: at least 1 is needed")
+        for name, least in (("max_new_tokens", 2), ("rounds", 1), ("width", 1), ("chain_length", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"calibrate.{name} is {getattr(self, name)}: at least {least} is needed")
+        if self.prompts is not None:
+            if self.prompts.limit is not None and self.prompts.limit < 2:
+                raise UserError(f"calibrate.prompts: limit {self.prompts.limit} is too few; give some dozens")
+            if self.prompts.turns != 1:
+                raise UserError("calibrate.prompts: turns must be 1, only first turns are decoded")
 
 
 def calibrate(
@@ -94,6 +100,9 @@ def calibrate(
     loaded = load_bundle(bundle, target=target, dtype=dtype, device=device)
     model, drafter = loaded.target, loaded.drafter
     ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
+    for prompt, prompt_ids in zip(prompts, ids):
+        which = f"{config.prompts.path}: prompt {prompt.id}"
+        check_length(model, prompt_ids, config.max_new_tokens, which)
     with Progress(transient=True) as bars:
         work = len(CONTEXTS) * (WARM_UP + config.rounds) + 4 * len(ids)
         bar = bars.add_task("calibrating", total=work)
@@ -103,8 +112,9 @@ def calibrate(
 
         verified, drafted = measure_costs(model, drafter, config.width, rounds=config.rounds, on_round=step)
         decoding = _Decoding(model, drafter, ids, config.max_new_tokens, step)
-        chains = JudgedChains(config.chain_length)
-        decoding.run(chains, chains)
+        chains = JudgedChains(config.chain_length, model.eos_token_ids)
+        decoding.run(chains, chains, chains.next_prompt)
+        temperature, confidence = judge(chains.judged)
         full = Eagle2Policy(config.width, max_depth=5, total=None)
         wide = decoding.run(full)
         found = Calibration(
@@ -112,6 +122,7 @@ def calibrate(
             dtype=str(model.dtype).removeprefix("torch."),
             versions=versions(),
             measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            made_for=loaded.fingerprints,
             target=verified,
             drafter=drafted,
             step_overhead=0.0,
@@ -119,14 +130,13 @@ def calibrate(
             # 0 where nothing was accepted or nothing reached that depth: no probability can be 0 for good
             acceptance=[max(0.01, share) for share in wide.acceptance_by_depth] or [0.01],
             tree=f"eagle2:top_k={config.width},max_depth=5,total=none",
-            temperature=1.0,
-            confidence={},
+            temperature=temperature,
+            confidence=confidence,
         )
         found.step_overhead = _overhead(found, wide, full)
         for _ in range(2):  # the rate that a step has to beat is the rate that such steps reach
             policy = TimedPolicy(**found.costs.for_timed(), width=config.width)
-            found.rate = max(found.rate, _rate(decoding.run(policy)))
-    found.temperature, found.confidence = judge(chains.judged)
+            found.rate = _rate(decoding.run(policy))
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / FILE, found.to_json())
@@ -144,12 +154,18 @@ class _Decoding:
     drafter: Drafter
     prompts: Sequence[list[int]]
     max_new_tokens: int
-    on_prompt: object
+    on_prompt: Callable[[], None]
 
-    def run(self, policy: TreePolicy, accept=accept_greedy) -> DecodeStats:
+    def run(
+        self,
+        policy: TreePolicy,
+        accept: AcceptanceRule = accept_greedy,
+        before_prompt: Callable[[], None] = lambda: None,
+    ) -> DecodeStats:
         total = DecodeStats()
         proposer = TreeProposer(self.drafter, policy)
         for prompt in self.prompts:
+            before_prompt()
             total += decode_all(self.target, proposer, [prompt], self.max_new_tokens, accept=accept)[1]
             self.on_prompt()
         return total
@@ -160,11 +176,13 @@ class Judged:
     """A drafted token whose parents were accepted.
 
     Attributes:
+        prompt: number of its prompt.
         depth: in its chain, from 1.
         confidence: at each of `TEMPERATURES`.
         accepted: by the target.
     """
 
+    prompt: int
     depth: int
     confidence: list[float]
     accepted: bool
@@ -172,10 +190,16 @@ class Judged:
 
 class JudgedChains:
     """Drafts chains and, as the acceptance rule of the same decoding, notes what the target thinks of them
-    (batch 1, greedy)."""
+    (batch 1, greedy).
 
-    def __init__(self, length: int):
-        self.max_depth = length
+    Args:
+        length: of the chains.
+        stop: tokens behind which nothing is judged.
+    """
+
+    def __init__(self, length: int, stop: Collection[int]):
+        self.max_depth, self.stop = length, frozenset(stop)
+        self._prompt = -1
         self.judged: list[Judged] = []
         self._confidence: list[list[float]] = []
 
@@ -196,24 +220,31 @@ class JudgedChains:
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         accepted = accept_greedy(tree, logits)
         count = int(accepted.counts[0]) - 1
+        tokens = tree.tokens[0].tolist()
         for i in range(min(count + 1, tree.width - 1)):
-            self.judged.append(Judged(i + 1, self._confidence[i], i < count))
+            self.judged.append(Judged(self._prompt, i + 1, self._confidence[i], i < count))
+            if tokens[i + 1] in self.stop:
+                break
         return accepted
+
+    def next_prompt(self) -> None:
+        """Says that what follows belongs to another prompt."""
+        self._prompt += 1
 
 
 def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:
-    """The best temperature of one half of the tokens, and how reliable confidence is on the other half, raw
-    and scaled, in all and by depth.
+    """The best temperature of every other prompt, and how reliable confidence is on those between, raw and
+    scaled, in all and by depth.
 
     Raises:
-        UserError: fewer than two tokens.
+        UserError: no tokens in one half.
     """
-    if len(judged) < 2:
-        raise UserError("calibrate: too few drafted tokens were judged; give more prompts")
+    fitted = np.array([item.prompt % 2 == 0 for item in judged], dtype=bool)  # [tokens]
+    if fitted.all() or not fitted.any():
+        raise UserError("calibrate: too few drafted tokens were judged; give more prompts or more new tokens")
     confidence = np.array([item.confidence for item in judged])  # [tokens, temperatures]
     accepted = np.array([item.accepted for item in judged])  # [tokens]
     depth = np.array([item.depth for item in judged])
-    fitted = np.arange(len(judged)) < len(judged) // 2  # whole prompts but one
     temperature = best_temperature(confidence[fitted], accepted[fitted])
     rows: dict[str, dict[str, Reliability]] = {}
     for kind, used in (("raw", 1.0), ("scaled", temperature)):

@@ -1,8 +1,8 @@
 """How long the target and the drafter take, by number of tokens and length of context.
 
-All sizes are measured by turns, so that a machine that slows down slows all of them, and each drafting step
-follows a forward of the target, as it does when decoding: the target's weights push the drafter's out of the
-caches.
+All sizes are measured by turns, so that a machine that slows down slows all of them, and drafting steps come
+in threes after a forward of the target, as they do when decoding: the target's weights push the drafter's out
+of the caches.
 """
 
 import time
@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from sklearn.isotonic import isotonic_regression
 
 from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
 from drafttrain.evaluation.metrics import quartiles
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.target.frozen import FrozenTarget
@@ -50,11 +52,8 @@ class Curve:
         return cls(context, sizes, list(lower), list(median), list(upper))
 
     def cost(self) -> CostCurve:
-        """The medians, never falling: more tokens do not take less time, whatever noise says."""
-        rising = list(self.median)
-        for i in reversed(range(len(rising) - 1)):
-            rising[i] = min(rising[i], rising[i + 1])
-        return CostCurve(tuple(self.sizes), tuple(rising))
+        """The medians, evened out where they fall: more tokens do not take less time, whatever noise says."""
+        return CostCurve(tuple(self.sizes), tuple(isotonic_regression(self.median).tolist()))
 
 
 @torch.no_grad()
@@ -75,6 +74,9 @@ def measure_costs(
 
     Returns:
         the target's curves s_t(n) and the drafter's s_d(f), one for each context.
+
+    Raises:
+        UserError: the target has too few positions for any context.
     """
     positions = getattr(target.config, "max_position_embeddings", None) or max(contexts) + max(VERIFIED)
     verified, drafted = [], []
@@ -95,6 +97,11 @@ def measure_costs(
             on_round()
         verified.append(Curve.of(context, target_seconds))
         drafted.append(Curve.of(context, draft_seconds))
+    if not verified:
+        raise UserError(
+            f"{target.name} has {positions} positions, too few to calibrate with {max(VERIFIED)} tokens "
+            f"behind {min(contexts)}"
+        )
     return verified, drafted
 
 

@@ -207,7 +207,8 @@ class EddModel(PreTrainedModel):
 
     def pack(self) -> None:
         """Lays out the weights for drafting, where that is faster (bf16 on a CPU); no training after it."""
-        pack_linears(self)
+        # queries stand alone: soft prompts have none
+        pack_linears(self, (("k_proj", "v_proj"), ("gate_proj", "up_proj")))
 
     @classmethod
     def load(

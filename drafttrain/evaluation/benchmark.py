@@ -37,7 +37,7 @@ from drafttrain.provenance import content_hash, versions
 from drafttrain.trees.costs import CostCurve, Costs
 from drafttrain.trees.named import parse_policy
 
-FORMAT_VERSION = 1  # of summary.json and eval.json
+FORMAT_VERSION = 2  # of summary.json and eval.json
 ALL = "all"  # the row over all tasks
 # the EDD paper's machine, to check settings without a calibration
 EXAMPLE_COSTS = Costs(*[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,))
@@ -103,7 +103,8 @@ def try_trees(
     Args:
         options: of `measure`.
     """
-    methods = {tree: drafting(loaded.target, loaded.proposer(tree)) for tree in trees}
+    proposers = loaded.proposers(trees)
+    methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
     rows = tabulate(measure(loaded.target, methods, task, log, **options))
     return [
         {"tree": tree, "tokens_per_second": row.tokens_per_second, "accept_len": row.accept_len}

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from drafttrain.evaluation.measure import MeasurementLog, check_length, generate_batch, stock_model
+from drafttrain.evaluation.measure import MeasurementLog, check_length, generate_batch
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, Measurement, MethodRun
 from drafttrain.evaluation.prompts import Task
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.loading import load_stock_model
 from drafttrain.target.probe import TOLERANCE
 
 METHODS = (AUTOREGRESSIVE, TRANSFORMERS, "drafting")
@@ -31,7 +32,9 @@ class Difference:
         position: index of the first differing token among the new ones.
         expected, found: the two tokens there; -1 where an output had ended.
         top2: the target's two most probable tokens at this place, from one forward over everything before it.
-        gap: difference of their logits. Within the rounding of the type it is a tie, above that a bug.
+        gap: difference of their logits.
+        behind: how far the worse of the two differing tokens is behind the best logit; None where an output
+            had ended. Within the rounding of the type it is a tie, above that a bug.
         logit_std: standard deviation of the logits, to compare the gap with.
     """
 
@@ -40,17 +43,13 @@ class Difference:
     found: int
     top2: list[int]
     gap: float
+    behind: float | None
     logit_std: float
 
-    @property
-    def gap_share(self) -> float:
-        """The gap as a share of the logits' standard deviation."""
-        return self.gap / self.logit_std
-
     def is_tie(self, dtype: torch.dtype) -> bool:
-        """Whether rounding alone can have decided: the gap is within what the same token's logits were seen
-        to differ by when it is forwarded in another company."""
-        return self.gap_share < TOLERANCE[dtype]
+        """Whether rounding alone can have decided: both tokens are within what the same token's logits were
+        seen to differ by when it is forwarded in another company."""
+        return self.behind is not None and self.behind < TOLERANCE[dtype] * self.logit_std
 
 
 @torch.no_grad()
@@ -67,7 +66,8 @@ def first_difference(
     best = logits.topk(2)
     tokens = [list(output)[position] if position < len(output) else -1 for output in (expected, found)]
     gap = (best.values[0] - best.values[1]).item()
-    return Difference(position, *tokens, best.indices.tolist(), gap, logits.std().item())
+    behind = (best.values[0] - logits[tokens].min()).item() if min(tokens) >= 0 else None
+    return Difference(position, *tokens, best.indices.tolist(), gap, behind, logits.std().item())
 
 
 def check_lossless(
@@ -86,7 +86,7 @@ def check_lossless(
         `prompts`, `mismatches` (prompts on which not all three agree), `dtype`, and `differences` with the
         place of each and the target's top-2 logit gap there.
     """
-    model = stock_model(target)
+    model = load_stock_model(target)
     prompts, mismatched, differences = 0, 0, []
     for task in tasks:
         for first in range(0, len(task.prompts), BATCH):

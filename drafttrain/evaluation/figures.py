@@ -159,8 +159,8 @@ def measure_group(group: Group, run: Run) -> Measured:
 
 
 def figure_row(name: str, goal: str, measured: dict[str, Any]) -> dict[str, Any]:
-    """One line of output."""
-    ok = judge(goal, measured["value"]) and measured.get("ok", True)
+    """One line of output; "ok" is None for a figure that was skipped for a reason, which is no failure."""
+    ok = None if "skipped" in measured else judge(goal, measured["value"]) and measured.get("ok", True)
     notes = {key: item for key, item in measured.items() if key not in ("figure", "value", "goal", "ok")}
     return rounded({"figure": name, "value": measured["value"], "goal": goal, "ok": ok, **notes})
 
@@ -203,8 +203,9 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         rows = [figure_row(name, group.goals[name], measured.get(name, MISSING)) for name in wanted]
         for row in rows:
             print(json.dumps(row), flush=True)
-        all_ok &= all(row["ok"] for row in rows)
+        all_ok &= all(row["ok"] in (True, None) for row in rows)
         if not run.quick:  # at once: later groups may take hours
-            stamp = {"measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}
+            limit = {} if run.limit is None else {"limit": run.limit}
+            stamp = {**limit, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}
             record(run.topic, [{**row, **stamp} for row in rows])
     return all_ok

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import OtherLoad
@@ -24,6 +24,7 @@ from drafttrain.evaluation.prompts import Task
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.loading import load_stock_model
 
 WARM_UP_TOKENS = 16
 Method = Callable[[list[int], int], MethodRun]  # prompt ids, max_new_tokens
@@ -47,7 +48,7 @@ def autoregressive(target: FrozenTarget) -> Method:
 
 def transformers_generate(target: FrozenTarget) -> Method:
     """`generate` of the same model as transformers loads it, greedy, with its default cache."""
-    model = stock_model(target)
+    model = load_stock_model(target)
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
         started = time.perf_counter()
@@ -55,13 +56,6 @@ def transformers_generate(target: FrozenTarget) -> Method:
         return MethodRun(time.perf_counter() - started, new)
 
     return run
-
-
-def stock_model(target: FrozenTarget) -> PreTrainedModel:
-    """The target's model as transformers loads it, without what we do to it for speed."""
-    if not target.is_packed:
-        return target.model
-    return AutoModelForCausalLM.from_pretrained(target.model.name_or_path, dtype=target.dtype).eval()
 
 
 def generate_batch(

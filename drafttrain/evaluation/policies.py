@@ -44,7 +44,7 @@ GRIDS: dict[str, list[str]] = {
             (5, 10, 0.03),
         )
     ],
-    "timed": ["timed:width=3", "timed:width=4", "timed:width=6"],
+    "timed": ["timed:width=3", "timed:width=4", "timed:width=6", "timed:temperature=1"],
 }
 PAPER = {
     "EAGLE-2 (50 nodes)": "eagle2:top_k=10,max_depth=6,total=50",
@@ -62,11 +62,12 @@ def tune(
 ) -> tuple[dict[str, str], dict[str, float]]:
     """The fastest setting of each policy on the tuning prompts, and tokens per second of all that was tried,
     interleaved."""
-    every = [tree for trees in grids.values() for tree in trees]
-    methods = {tree: drafting(loaded.target, loaded.proposer(tree)) for tree in every}
+    proposers = loaded.proposers([tree for trees in grids.values() for tree in trees])
+    methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
     rows = tabulate(measure(loaded.target, methods, task, log, max_new_tokens, on_turn=on_turn))
     speeds = {tree: row.tokens_per_second for tree, row in rows.items()}
-    return {policy: max(trees, key=speeds.__getitem__) for policy, trees in grids.items()}, speeds
+    usable = {policy: [tree for tree in trees if tree in speeds] for policy, trees in grids.items()}
+    return {policy: max(trees, key=speeds.__getitem__) for policy, trees in usable.items() if trees}, speeds
 
 
 def compare(

@@ -132,6 +132,12 @@ def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
     return [Task(task.name, task.prompts[: taken[task.name]]) for task in tasks if taken[task.name]]
 
 
+def spread(prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
+    """n prompts at equal distances, so that all categories of a file are among them; None: all."""
+    n = len(prompts) if n is None else min(n, len(prompts))
+    return [prompts[i * len(prompts) // n] for i in range(n)]
+
+
 def _rows(stream: Stream) -> Iterator[tuple[int, Any]]:
     if stream.suffix == ".txt":
         for row, line in read_lines(stream):

@@ -61,7 +61,7 @@ def task_table(task: str, rows: dict[str, dict[str, Any]]) -> Table:
         show_edge=False,
         padding=0,
     )
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold", max_width=18)
     for heading, _, _ in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     for method, row in rows.items():

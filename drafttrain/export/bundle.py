@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,14 @@ from drafttrain.errors import UserError
 from drafttrain.export.card import model_card
 from drafttrain.files import new_folder, read_json, require_free_disk
 from drafttrain.inference.proposer import TreeProposer
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.target.loading import load_target
 from drafttrain.target.probe import check_tree_support
 from drafttrain.trees.named import CALIBRATED, parse_policy
 
 WEIGHTS = "model.safetensors"
 EVALUATION = "eval.json"
+REDO = "drafttrain calibrate BUNDLE --prompts FILE"
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been measured yet
 
 
@@ -61,12 +64,14 @@ class Bundle:
         drafter: which reads it.
         tree: the growth policy that was fastest when measured, as `parse_policy` reads it.
         calibration: what drafting and verifying cost; None where nothing was calibrated.
+        fingerprints: of "target" and "drafter".
     """
 
     target: FrozenTarget
     drafter: EddModel
     tree: str
     calibration: Calibration | None
+    fingerprints: dict[str, str]
 
     def proposer(self, tree: str | None = None) -> TreeProposer:
         """The drafter with a growth policy, by default the fastest.
@@ -77,10 +82,30 @@ class Bundle:
         costs = self.calibration.costs if self.calibration else None
         return TreeProposer(self.drafter, parse_policy(tree or self.tree, costs))
 
+    def proposers(self, trees: Sequence[str]) -> dict[str, TreeProposer]:
+        """The drafter with each of several growth policies. One that cannot be used here (PCT with a drafter
+        slower than its target) is left out with a warning.
+
+        Raises:
+            UserError: none can be used.
+        """
+        found, problem = {}, None
+        for tree in trees:
+            try:
+                found[tree] = self.proposer(tree)
+            except UserError as error:
+                problem = error
+                warnings.warn(f"{tree} is left out: {error}", stacklevel=2)
+        if problem and not found:
+            raise problem
+        return found
+
     def warning(self, tree: str | None = None) -> str | None:
-        """Says in one line if the policy goes by a calibration of another machine."""
-        calibrated = (tree or self.tree).partition(":")[0] in CALIBRATED
-        return self.calibration.foreign(self.target.device) if self.calibration and calibrated else None
+        """Says in one line if the policy goes by a calibration of something else, and how to redo it."""
+        if self.calibration is None or (tree or self.tree).partition(":")[0] not in CALIBRATED:
+            return None
+        problem = self.calibration.foreign(self.target.device, self.target.dtype, self.fingerprints)
+        return problem and f"{problem}; measure again: {REDO}"
 
 
 def export(
@@ -193,11 +218,15 @@ def load_bundle(
         check_tree_support(target)
         target.pack()
     drafter = EddModel.load(folder, target, dtype=target.dtype)
+    fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
     measured = folder / EVALUATION
-    tree = _read_evaluation(measured).get("tree") if measured.exists() else None
+    results = _read_evaluation(measured) if measured.exists() else {}
+    tree = results.get("tree")
+    if "draft_length" in results:  # of format 1, which knew chains only
+        tree = f"chain:length={results['draft_length']}"
     if calibration is None and (folder / CALIBRATION).exists():
         calibration = folder
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
-    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration)
+    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration, fingerprints)

@@ -93,10 +93,10 @@ def grouped_attention(
     kv_heads, n = key.shape[1], query.shape[2]
     group = query.shape[1] // kv_heads
     packed = query.unflatten(1, (kv_heads, group)).flatten(2, 3)  # [B, kv, group · n, d]
-    repeated = getattr(mask, "repeated_for_group", None)  # every block of a model gets the same mask
-    if repeated is None:
-        repeated = mask.repeated_for_group = mask.repeat(1, 1, group, 1)  # [B, 1, group · n, S]
-    out = F.scaled_dot_product_attention(packed, key, value, attn_mask=repeated, scale=scale)
+    repeated = getattr(mask, "repeated", {})  # every block of a model gets the same mask
+    if group not in repeated:
+        mask.repeated = {group: mask.repeat(1, 1, group, 1)}  # [B, 1, group · n, S]
+    out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask.repeated[group], scale=scale)
     return out.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4).flatten(2, 3)  # [B, n, kv · group, d]
 
 

@@ -34,6 +34,20 @@ _CONFIG_KEYS = (
 )
 
 
+def weights_hash(model: nn.Module) -> str:
+    """Hash of some evenly spaced numbers of every parameter: cheap, and a fine-tuned copy differs.
+
+    They are rounded to bf16 first: a model has the same hash in whatever type it is loaded.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        step = -(-weight.numel() // 64)
+        sample = weight.detach().flatten()[::step].to("cpu", torch.bfloat16)  # [<= 64]
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
 @dataclass
 class TargetStates:
     """What a forward of the target leaves behind: `tapped` [B, n, K·H] (the tapped blocks, side by side) and
@@ -116,18 +130,9 @@ class FrozenTarget:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of some evenly spaced numbers of every tensor: cheap, and a fine-tuned copy differs.
-
-        They are rounded to bf16 first: a target has the same fingerprint in whatever type it is loaded.
-        """
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.model.named_parameters()):
-            step = -(-weight.numel() // 64)
-            sample = weight.detach().flatten()[::step].to("cpu", torch.bfloat16)  # [<= 64]
-            digest.update(f"{name} {tuple(weight.shape)}".encode())
-            digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
+        """Hash of the weights and of what decides a forward besides them."""
         config = {key: getattr(self.config, key, None) for key in _CONFIG_KEYS}
-        return fingerprint([digest.hexdigest(), config])
+        return fingerprint([weights_hash(self.model), config])
 
     def pack(self) -> None:
         """Lays out the weights for decoding, where that is faster (bf16 on a CPU). The outputs stay the same.

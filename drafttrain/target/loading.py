@@ -56,6 +56,20 @@ def load_target(
     return FrozenTarget(language_model, tokenizer, record["name"] if record else model)
 
 
+def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
+    """A second copy of a target's model, as transformers loads it, without what we do to ours for speed. The
+    target's own where it was not loaded from a folder or the Hub.
+
+    Raises:
+        UserError: it is no longer there.
+    """
+    place = target.model.name_or_path
+    if not place:
+        return target.model
+    name = str(target.dtype).removeprefix("torch.")
+    return _load_model(place, name if name in DTYPES else "auto").to(target.device).eval()
+
+
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """Loads a target's tokenizer; takes the same names as `load_target`.
 

@@ -77,18 +77,22 @@ def can_pack(module: nn.Module | None) -> bool:
     )
 
 
-def pack_linears(module: nn.Module) -> int:
+def pack_linears(module: nn.Module, same_input: Sequence[Sequence[str]] = SAME_INPUT) -> int:
     """Replaces the linear layers below a module by packed ones; returns how many. The row-major weights go
-    with them where nothing else holds them, so that the module can no longer be trained or saved."""
+    with them where nothing else holds them, so that the module can no longer be trained, saved or copied.
+
+    Args:
+        same_input: names of siblings that are always called with the same input.
+    """
     packed = 0
-    for names in SAME_INPUT:
+    for names in same_input:
         packed += _join(module, names)
     for name, child in module.named_children():
         if can_pack(child):
             setattr(module, name, PackedLinear(child.weight, child.bias))
             packed += 1
         else:
-            packed += pack_linears(child)
+            packed += pack_linears(child, same_input)
     return packed
 
 

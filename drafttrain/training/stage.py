@@ -132,6 +132,11 @@ class TrainingConfig:
                 f"training.optimizer is muon, which needs torch 2.9, and this is {torch.__version__}: use "
                 "a newer one or set it to adamw"
             )
+        if self.init_draft_vocab_size is not None and self.init_from is None:
+            raise UserError(
+                "training.init_draft_vocab_size goes with training.init_from, which is not set: use "
+                "drafter.draft_vocab_size for a new drafter"
+            )
         if self.deepspeed:
             if self.optimizer == "muon":
                 raise UserError(

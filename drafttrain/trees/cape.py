@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
 from drafttrain.trees.tree import TokenTree
 
 
@@ -22,6 +23,14 @@ class CapePolicy:
     max_depth: int = 5
     bounds: tuple[float, ...] = (0.3, 0.6, 0.8)
     widths: tuple[int, ...] = (7, 5, 3, 1)
+
+    def __post_init__(self) -> None:
+        rising = all(low < high for low, high in zip(self.bounds, self.bounds[1:]))
+        if len(self.widths) != len(self.bounds) + 1 or not rising or min(self.widths) < 1:
+            raise UserError(
+                f"CAPE: bounds {list(self.bounds)} must rise, and widths {list(self.widths)} be one more, "
+                "each at least 1"
+            )
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""

@@ -40,6 +40,7 @@ class Costs:
         target: the target's forward alone, by the number of tokens.
         rate: tokens per second that `timed` reached when it was calibrated.
         acceptance: accepted children of an accepted node, at each depth from 0 on.
+        temperature: under which the drafter's confidence predicts acceptance.
     """
 
     draft: CostCurve
@@ -47,6 +48,7 @@ class Costs:
     target: CostCurve
     rate: float
     acceptance: tuple[float, ...]
+    temperature: float = 1.0
 
     def for_pct(self) -> dict[str, Any]:
         """s_d and s_t, both taken as constant (EDD paper, eq. 6)."""
@@ -58,4 +60,5 @@ class Costs:
             "verify_seconds": self.verify,
             "rate": self.rate,
             "acceptance": self.acceptance,
+            "temperature": self.temperature,
         }

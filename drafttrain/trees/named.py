@@ -6,6 +6,7 @@ from a calibration.
 
 import difflib
 import inspect
+import math
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from drafttrain.trees.timed import TimedPolicy
 POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "chain": ChainPolicy,
     "static": StaticPolicy.from_k_config,
+    "paths": StaticPolicy.from_text,
     "vct": StaticPolicy.vanilla,
     "eagle1": StaticPolicy.eagle1,
     "cape": CapePolicy,
@@ -81,8 +83,10 @@ def _value(text: str, kind: Any) -> Any:
         number = int(text)
     elif kind is float:
         number = float(text)
+    elif kind is str:
+        return text
     else:
         raise ValueError(text)
-    if not number >= 0:  # NaN fails too
+    if not 0 <= number < math.inf:  # NaN fails too
         raise ValueError(text)
     return number

@@ -13,6 +13,7 @@ from drafttrain.trees.tree import TokenTree
 EAGLE1_PATHS = (
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001".split()
 )
+LARGEST = 4096  # nodes
 
 
 @dataclass
@@ -28,6 +29,8 @@ class StaticPolicy:
 
     def __post_init__(self) -> None:
         self.paths = sorted({tuple(path) for path in self.paths}, key=lambda path: (len(path), path))
+        if len(self.paths) > LARGEST:
+            raise UserError(f"static tree: {len(self.paths)} nodes are more than {LARGEST}: make it smaller")
         known = {(), *self.paths}
         for path in self.paths:
             if not path or min(path) < 0 or path[:-1] not in known:
@@ -42,6 +45,8 @@ class StaticPolicy:
         layer: list[tuple[int, ...]] = [()]
         paths = []
         for k in k_config:
+            if len(layer) * k > LARGEST:
+                raise UserError(f"static tree: a layer of {len(layer) * k} nodes is more than {LARGEST}")
             layer = [(*path, rank) for path in layer for rank in range(k)]
             paths += layer
         return cls(paths)
@@ -50,6 +55,13 @@ class StaticPolicy:
     def vanilla(cls, width: int = 3, depth: int = 5) -> "StaticPolicy":
         """VCT of the EDD paper: every node has `width` children, `depth` layers deep (363 drafted nodes)."""
         return cls.from_k_config((width,) * depth)
+
+    @classmethod
+    def from_text(cls, paths: str) -> "StaticPolicy":
+        """Paths as ranks below ten joined by dashes: `0-1-00-01`."""
+        if not all(path.isdecimal() for path in paths.split("-")):
+            raise UserError(f"static tree: paths {paths!r} are to be digits joined by dashes, as in 0-1-00")
+        return cls([tuple(map(int, path)) for path in paths.split("-")])
 
     @classmethod
     def eagle1(cls) -> "StaticPolicy":
@@ -69,6 +81,11 @@ class StaticPolicy:
             parents = sorted({index[path[:-1]] for path in layer})
             frontier = torch.tensor(parents, device=root.device).expand(len(root), -1)  # [B, f]
             ranks = max(path[-1] for path in layer) + 1
+            if ranks > drafter.draft_vocab_size:
+                raise UserError(
+                    f"static tree: {ranks} children, and the drafter has {drafter.draft_vocab_size} tokens: "
+                    "make it narrower"
+                )
             log_probs, ids = drafter.expand(state, tree, frontier).topk(ranks)  # [B, f, ranks]
             places = [parents.index(index[path[:-1]]) * ranks + path[-1] for path in layer]
             places = torch.tensor(places, device=root.device)  # [nodes] in [f * ranks]

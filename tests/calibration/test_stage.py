@@ -41,9 +41,12 @@ def test_end_to_end(calibrated, tiny_bundle, capsys):
     raw = found.confidence["raw"]
     assert sum(raw[depth].tokens for depth in raw if depth != "all") == raw["all"].tokens > 0
     assert found.temperature in TEMPERATURES
-    assert found.foreign(torch.device("cpu")) is None
+    here = torch.device("cpu"), torch.float32, found.made_for
+    assert found.foreign(*here) is None
     elsewhere = dataclasses.replace(found, machine={**found.machine, "processor": "another"})
-    assert "calibrated for processor another" in elsewhere.foreign(torch.device("cpu"))
+    assert "calibrated for processor another" in elsewhere.foreign(*here)
+    assert "calibrated for dtype float32" in found.foreign(here[0], torch.bfloat16, here[2])
+    assert "calibrated for drafter" in found.foreign(*here[:2], {**found.made_for, "drafter": "another"})
 
     bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu", calibration=out)
     for tree in ("pct:width=2", "timed"):
@@ -79,7 +82,8 @@ def test_what_is_judged(tiny_target):
     """Drafts count up to the first that the target rejects, and none behind it."""
     prompt = [7, 8, 9, 10]
     [text], _ = decode_all(tiny_target, NoProposer(), [prompt], 20, stop=())
-    chains = JudgedChains(4)
+    chains = JudgedChains(4, ())
+    chains.next_prompt()
     proposer = TreeProposer(HalfRight(prompt + text, tiny_target.vocab_size), chains)
     steps = list(decode(tiny_target, proposer, [prompt], 20, stop=(), accept=chains))
     expected = []
@@ -98,13 +102,26 @@ def test_what_is_judged(tiny_target):
 
 def test_too_little_to_judge():
     with pytest.raises(UserError, match="give more prompts"):
-        judge([Judged(1, [0.5] * len(TEMPERATURES), True)])
+        judge([Judged(0, 1, [0.5] * len(TEMPERATURES), True)] * 3)
+
+
+def test_nothing_is_judged_behind_a_stop_token(tiny_target):
+    prompt = [7, 8, 9, 10]
+    [text], _ = decode_all(tiny_target, NoProposer(), [prompt], 20, stop=())
+    drafter = HalfRight(prompt + text, tiny_target.vocab_size)
+    judged = []
+    for stop in ((), {text[1]}):
+        chains = JudgedChains(4, stop)
+        chains.next_prompt()
+        list(decode(tiny_target, TreeProposer(drafter, chains), [prompt], 3, stop=stop, accept=chains))
+        judged.append([(item.depth, item.accepted) for item in chains.judged])
+    assert judged[1] == judged[0][: len(judged[1])] and len(judged[1]) < len(judged[0])
 
 
 def test_curves_never_fall():
     curve = Curve.of(64, {4: [3.0, 3.2, 3.1], 1: [1.0, 1.1, 1.2], 8: [2.9, 3.0, 2.8]})
     assert curve.sizes == [1, 4, 8] and curve.median == [1.1, 3.1, 2.9]
-    assert curve.cost().seconds == (1.1, 2.9, 2.9)
+    assert curve.cost().seconds == pytest.approx((1.1, 3.0, 3.0))
 
 
 @pytest.mark.parametrize(
@@ -112,6 +129,9 @@ def test_curves_never_fall():
     [
         ({"prompts": None}, "calibrate.prompts is missing"),
         ({"rounds": 0}, "calibrate.rounds is 0"),
+        ({"max_new_tokens": 1}, "calibrate.max_new_tokens is 1"),
+        ({"prompts": PromptSet("a", "b", limit=1)}, "limit 1 is too few"),
+        ({"prompts": PromptSet("a", "b", turns=2)}, "turns must be 1"),
         ({"prompts": PromptSet("a", "nowhere.jsonl")}, "nowhere.jsonl: no such file"),
     ],
 )
@@ -121,13 +141,30 @@ def test_unusable_settings(questions, tmp_path, changes, message):
         calibrate(config, tmp_path / "no bundle", tmp_path / "out")
 
 
-def test_one_prompt_is_too_few(questions, tmp_path):
-    config = CalibrateConfig(PromptSet("a", str(questions), limit=1))
+def test_one_prompt_is_too_few(tmp_path):
+    (tmp_path / "one.txt").write_text("Why?\n")
+    config = CalibrateConfig(PromptSet("a", str(tmp_path / "one.txt")))
     with pytest.raises(UserError, match="too few to calibrate"):
         calibrate(config, tmp_path / "no bundle", tmp_path / "out")
 
 
-@pytest.mark.parametrize("change", [{"format_version": 0}, {"target": None}, {"rate": ...}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format_version": 0},
+        {"target": None},
+        {"target": []},
+        {"rate": ...},
+        {"rate": None},
+        {"rate": "fast"},
+        {"acceptance": []},
+        {"acceptance": [2.0]},
+        {"step_overhead": -1},
+        {"machine": None},
+        {"made_for": {}},
+        {"drafter": [{"context": 64, "sizes": [1, 2], "lower": [1.0], "median": [1.0], "upper": [1.0]}]},
+    ],
+)
 def test_a_damaged_file_is_refused(calibrated, change):
     _, out = calibrated
     values = json.loads((out / "calibration.json").read_text())

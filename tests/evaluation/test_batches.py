@@ -59,4 +59,4 @@ def test_times(tiny_target):
     torch.manual_seed(0)
     found = batch_times(tiny_target, {"none": NoProposer()}, PROMPTS, 4, 6, repeats=3)
     assert len(found["none"].rates) == 3 and found["none"].accept_len == 1
-    assert min(found["none"].rates) <= found["none"].tokens_per_second <= max(found["none"].rates)
+    assert found["none"].tokens_per_second == sorted(found["none"].rates)[1] > 0

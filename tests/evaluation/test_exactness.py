@@ -1,5 +1,7 @@
 """Differences between outputs: where they are, and how sure the target was."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -27,6 +29,10 @@ def test_gap_is_that_of_a_plain_forward(tiny_target):
     logits = tiny_target.model(torch.tensor([[7, 8, 9, 10, 11]])).logits[0, -1].float()
     values, tokens = logits.sort(descending=True)
     assert found.top2 == tokens[:2].tolist()
+    assert found.behind == pytest.approx((values[0] - logits[[12, 99]].min()).item(), abs=1e-4)
+    assert not found.is_tie(torch.bfloat16) and found.gap < found.behind
+    close = dataclasses.replace(found, behind=0.1 * found.logit_std)
+    assert close.is_tie(torch.bfloat16) and not close.is_tie(torch.float32)
     assert found.gap == pytest.approx((values[0] - values[1]).item(), abs=1e-4)
     assert found.logit_std == pytest.approx(logits.std().item(), rel=1e-3)
 
@@ -36,6 +42,7 @@ def test_one_output_may_end_early(tiny_target, expected, found):
     difference = first_difference(tiny_target, [3, 4], expected, found)
     assert difference.position == 1
     assert {difference.expected, difference.found} == {6, -1}
+    assert difference.behind is None and not difference.is_tie(torch.bfloat16)
 
 
 def test_lossless(tiny_target, tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.evaluation.policies import GRIDS, PAPER, compare, table, tune
@@ -35,3 +36,12 @@ def test_the_fastest_of_each_is_compared(tiny_bundle, tmp_path):
     low, high = rows["chain"]["speedup_interval"]
     assert low <= rows["chain"]["speedup"] <= high or low == pytest.approx(high)
     assert rows[AUTOREGRESSIVE]["speedup_interval"] == [1.0, 1.0]
+
+
+def test_what_cannot_be_used_here_is_left_out(tiny_bundle):
+    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
+    slow = "pct:draft_seconds=2,verify_seconds=1"
+    with pytest.warns(UserWarning, match="is left out: PCT: a drafting step takes 2"):
+        assert list(bundle.proposers(["chain:length=1", slow])) == ["chain:length=1"]
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="drafting pays only where"):
+        bundle.proposers([slow])

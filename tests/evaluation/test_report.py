@@ -36,6 +36,7 @@ DIFFERENCE = {
     "found": 12,
     "top2": [11, 12],
     "gap": 0.00012,
+    "behind": 0.00012,
     "logit_std": 2.5,
 }
 SUMMARY = {

@@ -23,4 +23,5 @@ def test_what_the_policies_take():
         "verify_seconds": CURVE,
         "rate": 40.0,
         "acceptance": (0.5, 0.4),
+        "temperature": 1.0,
     }

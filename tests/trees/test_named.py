@@ -21,6 +21,7 @@ COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5))
     [
         ("chain:length=4", ChainPolicy(4)),
         ("static:k_config=3-2", StaticPolicy.from_k_config((3, 2))),
+        ("paths:paths=0-1-01", StaticPolicy([(0,), (1,), (0, 1)])),
         ("vct", StaticPolicy.vanilla()),
         ("vct:width=2,depth=2", StaticPolicy.vanilla(2, 2)),
         ("eagle1", StaticPolicy.eagle1()),
@@ -45,6 +46,7 @@ def test_names(text, policy):
         ("eagle2:topk=3", "did you mean top_k"),
         ("eagle2:top_k", "'top_k' is none of"),
         ("chain:length=x", "'x' is no value for length"),
+        ("pct:draft_seconds=inf", "no value for draft_seconds"),
         ("chain:length=-1", "'-1' is no value for length"),
         ("cape:bounds=0.3-x", "'0.3-x' is no value for bounds"),
         ("timed:draft_seconds=1", "no value for draft_seconds"),

@@ -134,6 +134,16 @@ def test_static_shapes():
     assert len(StaticPolicy.eagle1().paths) == 25 and StaticPolicy.eagle1().max_depth == 5
     assert StaticPolicy.from_k_config((1, 1)).paths == [(0,), (0, 0)]
     assert StaticPolicy([]).grow(TableDrafter("soft", 0), None, torch.tensor([3])).width == 1
+    assert StaticPolicy.from_text("0-1-00").paths == [(0,), (1,), (0, 0)]
+    with pytest.raises(UserError, match="digits joined by dashes"):
+        StaticPolicy.from_text("0-x")
+    with pytest.raises(UserError, match="more than 4096"):
+        StaticPolicy.from_k_config((10,) * 4)
+    with pytest.raises(UserError, match="9 children, and the drafter has 8 tokens"):
+        StaticPolicy.from_k_config((9,)).grow(TableDrafter("soft", 0), None, torch.tensor([3]))
+    for bounds, widths in (((0.3,), (7,)), ((0.6, 0.3), (3, 2, 1)), ((0.5,), (2, 0))):
+        with pytest.raises(UserError, match="bounds .* must rise"):
+            CapePolicy(3, bounds, widths)
     for broken in ([(0, 0)], [()], [(0,), (-1,)]):
         with pytest.raises(UserError, match="hangs in the air"):
             StaticPolicy(broken)
@@ -250,12 +260,24 @@ def test_timed_verifies_the_best_of_all_subtrees(drafter, root, rate):
 @pytest.mark.parametrize("confidence", [[0.9], [0.5, 0.2, 0.1], [0.05], [0.3, 0.3, 0.3, 0.3, 0.01]])
 def test_timed_expands_while_it_pays(confidence):
     policy = TimedPolicy(DRAFT, VERIFY, rate=0.1, acceptance=(0.7, 0.5))
+    share = 0.5 * (1 + 0.5 - 0.1 * DRAFT(1))  # with what the next layer brings
     gains = {0: 0.0}
     for f in range(1, len(confidence) + 1):
         seconds = DRAFT(f) + VERIFY(f + 2) - VERIFY(2)
-        gains[f] = 0.5 * sum(confidence[:f]) - 0.1 * seconds
+        gains[f] = share * sum(confidence[:f]) - 0.1 * seconds
     expected = max(gains, key=gains.get)
     assert policy._worth_expanding(confidence, depth=1, batch=1) == expected
+
+
+def test_timed_can_judge_by_another_temperature():
+    drafter = TableDrafter("soft", 1)
+    policies = [TimedPolicy(DRAFT, VERIFY, 0.05, temperature=t, max_depth=2) for t in (1.0, 2.0)]
+    trees = [policy.grow(drafter, None, torch.tensor([5])) for policy in policies]
+    expected = (drafter.table[0, 5] / 2).log_softmax(-1)
+    first = trees[1].depths[0] == 1
+    assert first.sum() == 4
+    torch.testing.assert_close(trees[1].log_probs[0, first], expected[trees[1].tokens[0, first] - 100])
+    assert not torch.equal(trees[0].log_probs[0, :2], trees[1].log_probs[0, :2])
 
 
 def test_timed_grows_with_confidence_and_shrinks_with_the_rate():
