@@ -116,7 +116,7 @@ def export(recipe: Recipe, folders: Folders) -> Estimate:
 def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
     """Which prompts are decoded how often."""
     prompts = recipe.calibrate.prompts
-    return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": "4 times each"}
+    return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": "6 times each"}
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:

@@ -239,7 +239,7 @@ def trees(run: Run) -> Measured:
     loaded = calibrated(run, folder)
     depends = [content_hash(QUICKSTART_DRAFTER), content_hash(folder / "calibration"), NEW_TOKENS, versions()]
     log = MeasurementLog(folder / "tuning.jsonl", fingerprint(depends))
-    tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=3, full=16)))
+    tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=3, full=12)))
     chosen, speeds = tune(loaded, tuning, log, NEW_TOKENS)
     (folder / "tuning.json").write_text(json.dumps({"chosen": chosen, "speeds": speeds}, indent=1) + "\n")
     log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, chosen, PAPER]))
@@ -347,9 +347,14 @@ def batches(run: Run) -> Measured:
     """Several prompts at once: drafting against plain decoding of the same batch."""
     run.check_quiet()
     folder = run.folder("batches")
-    loaded = calibrated(run, folder)
+    loaded = load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16")
     prompts = spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None))
-    trees = ["chain:length=2", "chain:length=3", "eagle2:top_k=2,max_depth=3,total=4", "timed"]
+    trees = [
+        "chain:length=2",
+        "chain:length=3",
+        "eagle2:top_k=2,max_depth=3,total=4",
+        "eagle2:top_k=3,max_depth=3,total=6",
+    ]
     ids = {
         name: [prompt.token_ids(loaded.target.tokenizer) for prompt in chosen]
         for name, chosen in (("tuning", read_prompts(TUNING, 16)), ("mt_bench", prompts))

@@ -13,7 +13,7 @@ from drafttrain.calibration.timing import Curve
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import describe_machine
 from drafttrain.files import read_json
-from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.costs import CostCurve, Costs, Promise
 
 FILE = "calibration.json"
 FORMAT_VERSION = 1
@@ -33,12 +33,14 @@ class Calibration:
         target: s_t(n), seconds of the target's forward by tokens, for each context.
         drafter: s_d(f), seconds of a drafting step by expanded nodes, for each context.
         step_overhead: seconds of a step outside both.
-        rate: tokens per second of `timed` on the prompts, their own forwards left out.
+        rate: tokens per second that a step has to beat in `timed`; of those tried, the one that was fastest.
+        reached: tokens per second of `timed` with it on the prompts, their own forwards left out.
         acceptance: accepted children of an accepted node that was expanded, at each depth from 0 on.
-        tree: policy that `acceptance` and `step_overhead` were measured with.
+        promise: share of nodes accepted, by joint log-probability.
+        tree: policy that `acceptance`, `promise` and `step_overhead` were measured with.
         temperature: under which the drafter's confidence predicts acceptance best.
-        confidence: "raw" and "scaled", each by depth ("all", "1", "2", …), of the half that the
-            temperature was not fitted on.
+        confidence: "raw" and "scaled" (by the temperature of the other half of the prompts), each by depth
+            ("all", "1", "2", …).
     """
 
     machine: dict[str, Any]
@@ -50,7 +52,9 @@ class Calibration:
     drafter: list[Curve]
     step_overhead: float
     rate: float
+    reached: float
     acceptance: list[float]
+    promise: Promise
     tree: str
     temperature: float
     confidence: dict[str, dict[str, Reliability]]
@@ -74,7 +78,8 @@ class Calibration:
                 kind: {depth: Reliability(**row) for depth, row in rows.items()}
                 for kind, rows in values.pop("confidence").items()
             }
-            found = cls(**values, **curves, confidence=confidence)
+            promise = Promise(**{name: tuple(row) for name, row in values.pop("promise").items()})
+            found = cls(**values, **curves, confidence=confidence, promise=promise)
             found.check()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); {remedy}") from None
@@ -92,6 +97,8 @@ class Calibration:
         numbers += [self.rate, self.temperature, *self.acceptance]
         if not all(0 < number < math.inf for number in numbers) or not 0 <= self.step_overhead < math.inf:
             raise ValueError("a number is not positive")
+        if not len(self.promise.log_joint) == len(self.promise.accepted) > 1:
+            raise ValueError("promise is incomplete")
         if not (self.target and self.drafter and self.acceptance and max(self.acceptance) <= 1):
             raise ValueError("something is empty")
         self.made_for["target"], self.made_for["drafter"], self.machine.get("processor"), int(curve.context)
@@ -107,7 +114,7 @@ class Calibration:
             for curves in (self.target, self.drafter)
         )
         step = CostCurve(target.sizes, tuple(seconds + self.step_overhead for seconds in target.seconds))
-        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.temperature)
+        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise)
 
     def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
         """Says so in one line if it was measured on another machine or with other threads than these, in

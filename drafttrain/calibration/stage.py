@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from sklearn.isotonic import isotonic_regression
 
 from drafttrain.calibration.calibration import FILE, Calibration
 from drafttrain.calibration.confidence import (
@@ -35,10 +36,16 @@ from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.provenance import versions
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.costs import Promise
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
+
+# bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
+PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
+STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # times the rate of an EAGLE-2 tree, tried as the rate to beat
+LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
 
 
 @dataclass
@@ -97,14 +104,14 @@ def calibrate(
     console = Console()
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
-    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device)
+    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device, own_calibration=False)
     model, drafter = loaded.target, loaded.drafter
     ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
     for prompt, prompt_ids in zip(prompts, ids):
         which = f"{config.prompts.path}: prompt {prompt.id}"
         check_length(model, prompt_ids, config.max_new_tokens, which)
     with Progress(transient=True) as bars:
-        work = len(CONTEXTS) * (WARM_UP + config.rounds) + 4 * len(ids)
+        work = len(CONTEXTS) * (WARM_UP + config.rounds) + (2 + len(STRICTNESS)) * len(ids)
         bar = bars.add_task("calibrating", total=work)
 
         def step() -> None:
@@ -116,7 +123,8 @@ def calibrate(
         decoding.run(chains, chains, chains.next_prompt)
         temperature, confidence = judge(chains.judged)
         full = Eagle2Policy(config.width, max_depth=5, total=None)
-        wide = decoding.run(full)
+        judged_trees = JudgedTrees()
+        wide = decoding.run(full, judged_trees)
         found = Calibration(
             machine=describe_machine(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
@@ -127,16 +135,23 @@ def calibrate(
             drafter=drafted,
             step_overhead=0.0,
             rate=_rate(wide),
+            reached=_rate(wide),
             # 0 where nothing was accepted or nothing reached that depth: no probability can be 0 for good
             acceptance=[max(0.01, share) for share in wide.acceptance_by_depth] or [0.01],
+            promise=judged_trees.promise(),
             tree=f"eagle2:top_k={config.width},max_depth=5,total=none",
             temperature=temperature,
             confidence=confidence,
         )
         found.step_overhead = _overhead(found, wide, full)
-        for _ in range(2):  # the rate that a step has to beat is the rate that such steps reach
-            policy = TimedPolicy(**found.costs.for_timed(), width=config.width)
-            found.rate = _rate(decoding.run(policy))
+        # The rate that a step has to beat is, in theory, the rate that such steps reach. What the curves
+        # leave out makes trees that pay in theory a little too large, so stricter ones are tried as well.
+        reached, settings = {}, found.costs.for_timed()
+        for rate in (strictness * found.rate for strictness in STRICTNESS):
+            policy = TimedPolicy(**{**settings, "rate": rate}, width=config.width)
+            reached[rate] = _rate(decoding.run(policy))
+        found.rate = max(reached, key=reached.__getitem__)
+        found.reached = max(reached.values())
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / FILE, found.to_json())
@@ -232,29 +247,63 @@ class JudgedChains:
         self._prompt += 1
 
 
+class JudgedTrees:
+    """As an acceptance rule (batch 1, greedy), notes what trees promise and what is accepted of them."""
+
+    def __init__(self) -> None:
+        self.log_joint: list[torch.Tensor] = []
+        self.accepted: list[torch.Tensor] = []
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        accepted = accept_greedy(tree, logits)
+        on_path = torch.zeros(tree.width, dtype=torch.bool)  # [n]
+        on_path[accepted.path[0, : int(accepted.counts[0])].cpu()] = True
+        self.log_joint.append(tree.joint_log_probs()[0, 1:].cpu())  # [n - 1]
+        self.accepted.append(on_path[1:])
+        return accepted
+
+    def promise(self) -> Promise:
+        """Share accepted by joint probability, over classes of it, evened out where it falls (isotonic
+        regression)."""
+        log_joint = torch.cat(self.log_joint).clamp(min=LEAST)  # [nodes]
+        accepted = torch.cat(self.accepted).float()  # [nodes]
+        which = torch.bucketize(log_joint, (torch.tensor(PER_MILLE) / 1000).log())  # [nodes]
+        counts = torch.bincount(which, minlength=len(PER_MILLE) + 1)  # [classes]
+        sums = [torch.bincount(which, weights=x, minlength=len(counts)) for x in (log_joint, accepted)]
+        places, shares = ((x[counts > 0] / counts[counts > 0]).tolist() for x in sums)
+        weights = counts[counts > 0].tolist()
+        shares = isotonic_regression(shares, sample_weight=weights, y_min=0, y_max=1).tolist()
+        # straight lines from there to probabilities of nothing and of one
+        return Promise((LEAST - 1, *places, 1e-6), (0.0, *shares, max(shares[-1], 1 - 1e-6)))
+
+
 def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:
-    """The best temperature of every other prompt, and how reliable confidence is on those between, raw and
-    scaled, in all and by depth.
+    """The best temperature of all tokens, and how reliable confidence is, raw and scaled, by depth.
+
+    What is reported as scaled is so by the temperature of the other half of the prompts.
 
     Raises:
         UserError: no tokens in one half.
     """
-    fitted = np.array([item.prompt % 2 == 0 for item in judged], dtype=bool)  # [tokens]
-    if fitted.all() or not fitted.any():
+    even = np.array([item.prompt % 2 == 0 for item in judged], dtype=bool)  # [tokens]
+    if even.all() or not even.any():
         raise UserError("calibrate: too few drafted tokens were judged; give more prompts or more new tokens")
     confidence = np.array([item.confidence for item in judged])  # [tokens, temperatures]
     accepted = np.array([item.accepted for item in judged])  # [tokens]
     depth = np.array([item.depth for item in judged])
-    temperature = best_temperature(confidence[fitted], accepted[fitted])
+    at_one = confidence[:, TEMPERATURES.index(1.0)]  # [tokens]
+    scaled = at_one.copy()
+    for half in (even, ~even):
+        temperature = best_temperature(confidence[half], accepted[half])
+        scaled[~half] = confidence[~half, TEMPERATURES.index(temperature)]
     rows: dict[str, dict[str, Reliability]] = {}
-    for kind, used in (("raw", 1.0), ("scaled", temperature)):
-        c = confidence[:, TEMPERATURES.index(used)]
-        rows[kind] = {"all": reliability(c[~fitted], accepted[~fitted])}
-        for d in range(1, int(depth[~fitted].max()) + 1):
-            here = ~fitted & (depth == d)
+    for kind, c in (("raw", at_one), ("scaled", scaled)):
+        rows[kind] = {"all": reliability(c, accepted)}
+        for d in range(1, int(depth.max()) + 1):
+            here = depth == d
             if here.any():
                 rows[kind][str(d)] = reliability(c[here], accepted[here])
-    return temperature, rows
+    return best_temperature(confidence, accepted), rows
 
 
 def _rate(stats: DecodeStats) -> float:
@@ -278,7 +327,7 @@ def _show(found: Calibration, console: Console) -> None:
         f"s_t: {verify} ms by tokens verified; s_d: {1000 * costs.draft(1):.2f} ms for one node, "
         f"{1000 * costs.draft(8):.2f} ms for 8; {1000 * found.step_overhead:.2f} ms of a step beside them",
         f"PCT expands a node from confidence {costs.draft(1) / costs.target(1):.3f} on; timed emits "
-        f"{found.rate:.1f} tokens/s",
+        f"{found.reached:.1f} tokens/s",
         f"confidence of {raw.tokens} judged tokens: ECE {raw.ece:.3f}, with temperature "
         f"{found.temperature:g} {scaled.ece:.3f}",
     ]

@@ -34,13 +34,15 @@ from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, write_json
 from drafttrain.provenance import content_hash, versions
-from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.named import parse_policy
 
 FORMAT_VERSION = 2  # of summary.json and eval.json
 ALL = "all"  # the row over all tasks
 # the EDD paper's machine, to check settings without a calibration
-EXAMPLE_COSTS = Costs(*[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,))
+EXAMPLE_COSTS = Costs(
+    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()
+)
 
 
 @dataclass

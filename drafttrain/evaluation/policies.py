@@ -44,7 +44,7 @@ GRIDS: dict[str, list[str]] = {
             (5, 10, 0.03),
         )
     ],
-    "timed": ["timed:width=3", "timed:width=4", "timed:width=6", "timed:temperature=1"],
+    "timed": ["timed:width=3", "timed:width=4", "timed:width=6"],
 }
 PAPER = {
     "EAGLE-2 (50 nodes)": "eagle2:top_k=10,max_depth=6,total=50",

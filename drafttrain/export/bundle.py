@@ -188,6 +188,7 @@ def load_bundle(
     dtype: str = "auto",
     device: str = "auto",
     calibration: Calibration | str | os.PathLike | None = None,
+    own_calibration: bool = True,
 ) -> Bundle:
     """Loads a bundle (or the bare folder of a trained drafter) with its target, for decoding.
 
@@ -196,6 +197,7 @@ def load_bundle(
         target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
         dtype: of a target that is loaded here; the drafter takes the target's.
         calibration: it, its file or its folder. None for the bundle's own, if it has one.
+        own_calibration: whether to read the bundle's own; it may be what is to be replaced.
 
     Raises:
         UserError: no bundle, damaged, or made for another target.
@@ -225,7 +227,7 @@ def load_bundle(
     tree = results.get("tree")
     if "draft_length" in results:  # of format 1, which knew chains only
         tree = f"chain:length={results['draft_length']}"
-    if calibration is None and (folder / CALIBRATION).exists():
+    if calibration is None and own_calibration and (folder / CALIBRATION).exists():
         calibration = folder
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class CostCurve:
@@ -31,6 +33,30 @@ class CostCurve:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """The share of drafted nodes of a joint probability that the target accepts, measured at some.
+
+    Attributes:
+        log_joint: natural logarithms of joint probabilities, ascending.
+        accepted: share of nodes accepted at each, never falling.
+    """
+
+    log_joint: Sequence[float] = (-16.0, 0.0)
+    accepted: Sequence[float] = (0.0, 1.0)
+
+    def __call__(self, log_joint: torch.Tensor) -> torch.Tensor:
+        """Share accepted, on the straight line between the neighbours measured, of any shape; 0 for padding
+        (-inf)."""
+        x = torch.tensor(self.log_joint, device=log_joint.device)
+        y = torch.tensor(self.accepted, device=log_joint.device)
+        inside = log_joint.clamp(x[0], x[-1])
+        right = torch.bucketize(inside, x).clamp(1, len(x) - 1)
+        low, high = x[right - 1], x[right]
+        share = y[right - 1] + (y[right] - y[right - 1]) * (inside - low) / (high - low)
+        return share.masked_fill(log_joint == -torch.inf, 0.0)
+
+
+@dataclass(frozen=True)
 class Costs:
     """What a step costs on one machine with one target and one drafter.
 
@@ -38,9 +64,9 @@ class Costs:
         draft: one drafting step, by the number of expanded nodes.
         verify: what a step takes besides, by the number of tokens verified, root included.
         target: the target's forward alone, by the number of tokens.
-        rate: tokens per second that `timed` reached when it was calibrated.
+        rate: tokens per second that a step has to beat in `timed`.
         acceptance: accepted children of an accepted node, at each depth from 0 on.
-        temperature: under which the drafter's confidence predicts acceptance.
+        promise: what a node's joint probability is worth.
     """
 
     draft: CostCurve
@@ -48,7 +74,7 @@ class Costs:
     target: CostCurve
     rate: float
     acceptance: tuple[float, ...]
-    temperature: float = 1.0
+    promise: Promise
 
     def for_pct(self) -> dict[str, Any]:
         """s_d and s_t, both taken as constant (EDD paper, eq. 6)."""
@@ -60,5 +86,5 @@ class Costs:
             "verify_seconds": self.verify,
             "rate": self.rate,
             "acceptance": self.acceptance,
-            "temperature": self.temperature,
+            "promise": self.promise,
         }

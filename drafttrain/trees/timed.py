@@ -8,33 +8,14 @@ greatest `expected tokens - rate * seconds`, where `rate` is the best attainable
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
-from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.costs import CostCurve, Promise
 from drafttrain.trees.layers import add_children
 from drafttrain.trees.tree import TokenTree
-
-
-@dataclass
-class Tempered:
-    """A drafter whose distributions are those of another temperature."""
-
-    drafter: Drafter
-    temperature: float
-
-    @property
-    def draft_vocab_size(self) -> int:
-        return self.drafter.draft_vocab_size
-
-    def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(self.drafter.expand(state, tree, frontier) / self.temperature, dim=-1)
-
-    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.drafter.to_target(ids)
 
 
 @dataclass
@@ -48,7 +29,7 @@ class TimedPolicy:
         rate: tokens per second that a second of drafting or verifying has to beat, for one sequence.
         acceptance: expected accepted children of an accepted node (at most one), at each depth from 0 on; the
             last value holds for deeper ones.
-        temperature: of the confidence that tokens are judged by; 1 takes the drafter's own.
+        promise: share of nodes accepted, by joint log-probability; None takes the drafter at its word.
         width: children of an expanded node.
         frontier: expanded nodes of a layer at most.
         max_depth: layers at most.
@@ -58,17 +39,13 @@ class TimedPolicy:
     verify_seconds: CostCurve
     rate: float
     acceptance: tuple[float, ...] = (0.6,)
-    temperature: float = 1.0
+    promise: Promise | None = None
     width: int = 4
     frontier: int = 8
     max_depth: int = 10
 
     def __post_init__(self) -> None:
-        if (
-            not self.rate > 0
-            or not self.temperature > 0
-            or not all(0 < share <= 1 for share in self.acceptance)
-        ):
+        if not self.rate > 0 or not all(0 < share <= 1 for share in self.acceptance):
             raise UserError(
                 f"timed: rate {self.rate} must be above 0, acceptance {list(self.acceptance)} within 0 and 1"
             )
@@ -76,8 +53,6 @@ class TimedPolicy:
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]; the sequences share forwards, and so the costs."""
         batch = len(root)
-        if self.temperature != 1:
-            drafter = Tempered(drafter, self.temperature)
         tree = TokenTree.root_only(root)
         joint = torch.ones_like(root, dtype=torch.float)[:, None]  # [B, n]
         layer = 0  # first node of the deepest layer
@@ -89,8 +64,17 @@ class TimedPolicy:
             nodes = layer + found.indices[:, :f].sort(dim=1).values  # [B, f] in breadth-first order
             layer = tree.width
             tree = add_children(drafter, state, tree, nodes, torch.full_like(root, f), self.width)
-            joint = tree.joint_log_probs().exp()
+            joint = self._accepted(tree)
         return self._worth_verifying(tree, joint)
+
+    def _accepted(self, tree: TokenTree) -> torch.Tensor:
+        """Expected share of each node that is accepted [B, n]; 1 for the root."""
+        joint = tree.joint_log_probs()  # [B, n]
+        if self.promise is None:
+            return joint.exp()
+        accepted = self.promise(joint)
+        accepted[:, 0] = 1
+        return accepted
 
     def _rate(self, batch: int) -> float:
         """`rate` was measured for one sequence; several emit more, as their verification takes less than
@@ -107,9 +91,9 @@ class TimedPolicy:
         """
         rate = self._rate(batch)
         share, following = (self.acceptance[min(d, len(self.acceptance) - 1)] for d in (depth, depth + 1))
-        # what an accepted child brings: itself, and the chance to go on from it where that pays
-        share *= 1 + max(0.0, following - rate * self.draft_seconds(1))
-        best, best_gain, expected = 0, 0.0, 0.0
+        # what a layer opens: going on from the best of its nodes, where that pays
+        further = max(0.0, confidence[0] * share * following - rate * self.draft_seconds(1))
+        best, best_gain, expected = 0, 0.0, further
         for f, p in enumerate(confidence, 1):
             # each expanded node sends one child more to the target, at least
             more = self.verify_seconds(batch * (f + depth + 1)) - self.verify_seconds(batch * (depth + 1))

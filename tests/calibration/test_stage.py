@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from drafttrain.calibration import stage
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.calibration.confidence import TEMPERATURES
-from drafttrain.calibration.stage import CalibrateConfig, Judged, JudgedChains, calibrate, judge
+from drafttrain.calibration.stage import CalibrateConfig, Judged, JudgedChains, JudgedTrees, calibrate, judge
 from drafttrain.calibration.timing import Curve
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet
@@ -100,6 +101,18 @@ def test_what_is_judged(tiny_target):
         assert at_two == pytest.approx(0.5**0.5 / (0.5**0.5 + rest), rel=1e-4)
 
 
+def test_trees_are_taken_at_what_they_kept():
+    """Nodes are accepted with half the probability that they promise."""
+    judged = JudgedTrees()
+    joint = torch.rand(20_000)
+    judged.log_joint = list(joint.log().split(100))
+    judged.accepted = list((torch.rand(20_000) < joint / 2).split(100))
+    promise = judged.promise()
+    assert list(promise.accepted) == sorted(promise.accepted) and promise.accepted[0] == 0
+    probabilities = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.9])
+    torch.testing.assert_close(promise(probabilities.log()), probabilities / 2, atol=0.06, rtol=0)
+
+
 def test_too_little_to_judge():
     with pytest.raises(UserError, match="give more prompts"):
         judge([Judged(0, 1, [0.5] * len(TEMPERATURES), True)] * 3)
@@ -113,7 +126,7 @@ def test_nothing_is_judged_behind_a_stop_token(tiny_target):
     for stop in ((), {text[1]}):
         chains = JudgedChains(4, stop)
         chains.next_prompt()
-        list(decode(tiny_target, TreeProposer(drafter, chains), [prompt], 3, stop=stop, accept=chains))
+        list(decode(tiny_target, TreeProposer(drafter, chains), [prompt], 8, stop=stop, accept=chains))
         judged.append([(item.depth, item.accepted) for item in chains.judged])
     assert judged[1] == judged[0][: len(judged[1])] and len(judged[1]) < len(judged[0])
 
@@ -122,6 +135,16 @@ def test_curves_never_fall():
     curve = Curve.of(64, {4: [3.0, 3.2, 3.1], 1: [1.0, 1.1, 1.2], 8: [2.9, 3.0, 2.8]})
     assert curve.sizes == [1, 4, 8] and curve.median == [1.1, 3.1, 2.9]
     assert curve.cost().seconds == pytest.approx((1.1, 3.0, 3.0))
+
+
+def test_a_damaged_calibration_can_be_replaced(tiny_bundle, questions, tmp_path):
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    (bundle / "calibration.json").write_text("{}")
+    with pytest.raises(UserError, match="measure it again with drafttrain calibrate"):
+        load_bundle(bundle, dtype="float32", device="cpu")
+    config = CalibrateConfig(prompts=PromptSet("prompts", str(questions)), max_new_tokens=8, rounds=1)
+    found = calibrate(config, bundle, bundle, dtype="float32", device="cpu")
+    assert load_bundle(bundle, dtype="float32", device="cpu").calibration == found
 
 
 @pytest.mark.parametrize(

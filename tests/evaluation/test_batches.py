@@ -8,12 +8,12 @@ from drafttrain.evaluation.batches import batch_mismatches, batch_times, in_batc
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.named import parse_policy
 
 PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18], [20, 21], [22] * 5]
 CURVE = CostCurve((1, 8, 64), (0.02, 0.025, 0.1))
-COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6,))
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6,), Promise())
 POLICIES = (
     "chain:length=3",
     "static:k_config=2-2-1",

@@ -8,7 +8,7 @@ from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.evaluation.policies import GRIDS, PAPER, compare, table, tune
 from drafttrain.evaluation.prompts import Prompt, Task
 from drafttrain.export.bundle import load_bundle
-from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.named import parse_policy
 
 TASK = Task("a", [Prompt("1", ["One?"]), Prompt("2", ["Two?"])])
@@ -16,7 +16,7 @@ TASK = Task("a", [Prompt("1", ["One?"]), Prompt("2", ["Two?"])])
 
 def test_every_setting_that_is_tried_exists():
     flat = CostCurve((1,), (0.01,))
-    costs = Costs(CostCurve((1,), (0.001,)), flat, flat, 50.0, (0.5,))
+    costs = Costs(CostCurve((1,), (0.001,)), flat, flat, 50.0, (0.5,), Promise())
     for trees in [*GRIDS.values(), list(PAPER.values())]:
         for tree in trees:
             assert parse_policy(tree, costs).max_depth > 0

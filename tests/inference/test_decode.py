@@ -15,7 +15,7 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.named import parse_policy
 
 NEW = 24
@@ -83,7 +83,7 @@ POLICIES = (
     "timed:max_depth=5",
 )
 CURVE = CostCurve((1, 8, 64), (0.02, 0.025, 0.1))
-COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 60.0, (0.6,))
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 60.0, (0.6,), Promise())
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])

@@ -5,7 +5,7 @@ import pytest
 from drafttrain.errors import UserError
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.named import parse_policy
 from drafttrain.trees.pct import PctPolicy
@@ -13,7 +13,7 @@ from drafttrain.trees.static import StaticPolicy
 from drafttrain.trees.timed import TimedPolicy
 
 CURVE = CostCurve((1, 8), (0.02, 0.03))
-COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5))
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5), Promise())
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5))
         ("eagle2:top_k=4,total=none", Eagle2Policy(4, 6, None)),
         ("pct:width=3", PctPolicy(0.001, 0.02, width=3)),
         ("pct:draft_seconds=0.002", PctPolicy(0.002, 0.02)),
-        ("timed:max_depth=3", TimedPolicy(COSTS.draft, CURVE, 80.0, (0.6, 0.5), max_depth=3)),
+        ("timed:max_depth=3", TimedPolicy(COSTS.draft, CURVE, 80.0, (0.6, 0.5), Promise(), max_depth=3)),
     ],
 )
 def test_names(text, policy):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drafttrain.errors import UserError
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.costs import CostCurve, Promise
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.static import StaticPolicy
@@ -260,24 +260,21 @@ def test_timed_verifies_the_best_of_all_subtrees(drafter, root, rate):
 @pytest.mark.parametrize("confidence", [[0.9], [0.5, 0.2, 0.1], [0.05], [0.3, 0.3, 0.3, 0.3, 0.01]])
 def test_timed_expands_while_it_pays(confidence):
     policy = TimedPolicy(DRAFT, VERIFY, rate=0.1, acceptance=(0.7, 0.5))
-    share = 0.5 * (1 + 0.5 - 0.1 * DRAFT(1))  # with what the next layer brings
+    further = max(0.0, confidence[0] * 0.5 * 0.5 - 0.1 * DRAFT(1))  # what the next layer may bring
     gains = {0: 0.0}
     for f in range(1, len(confidence) + 1):
         seconds = DRAFT(f) + VERIFY(f + 2) - VERIFY(2)
-        gains[f] = share * sum(confidence[:f]) - 0.1 * seconds
+        gains[f] = further + 0.5 * sum(confidence[:f]) - 0.1 * seconds
     expected = max(gains, key=gains.get)
     assert policy._worth_expanding(confidence, depth=1, batch=1) == expected
 
 
-def test_timed_can_judge_by_another_temperature():
+def test_timed_trusts_what_was_kept():
     drafter = TableDrafter("soft", 1)
-    policies = [TimedPolicy(DRAFT, VERIFY, 0.05, temperature=t, max_depth=2) for t in (1.0, 2.0)]
-    trees = [policy.grow(drafter, None, torch.tensor([5])) for policy in policies]
-    expected = (drafter.table[0, 5] / 2).log_softmax(-1)
-    first = trees[1].depths[0] == 1
-    assert first.sum() == 4
-    torch.testing.assert_close(trees[1].log_probs[0, first], expected[trees[1].tokens[0, first] - 100])
-    assert not torch.equal(trees[0].log_probs[0, :2], trees[1].log_probs[0, :2])
+    promises = [Promise(accepted=(0.0, share)) for share in (1.0, 0.5, 0.1)]
+    policies = [TimedPolicy(DRAFT, VERIFY, 0.1, promise=promise) for promise in promises]
+    sizes = [int(policy.grow(drafter, None, torch.tensor([5])).sizes[0]) for policy in policies]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2]
 
 
 def test_timed_grows_with_confidence_and_shrinks_with_the_rate():
