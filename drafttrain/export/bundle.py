@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
+from drafttrain.classifier.model import FILE as CLASSIFIER
+from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.edd import EddModel
 from drafttrain.drafters.edd_config import read_config
 from drafttrain.errors import UserError
@@ -61,21 +63,23 @@ class Bundle:
         drafter: which reads it.
         tree: the growth policy that was fastest when measured, as `parse_policy` reads it.
         calibration: what drafting and verifying cost; None where nothing was calibrated.
+        classifier: for the trees of C2T; None where none was trained.
     """
 
     target: FrozenTarget
     drafter: EddModel
     tree: str
     calibration: Calibration | None
+    classifier: Classifier | None = None
 
     def proposer(self, tree: str | None = None) -> TreeProposer:
         """The drafter with a growth policy, by default the fastest.
 
         Raises:
-            UserError: no such policy, or it takes a calibration and there is none.
+            UserError: no such policy, or it takes a calibration or a classifier and there is none.
         """
         costs = self.calibration.costs if self.calibration else None
-        return TreeProposer(self.drafter, parse_policy(tree or self.tree, costs))
+        return TreeProposer(self.drafter, parse_policy(tree or self.tree, costs, self.classifier))
 
     def warning(self, tree: str | None = None) -> str | None:
         """Says in one line if the policy goes by a calibration of another machine."""
@@ -163,6 +167,7 @@ def load_bundle(
     dtype: str = "auto",
     device: str = "auto",
     calibration: Calibration | str | os.PathLike | None = None,
+    classifier: str | os.PathLike | None = None,
 ) -> Bundle:
     """Loads a bundle (or the bare folder of a trained drafter) with its target, for decoding.
 
@@ -171,6 +176,7 @@ def load_bundle(
         target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
         dtype: of a target that is loaded here; the drafter takes the target's.
         calibration: it, its file or its folder. None for the bundle's own, if it has one.
+        classifier: folder of another classifier than the bundle's own, which it may lack.
 
     Raises:
         UserError: no bundle, damaged, or made for another target.
@@ -200,4 +206,7 @@ def load_bundle(
         calibration = folder
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
-    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration)
+    if classifier is None and (folder / CLASSIFIER).exists():
+        classifier = folder
+    found = None if classifier is None else Classifier.load(classifier).to(target.device)
+    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration, found)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from drafttrain.classifier.model import Classifier
 from drafttrain.evaluation import batches
 from drafttrain.evaluation.batches import batch_mismatches, batch_times, in_batches
 from drafttrain.export.bundle import load_bundle
@@ -23,7 +24,22 @@ POLICIES = (
     "eagle2:top_k=3,max_depth=3,total=6",
     "pct:width=2,max_depth=4,min_confidence=0",
     "timed:max_depth=3",
+    "c2t:beta=0.01,top_k=3,layer_k=4,max_depth=4",
+    "c2t:beta=0.02,top_k=2,layer_k=none,max_depth=3",
+    "c2t_chain:beta=0.02,max_depth=5",
+    "joint:threshold=0.02,top_k=3,layer_k=4,max_depth=4",
+    "dymax:threshold=0.1",
+    "dyjoint",
 )
+
+
+def random_classifier() -> Classifier:
+    """Sure of probable nodes, unsure of deep ones, and otherwise random."""
+    classifier = Classifier(hidden=4)
+    with torch.no_grad():
+        classifier.inner.weight[0] = torch.tensor([8.0, -0.1, -0.3])
+        classifier.outer.weight[0, 0] = 1.0
+    return classifier
 
 
 def test_in_batches():
@@ -35,6 +51,7 @@ def test_in_batches():
 def test_every_policy_says_the_same_in_every_batch(tree, temperature, tiny_bundle):
     bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
     bundle.drafter.lm_head.weight.data *= 3  # surer of itself, so that trees differ in shape
+    bundle.classifier = random_classifier()
     proposer = bundle.proposer(tree) if tree.split(":")[0] not in ("pct", "timed") else None
     if proposer is None:
         proposer = bundle.proposer("chain:length=1")
