@@ -134,6 +134,23 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--rounds", type=_natural, default=15, metavar="N", help="measurements of each size")
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
+    text = "grow full trees along the target's text and label their nodes, to train a C2T classifier on"
+    example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl --out runs/trees"
+    command = add("dump-trees", text, example, _dump_trees)
+    _add_bundle(command)
+    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
+    command.add_argument("--limit", type=_natural, metavar="N", help="how many of them (default: all)")
+    text = "folder to write; continued if interrupted"
+    command.add_argument("--out", required=True, metavar="DIR", help=text)
+    text = "trees are grown behind so many tokens of each answer at most"
+    command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N", help=text)
+    text = "expanded nodes of a layer, and children of each"
+    command.add_argument("--top-k", type=_natural, default=10, metavar="K", help=text)
+    command.add_argument("--max-depth", type=_natural, default=11, metavar="N", help="layers of a tree")
+    text = "of the target's text; 0 is greedy"
+    command.add_argument("--temperature", type=float, default=0.0, metavar="T", help=text)
+    command.add_argument("--seed", type=_natural, default=0, metavar="N", help="of its draws")
+
     text = "decode with and without drafting, and show where outputs part and how close a call it was"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
     command = add("compare", text, example, _compare)
@@ -230,6 +247,17 @@ def _calibrate(args: argparse.Namespace) -> None:
     config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
     bundle = find_bundle(args.bundle)
     calibrate(config, bundle, args.out or bundle, target=args.target, dtype=args.dtype)
+
+
+def _dump_trees(args: argparse.Namespace) -> None:
+    from drafttrain.classifier.dump import DumpConfig, dump_trees
+    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.export.bundle import find_bundle
+
+    names = ("max_new_tokens", "top_k", "max_depth", "temperature", "seed")
+    settings = {name: getattr(args, name) for name in names}
+    config = DumpConfig(PromptSet("prompts", args.prompts, args.limit), **settings)
+    dump_trees(config, find_bundle(args.bundle), args.out, target=args.target, dtype=args.dtype)
 
 
 def _compare(args: argparse.Namespace) -> None:
