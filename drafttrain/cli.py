@@ -151,6 +151,30 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--temperature", type=float, default=0.0, metavar="T", help=text)
     command.add_argument("--seed", type=_natural, default=0, metavar="N", help="of its draws")
 
+    text = "train a C2T classifier on labelled trees and compare it with simpler ones"
+    example = "runs/trees --out runs/quickstart/bundle"
+    command = add("train-classifier", text, example, _train_classifier)
+    command.add_argument("trees", metavar="DIR", help="folder that dump-trees wrote")
+    command.add_argument("--out", required=True, metavar="DIR", help="folder to write to, such as a bundle's")
+    text = "what it goes by, some of P,H,d,p,rank (default: P,H,d)"
+    command.add_argument("--features", metavar="NAMES", help=text)
+    command.add_argument("--hidden", type=_natural, metavar="N", help="hidden units (default: 48)")
+    text = "fine-tune this classifier; its features and size stay"
+    command.add_argument("--from", dest="start", metavar="DIR", help=text)
+    text = "learning rate (default: 1e-3; 1e-4 with --from)"
+    command.add_argument("--lr", type=float, metavar="X", help=text)
+    command.add_argument("--epochs", type=_natural, default=10, metavar="N")
+    command.add_argument("--batch-size", type=_natural, default=1024, metavar="N")
+    text = "rejected nodes kept for each accepted one"
+    command.add_argument("--negatives", type=float, default=20.0, metavar="X", help=text)
+    text = "of the trees to use (default: all)"
+    command.add_argument("--share", type=float, default=1.0, metavar="X", help=text)
+    text = "at which recall and positive rate are told"
+    command.add_argument("--threshold", type=float, default=0.5, metavar="C", help=text)
+    text = "logistic regression and gradient boosting for comparison"
+    command.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True, help=text)
+    command.add_argument("--seed", type=_natural, default=0, metavar="N")
+
     text = "decode with and without drafting, and show where outputs part and how close a call it was"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
     command = add("compare", text, example, _compare)
@@ -258,6 +282,20 @@ def _dump_trees(args: argparse.Namespace) -> None:
     settings = {name: getattr(args, name) for name in names}
     config = DumpConfig(PromptSet("prompts", args.prompts, args.limit), **settings)
     dump_trees(config, find_bundle(args.bundle), args.out, target=args.target, dtype=args.dtype)
+
+
+def _train_classifier(args: argparse.Namespace) -> None:
+    from drafttrain.classifier.train import ClassifierConfig, train_classifier
+
+    if args.start and (args.features or args.hidden is not None):
+        raise UserError("--from keeps the features and the size of that classifier: leave them out")
+    names = ("lr", "epochs", "batch_size", "negatives", "share", "threshold", "seed")
+    settings = {name: getattr(args, name) for name in names}
+    if args.features:
+        settings["features"] = tuple(args.features.split(","))
+    if args.hidden is not None:
+        settings["hidden"] = args.hidden
+    train_classifier(ClassifierConfig(**settings), args.trees, args.out, args.start, args.baselines)
 
 
 def _compare(args: argparse.Namespace) -> None:
