@@ -184,6 +184,25 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
+    text = "set verified tokens against accept_len for any growth policies"
+    example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl --out runs/sweep --trees eagle2 c2t"
+    command = add("sweep", text, example, _sweep)
+    _add_bundle(command)
+    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
+    command.add_argument("--limit", type=_natural, metavar="N", help="how many of them (default: all)")
+    command.add_argument("--turns", type=_natural, default=1, metavar="N", help="turns of each chat")
+    text = "policies, such as eagle2:total=20 c2t:beta=0.3"
+    command.add_argument("--trees", required=True, nargs="+", metavar="POLICY", help=text)
+    text = "family that others are compared with"
+    command.add_argument("--reference", default="eagle2", metavar="NAME", help=f"{text} (default: eagle2)")
+    text = "folder to write; what is measured there already is not repeated"
+    command.add_argument("--out", required=True, metavar="DIR", help=text)
+    command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
+    text = "for pct and timed (default: the bundle's own)"
+    command.add_argument("--calibration", metavar="DIR", help=text)
+    text = "for c2t and c2t_chain (default: the bundle's own)"
+    command.add_argument("--classifier", metavar="DIR", help=text)
+
     text = "generate text with a bundle, each iteration's tokens in their own color"
     example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
     command = add("generate", text, example, _generate)
@@ -296,6 +315,15 @@ def _train_classifier(args: argparse.Namespace) -> None:
     if args.hidden is not None:
         settings["hidden"] = args.hidden
     train_classifier(ClassifierConfig(**settings), args.trees, args.out, args.start, args.baselines)
+
+
+def _sweep(args: argparse.Namespace) -> None:
+    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.evaluation.sweep import sweep
+
+    prompts = PromptSet("prompts", args.prompts, args.limit, args.turns)
+    names = ("trees", "out", "reference", "max_new_tokens", "target", "dtype", "calibration", "classifier")
+    sweep(args.bundle, prompts, **{name: getattr(args, name) for name in names})
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.batches import in_batches
 from drafttrain.evaluation.measure import check_length
 from drafttrain.evaluation.prompts import PromptSet, read_prompts
-from drafttrain.export.bundle import load_bundle
+from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
 from drafttrain.files import read_json, require_free_disk, write_json
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode_all
@@ -114,16 +114,17 @@ def dump_trees(
     """
     config.check()
     prompts = read_prompts(config.prompts.path, config.prompts.limit)
+    folder = find_bundle(bundle)
     settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
     made_from = {
-        "bundle": content_hash(bundle) if Path(bundle).exists() else str(bundle),
+        "drafter": drafter_hash(folder),
         "prompts": content_hash(config.prompts.path),
         "target": target,
         "dtype": dtype,
         **settings,
     }
     shards = _earlier_shards(Path(out), made_from)
-    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device)
+    loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         check_length(
@@ -353,7 +354,7 @@ def _earlier_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]
     record = read_record(out)
     if record["made_from"] != made_from:
         raise UserError(
-            f"{out}: holds trees of another bundle, other prompts or settings; give another folder, or "
+            f"{out}: holds trees of another drafter, other prompts or settings; give another folder, or "
             "delete it"
         )
     return record["shards"]

@@ -21,8 +21,9 @@ from drafttrain.drafters.edd import EddModel
 from drafttrain.drafters.edd_config import read_config
 from drafttrain.errors import UserError
 from drafttrain.export.card import model_card
-from drafttrain.files import new_folder, read_json, require_free_disk
+from drafttrain.files import fingerprint, new_folder, read_json, require_free_disk
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 from drafttrain.target.probe import check_tree_support
@@ -159,6 +160,15 @@ def find_bundle(path: str | os.PathLike) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:150]
         raise UserError(f"{path}: no such folder, and not to be had from the Hub ({reason})") from None
+
+
+def drafter_hash(folder: Path) -> str:
+    """Hash of a bundle's drafter, whatever else has been put beside it.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    return fingerprint([content_hash(folder / name) for name in ("config.json", WEIGHTS)])
 
 
 def load_bundle(

@@ -37,7 +37,7 @@ class Plain:
     name: str
 
     @property
-    def features(self) -> tuple[str]:
+    def features(self) -> tuple[str, ...]:
         return (self.name,)
 
     def __call__(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:

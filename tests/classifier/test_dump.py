@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ import torch
 
 from drafttrain.classifier import dump
 from drafttrain.classifier.dump import DumpConfig, accepted_nodes, dump_trees, label_trees, write_trees
+from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet
@@ -243,7 +245,7 @@ def test_killed_between_shards(dumped, monkeypatch):
     monkeypatch.setattr(dump, "_write_shard", real)
     assert len(run()["shards"]) == 2
     for seed, temperature in ((0, 1.0), (1, 0.0)):
-        with pytest.raises(UserError, match="holds trees of another bundle, other prompts or settings"):
+        with pytest.raises(UserError, match="holds trees of another drafter, other prompts or settings"):
             run(temperature=temperature, seed=seed)
 
 
@@ -281,6 +283,7 @@ def test_trees_of_another_format_are_refused(dumped):
 
 
 def test_command(tiny_bundle, questions, tmp_path, capsys):
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
     words = [
         "--prompts",
         str(questions),
@@ -292,7 +295,9 @@ def test_command(tiny_bundle, questions, tmp_path, capsys):
         "float32",
     ]
     words += ["--max-new-tokens", "3", "--top-k", "3", "--max-depth", "2", "--temperature", "0.7"]
-    assert main(["dump-trees", str(tiny_bundle), *words]) == 0
+    assert main(["dump-trees", str(bundle), *words]) == 0
     assert "trees of 12 nodes" in capsys.readouterr().out
+    Classifier().save(bundle, {})  # a classifier beside the drafter does not make it another
+    assert main(["dump-trees", str(bundle), *words]) == 0
     made_from = json.loads((tmp_path / "out" / "trees.json").read_text())["made_from"]
     assert made_from["temperature"] == 0.7 and made_from["seed"] == 0 and made_from["top_k"] == 3
