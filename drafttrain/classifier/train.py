@@ -217,7 +217,7 @@ def fit_baselines(sample: Rows, validation: Rows, kept: float, seed: int) -> dic
 def _show(report: dict[str, Any], threshold: float, console: Console) -> None:
     record = report["training"]
     title = f"{record['validation_rows']} nodes of validation trees, threshold {threshold:g}"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for head in ("depth", "recall", "θ", "AUROC", "AUPRC", "ECE", "Brier"):
         table.add_column(head, justify="right", no_wrap=True)

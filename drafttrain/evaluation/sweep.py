@@ -201,7 +201,7 @@ def _plot(points: Sequence[Point], path: Path) -> None:
 def _show(
     points: Sequence[Point], comparisons: Sequence[Comparison], reference: str, console: Console
 ) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("tree", overflow="fold")
     for head in ("accept_len", "verified/step", "repetition"):
         table.add_column(head, justify="right", no_wrap=True)
