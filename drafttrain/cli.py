@@ -137,6 +137,47 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
+    text = "grow full trees along the target's text and label their nodes, to train a C2T classifier on"
+    example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl --out runs/trees"
+    command = add("dump-trees", text, example, _dump_trees)
+    _add_bundle(command)
+    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
+    command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
+    text = "folder to write; continued if interrupted"
+    command.add_argument("--out", required=True, metavar="DIR", help=text)
+    text = "trees are grown behind so many tokens of each answer at most"
+    command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N", help=text)
+    text = "expanded nodes of a layer, and children of each"
+    command.add_argument("--top-k", type=_natural, default=10, metavar="K", help=text)
+    command.add_argument("--max-depth", type=_natural, default=11, metavar="N", help="layers of a tree")
+    text = "of the target's text; 0 is greedy"
+    command.add_argument("--temperature", type=float, default=0.0, metavar="T", help=text)
+    command.add_argument("--seed", type=_natural, default=0, metavar="N", help="of its draws")
+
+    text = "train a C2T classifier on labelled trees and compare it with simpler ones"
+    example = "runs/trees --out runs/quickstart/bundle"
+    command = add("train-classifier", text, example, _train_classifier)
+    command.add_argument("trees", metavar="DIR", help="folder that dump-trees wrote")
+    command.add_argument("--out", required=True, metavar="DIR", help="folder to write to, such as a bundle's")
+    text = "what it goes by, some of P,H,d,p,rank (default: P,H,d)"
+    command.add_argument("--features", metavar="NAMES", help=text)
+    command.add_argument("--hidden", type=_natural, metavar="N", help="hidden units (default: 48)")
+    text = "fine-tune this classifier; its features and size stay"
+    command.add_argument("--from", dest="start", metavar="DIR", help=text)
+    text = "learning rate (default: 1e-3; 1e-4 with --from)"
+    command.add_argument("--lr", type=float, metavar="X", help=text)
+    command.add_argument("--epochs", type=_natural, default=10, metavar="N")
+    command.add_argument("--batch-size", type=_natural, default=1024, metavar="N")
+    text = "rejected nodes kept for each accepted one"
+    command.add_argument("--negatives", type=float, default=20.0, metavar="X", help=text)
+    text = "of the trees to use (default: all)"
+    command.add_argument("--share", type=float, default=1.0, metavar="X", help=text)
+    text = "at which recall and positive rate are told"
+    command.add_argument("--threshold", type=float, default=0.5, metavar="C", help=text)
+    text = "logistic regression and gradient boosting for comparison"
+    command.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True, help=text)
+    command.add_argument("--seed", type=_natural, default=0, metavar="N")
+
     text = "decode with and without drafting, and show where outputs part and how close a call it was"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
     command = add("compare", text, example, _compare)
@@ -146,6 +187,25 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
     command.add_argument("--calibration", metavar="FILE", help="for pct and timed (default: the bundle's)")
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
+
+    text = "set verified tokens against accept_len for any growth policies"
+    example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl --out runs/sweep --trees eagle2 c2t"
+    command = add("sweep", text, example, _sweep)
+    _add_bundle(command)
+    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
+    command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
+    command.add_argument("--turns", type=_natural, default=1, metavar="N", help="turns of each chat")
+    text = "policies, such as eagle2:total=20 c2t:beta=0.3"
+    command.add_argument("--trees", required=True, nargs="+", metavar="POLICY", help=text)
+    text = "family that others are compared with"
+    command.add_argument("--reference", default="eagle2", metavar="NAME", help=f"{text} (default: eagle2)")
+    text = "folder to write; what is measured there already is not repeated"
+    command.add_argument("--out", required=True, metavar="DIR", help=text)
+    command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
+    text = "for pct and timed (default: the bundle's own)"
+    command.add_argument("--calibration", metavar="DIR", help=text)
+    text = "for c2t and c2t_chain (default: the bundle's own)"
+    command.add_argument("--classifier", metavar="DIR", help=text)
 
     text = "generate text with a bundle, each iteration's tokens in their own color"
     example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
@@ -240,6 +300,40 @@ def _calibrate(args: argparse.Namespace) -> None:
     config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
     bundle = find_bundle(args.bundle)
     calibrate(config, bundle, args.out or bundle, target=args.target, dtype=args.dtype)
+
+
+def _dump_trees(args: argparse.Namespace) -> None:
+    from drafttrain.classifier.dump import DumpConfig, dump_trees
+    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.export.bundle import find_bundle
+
+    names = ("max_new_tokens", "top_k", "max_depth", "temperature", "seed")
+    settings = {name: getattr(args, name) for name in names}
+    config = DumpConfig(PromptSet("prompts", args.prompts, args.limit), **settings)
+    dump_trees(config, find_bundle(args.bundle), args.out, target=args.target, dtype=args.dtype)
+
+
+def _train_classifier(args: argparse.Namespace) -> None:
+    from drafttrain.classifier.train import ClassifierConfig, train_classifier
+
+    if args.start and (args.features or args.hidden is not None):
+        raise UserError("--from keeps the features and the size of that classifier: leave them out")
+    names = ("lr", "epochs", "batch_size", "negatives", "share", "threshold", "seed")
+    settings = {name: getattr(args, name) for name in names}
+    if args.features:
+        settings["features"] = tuple(args.features.split(","))
+    if args.hidden is not None:
+        settings["hidden"] = args.hidden
+    train_classifier(ClassifierConfig(**settings), args.trees, args.out, args.start, args.baselines)
+
+
+def _sweep(args: argparse.Namespace) -> None:
+    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.evaluation.sweep import sweep
+
+    prompts = PromptSet("prompts", args.prompts, args.limit, args.turns)
+    names = ("trees", "out", "reference", "max_new_tokens", "target", "dtype", "calibration", "classifier")
+    sweep(args.bundle, prompts, **{name: getattr(args, name) for name in names})
 
 
 def _compare(args: argparse.Namespace) -> int:

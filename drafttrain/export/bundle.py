@@ -17,12 +17,15 @@ from safetensors.torch import load_file, save_file
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
+from drafttrain.classifier.model import FILE as CLASSIFIER
+from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.edd import EddModel
 from drafttrain.drafters.edd_config import read_config
 from drafttrain.errors import UserError
 from drafttrain.export.card import model_card
-from drafttrain.files import new_folder, read_json, require_free_disk
+from drafttrain.files import fingerprint, new_folder, read_json, require_free_disk
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.target.loading import load_target
 from drafttrain.target.probe import check_tree_support
@@ -65,6 +68,7 @@ class Bundle:
         tree: the growth policy that was fastest when measured, as `parse_policy` reads it.
         calibration: what drafting and verifying cost; None where nothing was calibrated.
         fingerprints: of "target" and "drafter".
+        classifier: for the trees of C2T; None where none was trained.
     """
 
     target: FrozenTarget
@@ -72,15 +76,16 @@ class Bundle:
     tree: str
     calibration: Calibration | None
     fingerprints: dict[str, str]
+    classifier: Classifier | None = None
 
     def proposer(self, tree: str | None = None) -> TreeProposer:
         """The drafter with a growth policy, by default the fastest.
 
         Raises:
-            UserError: no such policy, or it takes a calibration and there is none.
+            UserError: no such policy, or it takes a calibration or a classifier and there is none.
         """
         costs = self.calibration.costs if self.calibration else None
-        return TreeProposer(self.drafter, parse_policy(tree or self.tree, costs))
+        return TreeProposer(self.drafter, parse_policy(tree or self.tree, costs, self.classifier))
 
     def proposers(self, trees: Sequence[str]) -> dict[str, TreeProposer]:
         """The drafter with each of several growth policies. One that cannot be used here (PCT with a drafter
@@ -182,6 +187,15 @@ def find_bundle(path: str | os.PathLike) -> Path:
         raise UserError(f"{path}: no such folder, and not to be had from the Hub ({reason})") from None
 
 
+def drafter_hash(folder: Path) -> str:
+    """Hash of a bundle's drafter, whatever else has been put beside it.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    return fingerprint([content_hash(folder / name) for name in ("config.json", WEIGHTS)])
+
+
 def load_bundle(
     path: str | os.PathLike,
     target: FrozenTarget | str | None = None,
@@ -189,6 +203,7 @@ def load_bundle(
     device: str = "auto",
     calibration: Calibration | str | os.PathLike | None = None,
     own_calibration: bool = True,
+    classifier: str | os.PathLike | None = None,
 ) -> Bundle:
     """Loads a bundle (or the bare folder of a trained drafter) with its target, for decoding.
 
@@ -198,6 +213,7 @@ def load_bundle(
         dtype: of a target that is loaded here; the drafter takes the target's.
         calibration: it, its file or its folder. None for the bundle's own, if it has one.
         own_calibration: whether to read the bundle's own; it may be what is to be replaced.
+        classifier: folder of another classifier than the bundle's own, which it may lack.
 
     Raises:
         UserError: no bundle, damaged, or made for another target.
@@ -231,4 +247,7 @@ def load_bundle(
         calibration = folder
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
-    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration, fingerprints)
+    if classifier is None and (folder / CLASSIFIER).exists():
+        classifier = folder
+    found = None if classifier is None else Classifier.load(classifier).to(target.device)
+    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found)

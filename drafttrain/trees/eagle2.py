@@ -26,17 +26,34 @@ class Eagle2Policy:
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""
-        tree = TokenTree.root_only(root)
-        frontier = torch.zeros_like(root)[:, None]  # [B, 1]
-        for depth in range(self.max_depth):
-            before = tree.width
-            counts = torch.full_like(root, frontier.shape[1])
-            tree = add_children(drafter, state, tree, frontier, counts, self.top_k)
-            if depth < self.max_depth - 1:
-                joint = tree.joint_log_probs()[:, before:]  # [B, added]; all rows are alike
-                best = joint.topk(min(self.top_k, joint.shape[1])).indices  # [B, f]
-                frontier = before + best.sort(dim=1).values  # in breadth-first order
+        tree = expand_best(drafter, state, root, self.top_k, self.max_depth)
         return tree if self.total is None else keep_best(tree, self.total)
+
+
+def expand_best(
+    drafter: Drafter,
+    state: object,
+    root: torch.Tensor,
+    top_k: int,
+    max_depth: int,
+    entropies: bool = False,
+) -> TokenTree:
+    """EAGLE-2's tree before the rerank: in each layer the `top_k` nodes of highest joint probability get
+    `top_k` children each. All rows are alike in shape.
+
+    Args:
+        entropies: note the entropy of the distribution that each node comes from.
+    """
+    tree = TokenTree.root_only(root)
+    frontier = torch.zeros_like(root)[:, None]  # [B, 1]
+    for depth in range(max_depth):
+        before = tree.width
+        tree = add_children(drafter, state, tree, frontier, None, top_k, entropies)
+        if depth < max_depth - 1:
+            joint = tree.joint_log_probs()[:, before:]  # [B, added]
+            best = joint.topk(min(top_k, joint.shape[1])).indices  # [B, f]
+            frontier = before + best.sort(dim=1).values  # in breadth-first order
+    return tree
 
 
 def keep_best(tree: TokenTree, total: int) -> TokenTree:

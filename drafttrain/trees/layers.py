@@ -1,9 +1,13 @@
-"""What layered policies share: which nodes of a batch of trees are expanded, and their children."""
+"""What layered policies share: which nodes of a batch of trees are expanded, their children, and how unsure
+the drafter is of these."""
 
+import numpy as np
 import torch
 
 from drafttrain.drafters.interface import Drafter
 from drafttrain.trees.tree import TokenTree
+
+ENTROPY_OVER = 1000  # most probable tokens that the entropy of a distribution counts (C2T paper, eq. 3)
 
 
 def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,21 +23,50 @@ def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def add_children(
-    drafter: Drafter, state: object, tree: TokenTree, frontier: torch.Tensor, counts: torch.Tensor, k: int
+    drafter: Drafter,
+    state: object,
+    tree: TokenTree,
+    frontier: torch.Tensor,
+    counts: torch.Tensor | None,
+    k: int,
+    entropies: bool = False,
 ) -> TokenTree:
     """Gives each node of the frontier its k most probable children.
 
     Args:
         frontier: nodes of the deepest layer, int64 [B, f]; rows with fewer are padded with the root, which is
             expanded once more for nothing.
-        counts: how many of them are no padding, int64 [B].
+        counts: how many of them are no padding, int64 [B]. None: all.
         k: children per node; all tokens where the draft vocabulary has fewer.
+        entropies: note the entropy of the distribution that each child comes from.
     """
-    log_probs, ids = drafter.expand(state, tree, frontier).topk(min(k, drafter.draft_vocab_size))  # [B, f, k]
+    expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
+    log_probs, ids = expanded.topk(min(k, drafter.draft_vocab_size))  # [B, f, k]
     parents = frontier[:, :, None].expand_as(ids)  # [B, f, k]
+    unsure = top_entropy(expanded)[:, :, None].expand_as(ids).flatten(1) if entropies else None  # [B, f * k]
     return tree.append(
         parents.flatten(1),
         drafter.to_target(ids).flatten(1),
         log_probs.flatten(1),
-        counts=counts * ids.shape[2],
+        entropies=unsure,
+        counts=None if counts is None else counts * ids.shape[2],
     )
+
+
+def top_entropy(log_probs: torch.Tensor) -> torch.Tensor:
+    """Entropy in nats over the 1000 most probable tokens, not normalized again, fp32 [...]; over all of a
+    smaller vocabulary (C2T paper, eq. 3).
+
+    Args:
+        log_probs: fp32 [..., D].
+    """
+    size = log_probs.shape[-1]
+    if size <= ENTROPY_OVER:
+        top = log_probs
+    elif log_probs.device.type == "cpu":
+        # the same numbers as topk's in another order, and on a CPU many times faster
+        parted = np.partition(log_probs.detach().numpy(), size - ENTROPY_OVER, axis=-1)  # [..., D]
+        top = torch.from_numpy(parted[..., size - ENTROPY_OVER :])  # [..., 1000]
+    else:
+        top = log_probs.topk(ENTROPY_OVER, sorted=False).values  # [..., 1000]
+    return -(top.exp() * top.clamp(min=-1e4)).sum(-1)  # 0 for a probability of 0, whose logarithm is -inf

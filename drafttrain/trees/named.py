@@ -1,7 +1,7 @@
 """Growth policies as recipes and the command line write them: `eagle2:top_k=4,max_depth=5,total=12`.
 
 A list is written with dashes: `static:k_config=3-2-1`. PCT and `timed` take what drafting and verifying cost
-from a calibration.
+from a calibration, C2T its classifier from the bundle.
 """
 
 import difflib
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from drafttrain.errors import UserError
+from drafttrain.trees.c2t import C2tPolicy, Confidence
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import Costs
@@ -31,26 +32,41 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "eagle2": Eagle2Policy,
     "pct": PctPolicy,
     "timed": TimedPolicy,
+    "c2t": C2tPolicy,
+    "c2t_chain": C2tPolicy.chain,
+    "joint": C2tPolicy.joint,
+    "dymax": C2tPolicy.dymax,
+    "dyjoint": C2tPolicy.dyjoint,
 }
 CALIBRATED = {"pct": Costs.for_pct, "timed": Costs.for_timed}  # what these take from a calibration
+CLASSIFIED = ("c2t", "c2t_chain")  # these take a trained classifier
 
 
-def parse_policy(text: str, costs: Costs | None = None) -> TreePolicy:
+def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence | None = None) -> TreePolicy:
     """The policy that a text such as `chain:length=4` or `timed` names.
 
     Args:
         costs: of drafting and verifying on this machine, for `pct` and `timed`.
+        confidence: a trained classifier, for `c2t` and `c2t_chain`.
 
     Raises:
-        UserError: no such policy or setting, a value it cannot have, or costs are needed and missing.
+        UserError: no such policy or setting, a value it cannot have, or costs or a classifier are needed and
+            missing.
     """
     name, _, rest = text.partition(":")
     if name not in POLICIES:
         raise UserError(f"tree {text!r}: there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
     make = POLICIES[name]
     kinds = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
-    names = [key for key in inspect.signature(make).parameters if kinds[key] is not Any]
+    names = [key for key in inspect.signature(make).parameters if kinds[key] not in (Any, Confidence)]
     settings: dict[str, Any] = {}
+    if name in CLASSIFIED:
+        if confidence is None:
+            raise UserError(
+                f"tree {text!r} takes a classifier and there is none; train one with "
+                "drafttrain train-classifier"
+            )
+        settings["confidence"] = confidence
     if name in CALIBRATED and costs is not None:
         settings |= CALIBRATED[name](costs)
     for part in filter(None, rest.split(",")):

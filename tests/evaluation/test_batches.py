@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from drafttrain.classifier.model import Classifier
 from drafttrain.evaluation import batches
 from drafttrain.evaluation.batches import batch_mismatches, batch_times, in_batches
-from drafttrain.export.bundle import load_bundle
-from drafttrain.inference.decode import decode_all
+from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.named import parse_policy
@@ -23,7 +24,31 @@ POLICIES = (
     "eagle2:top_k=3,max_depth=3,total=6",
     "pct:width=2,max_depth=4,min_confidence=0",
     "timed:max_depth=3",
+    "c2t:beta=0.05,top_k=3,layer_k=4,max_depth=4",
+    "c2t:beta=0.05,top_k=2,layer_k=none,max_depth=3",
+    "c2t_chain:beta=0.05,max_depth=5",
+    "joint:threshold=0.02,top_k=3,layer_k=4,max_depth=4",
+    "dymax:threshold=0.1",
+    "dyjoint",
 )
+
+
+def sure_of_the_probable() -> Classifier:
+    """Mostly by joint probability, a little by entropy and depth."""
+    classifier = Classifier(hidden=1)
+    with torch.no_grad():
+        classifier.inner.weight.copy_(torch.tensor([[20.0, -0.1, -0.1]]))
+        classifier.inner.bias.fill_(3.0)
+        classifier.outer.weight.fill_(1.0)
+        classifier.outer.bias.fill_(-6.0)
+    return classifier
+
+
+def sure_bundle(folder) -> Bundle:
+    bundle = load_bundle(folder, dtype="float32", device="cpu")
+    bundle.drafter.lm_head.weight.data *= 3  # surer of itself, so that trees differ in shape
+    bundle.classifier = sure_of_the_probable()
+    return bundle
 
 
 def test_in_batches():
@@ -33,8 +58,7 @@ def test_in_batches():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", POLICIES)
 def test_every_policy_says_the_same_in_every_batch(tree, temperature, tiny_bundle):
-    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
-    bundle.drafter.lm_head.weight.data *= 3  # surer of itself, so that trees differ in shape
+    bundle = sure_bundle(tiny_bundle)
     proposer = bundle.proposer(tree) if tree.split(":")[0] not in ("pct", "timed") else None
     if proposer is None:
         proposer = bundle.proposer("chain:length=1")
@@ -43,6 +67,13 @@ def test_every_policy_says_the_same_in_every_batch(tree, temperature, tiny_bundl
         bundle.target, {"drafting": proposer}, PROMPTS, (2, 3, 5), 12, temperature=temperature
     )
     assert found == {"drafting": []}
+
+
+def test_rows_of_a_batch_grow_trees_of_their_own(tiny_bundle):
+    bundle = sure_bundle(tiny_bundle)
+    for tree in [tree for tree in POLICIES if tree.startswith(("c2t", "joint", "dymax"))]:
+        steps = list(decode(bundle.target, bundle.proposer(tree), PROMPTS, 12))
+        assert any(len(set(step.verified)) > 1 for step in steps[:4]), tree
 
 
 def test_rows_that_differ_are_named(tiny_target, monkeypatch):

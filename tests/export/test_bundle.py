@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from drafttrain import SpeculativeDecoder
+from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.export.bundle import ExportConfig, export, find_bundle, load_bundle
@@ -177,6 +178,23 @@ def test_card(trained_folder, tmp_path):
     tables = [i for i, line in enumerate(lines) if line.startswith("|---")]
     assert len(tables) == 2  # Markdown ends a table at the first line without a bar
     assert all(lines[i + 1].startswith("|") and lines[i + 2].startswith("|") for i in tables)
+
+
+def test_a_classifier_comes_with_the_bundle(bundle, target, tmp_path):
+    with pytest.raises(UserError, match="takes a classifier .* drafttrain train-classifier"):
+        load_bundle(bundle, target=target).proposer("c2t")
+    Classifier(("P", "d"), 3).save(bundle, {})
+    loaded = load_bundle(bundle, target=target)
+    assert loaded.proposer("c2t:beta=0.3").policy.confidence is loaded.classifier
+    Classifier(("P",), 2).save(tmp_path / "other", {})
+    other = load_bundle(bundle, target=target, classifier=tmp_path / "other")
+    assert other.proposer("c2t_chain").policy.confidence.features == ("P",)
+    decoder = SpeculativeDecoder.from_pretrained(str(bundle), target=target, tree="c2t:beta=0.01,max_depth=3")
+    plain, drafted = (run("Why?", max_new_tokens=12) for run in (decoder.autoregressive, decoder.generate))
+    assert plain.token_ids == drafted.token_ids
+    (bundle / "classifier.safetensors").unlink()
+    with pytest.raises(UserError, match="classifier.safetensors: cannot be read"):
+        load_bundle(bundle, target=target)
 
 
 # bad input

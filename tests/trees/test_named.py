@@ -3,6 +3,7 @@
 import pytest
 
 from drafttrain.errors import UserError
+from drafttrain.trees.c2t import C2tPolicy, Plain
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import CostCurve, Costs, Promise
@@ -30,10 +31,16 @@ COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5), Promise
         ("pct:width=3", PctPolicy(0.001, 0.02, width=3)),
         ("pct:draft_seconds=0.002", PctPolicy(0.002, 0.02)),
         ("timed:max_depth=3", TimedPolicy(COSTS.draft, CURVE, 80.0, (0.6, 0.5), Promise(), max_depth=3)),
+        ("c2t:beta=0.3,top_k=10", C2tPolicy(Plain("P"), 0.3, 10, 15, 10)),
+        ("c2t:layer_k=none,max_depth=6", C2tPolicy(Plain("P"), 0.5, 15, None, 6)),
+        ("c2t_chain", C2tPolicy(Plain("P"), 0.85, 1, 1, 10)),
+        ("joint:threshold=0.1,layer_k=5", C2tPolicy(Plain("P"), 0.1, 15, 5, 10)),
+        ("dymax", C2tPolicy(Plain("p"), 0.3, 1, 1, 10)),
+        ("dyjoint:threshold=0.1,max_depth=4", C2tPolicy(Plain("P"), 0.1, 1, 1, 4)),
     ],
 )
 def test_names(text, policy):
-    assert parse_policy(text, COSTS) == policy
+    assert parse_policy(text, COSTS, Plain("P")) == policy
 
 
 @pytest.mark.parametrize(
@@ -43,6 +50,10 @@ def test_names(text, policy):
         ("chain", "length is missing; write them after a colon"),
         ("pct", "draft_seconds, verify_seconds is missing; run drafttrain calibrate"),
         ("timed", "run drafttrain calibrate"),
+        ("c2t", "takes a classifier and there is none; train one with drafttrain train-classifier"),
+        ("c2t_chain:beta=0.5", "train one with drafttrain train-classifier"),
+        ("joint:threshold=1", "threshold 1.0 of a tree must lie between 0 and 1"),
+        ("dymax:beta=0.3", "'beta=0.3' is none of threshold=…, max_depth=…"),
         ("eagle2:topk=3", "did you mean top_k"),
         ("eagle2:top_k", "'top_k' is none of"),
         ("chain:length=x", "'x' is no value for length"),

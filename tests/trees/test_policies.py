@@ -9,6 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from drafttrain.errors import UserError
+from drafttrain.trees.c2t import C2tPolicy, Plain
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import CostCurve, Promise
@@ -65,6 +66,10 @@ POLICIES = {
     "eagle2-all": Eagle2Policy(top_k=3, max_depth=3, total=None),
     "timed": TimedPolicy(DRAFT, VERIFY, rate=0.1, acceptance=(0.7, 0.5), width=3, frontier=4, max_depth=6),
     "pct": PctPolicy(draft_seconds=0.05, verify_seconds=1.0, width=4, max_depth=6),
+    "c2t": C2tPolicy(Plain("P"), beta=0.05, top_k=4, layer_k=3, max_depth=5),
+    "c2t-naive": C2tPolicy(Plain("p"), beta=0.2, top_k=3, layer_k=None, max_depth=4),
+    "dymax": C2tPolicy.dymax(),
+    "dyjoint": C2tPolicy.dyjoint(),
 }
 drafters = st.builds(TableDrafter, st.sampled_from(KINDS), st.integers(0, 1000))
 # which of several equals topk takes depends on how many it takes

@@ -1,0 +1,407 @@
+"""`drafttrain dump-trees`: what the C2T classifier learns from, a row for each node of full EAGLE-2 trees.
+
+The target's own text is decoded first, once per prompt. Decoding by any exact rule gives just that text, so
+the path that the rule accepts in a tree is the part of the text behind its root: trees are grown where
+decoding would grow them, and nothing has to be verified again. At temperature above 0 the text is the one
+that `AcceptSampled` draws, whose draws belong to positions of the output and not to trees.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.evaluation.batches import in_batches
+from drafttrain.evaluation.measure import check_length
+from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
+from drafttrain.files import read_json, require_free_disk, write_json
+from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.provenance import content_hash
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.eagle2 import expand_best
+from drafttrain.trees.tree import TokenTree
+
+FILE = "trees.json"
+FORMAT_VERSION = 1
+SHARD_PROMPTS = 16  # what an interruption loses at most
+ROW_BYTES = 19.2  # before compression
+SCHEMA = pa.schema(
+    [
+        ("tree", pa.int32()),  # number of the prompt * max_new_tokens + place of the root in the output
+        ("P", pa.float32()),  # the features of trees/c2t.py
+        ("H", pa.float32()),
+        ("d", pa.int8()),
+        ("p", pa.float32()),
+        ("rank", pa.int8()),
+        ("parent_rank", pa.int8()),  # -1 below the root
+        ("accepted", pa.bool_()),
+    ]
+)
+
+
+@dataclass
+class DumpConfig:
+    """How trees are grown and labelled.
+
+    Attributes:
+        prompts: prompts to decode, the first turn of each; none of a benchmark.
+        max_new_tokens: trees are grown behind so many tokens of each output at most.
+        top_k: expanded nodes of a layer, and children of each.
+        max_depth: layers; with the default top_k a tree has 1 + 10 + 10 * 100 nodes.
+        temperature: of the target's text; 0 is greedy.
+        seed: of its draws.
+        rows: prompts whose trees are grown at once.
+    """
+
+    prompts: PromptSet
+    max_new_tokens: int = 96
+    top_k: int = 10
+    max_depth: int = 11
+    temperature: float = 0.0
+    seed: int = 0
+    rows: int = 8
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        for name in ("max_new_tokens", "top_k", "max_depth", "rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"dump-trees: {name} is {getattr(self, name)}: at least 1 is needed")
+        if self.top_k > 127 or self.max_depth > 127:
+            raise UserError("dump-trees: top_k and max_depth can be at most 127")
+        SamplingParams(self.temperature)
+
+    def nodes(self, draft_vocab_size: int) -> int:
+        """Nodes of a tree, root excluded."""
+        k = min(self.top_k, draft_vocab_size)
+        layers = [k]
+        for _ in range(self.max_depth - 1):
+            layers.append(min(self.top_k, layers[-1]) * k)
+        return sum(layers)
+
+
+def dump_trees(
+    config: DumpConfig,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Writes labelled trees of a bundle's drafter into the folder `out`; continues an interrupted dump.
+
+    Returns:
+        the folder's `trees.json`.
+
+    Raises:
+        UserError: prompts, bundle or settings are unusable, or `out` holds trees of something else.
+    """
+    config.check()
+    prompts = read_prompts(config.prompts.path, config.prompts.limit)
+    folder = find_bundle(bundle)
+    settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
+    made_from = {
+        "drafter": drafter_hash(folder),
+        "prompts": content_hash(config.prompts.path),
+        "target": target,
+        "dtype": dtype,
+        **settings,
+    }
+    shards = _earlier_shards(Path(out), made_from)
+    loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
+    ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
+    for prompt, tokens in zip(prompts, ids):
+        check_length(
+            loaded.target, tokens, config.max_new_tokens + config.max_depth, f"dump-trees: prompt {prompt.id}"
+        )
+    return write_trees(config, loaded.target, loaded.drafter, ids, Path(out), made_from, shards)
+
+
+def write_trees(
+    config: DumpConfig,
+    target: FrozenTarget,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    out: Path,
+    made_from: dict[str, Any],
+    shards: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """Grows and labels the trees of prompts that are not in the given shards yet.
+
+    Args:
+        prompts: token ids of each.
+        made_from: what the trees depend on, for the record.
+        shards: what an interrupted call has finished, as `trees.json` lists it.
+    """
+    console = Console()
+    parts = list(in_batches(prompts, SHARD_PROMPTS))
+    done = {shard["file"]: shard for shard in shards if _is_whole(out, shard)}
+    names = [f"shard-{number:05d}.parquet" for number in range(len(parts))]
+    todo = [
+        number
+        for number, part in enumerate(parts)
+        if done.get(names[number], {}).get("prompts") != len(part)  # another limit cuts the last one short
+    ]
+    most = sum(len(parts[number]) for number in todo) * config.max_new_tokens
+    rows = most * config.nodes(drafter.draft_vocab_size)
+    if todo:
+        console.print(
+            f"at most {most} trees, {rows / 1e6:.1f} M rows, {rows * ROW_BYTES / 1e9:.2f} GB: so many if no "
+            "draft is accepted, and before compression",
+            highlight=False,
+        )
+        require_free_disk(out, int(rows * ROW_BYTES), "the dump of trees")
+    out.mkdir(parents=True, exist_ok=True)
+    with Progress(transient=True) as bars:
+        bar = bars.add_task("growing trees", total=most)
+        for number in todo:
+            shard = _write_shard(
+                config,
+                target,
+                drafter,
+                parts[number],
+                number * SHARD_PROMPTS,
+                out / names[number],
+                lambda tokens: bars.advance(bar, tokens),
+            )
+            done[names[number]] = shard
+            record = _record(config, drafter, made_from, [done[name] for name in names if name in done])
+            write_json(out / FILE, record)
+    # the limit may be lower than that of an earlier call: what is beyond it stays where it is, unlisted
+    record = _record(config, drafter, made_from, [done[name] for name in names])
+    write_json(out / FILE, record)
+    _show(record, out, console)
+    return record
+
+
+def label_trees(
+    drafter: Drafter,
+    texts: torch.Tensor,
+    tapped: torch.Tensor,
+    starts: torch.Tensor,
+    ends: torch.Tensor,
+    top_k: int,
+    max_depth: int,
+) -> Iterator[tuple[TokenTree, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Goes along texts as decoding with full trees does: the first root is the first token behind the prompt,
+    and behind the accepted path comes the next one.
+
+    Args:
+        texts: prompt and output, int64 [B, T]; -1 behind the last token.
+        tapped: the target's tapped hidden states at them [B, T, K*H].
+        starts: tokens of the prompts, int64 [B].
+        ends: first position in each row that is no root any more, int64 [B].
+
+    Yields:
+        trees; which nodes are accepted, the root among them, bool [B, n]; the roots' positions, int64 [B];
+        and which rows have not ended, bool [B].
+    """
+    batch, length = texts.shape
+    state = drafter.new_state(batch, length + max_depth)
+    known = texts.clamp(min=0)  # [B, T]
+    prompt = int(starts.max())
+    drafter.observe(state, known[:, :prompt], tapped[:, :prompt], starts)
+    roots = starts  # [B]
+    rows = torch.arange(batch, device=texts.device)[:, None]  # [B, 1]
+    padded = torch.nn.functional.pad(texts, (0, max_depth + 1), value=-1)  # [B, T + max_depth + 1]
+    while bool((active := roots < ends).any()):
+        tree = expand_best(
+            drafter, state, known.gather(1, roots[:, None])[:, 0], top_k, max_depth, entropies=True
+        )
+        ahead = padded[rows, roots[:, None] + torch.arange(max_depth + 1, device=texts.device)]  # [B, d + 1]
+        accepted = accepted_nodes(tree, ahead)  # [B, n]
+        yield tree, accepted, roots, active
+        counts = accepted.sum(1) * active  # [B]
+        path = roots[:, None] + torch.arange(int(counts.max()), device=texts.device)  # [B, m]
+        path = path.clamp(max=length - 1)
+        drafter.observe(state, known.gather(1, path), tapped[rows, path], counts)
+        # a row that has ended stays at its last root, so that it goes on reading within its text
+        roots = torch.where(active, roots + counts, roots).clamp(max=length - 1)
+
+
+def accepted_nodes(tree: TokenTree, ahead: torch.Tensor) -> torch.Tensor:
+    """Which nodes lie on the accepted path, bool [B, n]: they and their ancestors are what the target says.
+
+    Args:
+        ahead: what the target says at each depth, the root's own token first, int64 [B, depth + 1]; -1 where
+            the text has ended.
+    """
+    is_root = tree.parents < 0  # [B, n]
+    matches = (tree.tokens == ahead.gather(1, tree.depths)) & tree.valid  # [B, n]
+    above = tree.parents.clamp(min=0)  # [B, n]
+    accepted = is_root
+    for _ in range(int(tree.depths.max())):  # each round is right for one more generation
+        accepted = accepted.gather(1, above) & matches | is_root
+    return accepted
+
+
+def _write_shard(
+    config: DumpConfig,
+    target: FrozenTarget,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    first: int,
+    path: Path,
+    on_tokens: Callable[[int], None],
+) -> dict[str, Any]:
+    """Dumps the trees of some prompts, the first of which is number `first`, and tells what they are."""
+    started, blocks, left_out = time.perf_counter(), [], 0
+    outputs = _outputs(config, target, prompts, first)
+    for at in range(0, len(prompts), config.rows):
+        part = slice(at, at + config.rows)
+        for block in _blocks(config, target, drafter, prompts[part], outputs[part], first + at, on_tokens):
+            finite = np.isfinite(block["P"]) & np.isfinite(block["p"]) & np.isfinite(block["H"])
+            left_out += int((~finite).sum())
+            blocks.append({name: values[finite] for name, values in block.items()})
+    columns = {
+        name: np.concatenate([block[name] for block in blocks]) if blocks else np.empty(0)
+        for name in SCHEMA.names
+    }
+    table = pa.table({name: pa.array(columns[name]).cast(SCHEMA.field(name).type) for name in SCHEMA.names})
+    temporary = path.with_name(f".{path.name}.tmp")
+    pq.write_table(table, temporary, compression="zstd")
+    os.replace(temporary, path)
+    return {
+        "file": path.name,
+        "bytes": path.stat().st_size,
+        "prompts": len(prompts),
+        "trees": len(blocks),
+        "rows": table.num_rows,
+        "accepted": int(columns["accepted"].sum()),
+        "left_out": left_out,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def _outputs(
+    config: DumpConfig, target: FrozenTarget, prompts: Sequence[Sequence[int]], first: int
+) -> list[list[int]]:
+    """The target's own text behind each prompt, so long that a tree behind its last root ends within it."""
+    rule = accept_greedy
+    if config.temperature:
+        seeds = [1_000_003 * config.seed + first + row for row in range(len(prompts))]
+        rule = AcceptSampled([SamplingParams(config.temperature, seed=seed) for seed in seeds])
+    most = config.max_new_tokens + config.max_depth
+    return decode_all(target, NoProposer(), prompts, most, accept=rule)[0]
+
+
+def _blocks(
+    config: DumpConfig,
+    target: FrozenTarget,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    first: int,
+    on_tokens: Callable[[int], None],
+) -> Iterator[dict[str, np.ndarray]]:
+    """The columns of each tree of some prompts that are grown at once."""
+    device, stop = target.device, target.eos_token_ids
+    whole = [[*prompt, *output] for prompt, output in zip(prompts, outputs)]
+    length = max(map(len, whole))
+    texts = torch.tensor([text + [-1] * (length - len(text)) for text in whole], device=device)  # [B, T]
+    starts = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [B]
+    # nothing follows a stop token, so it is no root
+    ends = [min(config.max_new_tokens, len(output) - (output[-1] in stop)) for output in outputs]
+    ends = starts + torch.tensor(ends, device=device)  # [B]
+    tapped = target.encode(texts.clamp(min=0), torch.zeros_like(texts)).tapped  # [B, T, K*H]
+    siblings = min(config.top_k, drafter.draft_vocab_size)
+    reached = 0
+    for tree, accepted, roots, active in label_trees(
+        drafter, texts, tapped, starts, ends, config.top_k, config.max_depth
+    ):
+        now = int((roots - starts).clamp(max=config.max_new_tokens).sum())
+        on_tokens(now - reached)
+        reached = now
+        rank = (torch.arange(tree.width, device=device) - 1) % siblings  # [n]
+        rank[0] = -1
+        columns = {
+            "P": tree.joint_log_probs().exp(),
+            "H": tree.entropies,
+            "d": tree.depths,
+            "p": tree.log_probs.exp(),
+            "rank": rank.expand_as(tree.depths),
+            "parent_rank": rank[tree.parents.clamp(min=0)],
+            "accepted": accepted,
+        }
+        arrays = {name: values[:, 1:].cpu().numpy() for name, values in columns.items()}  # [B, n - 1]
+        numbers = (torch.arange(len(texts), device=device) + first) * config.max_new_tokens + roots - starts
+        for row in active.nonzero()[:, 0].tolist():
+            tree_id = np.full(tree.width - 1, int(numbers[row]), dtype=np.int32)
+            yield {"tree": tree_id, **{name: values[row] for name, values in arrays.items()}}
+    on_tokens(len(texts) * config.max_new_tokens - reached)
+
+
+def _earlier_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an interrupted dump of the same things has finished."""
+    if not (out / FILE).exists():
+        return []
+    record = read_record(out)
+    if record["made_from"] != made_from:
+        raise UserError(
+            f"{out}: holds trees of another drafter, other prompts or settings; give another folder, or "
+            "delete it"
+        )
+    return record["shards"]
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """`trees.json` of a dump.
+
+    Raises:
+        UserError: there is none, or of another format.
+    """
+    if not (folder / FILE).exists():
+        raise UserError(f"{folder}: no {FILE} here; give a folder that drafttrain dump-trees wrote")
+    record = read_json(folder / FILE)
+    if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
+        raise UserError(f"{folder / FILE}: no trees of format {FORMAT_VERSION}; dump them again")
+    return record
+
+
+def _is_whole(out: Path, shard: dict[str, Any]) -> bool:
+    path = out / shard["file"]
+    return path.exists() and path.stat().st_size == shard["bytes"]
+
+
+def _record(
+    config: DumpConfig, drafter: Drafter, made_from: dict[str, Any], shards: list[dict[str, Any]]
+) -> dict[str, Any]:
+    totals = {
+        name: sum(shard[name] for shard in shards) for name in ("trees", "rows", "accepted", "left_out")
+    }
+    return {
+        "format_version": FORMAT_VERSION,
+        "made_from": made_from,
+        "nodes": config.nodes(drafter.draft_vocab_size),
+        **totals,
+        "seconds": sum(shard["seconds"] for shard in shards),
+        "shards": shards,
+    }
+
+
+def _show(record: dict[str, Any], out: Path, console: Console) -> None:
+    size = sum(shard["bytes"] for shard in record["shards"])
+    trees = record["trees"]
+    console.print(
+        f"{out}: {trees} trees of {record['nodes']} nodes, {record['rows']} rows, {size / 1e6:.1f} MB; "
+        f"{record['accepted'] / max(trees, 1):.2f} accepted per tree, {record['left_out']} rows left out as "
+        f"not finite; {trees / max(record['seconds'], 1e-9):.1f} trees/s",
+        highlight=False,
+        soft_wrap=True,
+    )

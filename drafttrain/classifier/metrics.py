@@ -1,0 +1,63 @@
+"""How well a confidence tells accepted nodes from others, over whole trees."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import average_precision_score, roc_curve
+
+from drafttrain.calibration.confidence import Reliability, reliability
+from drafttrain.classifier.data import Rows
+
+POINTS = 200  # of a stored curve
+RATES = (0.01, 0.02, 0.05, 0.1)  # positive rates at which recall is told; EAGLE-2 keeps 5 % as 50 of 1010
+
+
+@dataclass
+class Quality(Reliability):
+    """A confidence over some nodes, beside what `Reliability` tells.
+
+    Attributes:
+        recall: share of the accepted nodes whose confidence is above the threshold.
+        theta: share of all nodes that are above it, the positive rate.
+        auprc: area under precision against recall; None if there are only nodes of one kind.
+    """
+
+    recall: float
+    theta: float
+    auprc: float | None
+
+
+def quality(confidence: np.ndarray, accepted: np.ndarray, threshold: float) -> Quality:
+    """Judges confidences [N] by labels [N], at least one."""
+    above, positives = confidence > threshold, int(accepted.sum())
+    both = 0 < positives < len(accepted)
+    return Quality(
+        **asdict(reliability(confidence, accepted)),
+        recall=float((above & accepted).sum()) / max(positives, 1),
+        theta=float(above.mean()),
+        auprc=float(average_precision_score(accepted, confidence)) if both else None,
+    )
+
+
+def by_depth(confidence: np.ndarray, rows: Rows, threshold: float) -> dict[str, Quality]:
+    """Quality over all rows ("all") and at each depth."""
+    found = {"all": quality(confidence, rows.accepted, threshold)}
+    for depth in np.unique(rows.depth).tolist():
+        here = rows.depth == depth
+        found[str(depth)] = quality(confidence[here], rows.accepted[here], threshold)
+    return found
+
+
+def recall_curve(confidence: np.ndarray, accepted: np.ndarray) -> dict[str, Any]:
+    """Recall by positive rate as the threshold falls: `theta` and `recall`, thinned out, and `at`, the recall
+    at some positive rates."""
+    false_rate, recall, _ = roc_curve(accepted, confidence, drop_intermediate=False)
+    share = accepted.mean()
+    theta = share * recall + (1 - share) * false_rate  # [thresholds]
+    wanted = np.geomspace(max(theta[theta > 0].min(), 1e-4), 1, POINTS)
+    return {
+        "theta": wanted.tolist(),
+        "recall": np.interp(wanted, theta, recall).tolist(),
+        "at": {str(rate): float(np.interp(rate, theta, recall)) for rate in RATES},
+    }

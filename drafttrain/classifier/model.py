@@ -1,0 +1,107 @@
+"""The C2T classifier: how likely a drafted node is to be accepted, from a few numbers of the tree alone."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from drafttrain.errors import UserError
+from drafttrain.files import read_json, write_json
+from drafttrain.trees.c2t import FEATURES
+
+FILE = "classifier.json"
+WEIGHTS = "classifier.safetensors"
+FORMAT_VERSION = 1
+
+
+class Classifier(nn.Module):
+    """F features -> h -> 1 with ReLU and a sigmoid (C2T paper, §4.1). It scales the features itself.
+
+    Args:
+        features: names of `trees.c2t.FEATURES`, in order.
+        hidden: h.
+    """
+
+    def __init__(self, features: Sequence[str] = ("P", "H", "d"), hidden: int = 48):
+        super().__init__()
+        check_features(features)
+        if hidden < 1:
+            raise UserError(f"hidden is {hidden}: a classifier has at least 1 hidden unit")
+        self.features, self.hidden = tuple(features), hidden
+        self.inner = nn.Linear(len(self.features), hidden)
+        self.outer = nn.Linear(hidden, 1)
+        self.register_buffer("mean", torch.zeros(len(self.features)))
+        self.register_buffer("std", torch.ones(len(self.features)))
+
+    def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
+        """Takes mean and spread of the features from rows x [N, F], and starts at the share accepted."""
+        self.mean.copy_(x.mean(0))
+        self.std.copy_(x.std(0, correction=0).clamp(min=1e-6))
+        with torch.no_grad():
+            self.outer.bias.fill_(math.log(accepted_share / (1 - accepted_share)))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Log-odds of being accepted [...], from features [..., F] as they are."""
+        scaled = (x - self.mean) / self.std  # [..., F]
+        return self.outer(torch.relu(self.inner(scaled))).squeeze(-1)
+
+    @torch.no_grad()
+    def forward(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Confidence C [...] from features [...] each (eq. 4): what a growth policy asks for."""
+        return torch.sigmoid(self.logits(torch.stack([features[name] for name in self.features], -1)))
+
+    def save(self, folder: str | os.PathLike, training: dict[str, Any]) -> None:
+        """Writes `classifier.safetensors` and `classifier.json` into a folder.
+
+        Args:
+            training: how it was trained, for the record.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{WEIGHTS}.tmp"
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, temporary)
+        temporary.chmod(0o644)  # safetensors lets nobody but the owner read
+        temporary.replace(folder / WEIGHTS)
+        described = {"format_version": FORMAT_VERSION, "features": self.features, "hidden": self.hidden}
+        write_json(folder / FILE, {**described, "training": training})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> "Classifier":
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: missing, damaged, or of another format.
+        """
+        folder = Path(folder)
+        remedy = "train it again with drafttrain train-classifier"
+        described = read_json(folder / FILE)
+        if not isinstance(described, dict) or described.get("format_version") != FORMAT_VERSION:
+            raise UserError(f"{folder / FILE}: no classifier of format {FORMAT_VERSION}; {remedy}")
+        try:
+            model = cls(described["features"], described["hidden"])
+            tensors = load_file(folder / WEIGHTS)
+            model.load_state_dict(tensors)
+        except UserError as error:
+            raise UserError(f"{folder / FILE}: {error}") from None
+        except (KeyError, TypeError, OSError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())[:150]
+            raise UserError(f"{folder / WEIGHTS}: cannot be read ({reason}); {remedy}") from None
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise UserError(f"{folder / WEIGHTS}: holds numbers that are not finite; {remedy}")
+        return model.eval().requires_grad_(False)
+
+
+def check_features(features: Sequence[str]) -> None:
+    """Raises:
+    UserError: none, one that does not exist, or one twice.
+    """
+    if not features or len(set(features)) < len(features) or not set(features) <= set(FEATURES):
+        raise UserError(
+            f"features {','.join(map(str, features))}: name some of {','.join(FEATURES)}, each once"
+        )

@@ -1,0 +1,239 @@
+"""`drafttrain train-classifier`: from labelled trees to a classifier, and how it compares with simpler ones.
+
+Accepted nodes are rare (a handful of a thousand), so negatives are thinned out for training. The odds of the
+thinned rows are too high by 1 / share of the negatives left; the logarithm of that share is added to the
+logit while training and left away afterwards, so that the stored network gives probabilities of whole trees.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from drafttrain.classifier.data import Rows, read_rows, split_by_tree, thin_negatives
+from drafttrain.classifier.dump import read_record
+from drafttrain.classifier.metrics import by_depth, recall_curve
+from drafttrain.classifier.model import Classifier, check_features
+from drafttrain.classifier.plots import plot_recall, plot_reliability
+from drafttrain.errors import UserError
+from drafttrain.files import write_json
+from drafttrain.provenance import versions
+
+REPORT = "classifier_report.json"
+CHUNK = 1 << 18  # rows of one forward without gradients
+
+
+@dataclass
+class ClassifierConfig:
+    """How a classifier is trained (C2T paper, appendix B.2).
+
+    Attributes:
+        features: names of `trees.c2t.FEATURES`.
+        hidden: hidden units.
+        lr: learning rate. None: 1e-3, or 1e-4 when fine-tuning.
+        epochs: passes over the thinned rows.
+        batch_size: rows of a step.
+        negatives: kept for each accepted node.
+        share: of the trees to use.
+        threshold: at which recall and positive rate are told.
+        seed: of split, thinning, initial weights and order.
+    """
+
+    features: tuple[str, ...] = ("P", "H", "d")
+    hidden: int = 48
+    lr: float | None = None
+    epochs: int = 10
+    batch_size: int = 1024
+    negatives: float = 20.0
+    share: float = 1.0
+    threshold: float = 0.5
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        check_features(self.features)
+        for name in ("hidden", "epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train-classifier: {name} is {getattr(self, name)}: at least 1 is needed")
+        for name, low, high in (
+            ("lr", 0, math.inf),
+            ("negatives", 0, math.inf),
+            ("share", 0, 1),
+            ("threshold", 0, 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low < value <= high:
+                within = "above 0" if high == math.inf else "above 0 and at most 1"
+                raise UserError(f"train-classifier: {name} is {value}: it must be {within}")
+
+
+def train_classifier(
+    config: ClassifierConfig,
+    trees: str | os.PathLike,
+    out: str | os.PathLike,
+    start: str | os.PathLike | None = None,
+    baselines: bool = True,
+) -> dict[str, Any]:
+    """Trains on the trees of a dump; writes the classifier, `classifier_report.json` and two pictures.
+
+    Args:
+        trees: folder of `dump-trees`.
+        out: folder to write to, such as a bundle's.
+        start: folder of a classifier to fine-tune; its features, scaling and size are kept.
+        baselines: compare with logistic regression and gradient boosting, too.
+
+    Returns:
+        the report.
+
+    Raises:
+        UserError: trees or settings are unusable.
+    """
+    config.check()
+    console, out = Console(), Path(out)
+    torch.manual_seed(config.seed)
+    model = (
+        Classifier.load(start).requires_grad_(True) if start else Classifier(config.features, config.hidden)
+    )
+    began = time.perf_counter()
+    training, validation = split_by_tree(read_rows(trees, model.features), config.seed, config.share)
+    n_training = len(training)
+    sample, kept = thin_negatives(training, config.negatives, config.seed)
+    del training  # millions of rows
+    if not start:
+        share = sample.accepted.mean() * kept / (1 + sample.accepted.mean() * (kept - 1))
+        model.fit_scale(torch.from_numpy(sample.x), float(share))
+    lr = config.lr or (1e-4 if start else 1e-3)
+    with Progress(transient=True) as bars:
+        bar = bars.add_task("training", total=config.epochs)
+        history = fit(model, sample, validation, config, lr, kept, lambda: bars.advance(bar))
+    seconds = time.perf_counter() - began
+    methods = {"C2T": predict(model, validation.x), "joint probability": validation.joint}
+    if baselines:
+        methods |= fit_baselines(sample, validation, kept, config.seed)
+    rows = {
+        name: {depth: asdict(row) for depth, row in by_depth(c, validation, config.threshold).items()}
+        for name, c in methods.items()
+    }
+    curves = {name: recall_curve(c, validation.accepted) for name, c in methods.items()}
+    record = {
+        **asdict(config),
+        "features": model.features,
+        "hidden": model.hidden,
+        "lr": lr,
+        "fine_tuned_from": None if start is None else str(Path(start).name),
+        "negatives_kept": kept,
+        "rows": n_training,
+        "sampled_rows": len(sample),
+        "validation_rows": len(validation),
+        "trees": read_record(Path(trees))["made_from"],
+        "seconds": round(seconds, 3),
+        "versions": versions(),
+    }
+    report = {"training": record, "history": history, "rows": rows, "curves": curves}
+    model.save(out, record)
+    write_json(out / REPORT, report)
+    plot_reliability(rows, out)
+    plot_recall(curves, out)
+    _show(report, config.threshold, console)
+    return report
+
+
+def fit(
+    model: Classifier,
+    sample: Rows,
+    validation: Rows,
+    config: ClassifierConfig,
+    lr: float,
+    kept: float,
+    on_epoch: Callable[[], None] = lambda: None,
+) -> list[dict[str, float]]:
+    """Trains a classifier on thinned rows with Adam and binary cross-entropy.
+
+    Args:
+        kept: share of the negatives among the thinned rows.
+
+    Returns:
+        loss on the thinned rows, and recall and positive rate on the validation trees, after each epoch.
+    """
+    x, y = torch.from_numpy(sample.x), torch.from_numpy(sample.accepted).float()  # [N, F], [N]
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    order = torch.Generator().manual_seed(config.seed)
+    history = []
+    for epoch in range(1, config.epochs + 1):
+        total = 0.0
+        for batch in torch.randperm(len(y), generator=order).split(config.batch_size):  # [n]
+            logits = model.logits(x[batch]) - math.log(kept)  # [n] as high as the thinned rows make them
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(batch)
+        above = predict(model, validation.x) > config.threshold  # [N]
+        recall = (above & validation.accepted).sum() / validation.accepted.sum()
+        history.append(
+            {"epoch": epoch, "loss": total / len(y), "recall": float(recall), "theta": float(above.mean())}
+        )
+        on_epoch()
+    model.eval().requires_grad_(False)
+    return history
+
+
+@torch.no_grad()
+def predict(model: Classifier, x: np.ndarray) -> np.ndarray:
+    """Confidence of rows, fp32 [N], from features [N, F]."""
+    return torch.cat([torch.sigmoid(model.logits(part)) for part in torch.from_numpy(x).split(CHUNK)]).numpy()
+
+
+def fit_baselines(sample: Rows, validation: Rows, kept: float, seed: int) -> dict[str, np.ndarray]:
+    """Confidences [N] of the validation rows by simpler models of the same features, corrected alike."""
+    models = {
+        "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
+        "gradient boosting": HistGradientBoostingClassifier(random_state=seed),
+    }
+    found = {}
+    for name, model in models.items():
+        model.fit(sample.x, sample.accepted)
+        p = model.predict_proba(validation.x)[:, 1]  # [N]
+        found[name] = p * kept / (p * kept + 1 - p)  # the odds times the share of negatives left
+    return found
+
+
+def _show(report: dict[str, Any], threshold: float, console: Console) -> None:
+    record = report["training"]
+    title = f"{record['validation_rows']} nodes of validation trees, threshold {threshold:g}"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for head in ("depth", "recall", "θ", "AUROC", "AUPRC", "ECE", "Brier"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for method, rows in report["rows"].items():
+        for depth, row in rows.items():
+            if depth == "all" or method == "C2T":
+                names = ("recall", "theta", "auroc", "auprc", "ece", "brier")
+                cells = ["" if row[name] is None else f"{row[name]:.4f}" for name in names]
+                table.add_row(method, depth, *cells)
+    console.print(table)
+    for method, curve in report["curves"].items():
+        at = ", ".join(f"{recall:.3f} at θ {rate}" for rate, recall in curve["at"].items())
+        console.print(f"{method}: recall {at}", highlight=False, soft_wrap=True)
+    console.print(
+        f"trained on {record['sampled_rows']} of {record['rows']} rows ({record['negatives_kept']:.4f} of "
+        f"the negatives) in {record['seconds']:.1f} s",
+        highlight=False,
+        soft_wrap=True,
+    )

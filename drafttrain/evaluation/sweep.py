@@ -1,0 +1,222 @@
+"""`drafttrain sweep`: verified tokens against accept_len of any growth policies on any prompts (C2T paper,
+Figure 4).
+
+A family is what is written before the colon of a policy's text; its settings give the points. Families are
+compared where their accept_len is the same, along their Pareto fronts.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display is needed
+import matplotlib.pyplot as plt
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from drafttrain.calibration.calibration import FILE as COSTS
+from drafttrain.classifier.model import WEIGHTS
+from drafttrain.evaluation.benchmark import progress
+from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
+from drafttrain.evaluation.metrics import tabulate
+from drafttrain.evaluation.prompts import PromptSet, Task
+from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
+from drafttrain.files import fingerprint
+from drafttrain.provenance import content_hash
+from drafttrain.trees.named import CALIBRATED, CLASSIFIED
+
+GRID = 101  # values of accept_len over which a ratio is averaged
+FIXED = (0.25, 0.5, 0.75)  # of the way through the common range: where a ratio is told by itself
+
+
+@dataclass
+class Point:
+    """One policy on all prompts.
+
+    Attributes:
+        tree: its text.
+        accept_len: tokens emitted per target forward, the target's own token included.
+        verify_per_step: draft tokens sent to the target per forward, root excluded.
+        verify_tokens, steps, new_tokens: what they come from.
+        accept_len_fresh: accept_len outside repeated 4-grams.
+        repetition: share of emitted tokens in such.
+        tokens_per_second: prompt encoding included; policies do not take turns, so only a hint.
+    """
+
+    tree: str
+    accept_len: float
+    verify_per_step: float
+    verify_tokens: int
+    steps: int
+    new_tokens: int
+    accept_len_fresh: float
+    repetition: float
+    tokens_per_second: float
+
+    @property
+    def family(self) -> str:
+        return self.tree.partition(":")[0]
+
+
+@dataclass
+class Comparison:
+    """Verified tokens of one family divided by those of the reference, at equal accept_len.
+
+    Attributes:
+        family: which.
+        low, high: common range of accept_len.
+        mean: mean ratio over it.
+        at: ratio at some values of accept_len.
+    """
+
+    family: str
+    low: float
+    high: float
+    mean: float
+    at: dict[float, float]
+
+
+def sweep(
+    bundle: str | os.PathLike,
+    prompts: PromptSet,
+    trees: Sequence[str],
+    out: str | os.PathLike,
+    reference: str = "eagle2",
+    max_new_tokens: int = 96,
+    target: str | None = None,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    calibration: str | os.PathLike | None = None,
+    classifier: str | os.PathLike | None = None,
+) -> tuple[list[Point], list[Comparison]]:
+    """Decodes all prompts greedily with every policy; writes `points.jsonl`, `comparison.jsonl`, `sweep.png`
+    and, as it goes, the raw `measurements/`, where an interrupted or longer sweep continues.
+
+    Args:
+        trees: policies, as `parse_policy` reads them.
+        reference: family that the others are compared with.
+        calibration: for `pct` and `timed`; None for the bundle's own.
+        classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
+
+    Raises:
+        UserError: prompts, bundle or policies are unusable.
+    """
+    out, console = Path(out), Console()
+    trees = list(dict.fromkeys(trees))
+    task = Task.read(prompts)
+    folder = find_bundle(bundle)
+    loaded = load_bundle(folder, target, dtype, device, calibration, classifier)
+    proposers = {tree: loaded.proposer(tree) for tree in trees}
+    points = []
+    for number, (tree, proposer) in enumerate(proposers.items(), 1):
+        made_from = [drafter_hash(folder), target, dtype, content_hash(prompts.path), max_new_tokens]
+        for names, given, file in ((CALIBRATED, calibration, COSTS), (CLASSIFIED, classifier, WEIGHTS)):
+            if tree.partition(":")[0] in names:
+                path = Path(given or folder)
+                made_from.append(content_hash(path / file if path.is_dir() else path))
+        # a log of its own: more policies, or fewer, do not repeat what is measured
+        log = MeasurementLog(out / "measurements" / f"{fingerprint(tree)}.jsonl", fingerprint(made_from))
+        with progress(f"{tree} ({number} of {len(trees)})", [task]) as step:
+            methods = {tree: drafting(loaded.target, proposer)}
+            found = measure(loaded.target, methods, task, log, max_new_tokens, on_turn=step)
+        row = tabulate(found)[tree]
+        names = [name for name in Point.__dataclass_fields__ if name != "tree"]
+        points.append(Point(tree, **{name: getattr(row, name) for name in names}))
+    comparisons = compare_families(points, reference)
+    _write_jsonl(out / "points.jsonl", [asdict(point) for point in points])
+    _write_jsonl(out / "comparison.jsonl", [asdict(found) for found in comparisons])
+    _plot(points, out / "sweep.png")
+    _show(points, comparisons, reference, console)
+    return points, comparisons
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """The points that no other matches in accept_len with fewer verified tokens, by accept_len."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.accept_len, p.verify_per_step)):
+        if not front or point.verify_per_step < front[-1].verify_per_step:
+            front.append(point)
+    return front[::-1]
+
+
+def compare_families(points: Sequence[Point], reference: str) -> list[Comparison]:
+    """Each family but the reference against it, where their fronts have a common range of accept_len; on
+    straight lines between the points of a front."""
+    fronts = {
+        family: pareto_front([point for point in points if point.family == family])
+        for family in dict.fromkeys(point.family for point in points)
+    }
+    base = fronts.pop(reference, [])
+    found = []
+    for family, front in fronts.items():
+        if not base:
+            break
+        low = max(front[0].accept_len, base[0].accept_len)
+        high = min(front[-1].accept_len, base[-1].accept_len)
+        if low > high:
+            continue
+        grid = np.linspace(low, high, GRID)
+        ratios = _verified(front, grid) / _verified(base, grid)  # [GRID]
+        at = {float(grid[i]): float(ratios[i]) for i in (round(share * (GRID - 1)) for share in FIXED)}
+        found.append(Comparison(family, low, high, float(ratios.mean()), at))
+    return found
+
+
+def _verified(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
+    return np.interp(accept_len, [p.accept_len for p in front], [p.verify_per_step for p in front])
+
+
+def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _plot(points: Sequence[Point], path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(7, 5))
+    for i, family in enumerate(dict.fromkeys(point.family for point in points)):
+        mine = [point for point in points if point.family == family]
+        front = pareto_front(mine)
+        axis.scatter(
+            [p.accept_len for p in mine], [p.verify_per_step for p in mine], s=14, color=f"C{i}", label=family
+        )
+        axis.plot([p.accept_len for p in front], [p.verify_per_step for p in front], color=f"C{i}", alpha=0.5)
+    axis.set_xlabel("accept_len")
+    axis.set_ylabel("draft tokens verified per step")
+    axis.legend()
+    figure.tight_layout()
+    temporary = path.with_name(f".{path.name}.tmp.png")
+    figure.savefig(temporary, dpi=100)
+    plt.close(figure)
+    temporary.replace(path)
+
+
+def _show(
+    points: Sequence[Point], comparisons: Sequence[Comparison], reference: str, console: Console
+) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("tree", overflow="fold")
+    for head in ("accept_len", "verified/step", "repetition"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for point in points:
+        cells = (f"{point.accept_len:.3f}", f"{point.verify_per_step:.2f}", f"{point.repetition:.3f}")
+        table.add_row(point.tree, *cells)
+    console.print(table)
+    for found in comparisons:
+        at = ", ".join(f"{ratio:.3f} at {accept_len:.2f}" for accept_len, ratio in found.at.items())
+        console.print(
+            f"{found.family} verifies {found.mean:.3f} of what {reference} does at equal accept_len (mean "
+            f"over {found.low:.2f} to {found.high:.2f}; {at})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    compared = {reference, *(found.family for found in comparisons)}
+    if alone := sorted({point.family for point in points} - compared):
+        console.print(f"no accept_len in common with {reference}: {', '.join(alone)}", highlight=False)

@@ -1,0 +1,154 @@
+"""C2T (Huo et al. 2025): a classifier decides, node by node, what is verified and drafted on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.trees.layers import marked_nodes, top_entropy
+from drafttrain.trees.tree import TokenTree
+
+# What is known of a node when it is drafted, by the names of the paper where it has one: joint probability of
+# its path (P), entropy of the distribution it comes from, in nats over the top 1000 (H), depth, 1 for the
+# root's children (d); its own probability given its parent (p), its place among its siblings from 0 (rank).
+FEATURES = ("P", "H", "d", "p", "rank")
+
+
+class Confidence(Protocol):
+    """Tells how likely nodes are to be accepted.
+
+    Attributes:
+        features: those of `FEATURES` that it reads.
+    """
+
+    features: Sequence[str]
+
+    def __call__(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Confidence within 0 and 1, fp32 [B, m], from features fp32 [B, m] each."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """One feature as it is, which is a probability: what C2T is compared with."""
+
+    name: str
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def __call__(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return features[self.name]
+
+
+@dataclass
+class C2tPolicy:
+    """Algorithm 1 of the paper: each node of a layer gets its `top_k` most probable children; those with a
+    confidence above `beta` stay, of each layer at most the `layer_k` most confident ones, and all that stay
+    are verified and expanded. Growth ends where none stays.
+
+    Among equally confident nodes of a layer the earlier ones win.
+
+    Attributes:
+        confidence: of nodes: the classifier of a bundle, or another.
+        beta: threshold, exclusive.
+        top_k: children that are looked at per expanded node.
+        layer_k: nodes of a layer that may stay; None: all (the paper's "naive" method).
+        max_depth: layers at most.
+    """
+
+    confidence: Confidence
+    beta: float = 0.5
+    top_k: int = 15
+    layer_k: int | None = 15
+    max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < 1:
+            raise UserError(f"threshold {self.beta} of a tree must lie between 0 and 1, both excluded")
+        if self.top_k < 1 or self.layer_k == 0:
+            raise UserError("top_k and layer_k of a tree must be at least 1")
+
+    @classmethod
+    def chain(cls, confidence: Confidence, beta: float = 0.85, max_depth: int = 10) -> "C2tPolicy":
+        """Chain mode: the most probable tokens, one after the other, until one is not confident enough."""
+        return cls(confidence, beta, 1, 1, max_depth)
+
+    @classmethod
+    def dymax(cls, threshold: float = 0.3, max_depth: int = 10) -> "C2tPolicy":
+        """DyMax: a chain up to the first token whose own probability is not above the threshold."""
+        return cls.chain(Plain("p"), threshold, max_depth)
+
+    @classmethod
+    def dyjoint(cls, threshold: float = 0.08, max_depth: int = 10) -> "C2tPolicy":
+        """DyJoint: a chain up to the first token whose joint probability is not above the threshold."""
+        return cls.chain(Plain("P"), threshold, max_depth)
+
+    @classmethod
+    def joint(
+        cls, threshold: float = 0.05, top_k: int = 15, layer_k: int | None = 15, max_depth: int = 10
+    ) -> "C2tPolicy":
+        """The same tree by joint probability alone: what the classifier has to beat."""
+        return cls(Plain("P"), threshold, top_k, layer_k, max_depth)
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts trees behind root tokens [B]."""
+        tree = TokenTree.root_only(root)
+        frontier, counts = torch.zeros_like(root)[:, None], torch.ones_like(root)  # [B, 1], [B]
+        joint = torch.zeros_like(frontier, dtype=torch.float)  # [B, f] of the paths to the frontier
+        k = min(self.top_k, drafter.draft_vocab_size)
+        for depth in range(1, self.max_depth + 1):
+            expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
+            log_probs, ids = expanded.topk(k)  # [B, f, k]
+            paths = joint[:, :, None] + log_probs  # [B, f, k]
+            wanted = "H" in self.confidence.features  # it costs more than all the rest
+            unsure = top_entropy(expanded) if wanted else torch.full_like(joint, torch.nan)  # [B, f]
+            entropies = unsure[:, :, None].expand_as(paths)  # [B, f, k]
+            nodes = [ids, log_probs, paths, entropies, frontier[:, :, None].expand_as(ids)]
+            ids, log_probs, paths, entropies, parents = (values.flatten(1) for values in nodes)  # [B, f * k]
+            sure = self._confidence(log_probs, paths, entropies, depth, k)  # [B, f * k]
+            real = torch.arange(ids.shape[1], device=root.device) < counts[:, None] * k  # [B, f * k]
+            kept, counts = marked_nodes(self._survivors(sure.masked_fill(~real, 0.0)))  # [B, w], [B]
+            if not kept.shape[1]:
+                break
+            new = torch.arange(kept.shape[1], device=root.device)  # [w]
+            frontier = (tree.sizes[:, None] + new).masked_fill(new >= counts[:, None], 0)  # [B, w]
+            joint = paths.gather(1, kept)  # [B, w]
+            tree = tree.append(
+                parents.gather(1, kept),
+                drafter.to_target(ids.gather(1, kept)),
+                log_probs.gather(1, kept),
+                entropies=entropies.gather(1, kept),
+                counts=counts,
+            )
+        return tree
+
+    def _confidence(
+        self,
+        log_probs: torch.Tensor,
+        paths: torch.Tensor,
+        entropies: torch.Tensor,
+        depth: int,
+        siblings: int,
+    ) -> torch.Tensor:
+        """Confidence [B, m] of a layer's nodes [B, m], `siblings` neighbours at a time."""
+        order = torch.arange(paths.shape[1], device=paths.device)  # [m]
+        known = {
+            "P": paths.exp,
+            "H": lambda: entropies,
+            "d": lambda: torch.full_like(paths, depth),
+            "p": log_probs.exp,
+            "rank": lambda: (order % siblings).float().expand_as(paths),
+        }
+        return self.confidence({name: known[name]() for name in self.confidence.features})
+
+    def _survivors(self, sure: torch.Tensor) -> torch.Tensor:
+        """Which nodes of a layer stay, bool [B, m], by their confidence [B, m]."""
+        above = sure > self.beta  # [B, m]
+        if self.layer_k is None or self.layer_k >= sure.shape[1]:
+            return above
+        order = sure.argsort(dim=1, descending=True, stable=True)[:, : self.layer_k]  # [B, layer_k]
+        return above & torch.zeros_like(above).scatter_(1, order, True)

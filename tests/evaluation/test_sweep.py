@@ -1,0 +1,93 @@
+"""Fronts and ratios by hand; a sweep end to end, continued, with a classifier that it is given."""
+
+import json
+
+import pytest
+import torch
+
+from drafttrain.classifier.model import Classifier
+from drafttrain.cli import main
+from drafttrain.errors import UserError
+from drafttrain.evaluation import sweep as module
+from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep
+from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.stats import DecodeStats
+
+
+def point(tree: str, accept_len: float, verified: float) -> Point:
+    return Point(tree, accept_len, verified, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+def test_fronts():
+    points = [
+        point("a", 2.0, 10),
+        point("a", 1.5, 4),
+        point("a", 1.9, 12),
+        point("a", 2.0, 9),
+        point("a", 1.5, 5),
+    ]
+    assert [(p.accept_len, p.verify_per_step) for p in pareto_front(points)] == [(1.5, 4), (2.0, 9)]
+
+
+def test_ratios_at_equal_accept_len():
+    base = [point(f"eagle2:total={n}", 1 + n / 10, n) for n in (2, 6, 10)]  # accept_len 1.2 to 2.0
+    half = [point("c2t:beta=0.1", 1.4, 2), point("c2t:beta=0.2", 2.4, 7)]  # half of it everywhere
+    far = [point("joint", 3.0, 9)]
+    [found] = compare_families([*base, *half, *far], "eagle2")
+    assert (found.family, found.low, found.high) == ("c2t", 1.4, 2.0)
+    assert found.mean == pytest.approx(0.5)
+    assert list(found.at) == pytest.approx([1.55, 1.7, 1.85]) and list(found.at.values()) == pytest.approx(
+        [0.5] * 3
+    )
+    assert compare_families(half, "eagle2") == []
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    torch.manual_seed(0)
+    model = Classifier(hidden=4)
+    with torch.no_grad():
+        model.outer.bias.fill_(1.0)
+    model.save(tmp_path / "classifier", {})
+    return tmp_path / "classifier"
+
+
+def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, capsys):
+    trees = ["eagle2:top_k=3,max_depth=2,total=4", "c2t:beta=0.3,top_k=2,max_depth=2", "dymax:threshold=0.01"]
+    prompts = PromptSet("prompts", str(questions), 2)
+    options = {"max_new_tokens": 8, "dtype": "float32", "device": "cpu", "classifier": classifier}
+    points, comparisons = sweep(tiny_bundle, prompts, trees[:2], tmp_path / "out", **options)
+
+    loaded = load_bundle(tiny_bundle, dtype="float32", device="cpu", classifier=classifier)
+    for found, tree in zip(points, trees):
+        stats = DecodeStats()
+        for prompt in read_prompts(questions, 2):
+            ids = prompt.token_ids(loaded.target.tokenizer)
+            stats += decode_all(loaded.target, loaded.proposer(tree), [ids], 8)[1]
+        assert (found.tree, found.accept_len) == (tree, stats.accept_len)
+        assert found.verify_per_step == stats.verify_tokens / stats.steps > 0
+
+    decoded = []
+    real = module.drafting
+    monkeypatch.setattr(
+        module, "drafting", lambda *args: lambda *rest: decoded.append(1) or real(*args)(*rest)
+    )
+    again, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "out", **options)
+    assert again[:2] == points and len(decoded) == 2 + 1  # two prompts and the warm-up of the new policy
+    written = [json.loads(line) for line in (tmp_path / "out" / "points.jsonl").read_text().splitlines()]
+    assert [row["tree"] for row in written] == trees
+    assert (tmp_path / "out" / "sweep.png").stat().st_size > 5000
+    printed = capsys.readouterr().out
+    assert "dymax:threshold=0.01" in printed and "eagle2" in printed
+
+
+def test_without_a_classifier(tiny_bundle, questions, tmp_path, capsys):
+    words = ["--prompts", str(questions), "--out", str(tmp_path / "out"), "--trees", "chain:length=1", "c2t"]
+    assert main(["sweep", str(tiny_bundle), *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]  # behind what loading says
+    assert error.startswith("drafttrain: ") and error.endswith("train one with drafttrain train-classifier")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="classifier.json: no such file"):
+        sweep(tiny_bundle, PromptSet("x", str(questions)), ["c2t"], tmp_path, classifier=tmp_path)
