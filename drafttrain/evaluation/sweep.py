@@ -112,7 +112,7 @@ def sweep(
     trees = list(dict.fromkeys(trees))
     task = Task.read(prompts)
     folder = find_bundle(bundle)
-    loaded = load_bundle(folder, target, dtype, device, calibration, classifier)
+    loaded = load_bundle(folder, target, dtype, device, calibration, classifier=classifier)
     proposers = {tree: loaded.proposer(tree) for tree in trees}
     points = []
     for number, (tree, proposer) in enumerate(proposers.items(), 1):

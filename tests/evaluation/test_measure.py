@@ -24,6 +24,8 @@ TWO_TURNS = Task("t", TASK.prompts, turns=2)
 class Oracle:
     """Proposes the two tokens that the target will say next, as it knows from decoding plainly first."""
 
+    model_seconds = 0.0
+
     def __init__(self, target):
         self.run = autoregressive(target)
 
