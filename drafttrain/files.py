@@ -10,9 +10,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafttrain.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO}
@@ -54,6 +57,14 @@ def _sha256(file) -> str:  # Python 3.10 has no file_digest
     while chunk := file.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Writes a matplotlib figure as a PNG file, whole or not at all."""
+    figure.tight_layout()
+    temporary = path.with_name(f".{path.name}.tmp.png")
+    figure.savefig(temporary, dpi=100)
+    os.replace(temporary, path)
 
 
 def fingerprint(value: Any) -> str:

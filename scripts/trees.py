@@ -17,13 +17,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import check_quiet
@@ -31,7 +27,7 @@ from drafttrain.evaluation.measure import MeasurementLog, autoregressive, drafti
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, tabulate
 from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.export.bundle import Bundle, load_bundle
-from drafttrain.files import fingerprint
+from drafttrain.files import fingerprint, save_figure
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.provenance import content_hash, versions
@@ -123,14 +119,16 @@ def width(loaded: Bundle, out: Path, limit: int | None, key: str) -> None:
     rows = tabulate(measure(loaded.target, methods, task, log, NEW_TOKENS))
     found = {n: {"accept_len": r.accept_len, "nodes": r.verify_per_step} for n, r in rows.items()}
     write(out / "width.json", json.dumps(found, indent=1) + "\n")
-    figure, left = plt.subplots(figsize=(6, 4))
+    figure = Figure(figsize=(6, 4))
+    left = figure.subplots()
     left.plot(widths, [row["accept_len"] for row in found.values()], marker=".", color="C0")
     left.set_xlabel("children of an expanded node")
     left.set_ylabel("accept_len", color="C0")
     right = left.twinx()
     right.plot(widths, [row["nodes"] for row in found.values()], marker=".", color="C1")
     right.set_ylabel("drafted nodes per tree", color="C1")
-    save(figure, out / "width.png")
+    save_figure(figure, out / "width.png")
+    print(out / "width.png")
 
 
 def categories(loaded: Bundle, out: Path, limit: int | None, key: str) -> None:
@@ -166,7 +164,8 @@ def categories(loaded: Bundle, out: Path, limit: int | None, key: str) -> None:
         for category in sizes
     }
     write(out / "categories.json", json.dumps(found, indent=1) + "\n")
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4))
+    figure = Figure(figsize=(12, 4))
+    axes = figure.subplots(1, 2)
     axes[0].bar(list(found), [row["accept_len"] for row in found.values()])
     axes[0].set_ylabel("accept_len")
     axes[1].boxplot(list(sizes.values()), showfliers=False)
@@ -174,7 +173,8 @@ def categories(loaded: Bundle, out: Path, limit: int | None, key: str) -> None:
     axes[1].set_ylabel("drafted nodes per tree")
     for axis in axes:
         axis.tick_params(axis="x", rotation=30)
-    save(figure, out / "categories.png")
+    save_figure(figure, out / "categories.png")
+    print(out / "categories.png")
 
 
 def sample(loaded: Bundle, out: Path, limit: int | None, key: str) -> None:
@@ -208,13 +208,6 @@ def write(path: Path, text: str) -> None:
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
     print(text)
-
-
-def save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-    print(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

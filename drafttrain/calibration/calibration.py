@@ -89,11 +89,12 @@ class Calibration:
         """Raises:
         ValueError, TypeError, AttributeError, KeyError: numbers that no measurement gives.
         """
-        for curve in self.target + self.drafter:
+        curves = self.target + self.drafter
+        for curve in curves:
             lengths = {len(row) for row in (curve.sizes, curve.lower, curve.median, curve.upper)}
             if lengths != {len(curve.sizes)} or sorted(set(curve.sizes)) != curve.sizes:
                 raise ValueError("a curve is incomplete")
-        numbers = [second for curve in self.target + self.drafter for second in curve.median]
+        numbers = [number for curve in curves for number in (curve.context, *curve.median)]
         numbers += [self.rate, self.temperature, *self.acceptance]
         if not all(0 < number < math.inf for number in numbers) or not 0 <= self.step_overhead < math.inf:
             raise ValueError("a number is not positive")
@@ -101,7 +102,8 @@ class Calibration:
             raise ValueError("promise is incomplete")
         if not (self.target and self.drafter and self.acceptance and max(self.acceptance) <= 1):
             raise ValueError("something is empty")
-        self.made_for["target"], self.made_for["drafter"], self.machine.get("processor"), int(curve.context)
+        if not isinstance(self.machine, dict) or not {"target", "drafter"} <= set(self.made_for):
+            raise ValueError("what it is of is missing")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # no display is needed
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.calibration.confidence import BINS
+from drafttrain.files import save_figure
 
 
 def plot_costs(found: Calibration, folder: Path) -> None:
     """`costs.png`: milliseconds by tokens verified and by nodes expanded, with quartiles."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    figure = Figure(figsize=(10, 4))
+    axes = figure.subplots(1, 2)
     for axis, curves, what in (
         (axes[0], found.target, "tokens verified"),
         (axes[1], found.drafter, "nodes expanded"),
@@ -28,12 +27,13 @@ def plot_costs(found: Calibration, folder: Path) -> None:
         axis.legend()
     axes[0].set_title("s_t: the target's forward")
     axes[1].set_title("s_d: one drafting step")
-    _save(figure, folder / "costs.png")
+    save_figure(figure, folder / "costs.png")
 
 
 def plot_confidence(found: Calibration, folder: Path) -> None:
     """`reliability.png`: share of accepted tokens by confidence, raw and scaled, and by depth."""
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4))
+    figure = Figure(figsize=(14, 4))
+    axes = figure.subplots(1, 3)
     for axis, kind in zip(axes, ("raw", "scaled")):
         row = found.confidence[kind]["all"]
         filled = [(i, share, n) for i, (n, _, share) in enumerate(row.bins) if n]
@@ -52,12 +52,4 @@ def plot_confidence(found: Calibration, folder: Path) -> None:
     axes[2].set_xlabel("depth")
     axes[2].set_ylim(0, 1)
     axes[2].legend()
-    _save(figure, folder / "reliability.png")
-
-
-def _save(figure: plt.Figure, path: Path) -> None:
-    figure.tight_layout()
-    temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=100)
-    plt.close(figure)
-    temporary.replace(path)
+    save_figure(figure, folder / "reliability.png")

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")  # no display is needed
-import matplotlib.pyplot as plt
+from drafttrain.files import save_figure
 
 RELIABILITY = "classifier_reliability.png"
 RECALL = "classifier_recall.png"
@@ -18,7 +17,8 @@ def plot_reliability(rows: dict[str, dict[str, Any]], folder: Path) -> None:
     Args:
         rows: `Quality` as JSON, by method and depth.
     """
-    figure, axis = plt.subplots(figsize=(6, 5))
+    figure = Figure(figsize=(6, 5))
+    axis = figure.subplots()
     for method, by_depth in rows.items():
         row = by_depth["all"]
         filled = [(mean, share) for n, mean, share in row["bins"] if n]
@@ -27,7 +27,7 @@ def plot_reliability(rows: dict[str, dict[str, Any]], folder: Path) -> None:
     axis.set_xlabel("confidence")
     axis.set_ylabel("accepted")
     axis.legend()
-    _save(figure, folder / RELIABILITY)
+    save_figure(figure, folder / RELIABILITY)
 
 
 def plot_recall(curves: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -36,7 +36,8 @@ def plot_recall(curves: dict[str, dict[str, Any]], folder: Path) -> None:
     Args:
         curves: as `recall_curve` gives them, by method.
     """
-    figure, axis = plt.subplots(figsize=(6, 5))
+    figure = Figure(figsize=(6, 5))
+    axis = figure.subplots()
     for method, curve in curves.items():
         axis.plot(curve["theta"], curve["recall"], label=method)
     axis.set_xscale("log")
@@ -44,12 +45,4 @@ def plot_recall(curves: dict[str, dict[str, Any]], folder: Path) -> None:
     axis.set_ylabel("recall")
     axis.set_ylim(0, 1)
     axis.legend()
-    _save(figure, folder / RECALL)
-
-
-def _save(figure: plt.Figure, path: Path) -> None:
-    figure.tight_layout()
-    temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=100)
-    plt.close(figure)
-    temporary.replace(path)
+    save_figure(figure, folder / RECALL)

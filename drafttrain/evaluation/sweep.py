@@ -12,11 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # no display is needed
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +25,7 @@ from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
 from drafttrain.evaluation.metrics import tabulate
 from drafttrain.evaluation.prompts import PromptSet, Task
 from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
-from drafttrain.files import fingerprint
+from drafttrain.files import fingerprint, save_figure
 from drafttrain.provenance import content_hash
 from drafttrain.trees.named import CALIBRATED, CLASSIFIED
 
@@ -180,7 +177,8 @@ def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _plot(points: Sequence[Point], path: Path) -> None:
-    figure, axis = plt.subplots(figsize=(7, 5))
+    figure = Figure(figsize=(7, 5))
+    axis = figure.subplots()
     for i, family in enumerate(dict.fromkeys(point.family for point in points)):
         mine = [point for point in points if point.family == family]
         front = pareto_front(mine)
@@ -191,11 +189,7 @@ def _plot(points: Sequence[Point], path: Path) -> None:
     axis.set_xlabel("accept_len")
     axis.set_ylabel("draft tokens verified per step")
     axis.legend()
-    figure.tight_layout()
-    temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=100)
-    plt.close(figure)
-    temporary.replace(path)
+    save_figure(figure, path)
 
 
 def _show(

@@ -94,9 +94,10 @@ class TimedPolicy:
         # what a layer opens: going on from the best of its nodes, where that pays
         further = max(0.0, confidence[0] * share * following - rate * self.draft_seconds(1))
         best, best_gain, expected = 0, 0.0, further
+        chain = self.verify_seconds(batch * (depth + 1))
         for f, p in enumerate(confidence, 1):
             # each expanded node sends one child more to the target, at least
-            more = self.verify_seconds(batch * (f + depth + 1)) - self.verify_seconds(batch * (depth + 1))
+            more = self.verify_seconds(batch * (f + depth + 1)) - chain
             expected += p * share
             gain = expected - rate * (self.draft_seconds(batch * f) + more)
             if gain > best_gain:
