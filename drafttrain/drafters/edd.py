@@ -128,7 +128,7 @@ class EddModel(PreTrainedModel):
         frozen = [] if config.train_embeddings else ["embed_tokens.weight"]
         frozen += [] if config.train_head else ["lm_head.weight"]
         self._keys_to_ignore_on_save = self._keys_to_ignore_on_load_missing = set(frozen)
-        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._rope: torch.Tensor | None = None
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -207,8 +207,7 @@ class EddModel(PreTrainedModel):
 
     def pack(self) -> None:
         """Lays out the weights for drafting, where that is faster (bf16 on a CPU); no training after it."""
-        # queries stand alone: soft prompts have none
-        pack_linears(self, (("k_proj", "v_proj"), ("gate_proj", "up_proj")))
+        pack_linears(self)
 
     @classmethod
     def load(
@@ -243,16 +242,23 @@ class EddModel(PreTrainedModel):
 
     # positions
 
-    def rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin [B, 1, n, dim] (fp32) at positions [B, n], from a table that grows as needed."""
-        table = self._rope
-        need = int(positions.max()) + 1
-        if table is None or table[0].shape[0] < need or table[0].device != positions.device:
-            table = self._rope = self._rope_table(max(need, 1024) * 2, positions.device)
-        return table[0][positions][:, None], table[1][positions][:, None]
+    def rope(self, positions: torch.Tensor, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin [B, 1, n, dim] at positions [B, n], from a table in the type of the weights that grows.
 
-    def _rope_table(self, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        parameters, dim = self.config.rope_parameters, self.config.head_dim
+        Args:
+            limit: all positions are below it, where the caller knows; asking a GPU for their maximum waits.
+        """
+        need = int(positions.max()) + 1 if limit is None else limit
+        table, weight = self._rope, self.norm.weight
+        if table is None or len(table) < need or (table.dtype, table.device) != (weight.dtype, weight.device):
+            table = self._rope = self._rope_table(max(need, 1024) * 2)
+        cos, sin = table[positions].unbind(2)  # [B, n, dim]
+        return cos[:, None], sin[:, None]
+
+    def _rope_table(self, n: int) -> torch.Tensor:
+        """cos and sin of n positions, [n, 2, dim]."""
+        parameters, dim, weight = self.config.rope_parameters, self.config.head_dim, self.norm.weight
+        device = weight.device
         if parameters.get("rope_type", "default") == "default":
             exponents = torch.arange(0, dim, 2, device=device, dtype=torch.float) / dim
             inv_freq, scaling = parameters["rope_theta"] ** -exponents, 1.0  # [dim / 2]
@@ -260,7 +266,7 @@ class EddModel(PreTrainedModel):
             inv_freq, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](self.config, device)
         angles = torch.arange(n, device=device, dtype=torch.float)[:, None] * inv_freq  # [n, dim / 2]
         angles = torch.cat((angles, angles), dim=-1)  # [n, dim]
-        return angles.cos() * scaling, angles.sin() * scaling
+        return (torch.stack((angles.cos(), angles.sin()), 1) * scaling).to(weight.dtype)
 
     # training
 
@@ -316,9 +322,9 @@ class EddModel(PreTrainedModel):
     ) -> None:
         """Appends verified hidden states as soft prompts. Tokens are not read: the states tell of them."""
         n = tapped.shape[1]
-        state.reserve(n)
+        view = state.reserve(n)
         slots = state.lengths[:, None] + torch.arange(n, device=tapped.device)  # [B, n]
-        cos, sin = self.rope(slots)
+        cos, sin = self.rope(slots, view)
         soft = self.fc(tapped.to(state.kv.dtype))  # [B, n, H]
         for i, layer in enumerate(self.layers):
             k, v = layer.keys_values(layer.input_layernorm(soft), cos, sin)
@@ -328,31 +334,42 @@ class EddModel(PreTrainedModel):
     @staticmethod
     def _write(state: EddState, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         for which, new in ((0, k), (1, v)):
-            state.kv[layer, which].transpose(1, 2).index_put_((state.rows, slots), new.transpose(1, 2))
+            kept = state.kv[layer, which]  # [B, kv_heads, max_len, dim]
+            if len(slots) == 1:
+                kept.index_copy_(2, slots[0], new)
+            else:
+                kept.transpose(1, 2).index_put_((state.rows, slots), new.transpose(1, 2))
+
+    @staticmethod
+    def _seen(state: EddState, tree: TokenTree, frontier: torch.Tensor, view: int) -> torch.Tensor:
+        """Which of the slots in view the frontier's nodes attend to, bool [B, f, view]."""
+        n = tree.width
+        ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
+        if len(frontier) == 1:  # the block ends where the view does
+            return F.pad(ancestors, (view - n, 0), value=True)
+        slots = torch.arange(view, device=frontier.device)  # [view]
+        seen = slots < state.lengths[:, None]  # [B, view]
+        seen = seen[:, None].expand(-1, frontier.shape[1], -1).clone()  # [B, f, view]
+        block = state.lengths[:, None] + slots[:n]  # [B, n]
+        return seen.scatter_(2, block[:, None].expand_as(ancestors), ancestors)
 
     @torch.no_grad()
     def expand(self, state: EddState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        view, starts = state.reserve(tree.width), state.lengths[:, None]  # [B, 1]
+        seen = self._seen(state, tree, frontier, view)[:, None]  # [B, 1, f, view]
+        slots = starts + frontier  # [B, f]
+        cos, sin = self.rope(starts + tree.depths.gather(1, frontier), view)
         tokens = tree.tokens.gather(1, frontier)  # [B, f]
-        positions = state.lengths[:, None] + tree.depths.gather(1, frontier)  # [B, f]
-        slots = state.lengths[:, None] + frontier  # [B, f]
-        n = tree.width
-        view = state.reserve(n)
-        seen = torch.arange(view, device=tokens.device) < state.lengths[:, None]  # [B, view]
-        seen = seen[:, None].expand(-1, frontier.shape[1], -1).clone()  # [B, f, view]
-        ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
-        block = state.lengths[:, None] + torch.arange(n, device=tokens.device)  # [B, n]
-        seen.scatter_(2, block[:, None].expand_as(ancestors), ancestors)
-        cos, sin = self.rope(positions)
         x = self.embed_tokens(tokens)  # [B, f, H]
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
             self._write(state, i, slots, *layer.keys_values(normed, cos, sin))
             k, v = state.kv[i, 0, :, :, :view], state.kv[i, 1, :, :, :view]
             q = layer.queries(normed, cos, sin)
-            attended = grouped_attention(q, k, v, seen[:, None])  # [B, f, heads, dim]
+            attended = grouped_attention(q, k, v, seen)  # [B, f, heads, dim]
             x = layer.finish(x, attended.flatten(2))
-        return torch.log_softmax(self.lm_head(self.norm(x)).float(), dim=-1)
+        return torch.log_softmax(self.lm_head(self.norm(x)), dim=-1, dtype=torch.float)
 
 
 AutoConfig.register(EddConfig.model_type, EddConfig)

@@ -8,8 +8,8 @@ import torch
 
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
-from drafttrain.trees.layers import marked_nodes, top_entropy
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.layers import top_entropy
+from drafttrain.trees.tree import TokenTree, marked_nodes
 
 # What is known of a node when it is drafted, by the names of the paper where it has one: joint probability of
 # its path (P), entropy of the distribution it comes from, in nats over the top 1000 (H), depth, 1 for the

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,12 +45,15 @@ class Promise:
     log_joint: Sequence[float] = (-16.0, 0.0)
     accepted: Sequence[float] = (0.0, 1.0)
 
+    @cached_property
+    def _points(self) -> torch.Tensor:
+        return torch.tensor([self.log_joint, self.accepted])  # [2, points]
+
     def __call__(self, log_joint: torch.Tensor) -> torch.Tensor:
         """Share accepted, on the straight line between the neighbours measured, of any shape; 0 for padding
         (-inf)."""
-        x = torch.tensor(self.log_joint, device=log_joint.device)
-        y = torch.tensor(self.accepted, device=log_joint.device)
-        inside = log_joint.clamp(x[0], x[-1])
+        x, y = self._points.to(log_joint.device)
+        inside = log_joint.clamp(self.log_joint[0], self.log_joint[-1])
         right = torch.bucketize(inside, x).clamp(1, len(x) - 1)
         low, high = x[right - 1], x[right]
         share = y[right - 1] + (y[right] - y[right - 1]) * (inside - low) / (high - low)

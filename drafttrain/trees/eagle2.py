@@ -62,7 +62,7 @@ def keep_best(tree: TokenTree, total: int) -> TokenTree:
     Among equals the earlier node wins. A node is never more probable than its parent, which comes before it,
     so what stays is closed under parents.
     """
-    joint = tree.joint_log_probs()  # [B, n]
+    joint = tree.joint_log_probs().clone()  # [B, n]
     joint[:, 0] = torch.inf
     order = joint.argsort(dim=1, descending=True, stable=True)[:, : total + 1]  # [B, total + 1]
     keep = torch.zeros_like(joint, dtype=torch.bool).scatter_(1, order, True)

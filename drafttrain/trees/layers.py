@@ -1,5 +1,4 @@
-"""What layered policies share: which nodes of a batch of trees are expanded, their children, and how unsure
-the drafter is of these."""
+"""What layered policies share: the children of a frontier, and how unsure the drafter is of them."""
 
 import numpy as np
 import torch
@@ -8,18 +7,6 @@ from drafttrain.drafters.interface import Drafter
 from drafttrain.trees.tree import TokenTree
 
 ENTROPY_OVER = 1000  # most probable tokens that the entropy of a distribution counts (C2T paper, eq. 3)
-
-
-def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of the nodes marked in bool [B, n], in order.
-
-    Returns:
-        nodes int64 [B, f], padded with the root, and how many of each row are no padding, int64 [B].
-    """
-    counts = mask.sum(1)  # [B]
-    width = int(counts.max())
-    nodes = (~mask).byte().argsort(dim=1, stable=True)[:, :width]  # [B, f]
-    return nodes.masked_fill(torch.arange(width, device=mask.device) >= counts[:, None], 0), counts
 
 
 def add_children(

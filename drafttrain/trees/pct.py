@@ -6,8 +6,8 @@ import torch
 
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
-from drafttrain.trees.layers import add_children, marked_nodes
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.layers import add_children
+from drafttrain.trees.tree import TokenTree, marked_nodes
 
 
 @dataclass
@@ -48,9 +48,8 @@ class PctPolicy:
         """Drafts trees behind root tokens [B]."""
         tree = TokenTree.root_only(root)
         for depth in range(self.max_depth):
-            pays = (
-                (tree.joint_log_probs().exp() >= self.ratio) & (tree.depths == depth) & tree.valid
-            )  # [B, n]
+            # padding nodes have probability 0
+            pays = (tree.joint_log_probs().exp() >= self.ratio) & (tree.depths == depth)  # [B, n]
             frontier, counts = marked_nodes(pays)
             if not frontier.shape[1]:
                 break

@@ -63,18 +63,13 @@ class TimedPolicy:
                 break
             nodes = layer + found.indices[:, :f].sort(dim=1).values  # [B, f] in breadth-first order
             layer = tree.width
-            tree = add_children(drafter, state, tree, nodes, torch.full_like(root, f), self.width)
-            joint = self._accepted(tree)
+            tree = add_children(drafter, state, tree, nodes, None, self.width)
+            joint = torch.cat([joint, self._accepted(tree.joint_log_probs()[:, layer:])], 1)  # [B, n]
         return self._worth_verifying(tree, joint)
 
-    def _accepted(self, tree: TokenTree) -> torch.Tensor:
-        """Expected share of each node that is accepted [B, n]; 1 for the root."""
-        joint = tree.joint_log_probs()  # [B, n]
-        if self.promise is None:
-            return joint.exp()
-        accepted = self.promise(joint)
-        accepted[:, 0] = 1
-        return accepted
+    def _accepted(self, joint: torch.Tensor) -> torch.Tensor:
+        """Expected share of each node that is accepted, [B, m], from joint log-probabilities [B, m]."""
+        return joint.exp() if self.promise is None else self.promise(joint)
 
     def _rate(self, batch: int) -> float:
         """`rate` was measured for one sequence; several emit more, as their verification takes less than

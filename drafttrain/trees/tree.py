@@ -55,6 +55,7 @@ class TokenTree:
     sizes: torch.Tensor
     drawn_from: DrawnFrom | None = None
     _ancestors: torch.Tensor | None = field(default=None, repr=False)  # what ancestors() returns, once known
+    _joint: torch.Tensor | None = field(default=None, repr=False)  # what joint_log_probs() returns, likewise
 
     @classmethod
     def root_only(cls, tokens: torch.Tensor) -> "TokenTree":
@@ -63,7 +64,8 @@ class TokenTree:
         zeros = torch.zeros_like(tokens)  # [B, 1]
         nothing = zeros.float()  # [B, 1]
         ones = torch.ones_like(tokens)  # [B, 1]
-        return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], None, ones.bool()[:, :, None])
+        itself = ones.bool()[:, :, None]  # [B, 1, 1]
+        return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], None, itself, nothing)
 
     @property
     def width(self) -> int:
@@ -103,11 +105,13 @@ class TokenTree:
 
         Added up from the root downwards, so that rounding never makes a node more probable than its parent.
         """
-        parents, is_root = self.parents.clamp(min=0), self.parents < 0  # [B, n]
-        joint = torch.zeros_like(self.log_probs)  # [B, n]
-        for _ in range(int(self.depths.max())):  # each round is right for one more generation
-            joint = (joint.gather(1, parents) + self.log_probs).masked_fill(is_root, 0.0)
-        return joint.masked_fill(~self.valid, -torch.inf)
+        if self._joint is None:
+            parents, is_root = self.parents.clamp(min=0), self.parents < 0  # [B, n]
+            joint = torch.zeros_like(self.log_probs)  # [B, n]
+            for _ in range(int(self.depths.max())):  # each round is right for one more generation
+                joint = (joint.gather(1, parents) + self.log_probs).masked_fill(is_root, 0.0)
+            object.__setattr__(self, "_joint", joint.masked_fill(~self.valid, -torch.inf))
+        return self._joint
 
     def append(
         self,
@@ -129,7 +133,11 @@ class TokenTree:
             drawn_from: of all nodes, the new ones included.
         """
         batch, added = parents.shape
-        n, ancestors = self.width, self.ancestors()
+        if batch == 1 and counts is not None and drawn_from is None:  # a tree that is alone needs no padding
+            added, counts = int(counts), None
+            parents, tokens, log_probs = parents[:, :added], tokens[:, :added], log_probs[:, :added]
+            entropies = None if entropies is None else entropies[:, :added]
+        n, ancestors, joint = self.width, self.ancestors(), self.joint_log_probs()
         if entropies is None:
             entropies = torch.full_like(log_probs, torch.nan)  # [B, f]
         above = ancestors.gather(1, parents[:, :, None].expand(-1, -1, n))  # [B, f, n]
@@ -144,8 +152,9 @@ class TokenTree:
             sizes=self.sizes + added,
             drawn_from=drawn_from,
             _ancestors=torch.cat([upper, torch.cat([above, itself], 2)], 1),  # [B, n + f, n + f]
+            _joint=torch.cat([joint, joint.gather(1, parents) + log_probs], 1),  # [B, n + f]
         )
-        if counts is None and bool((self.sizes == n).all()):
+        if counts is None and (batch == 1 or bool((self.sizes == n).all())):
             return grown
         new = torch.arange(added, device=tokens.device).expand(batch, -1)  # [B, f]
         new = new < (added if counts is None else counts[:, None])  # [B, f]
@@ -156,6 +165,8 @@ class TokenTree:
         are renumbered in the same order; the root always stays."""
         keep = keep & self.valid  # [B, n]
         keep[:, 0] = True
+        if keep.all():
+            return self
         orphaned = (self.ancestors() & ~keep[:, None]).any(-1)  # [B, n]
         return self._keep(~orphaned)
 
@@ -166,19 +177,22 @@ class TokenTree:
 
     def _keep(self, keep: torch.Tensor) -> "TokenTree":
         """Moves the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""
-        sizes = keep.sum(1)  # [B]
-        width = int(sizes.max())
-        order = (~keep).byte().argsort(dim=1, stable=True)[:, :width]  # [B, w] old index of each node
+        order, sizes = marked_nodes(keep)  # [B, w] old index of each node, [B]
+        width, alone = order.shape[1], len(sizes) == 1
         new_index = keep.cumsum(1) - 1  # [B, n]
         parents = new_index.gather(1, self.parents.clamp(min=0)).masked_fill(self.parents < 0, -1)  # [B, n]
         padding = torch.arange(width, device=order.device) >= sizes[:, None]  # [B, w]
 
         def moved(values: torch.Tensor, fill: float) -> torch.Tensor:
-            return values.gather(1, order).masked_fill(padding, fill)  # [B, w]
+            values = values.gather(1, order)  # [B, w]
+            return values if alone else values.masked_fill(padding, fill)
 
         rows = self.ancestors().gather(1, order[:, :, None].expand(-1, -1, self.width))  # [B, w, n]
         ancestors = rows.gather(2, order[:, None].expand(-1, width, -1))  # [B, w, w]
-        itself = torch.eye(width, dtype=torch.bool, device=order.device)  # [w, w]
+        if not alone:
+            itself = torch.eye(width, dtype=torch.bool, device=order.device)  # [w, w]
+            padded = padding[:, :, None] | padding[:, None]  # [B, w, w]
+            ancestors = ancestors & ~padded | itself
         return TokenTree(
             tokens=moved(self.tokens, 0),
             parents=moved(parents, 0),
@@ -187,5 +201,20 @@ class TokenTree:
             entropies=moved(self.entropies, 0.0),
             sizes=sizes,
             drawn_from=self.drawn_from and self._moved_drawn_from(order, padding),
-            _ancestors=ancestors & ~padding[:, :, None] | itself,
+            _ancestors=ancestors,
+            _joint=moved(self.joint_log_probs(), -torch.inf),
         )
+
+
+def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of the nodes marked in bool [B, n], in order.
+
+    Returns:
+        nodes int64 [B, f], padded with the root, and how many of each row are no padding, int64 [B].
+    """
+    counts = mask.sum(1)  # [B]
+    if len(mask) == 1:
+        return mask[0].nonzero().T, counts
+    width = int(counts.max())
+    nodes = (~mask).byte().argsort(dim=1, stable=True)[:, :width]  # [B, f]
+    return nodes.masked_fill(torch.arange(width, device=mask.device) >= counts[:, None], 0), counts
