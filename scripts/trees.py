@@ -32,8 +32,8 @@ from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.provenance import content_hash, versions
 from drafttrain.trees.interface import TreePolicy
-from drafttrain.trees.layers import add_children, marked_nodes
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.layers import add_children
+from drafttrain.trees.tree import TokenTree, marked_nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 MT_BENCH = "data/eval/mt_bench.jsonl"
