@@ -25,6 +25,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import figures_c2t
+
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.stage import CalibrateConfig, calibrate
 from drafttrain.corpus.build import build_corpus, load_corpus
@@ -43,7 +45,7 @@ from drafttrain.evaluation.metrics import (
     ratio_spread,
     tabulate,
 )
-from drafttrain.evaluation.policies import GRIDS, PAPER, compare, table, tune
+from drafttrain.evaluation.policies import EAGLE2_PAPER, GRIDS, PAPER, PCT_PAPER, compare, table, tune
 from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_prompts, spread
 from drafttrain.evaluation.throughput import training_speed
 from drafttrain.export.bundle import Bundle, load_bundle
@@ -317,7 +319,7 @@ def tree_figures(
             "prompts": part[other]["prompts"],
         }
 
-    eagle2, pct = (rows[name] for name in PAPER)
+    eagle2, pct = rows[EAGLE2_PAPER], rows[PCT_PAPER]
     against = {task: over(task) for task in tables}
     repeated = {name: rows[name]["repetition"] for name in PAPER}
     return {
@@ -443,6 +445,7 @@ TOPICS = {
         Group({"batch4_vs_batched_ar": ">= 1.2"}, batches),
         Group({"batch_mismatches": "== 0"}, batch_exactness),
     ],
+    "c2t": figures_c2t.GROUPS,
 }
 
 
@@ -458,6 +461,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "prompts of each task at most, for timings of trees"
     parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
+    text = "prompts of a further task for c2t, such as alpaca=questions.jsonl; may be repeated"
+    parser.add_argument("--prompts", action="append", default=[], metavar="NAME=FILE", help=text)
     parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
     args = parser.parse_args(argv)
     names = [name for group in TOPICS[args.topic] for name in group.goals]
@@ -465,7 +470,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{', '.join(sorted(unknown))}: no such figure; there are {', '.join(names)}")
     if args.vllm_python and not Path(args.vllm_python).exists():
         parser.error(f"--vllm-python: {args.vllm_python} does not exist")
-    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python)
+    more = dict(item.partition("=")[::2] for item in args.prompts)
+    if missing := [f"{name}={path}" for name, path in more.items() if not Path(path).is_file()]:
+        parser.error(f"--prompts {missing[0]}: no such file")
+    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python, more)
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 
 

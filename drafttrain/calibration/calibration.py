@@ -39,6 +39,8 @@ class Calibration:
         promise: share of nodes accepted, by joint log-probability.
         tree: policy that `acceptance`, `promise` and `step_overhead` were measured with.
         temperature: under which the drafter's confidence predicts acceptance best.
+        beta: threshold of C2T with which the measured costs promise most tokens per second; None where the
+            bundle had no classifier.
         confidence: "raw" and "scaled" (by the temperature of the other half of the prompts), each by depth
             ("all", "1", "2", …).
     """
@@ -58,6 +60,7 @@ class Calibration:
     tree: str
     temperature: float
     confidence: dict[str, dict[str, Reliability]]
+    beta: float | None = None
     format_version: int = FORMAT_VERSION
 
     @classmethod
@@ -98,6 +101,8 @@ class Calibration:
         numbers += [self.rate, self.temperature, *self.acceptance]
         if not all(0 < number < math.inf for number in numbers) or not 0 <= self.step_overhead < math.inf:
             raise ValueError("a number is not positive")
+        if self.beta is not None and not 0 < self.beta < 1:
+            raise ValueError("beta is no threshold")
         if not len(self.promise.log_joint) == len(self.promise.accepted) > 1:
             raise ValueError("promise is incomplete")
         if not (self.target and self.drafter and self.acceptance and max(self.acceptance) <= 1):
@@ -116,7 +121,7 @@ class Calibration:
             for curves in (self.target, self.drafter)
         )
         step = CostCurve(target.sizes, tuple(seconds + self.step_overhead for seconds in target.seconds))
-        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise)
+        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise, self.beta)
 
     def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
         """Says so in one line if it was measured on another machine or with other threads than these, in

@@ -36,7 +36,8 @@ from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.provenance import versions
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.trees.costs import Promise
+from drafttrain.trees.c2t import C2tPolicy
+from drafttrain.trees.costs import Costs, Promise
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.timed import TimedPolicy
@@ -45,6 +46,7 @@ from drafttrain.trees.tree import TokenTree
 # bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
 STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # times the rate of an EAGLE-2 tree, tried as the rate to beat
+BETAS = (0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.36)  # tried as the threshold of C2T
 LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
 
 
@@ -89,8 +91,12 @@ def calibrate(
     target: str | None = None,
     dtype: str = "bfloat16",
     device: str = "auto",
+    classifier: str | os.PathLike | None = None,
 ) -> Calibration:
     """Measures a bundle on this machine; writes `calibration.json` and its plots into the folder `out`.
+
+    Args:
+        classifier: folder of another classifier than the bundle's own, which it may lack.
 
     Raises:
         UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
@@ -104,14 +110,17 @@ def calibrate(
     console = Console()
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
-    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device, own_calibration=False)
+    loaded = load_bundle(
+        bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
+    )
     model, drafter = loaded.target, loaded.drafter
     ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
     for prompt, prompt_ids in zip(prompts, ids):
         which = f"{config.prompts.path}: prompt {prompt.id}"
         check_length(model, prompt_ids, config.max_new_tokens, which)
     with Progress(transient=True) as bars:
-        work = len(CONTEXTS) * (WARM_UP + config.rounds) + (2 + len(STRICTNESS)) * len(ids)
+        runs = 2 + len(STRICTNESS) + (len(BETAS) if loaded.classifier else 0)
+        work = len(CONTEXTS) * (WARM_UP + config.rounds) + runs * len(ids)
         bar = bars.add_task("calibrating", total=work)
 
         def step() -> None:
@@ -152,6 +161,13 @@ def calibrate(
             reached[rate] = _rate(decoding.run(policy))
         found.rate = max(reached, key=reached.__getitem__)
         found.reached = max(reached.values())
+        if loaded.classifier:
+            promised = {}
+            for beta in BETAS:
+                predicted = PredictedPolicy(C2tPolicy(loaded.classifier, beta), found.costs)
+                stats = decoding.run(predicted)
+                promised[beta] = (stats.new_tokens - stats.prompts) / predicted.seconds
+            found.beta = max(promised, key=promised.__getitem__)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / FILE, found.to_json())
@@ -247,6 +263,35 @@ class JudgedChains:
         self._prompt += 1
 
 
+@dataclass
+class PredictedPolicy:
+    """Grows by a policy and adds up what its steps cost by the measured curves, whatever they take now. What
+    the policy gets as its drafter is this object, which counts.
+
+    Attributes:
+        seconds: of all steps so far, for one sequence.
+    """
+
+    policy: TreePolicy
+    costs: Costs
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.max_depth = self.policy.max_depth
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts trees behind root tokens [B]."""
+        self.draft_vocab_size, self.to_target = drafter.draft_vocab_size, drafter.to_target
+        self._expand = drafter.expand
+        tree = self.policy.grow(self, state, root)
+        self.seconds += self.costs.verify(tree.width)
+        return tree
+
+    def expand(self, state: object, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        self.seconds += self.costs.draft(frontier.shape[1])
+        return self._expand(state, tree, frontier)
+
+
 class JudgedTrees:
     """As an acceptance rule (batch 1, greedy), notes what trees promise and what is accepted of them."""
 
@@ -331,5 +376,7 @@ def _show(found: Calibration, console: Console) -> None:
         f"confidence of {raw.tokens} judged tokens: ECE {raw.ece:.3f}, with temperature "
         f"{found.temperature:g} {scaled.ece:.3f}",
     ]
+    if found.beta is not None:
+        lines.append(f"C2T verifies and expands a node from confidence {found.beta:g} on")
     for line in lines:
         console.print(line, highlight=False)

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Run:
         busy: "refuse" or "warn" when other processes would spoil timings.
         limit: prompts of each task at most, in full runs; None for as many as the figure is defined with.
         vllm_python: interpreter of an environment with vLLM, for the baseline that it is.
+        more_prompts: files of further tasks by name, which may not be redistributed.
     """
 
     topic: str
@@ -49,6 +50,7 @@ class Run:
     busy: str = "refuse"
     limit: int | None = None
     vllm_python: str | None = None
+    more_prompts: dict[str, str] = field(default_factory=dict)
 
     def prompts(self, quick: int, full: int | None) -> int | None:
         """How many prompts of a task to take; None for all."""

@@ -34,21 +34,22 @@ GRIDS: dict[str, list[str]] = {
         )
     ],
     "pct": [
-        f"pct:width={width},max_depth={depth},min_confidence={least}"
-        for width, depth, least in (
-            (2, 6, 0.05),
-            (3, 4, 0.05),
-            (3, 6, 0.05),
-            (3, 6, 0.1),
-            (3, 10, 0.02),
-            (5, 10, 0.03),
-        )
+        "pct:width=2,max_depth=6,min_confidence=0.05",
+        "pct:width=3,max_depth=6,min_confidence=0.05",
+        "pct:width=3,max_depth=10,min_confidence=0.02",
+        "pct:width=5,max_depth=10,min_confidence=0.03",
+        "pct:width=3,max_depth=8,min_confidence=0.08,threshold=0.12",
+        "pct:width=2,max_depth=8,min_confidence=0.1,threshold=0.16",
+        "pct:width=3,max_depth=8,min_confidence=0.06,threshold=0.16",
+        "pct:width=3,max_depth=8,min_confidence=0.1,threshold=0.22",
     ],
     "timed": ["timed:width=3", "timed:width=4", "timed:width=6"],
 }
-PAPER = {
-    "EAGLE-2 (50 nodes)": "eagle2:top_k=10,max_depth=6,total=50",
-    "PCT (paper)": "pct:width=5,max_depth=10,min_confidence=0.01",
+EAGLE2_PAPER, PCT_PAPER = "EAGLE-2 (paper)", "PCT (paper)"
+PAPER = {  # the EDD paper's settings; there s_d and s_t are 1.1 and 29.8 ms (7B, appendix B)
+    EAGLE2_PAPER: "eagle2:top_k=10,max_depth=6,total=50",
+    PCT_PAPER: "pct:width=5,max_depth=10,min_confidence=0.01,draft_seconds=0.0011,verify_seconds=0.0298",
+    "PCT (costs of this machine)": "pct:width=5,max_depth=10,min_confidence=0.01",
 }
 
 

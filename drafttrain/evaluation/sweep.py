@@ -117,7 +117,8 @@ def sweep(
         for names, given, file in ((CALIBRATED, calibration, COSTS), (CLASSIFIED, classifier, WEIGHTS)):
             if tree.partition(":")[0] in names:
                 path = Path(given or folder)
-                made_from.append(content_hash(path / file if path.is_dir() else path))
+                path = path / file if path.is_dir() else path
+                made_from.append(content_hash(path) if path.exists() else None)
         # a log of its own: more policies, or fewer, do not repeat what is measured
         log = MeasurementLog(out / "measurements" / f"{fingerprint(tree)}.jsonl", fingerprint(made_from))
         with progress(f"{tree} ({number} of {len(trees)})", [task]) as step:
@@ -147,26 +148,29 @@ def compare_families(points: Sequence[Point], reference: str) -> list[Comparison
     """Each family but the reference against it, where their fronts have a common range of accept_len; on
     straight lines between the points of a front."""
     fronts = {
-        family: pareto_front([point for point in points if point.family == family])
+        # one that verifies nothing gives no ratio
+        family: pareto_front([p for p in points if p.family == family and p.verify_tokens])
         for family in dict.fromkeys(point.family for point in points)
     }
     base = fronts.pop(reference, [])
     found = []
     for family, front in fronts.items():
-        if not base:
-            break
+        if not base or not front:
+            continue
         low = max(front[0].accept_len, base[0].accept_len)
         high = min(front[-1].accept_len, base[-1].accept_len)
         if low > high:
             continue
         grid = np.linspace(low, high, GRID)
-        ratios = _verified(front, grid) / _verified(base, grid)  # [GRID]
+        ratios = verified_at(front, grid) / verified_at(base, grid)  # [GRID]
         at = {float(grid[i]): float(ratios[i]) for i in (round(share * (GRID - 1)) for share in FIXED)}
         found.append(Comparison(family, low, high, float(ratios.mean()), at))
     return found
 
 
-def _verified(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
+def verified_at(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
+    """Draft tokens verified per step at some accept_len [n] within the range of a front, on straight lines
+    between its points."""
     return np.interp(accept_len, [p.accept_len for p in front], [p.verify_per_step for p in front])
 
 

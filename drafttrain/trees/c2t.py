@@ -27,7 +27,7 @@ class Confidence(Protocol):
     features: Sequence[str]
 
     def __call__(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Confidence within 0 and 1, fp32 [B, m], from features fp32 [B, m] each."""
+        """Confidence within 0 and 1, fp32, from features fp32 of the same shape each."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,9 @@ class C2tPolicy:
             expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
             log_probs, ids = expanded.topk(k)  # [B, f, k]
             paths = joint[:, :, None] + log_probs  # [B, f, k]
-            wanted = "H" in self.confidence.features  # it costs more than all the rest
-            unsure = top_entropy(expanded) if wanted else torch.full_like(joint, torch.nan)  # [B, f]
-            entropies = unsure[:, :, None].expand_as(paths)  # [B, f, k]
-            nodes = [ids, log_probs, paths, entropies, frontier[:, :, None].expand_as(ids)]
-            ids, log_probs, paths, entropies, parents = (values.flatten(1) for values in nodes)  # [B, f * k]
-            sure = self._confidence(log_probs, paths, entropies, depth, k)  # [B, f * k]
+            sure, entropies = self._judge(expanded, log_probs, paths, depth)  # [B, f, k] each
+            nodes = [ids, log_probs, paths, entropies, sure, frontier[:, :, None].expand_as(ids)]
+            ids, log_probs, paths, entropies, sure, parents = (x.flatten(1) for x in nodes)  # [B, f * k]
             real = torch.arange(ids.shape[1], device=root.device) < counts[:, None] * k  # [B, f * k]
             kept, counts = marked_nodes(self._survivors(sure.masked_fill(~real, 0.0)))  # [B, w], [B]
             if not kept.shape[1]:
@@ -126,24 +123,28 @@ class C2tPolicy:
             )
         return tree
 
-    def _confidence(
-        self,
-        log_probs: torch.Tensor,
-        paths: torch.Tensor,
-        entropies: torch.Tensor,
-        depth: int,
-        siblings: int,
-    ) -> torch.Tensor:
-        """Confidence [B, m] of a layer's nodes [B, m], `siblings` neighbours at a time."""
-        order = torch.arange(paths.shape[1], device=paths.device)  # [m]
+    def _judge(
+        self, expanded: torch.Tensor, log_probs: torch.Tensor, paths: torch.Tensor, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Confidence of a layer's nodes, and the entropy of what they come from, fp32 [B, f, k]; the entropy
+        is NaN where nobody asks for it.
+
+        Args:
+            expanded: log-probabilities over the draft vocabulary [B, f, D].
+            log_probs, paths: of the nodes and of the paths to them [B, f, k].
+        """
+        entropies = torch.full_like(paths[:, :, :1], torch.nan)  # [B, f, 1]
+        if "H" in self.confidence.features:  # it costs more than all the rest
+            entropies = top_entropy(expanded)[:, :, None]
+        entropies = entropies.expand_as(paths)  # [B, f, k]
         known = {
             "P": paths.exp,
             "H": lambda: entropies,
             "d": lambda: torch.full_like(paths, depth),
             "p": log_probs.exp,
-            "rank": lambda: (order % siblings).float().expand_as(paths),
+            "rank": lambda: torch.arange(paths.shape[2], device=paths.device).float().expand_as(paths),
         }
-        return self.confidence({name: known[name]() for name in self.confidence.features})
+        return self.confidence({name: known[name]() for name in self.confidence.features}), entropies
 
     def _survivors(self, sure: torch.Tensor) -> torch.Tensor:
         """Which nodes of a layer stay, bool [B, m], by their confidence [B, m]."""

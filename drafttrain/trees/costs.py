@@ -71,6 +71,7 @@ class Costs:
         rate: tokens per second that a step has to beat in `timed`.
         acceptance: accepted children of an accepted node, at each depth from 0 on.
         promise: what a node's joint probability is worth.
+        beta: threshold of C2T that is expected to be the fastest; None where there was no classifier.
     """
 
     draft: CostCurve
@@ -79,6 +80,7 @@ class Costs:
     rate: float
     acceptance: tuple[float, ...]
     promise: Promise
+    beta: float | None = None
 
     def for_pct(self) -> dict[str, Any]:
         """s_d and s_t, both taken as constant (EDD paper, eq. 6)."""
@@ -92,3 +94,7 @@ class Costs:
             "acceptance": self.acceptance,
             "promise": self.promise,
         }
+
+    def for_c2t(self) -> dict[str, Any]:
+        """The threshold for this machine, if it was looked for."""
+        return {} if self.beta is None else {"beta": self.beta}

@@ -1,7 +1,7 @@
 """Growth policies as recipes and the command line write them: `eagle2:top_k=4,max_depth=5,total=12`.
 
 A list is written with dashes: `static:k_config=3-2-1`. PCT and `timed` take what drafting and verifying cost
-from a calibration, C2T its classifier from the bundle.
+from a calibration, C2T its classifier from the bundle, and its threshold from a calibration if there is one.
 """
 
 import difflib
@@ -38,7 +38,8 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "dymax": C2tPolicy.dymax,
     "dyjoint": C2tPolicy.dyjoint,
 }
-CALIBRATED = {"pct": Costs.for_pct, "timed": Costs.for_timed}  # what these take from a calibration
+# what these take from a calibration; C2T can do without
+CALIBRATED = {"pct": Costs.for_pct, "timed": Costs.for_timed, "c2t": Costs.for_c2t}
 CLASSIFIED = ("c2t", "c2t_chain")  # these take a trained classifier
 
 
@@ -97,7 +98,7 @@ def _value(text: str, kind: Any) -> Any:
         return tuple(_value(item, options[0]) for item in text.split("-"))
     if kind is int or int in options:
         number = int(text)
-    elif kind is float:
+    elif kind is float or float in options:
         number = float(text)
     elif kind is str:
         return text

@@ -24,6 +24,7 @@ class PctPolicy:
         width: children of an expanded node.
         max_depth: layers at most.
         min_confidence: of the nodes that are verified.
+        threshold: least confidence of an expanded node; None for s_d / s_t.
     """
 
     draft_seconds: float
@@ -31,6 +32,7 @@ class PctPolicy:
     width: int = 5
     max_depth: int = 10
     min_confidence: float = 0.01
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.draft_seconds < self.verify_seconds:
@@ -42,7 +44,7 @@ class PctPolicy:
     @property
     def ratio(self) -> float:
         """Least confidence of an expanded node."""
-        return self.draft_seconds / self.verify_seconds
+        return self.draft_seconds / self.verify_seconds if self.threshold is None else self.threshold
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""

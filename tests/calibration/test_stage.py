@@ -10,13 +10,25 @@ import torch
 from drafttrain.calibration import stage
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.calibration.confidence import TEMPERATURES
-from drafttrain.calibration.stage import CalibrateConfig, Judged, JudgedChains, JudgedTrees, calibrate, judge
+from drafttrain.calibration.stage import (
+    CalibrateConfig,
+    Judged,
+    JudgedChains,
+    JudgedTrees,
+    PredictedPolicy,
+    calibrate,
+    judge,
+)
 from drafttrain.calibration.timing import Curve
+from drafttrain.classifier.model import Classifier
 from drafttrain.errors import UserError
+from drafttrain.evaluation.benchmark import EXAMPLE_COSTS
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import CostCurve
 
 
 @pytest.fixture(autouse=True)
@@ -198,3 +210,29 @@ def test_a_damaged_file_is_refused(calibrated, change):
     (out / "calibration.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match="measure it again with drafttrain calibrate"):
         Calibration.load(out)
+
+
+def test_threshold_of_c2t_is_looked_for_where_there_is_a_classifier(tiny_bundle, questions, tmp_path):
+    model = Classifier(hidden=1)
+    with torch.no_grad():
+        model.inner.weight.copy_(torch.tensor([[8.0, 0.0, 0.0]]))
+        model.outer.weight.fill_(1.0)
+    model.save(tmp_path / "classifier", {})
+    config = CalibrateConfig(prompts=PromptSet("prompts", str(questions), 2), max_new_tokens=6, rounds=1)
+    options = {"dtype": "float32", "device": "cpu", "classifier": tmp_path / "classifier"}
+    found = calibrate(config, tiny_bundle, tmp_path / "out", **options)
+    assert found.beta in stage.BETAS and Calibration.load(tmp_path / "out").costs.beta == found.beta
+    loaded = load_bundle(tiny_bundle, calibration=tmp_path / "out", **options)
+    assert loaded.proposer("c2t").policy.beta == found.beta
+    assert loaded.proposer("c2t:beta=0.7").policy.beta == 0.7
+
+
+def test_predicted_seconds_are_those_of_the_curves(tiny_bundle):
+    """A chain of three: three drafting steps of one node, and a forward over four tokens, each step."""
+    loaded = load_bundle(tiny_bundle, dtype="float32", device="cpu")
+    costs = dataclasses.replace(EXAMPLE_COSTS, verify=CostCurve((1, 5), (1.0, 5.0)))
+    predicted = PredictedPolicy(ChainPolicy(3), costs)
+    proposer = TreeProposer(loaded.drafter, predicted)
+    [output], stats = decode_all(loaded.target, proposer, [[3, 4, 5]], 12, stop=())
+    assert predicted.seconds == pytest.approx(stats.steps * (3 * costs.draft(1) + 4.0))
+    assert output == decode_all(loaded.target, NoProposer(), [[3, 4, 5]], 12, stop=())[0][0]

@@ -117,7 +117,7 @@ def test_features_are_those_of_the_full_tree():
     drafter, root = TableDrafter("soft", 3), torch.tensor([5, 7])
     tree = C2tPolicy(Everything(), 0.5, 3, None, 3).grow(drafter, None, root)
     full = expand_best(drafter, None, root, 27, 3, entropies=True)  # 8 children each
-    joined = {name: torch.cat([layer[name] for layer in seen], 1) for name in FEATURES}  # [2, 39]
+    joined = {name: torch.cat([layer[name].flatten(1) for layer in seen], 1) for name in FEATURES}  # [2, 39]
     assert tree.sizes.tolist() == [40, 40]
     torch.testing.assert_close(joined["P"], tree.joint_log_probs()[:, 1:].exp())
     torch.testing.assert_close(joined["p"], tree.log_probs[:, 1:].exp())

@@ -30,6 +30,7 @@ COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5), Promise
         ("eagle2:top_k=4,total=none", Eagle2Policy(4, 6, None)),
         ("pct:width=3", PctPolicy(0.001, 0.02, width=3)),
         ("pct:draft_seconds=0.002", PctPolicy(0.002, 0.02)),
+        ("pct:threshold=0.2", PctPolicy(0.001, 0.02, threshold=0.2)),
         ("timed:max_depth=3", TimedPolicy(COSTS.draft, CURVE, 80.0, (0.6, 0.5), Promise(), max_depth=3)),
         ("c2t:beta=0.3,top_k=10", C2tPolicy(Plain("P"), 0.3, 10, 15, 10)),
         ("c2t:layer_k=none,max_depth=6", C2tPolicy(Plain("P"), 0.5, 15, None, 6)),

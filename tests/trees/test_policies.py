@@ -210,6 +210,7 @@ def test_eagle2_keeps_its_budget(drafter, roots):
 def test_pct_expands_and_keeps_by_confidence(drafter, roots, ratio):
     """Against a recursion over all nodes."""
     policy = PctPolicy(ratio, 1.0, width=3, max_depth=5, min_confidence=0.05)
+    assert PctPolicy(0.1, 1.0, threshold=ratio).ratio == policy.ratio
     tree = policy.grow(drafter, None, torch.tensor(roots))
 
     def nodes(path: tuple[int, ...], joint: torch.Tensor) -> dict[tuple[int, ...], float]:

@@ -1,0 +1,289 @@
+"""The figures of topic `c2t`: what a trained classifier saves, where it carries over, what it costs.
+
+Sweeps decode the benchmarks greedily and count; they are not timed, so nothing needs the machine for itself
+but `draft_time` and `auto_beta`.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from drafttrain.calibration.calibration import FILE as CALIBRATION
+from drafttrain.calibration.stage import CalibrateConfig, calibrate
+from drafttrain.classifier.dump import DumpConfig, dump_trees, read_record
+from drafttrain.classifier.model import WEIGHTS
+from drafttrain.classifier.train import ClassifierConfig, train_classifier
+from drafttrain.evaluation.figures import RAW, Group, Measured, Run, run_and_watch
+from drafttrain.evaluation.measure import MeasurementLog
+from drafttrain.evaluation.metrics import ratio, ratio_interval, ratio_spread
+from drafttrain.evaluation.policies import GRIDS, compare, tune
+from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
+from drafttrain.evaluation.sweep import compare_families, pareto_front, sweep, verified_at
+from drafttrain.export.bundle import load_bundle
+from drafttrain.files import fingerprint
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.provenance import content_hash, versions
+from drafttrain.trees.c2t import C2tPolicy
+
+DRAFTER = Path("model_cards/smollm2-135m-edd")
+EARLIER = "5db9727"  # commit whose drafter was trained for fewer steps, on 8,192 draft tokens
+HELD_OUT = "data/heldout_prompts.jsonl"
+TUNING = "data/tuning_prompts.jsonl"
+TASKS = {
+    "mt_bench": "data/eval/mt_bench.jsonl",
+    "gsm8k": "data/eval/gsm8k_test_80.jsonl",
+    "humaneval": "data/eval/humaneval.jsonl.gz",
+    "summarization": "data/eval/summarization.jsonl",
+    "questions": "data/eval/questions.jsonl",
+}
+NEW_TOKENS = 96
+ROWS = 9_000_000  # that the classifier is trained on where its training is timed
+REPEATS = 3
+EAGLE2 = [f"eagle2:top_k=10,max_depth=10,total={n}" for n in (4, 8, 14, 24, 40, 60)]
+EAGLE2 += ["eagle2:top_k=4,max_depth=5,total=8", "eagle2:top_k=4,max_depth=6,total=16"]
+EAGLE2 += [f"eagle2:top_k=10,max_depth=6,total={n}" for n in (24, 50)]
+JOINT = [f"joint:threshold={p}" for p in (0.35, 0.2, 0.11, 0.06, 0.03, 0.015)]
+C2T = [f"c2t:beta={p}" for p in (0.45, 0.3, 0.18, 0.1, 0.05, 0.025)]
+CHAINS = [f"chain:length={n}" for n in (5, 6, 7, 8, 9, 10)]
+CHAINS += [f"c2t_chain:beta={p}" for p in (0.4, 0.25, 0.15, 0.08, 0.04, 0.02)]
+CHAINS += [f"dyjoint:threshold={p}" for p in (0.4, 0.25, 0.15, 0.08, 0.04, 0.015)]
+CHAINS += [f"dymax:threshold={p}" for p in (0.7, 0.55, 0.4, 0.3, 0.2, 0.1)]
+
+
+# trees and classifiers
+
+
+def dumped(run: Run) -> Measured:
+    """Full trees behind the roots of held-out prompts, labelled by the target's own continuation."""
+    limit, tokens = (8, 24) if run.quick else (None, 128)
+    config = DumpConfig(PromptSet("held out", HELD_OUT, limit), max_new_tokens=tokens)
+    record = dump_trees(config, DRAFTER, run.folder("c2t_trees"))
+    notes = {name: record[name] for name in ("trees", "rows", "accepted", "nodes")}
+    return {"dump_trees_per_s": {"value": record["trees"] / record["seconds"], **notes}}
+
+
+def trained(run: Run) -> Measured:
+    """The classifier of the last full dump, by the command line, its process watched."""
+    trees, folder = RAW / "full/c2t_trees", run.folder("c2t_classifier")
+    rows = read_record(trees)["rows"]
+    command = [sys.executable, "-m", "drafttrain.cli", "train-classifier", str(trees), "--out", str(folder)]
+    status, seconds, peak = run_and_watch(command, Path.cwd(), dict(os.environ), folder / "log.txt")
+    if status:
+        raise RuntimeError(f"train-classifier ended with {status}; see {folder / 'log.txt'}")
+    notes = {"rows": rows, "ok": rows >= ROWS}
+    return {
+        "train_9m_rows_s": {"value": seconds, **notes},
+        "train_9m_rows_gb": {"value": peak / 1e9, **notes},
+    }
+
+
+def classifier(run: Run) -> Path:
+    """The one of the last full run, or else the drafter's own."""
+    fresh = RAW / "full/c2t_classifier"
+    return fresh if (fresh / WEIGHTS).exists() and not run.quick else DRAFTER
+
+
+# verified tokens at equal accept_len
+
+
+def subset(run: Run, folder: Path, task: str, path: str, quick: int = 2, full: int = 16) -> PromptSet:
+    """Some first turns at equal distances through a file."""
+    prompts = spread(read_prompts(path), run.prompts(quick, full))
+    kept = folder / f"{task}.jsonl"
+    lines = (json.dumps({"id": prompt.id, "prompt": prompt.turns[0]}) + "\n" for prompt in prompts)
+    kept.write_text("".join(lines), encoding="utf-8")
+    return PromptSet(task, str(kept))
+
+
+def thinned(run: Run, trees: Sequence[str]) -> list[str]:
+    """Of each family every setting, or in quick runs every second one."""
+    return list(trees[:: 2 if run.quick else 1])
+
+
+def swept(run: Run) -> Measured:
+    """C2T, EAGLE-2 and a threshold on joint probability over all tasks."""
+    folder = run.folder("c2t_sweep")
+    trees = [tree for family in (EAGLE2, JOINT, C2T) for tree in thinned(run, family)]
+    against: dict[str, dict[str, Any]] = {"eagle2": {}, "joint": {}}
+    for task, path in (TASKS | run.more_prompts).items():
+        prompts = subset(run, folder, task, path)
+        points = sweep(
+            DRAFTER, prompts, trees, folder / task, "eagle2", NEW_TOKENS, classifier=classifier(run)
+        )[0]
+        for reference, tasks in against.items():
+            found = [c for c in compare_families(points, reference) if c.family == "c2t"]
+            tasks[task] = asdict(found[0]) if found else None
+    return {
+        name: mean_over_tasks(against[reference])
+        for name, reference in (
+            ("verify_tokens_vs_eagle2", "eagle2"),
+            ("verify_tokens_vs_p_threshold", "joint"),
+        )
+    }
+
+
+def mean_over_tasks(tasks: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
+    """The mean ratio of all tasks, and each of them."""
+    if missing := [task for task, found in tasks.items() if found is None]:
+        return {"value": None, "error": f"no accept_len in common on {', '.join(missing)}", "tasks": tasks}
+    means = {task: found["mean"] for task, found in tasks.items()}
+    notes = {"worst": max(means.values()), "tasks": tasks}
+    return {"value": statistics.mean(means.values()), **notes}
+
+
+def chains(run: Run) -> Measured:
+    """Early stops of chains on MT-bench."""
+    folder = run.folder("c2t_chains")
+    prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], quick=4, full=40)
+    points = sweep(DRAFTER, prompts, CHAINS, folder, "dyjoint", NEW_TOKENS, classifier=classifier(run))[0]
+    by_tree = {point.tree: point for point in points}
+    nine = by_tree["chain:length=9"]
+    front = pareto_front([point for point in points if point.family == "c2t_chain"])
+    reaches = front[0].accept_len <= nine.accept_len <= front[-1].accept_len
+    at_nine = float(verified_at(front, np.array([nine.accept_len]))[0]) / nine.verify_per_step
+    measured = {
+        "chain_verify_tokens_vs_fixed9": {
+            "value": at_nine if reaches else None,
+            "accept_len": nine.accept_len,
+            "range": [front[0].accept_len, front[-1].accept_len],
+        }
+    }
+    for reference in ("dyjoint", "dymax"):
+        found = [c for c in compare_families(points, reference) if c.family == "c2t_chain"]
+        notes = asdict(found[0]) if found else {"error": "no accept_len in common"}
+        measured[f"chain_vs_{reference}"] = {"value": found[0].mean if found else None, **notes}
+    return measured
+
+
+def transferred(run: Run) -> Measured:
+    """Classifiers that learned from one other task, and from another drafter of the target."""
+    folder = run.folder("c2t_transfer")
+    limit, tokens = (6, 24) if run.quick else (60, 128)
+    math_prompts = folder / "gsm8k_train.jsonl"
+    lines = Path(HELD_OUT).read_text(encoding="utf-8").splitlines(keepends=True)
+    math_prompts.write_text("".join(line for line in lines if json.loads(line)["id"].startswith("gsm8k")))
+    foreign = {
+        "another task": (DRAFTER, str(math_prompts)),
+        "another drafter": (earlier_drafter(folder), HELD_OUT),
+    }
+    prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], full=24)
+    trees = thinned(run, C2T)
+    own = sweep(DRAFTER, prompts, trees, folder / "own", "c2t", NEW_TOKENS, classifier=classifier(run))[0]
+    losses, notes = {}, {}
+    for number, (name, (bundle, path)) in enumerate(foreign.items()):
+        place = folder / f"foreign{number}"
+        dump_trees(DumpConfig(PromptSet("held out", path, limit), tokens), bundle, place / "trees")
+        config = ClassifierConfig(batch_size=64 if run.quick else 1024)
+        train_classifier(config, place / "trees", place / "classifier", baselines=False)
+        points = sweep(
+            DRAFTER, prompts, trees, place / "sweep", "c2t", NEW_TOKENS, classifier=place / "classifier"
+        )[0]
+        renamed = [replace(point, tree=point.tree.replace("c2t", "foreign")) for point in points]
+        [found] = compare_families([*own, *renamed], "c2t")
+        losses[name], notes[name] = found.mean - 1, asdict(found)
+    return {"transfer_loss": {"value": max(losses.values()), "losses": losses, "comparisons": notes}}
+
+
+def earlier_drafter(folder: Path) -> Path:
+    """The drafter of an earlier commit, out of the repository's history."""
+    command = ["git", "archive", EARLIER, str(DRAFTER)]
+    archive = subprocess.run(command, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        tar.extractall(folder / "earlier", filter="data")
+    return folder / "earlier" / DRAFTER
+
+
+# time
+
+
+@dataclass
+class ClockedPolicy(C2tPolicy):
+    """C2T that looks at the clock while it computes entropies and asks the classifier."""
+
+    seconds: float = 0.0
+
+    def _judge(self, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+        started = time.perf_counter()
+        judged = super()._judge(*args, **kwargs)
+        self.seconds += time.perf_counter() - started
+        return judged
+
+
+def draft_time(run: Run) -> Measured:
+    """Entropy, features and classifier as a share of the whole time of drafting."""
+    run.check_quiet()
+    loaded = load_bundle(DRAFTER, dtype="bfloat16", classifier=classifier(run))
+    prompts = spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=16))
+    shares = {}
+    for beta in (0.05, 0.1, 0.2):
+        policy = ClockedPolicy(loaded.classifier, beta)
+        proposer, drafting = TreeProposer(loaded.drafter, policy), 0.0
+        for number, prompt in enumerate(prompts):
+            ids = prompt.token_ids(loaded.target.tokenizer)
+            if not number:  # the first forwards of a process are slow
+                decode_all(loaded.target, proposer, [ids], 16)
+                policy.seconds = 0.0
+            drafting += decode_all(loaded.target, proposer, [ids], NEW_TOKENS)[1].draft_seconds
+        shares[f"beta {beta}"] = policy.seconds / drafting
+    return {"draft_time_added": {"value": max(shares.values()), "shares": shares}}
+
+
+def auto_beta(run: Run) -> Measured:
+    """C2T with the threshold that calibration found, against PCT tuned on the tuning prompts."""
+    run.check_quiet()
+    folder = run.folder("c2t_auto")
+    place = folder / "calibration"
+    if not (place / CALIBRATION).exists():
+        prompts = PromptSet("tuning", TUNING, 6 if run.quick else 24)
+        config = CalibrateConfig(prompts=prompts, rounds=4 if run.quick else 15, busy=run.busy)
+        calibrate(config, DRAFTER, place, classifier=classifier(run))
+    loaded = load_bundle(DRAFTER, dtype="bfloat16", calibration=place, classifier=classifier(run))
+    key = fingerprint([content_hash(DRAFTER), content_hash(place), NEW_TOKENS, versions()])
+    task = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
+    chosen, _ = tune(
+        loaded, task, MeasurementLog(folder / "tuning.jsonl", key), NEW_TOKENS, {"pct": GRIDS["pct"]}
+    )
+    trees = {"pct": chosen["pct"], "c2t": "c2t"}
+    task = Task("mt_bench", spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=24)))
+    log = MeasurementLog(folder / "measurements.jsonl", key)
+    measured = compare(loaded, trees, [task], log, NEW_TOKENS, 1 if run.quick else REPEATS)["mt_bench"]
+    return {
+        "auto_beta_vs_pct": {
+            "value": ratio(measured, "pct", "c2t"),
+            "repeats": ratio_spread(measured, "pct", "c2t"),
+            "interval": ratio_interval(measured, "pct", "c2t"),
+            "beta": loaded.calibration.beta,
+            "pct": chosen["pct"],
+        }
+    }
+
+
+GROUPS = [
+    Group({"dump_trees_per_s": ">= 15"}, dumped),
+    Group({"train_9m_rows_s": "<= 180", "train_9m_rows_gb": "<= 2"}, trained, long=True),
+    Group({"verify_tokens_vs_eagle2": "<= 0.75", "verify_tokens_vs_p_threshold": "<= 0.92"}, swept),
+    Group(
+        {
+            "chain_verify_tokens_vs_fixed9": "<= 0.65",
+            "chain_vs_dyjoint": "<= 0.92",
+            "chain_vs_dymax": "<= 0.92",
+        },
+        chains,
+    ),
+    Group({"transfer_loss": "<= 0.05"}, transferred, long=True),
+    Group({"draft_time_added": "<= 0.08"}, draft_time),
+    Group({"auto_beta_vs_pct": ">= 1.0"}, auto_beta),
+]
