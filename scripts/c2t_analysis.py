@@ -1,0 +1,215 @@
+"""The C2T paper's analyses, for a drafter and a classifier of your own.
+
+    python scripts/c2t_analysis.py heatmaps     probability, acceptance, bias by entropy and rank (Figure 2)
+    python scripts/c2t_analysis.py surfaces     what the classifier makes of P and H, by depth (Figures 9, 10)
+    python scripts/c2t_analysis.py sizes        EAGLE-1, EAGLE-2 and C2T at trees of one size (Appendix A)
+    python scripts/c2t_analysis.py drafting     where drafting spends its time (Appendix E.1)
+    python scripts/c2t_analysis.py shift        fine-tuning against a shift of the threshold (Appendix B.4)
+
+heatmaps and shift read trees of `drafttrain dump-trees`. Numbers and pictures go to --out.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from drafttrain.classifier.data import read_rows, split_by_tree
+from drafttrain.classifier.metrics import recall_curve
+from drafttrain.classifier.model import Classifier
+from drafttrain.classifier.train import ClassifierConfig, predict, train_classifier
+from drafttrain.errors import UserError
+from drafttrain.evaluation.prompts import PromptSet, read_prompts, spread
+from drafttrain.evaluation.sweep import sweep
+from drafttrain.export.bundle import load_bundle
+from drafttrain.files import save_figure, write_json
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.trees import c2t as c2t_module
+from drafttrain.trees.c2t import C2tPolicy
+
+ROOT = Path(__file__).resolve().parent.parent
+MT_BENCH = "data/eval/mt_bench.jsonl"
+ENTROPIES = (0, 1, 2, 3, 4, 5, 6, np.inf)  # bounds of the rows of Figure 2, in nats
+NEW_TOKENS = 96
+
+
+def heatmaps(trees: Path, out: Path) -> None:
+    """Figure 2 over the root's children, whose parent is always accepted."""
+    rows = read_rows(trees, ("p", "H", "rank"))
+    first = rows.take(rows.depth == 1)
+    p, entropy, rank = first.x.T  # [N] each
+    ranks = int(rank.max()) + 1
+    shape = (len(ENTROPIES) - 1, ranks)
+    place = (np.digitize(entropy, ENTROPIES[1:-1]), rank.astype(int))
+    counts, probability, accepted = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    np.add.at(counts, place, 1)
+    np.add.at(probability, place, p)
+    np.add.at(accepted, place, first.accepted)
+    with np.errstate(invalid="ignore"):
+        maps = {"probability": probability / counts, "accepted": accepted / counts}
+    maps["bias"] = maps["probability"] - maps["accepted"]
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    labels = [f"{low:g}–{high:g}" for low, high in zip(ENTROPIES[:-2], ENTROPIES[1:])] + ["> 6"]
+    for axis, (name, values) in zip(figure.subplots(1, 3), maps.items()):
+        if name == "bias":
+            most = np.nanmax(np.abs(values))
+            image = axis.imshow(values, aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
+        else:
+            image = axis.imshow(np.log10(np.maximum(values, 1e-4)), aspect="auto", vmin=-4, vmax=0)
+        axis.set_title(name if name == "bias" else f"{name}, log10")
+        axis.set_xlabel("rank")
+        axis.set_yticks(range(len(labels)), labels)
+        figure.colorbar(image, ax=axis)
+    save_figure(figure, out / "heatmaps.png")
+    tables = {
+        name: [[None if np.isnan(x) else float(x) for x in row] for row in values]
+        for name, values in maps.items()
+    }
+    write_json(out / "heatmaps.json", {"entropy": labels, "nodes": counts.astype(int).tolist(), **tables})
+    most_likely = maps["bias"][:, 0]
+    for label, bias, n in zip(labels, most_likely, counts[:, 0]):
+        print(f"entropy {label}: the most probable token is {bias:+.3f} too sure of itself ({int(n)} trees)")
+
+
+def surfaces(model: Classifier, out: Path) -> None:
+    """Confidence over joint probability and entropy at depths 1, 3 and 6, and its contours."""
+    p, entropy = torch.meshgrid(torch.linspace(0.001, 1, 120), torch.linspace(0, 7, 120), indexing="ij")
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    for axis, depth in zip(figure.subplots(1, 3), (1, 3, 6)):
+        features = {"P": p, "H": entropy, "d": torch.full_like(p, depth)}
+        missing = set(model.features) - set(features)
+        if missing:
+            raise UserError(
+                f"surfaces are drawn over P, H and d; this classifier reads {', '.join(missing)} too"
+            )
+        confidence = model({name: features[name] for name in model.features})
+        drawn = axis.contourf(p, entropy, confidence, levels=np.linspace(0, 1, 21))
+        lines = axis.contour(p, entropy, confidence, levels=[0.05, 0.1, 0.2, 0.5], colors="white")
+        axis.clabel(lines)
+        axis.set_title(f"depth {depth}")
+        axis.set_xlabel("joint probability")
+        axis.set_ylabel("entropy")
+        figure.colorbar(drawn, ax=axis)
+    save_figure(figure, out / "surfaces.png")
+
+
+def sizes(bundle: str, classifier: str | None, limit: int | None, out: Path) -> None:
+    """Appendix A: EAGLE-2 at EAGLE-1's 25 nodes and at 60, and C2T."""
+    prompts = spread(read_prompts(MT_BENCH), limit)
+    path = out / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"id": p.id, "prompt": p.turns[0]}) + "\n" for p in prompts))
+    trees = ["eagle1", "eagle2:top_k=10,max_depth=6,total=25", "eagle2:top_k=10,max_depth=6,total=60"]
+    trees += [f"c2t:beta={beta}" for beta in (0.2, 0.1, 0.05, 0.03)]
+    sweep(
+        bundle,
+        PromptSet("MT-bench", str(path)),
+        trees,
+        out / "sizes",
+        max_new_tokens=NEW_TOKENS,
+        classifier=classifier,
+    )
+
+
+def drafting(bundle: str, classifier: str | None, limit: int | None, out: Path) -> None:
+    """Appendix E.1: drafter, entropy, classifier and the rest, in ms per step, for C2T and EAGLE-2."""
+    loaded = load_bundle(bundle, dtype="bfloat16", classifier=classifier)
+    ids = [p.token_ids(loaded.target.tokenizer) for p in spread(read_prompts(MT_BENCH), limit)]
+    spent = {"entropy": 0.0, "classifier": 0.0}
+
+    def clocked(name: str, function):
+        def call(*args):
+            started = time.perf_counter()
+            found = function(*args)
+            spent[name] += time.perf_counter() - started
+            return found
+
+        return call
+
+    class Clocked:
+        features = loaded.classifier.features
+        __call__ = staticmethod(clocked("classifier", loaded.classifier))
+
+    rows, plain = {}, c2t_module.top_entropy
+    c2t_module.top_entropy = clocked("entropy", plain)
+    try:
+        for name, proposer in (
+            ("c2t:beta=0.1", TreeProposer(loaded.drafter, C2tPolicy(Clocked(), 0.1))),
+            ("eagle2:top_k=4,max_depth=5,total=12", loaded.proposer("eagle2:top_k=4,max_depth=5,total=12")),
+        ):
+            decode_all(loaded.target, proposer, [ids[0]], 16)
+            spent.update(entropy=0.0, classifier=0.0)
+            runs = [decode_all(loaded.target, proposer, [prompt], NEW_TOKENS)[1] for prompt in ids]
+            stats = sum(runs[1:], runs[0])
+            parts = {"drafter": stats.draft_model_seconds, **spent}
+            parts["rest"] = stats.draft_seconds - sum(parts.values())
+            parts["verify"] = stats.verify_seconds
+            rows[name] = {part: 1000 * seconds / stats.steps for part, seconds in parts.items()}
+            rows[name]["verified"] = stats.verify_tokens / stats.steps
+            rows[name]["accept_len"] = stats.accept_len
+            print(name, {key: round(value, 3) for key, value in rows[name].items()})
+    finally:
+        c2t_module.top_entropy = plain
+    write_json(out / "drafting.json", rows)
+
+
+def shift(trees: Path, start: str, out: Path) -> None:
+    """Appendix B.4: recall at equal positive rates on these trees, of a classifier that learned elsewhere, of
+    the same fine-tuned on a tenth of them, and of one that learned here. Where the first two agree at equal
+    rates, fine-tuning has moved the threshold and little else."""
+    config = ClassifierConfig()
+    tuned, fresh = out / "tuned", out / "fresh"
+    train_classifier(replace(config, share=0.1), trees, tuned, start=start, baselines=False)
+    train_classifier(config, trees, fresh, baselines=False)
+    _, held_out = split_by_tree(read_rows(trees, Classifier.load(start).features), config.seed)
+    found = {}
+    for name, folder in (("elsewhere", start), ("fine-tuned", tuned), ("here", fresh)):
+        confidence = predict(Classifier.load(folder), held_out.x)
+        curve = recall_curve(confidence, held_out.accepted)
+        found[name] = {"at": curve["at"], "mean_confidence": float(confidence.mean())}
+        print(name, found[name])
+    write_json(out / "shift.json", {"config": asdict(config), **found})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one of the analyses; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("what", choices=("heatmaps", "surfaces", "sizes", "drafting", "shift"))
+    parser.add_argument("--bundle", default="model_cards/smollm2-135m-edd", metavar="DIR")
+    parser.add_argument("--classifier", metavar="DIR", help="default: the bundle's")
+    parser.add_argument("--trees", default="runs/trees", metavar="DIR", help="of dump-trees")
+    parser.add_argument("--limit", type=int, metavar="N", help="prompts, at equal distances (default: all)")
+    parser.add_argument("--out", default="runs/c2t", metavar="DIR")
+    args = parser.parse_args(argv)
+    out, model = Path(args.out), args.classifier or args.bundle
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        if args.what == "heatmaps":
+            heatmaps(Path(args.trees), out)
+        elif args.what == "surfaces":
+            surfaces(Classifier.load(model), out)
+        elif args.what == "sizes":
+            sizes(args.bundle, args.classifier, args.limit, out)
+        elif args.what == "drafting":
+            drafting(args.bundle, args.classifier, args.limit, out)
+        else:
+            shift(Path(args.trees), model, out)
+    except UserError as error:
+        print(f"c2t_analysis.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main())
