@@ -45,7 +45,7 @@ from drafttrain.evaluation.metrics import (
     ratio_spread,
     tabulate,
 )
-from drafttrain.evaluation.policies import EAGLE2_PAPER, GRIDS, PAPER, PCT_PAPER, compare, table, tune
+from drafttrain.evaluation.policies import EAGLE2_LARGE, GRIDS, LARGE, PCT_LARGE, compare, table, tune
 from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_prompts, spread
 from drafttrain.evaluation.throughput import training_speed
 from drafttrain.export.bundle import Bundle, load_bundle
@@ -244,13 +244,13 @@ def trees(run: Run) -> Measured:
     tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=3, full=12)))
     chosen, speeds = tune(loaded, tuning, log, NEW_TOKENS)
     (folder / "tuning.json").write_text(json.dumps({"chosen": chosen, "speeds": speeds}, indent=1) + "\n")
-    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, chosen, PAPER]))
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, chosen, LARGE]))
     repeats = 1 if run.quick else REPEATS
     first = Task("mt_bench", spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None)))
     half = run.prompts(quick=2, full=40)
     half = half if run.quick or run.limit is None else max(4, run.limit // 2)
     others = [Task(name, spread(read_prompts(path), half)) for name, path in OTHER_TASKS.items()]
-    measured = compare(loaded, chosen | PAPER, [first], log, NEW_TOKENS, repeats)
+    measured = compare(loaded, chosen | LARGE, [first], log, NEW_TOKENS, repeats)
     measured |= compare(loaded, chosen, others, log, NEW_TOKENS, repeats)
     tables = {task: table(part) for task, part in measured.items()}
     (folder / "tables.json").write_text(json.dumps(tables, indent=1) + "\n")
@@ -319,9 +319,9 @@ def tree_figures(
             "prompts": part[other]["prompts"],
         }
 
-    eagle2, pct = rows[EAGLE2_PAPER], rows[PCT_PAPER]
+    eagle2, pct = rows[EAGLE2_LARGE], rows[PCT_LARGE]
     against = {task: over(task) for task in tables}
-    repeated = {name: rows[name]["repetition"] for name in PAPER}
+    repeated = {name: rows[name]["repetition"] for name in LARGE}
     return {
         "ar_vs_transformers": speed(TRANSFORMERS, AUTOREGRESSIVE),
         "best_vs_ar": speed(AUTOREGRESSIVE, best),
