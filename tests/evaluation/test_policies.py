@@ -5,7 +5,7 @@ import pytest
 from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
-from drafttrain.evaluation.policies import GRIDS, PAPER, compare, table, tune
+from drafttrain.evaluation.policies import GRIDS, LARGE, compare, table, tune
 from drafttrain.evaluation.prompts import Prompt, Task
 from drafttrain.export.bundle import load_bundle
 from drafttrain.trees.costs import CostCurve, Costs, Promise
@@ -17,7 +17,7 @@ TASK = Task("a", [Prompt("1", ["One?"]), Prompt("2", ["Two?"])])
 def test_every_setting_that_is_tried_exists():
     flat = CostCurve((1,), (0.01,))
     costs = Costs(CostCurve((1,), (0.001,)), flat, flat, 50.0, (0.5,), Promise())
-    for trees in [*GRIDS.values(), list(PAPER.values())]:
+    for trees in [*GRIDS.values(), list(LARGE.values())]:
         for tree in trees:
             assert parse_policy(tree, costs).max_depth > 0
 
