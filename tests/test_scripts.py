@@ -5,10 +5,15 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from drafttrain.calibration import stage
 from drafttrain.calibration.stage import CalibrateConfig, calibrate
+from drafttrain.classifier.dump import SCHEMA
+from drafttrain.classifier.model import Classifier
 from drafttrain.evaluation.prompts import PromptSet
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -66,6 +71,78 @@ def test_categories(trees):
 def test_sample(trees):
     text = (trees("sample") / "sample.md").read_text()
     assert "without drafts (6 tokens in 6 iterations)" in text and "EDD + PCT" in text
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    """Trees of 60 nodes; the most probable of three tokens below the root is accepted in three of four."""
+    rng, n = np.random.default_rng(0), 60 * 80
+    rank, depth = np.tile(np.arange(3), n // 3), np.tile(np.repeat([1, 2, 3, 4], 15), n // 60)
+    p = np.choose(rank, [0.5, 0.2, 0.1])
+    columns = {
+        "tree": np.repeat(np.arange(80), 60),
+        "P": p**depth,
+        "H": rng.random(n) * 4,
+        "d": depth,
+        "p": p,
+        "rank": rank,
+        "parent_rank": rank - 1,
+        "accepted": (rank == 0) & (rng.random(n) < 0.75**depth),
+    }
+    folder = tmp_path / "labelled"
+    folder.mkdir()
+    arrays = {f.name: pa.array(columns[f.name]).cast(f.type, safe=False) for f in SCHEMA}
+    pq.write_table(pa.table(arrays), folder / "shard-00000.parquet")
+    record = {"format_version": 1, "made_from": {}, "shards": [{"file": "shard-00000.parquet", "rows": n}]}
+    (folder / "trees.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture
+def analysis(labelled, tiny_bundle, questions, tmp_path, monkeypatch):
+    """`main` of scripts/c2t_analysis.py over those trees and the tiny bundle."""
+    module = load("c2t_analysis")
+    monkeypatch.setattr(module, "MT_BENCH", str(questions))
+    monkeypatch.setattr(module, "NEW_TOKENS", 6)
+    Classifier(hidden=2).save(tmp_path / "classifier", {})
+
+    def run(what: str) -> Path:
+        places = ["--bundle", str(tiny_bundle), "--classifier", str(tmp_path / "classifier")]
+        places += ["--trees", str(labelled), "--out", str(tmp_path / "out"), "--limit", "2"]
+        assert module.main([what, *places]) == 0
+        return tmp_path / "out"
+
+    return run
+
+
+def test_heatmaps_of_bias(analysis):
+    out = analysis("heatmaps")
+    found = json.loads((out / "heatmaps.json").read_text())
+    assert np.sum(found["nodes"]) == 80 * 15 and len(found["bias"]) == 7
+    assert found["probability"][0] == pytest.approx([0.5, 0.2, 0.1])
+    assert found["bias"][6] == [None] * 3  # no entropy above 6
+    for row in found["bias"][:4]:
+        assert -0.4 < row[0] < -0.1 and row[1:] == pytest.approx([0.2, 0.1])
+    assert (out / "heatmaps.png").stat().st_size > 5000
+
+
+def test_surfaces_sizes_and_drafting_time(analysis):
+    assert (analysis("surfaces") / "surfaces.png").stat().st_size > 5000
+    points = (analysis("sizes") / "sizes" / "points.jsonl").read_text().splitlines()
+    assert [json.loads(line)["tree"].partition(":")[0] for line in points] == [
+        "eagle1",
+        *["eagle2"] * 2,
+        *["c2t"] * 4,
+    ]
+    rows = json.loads((analysis("drafting") / "drafting.json").read_text())
+    for name, row in rows.items():
+        assert row["drafter"] > 0 and row["rest"] > 0
+        assert (row["classifier"] > 0) == name.startswith("c2t") == (row["entropy"] > 0)
+
+
+def test_fine_tuning_against_a_shift(analysis):
+    found = json.loads((analysis("shift") / "shift.json").read_text())
+    assert set(found) == {"config", "elsewhere", "fine-tuned", "here"}
 
 
 def test_mistakes_are_one_line(capsys, tmp_path):
