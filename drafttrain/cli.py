@@ -185,7 +185,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
     command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
-    command.add_argument("--calibration", metavar="FILE", help="for pct and timed (default: the bundle's)")
+    command.add_argument(
+        "--calibration", metavar="FILE", help="for pct, timed and c2t (default: the bundle's)"
+    )
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
     text = "set verified tokens against accept_len for any growth policies"
@@ -202,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "folder to write; what is measured there already is not repeated"
     command.add_argument("--out", required=True, metavar="DIR", help=text)
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
-    text = "for pct and timed (default: the bundle's own)"
+    text = "for pct, timed and c2t (default: the bundle's own)"
     command.add_argument("--calibration", metavar="DIR", help=text)
     text = "for c2t and c2t_chain (default: the bundle's own)"
     command.add_argument("--classifier", metavar="DIR", help=text)
@@ -216,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=_natural, default=128, metavar="N")
     text = "how drafts grow, such as chain:length=4 or timed (default: what the bundle recommends)"
     command.add_argument("--tree", metavar="POLICY", help=text)
-    text = "calibration.json for pct and timed (default: the bundle's own)"
+    text = "calibration.json for pct, timed and c2t (default: the bundle's own)"
     command.add_argument("--calibration", metavar="FILE", help=text)
     command.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
     command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")

@@ -43,7 +43,7 @@ def generate(
         bundle: folder or Hub id.
         target: None: the one the bundle names.
         tree: how drafts grow. None: what the bundle recommends.
-        calibration: for `pct` and `timed`. None: the bundle's own.
+        calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
         compare: decode once more without drafts, for the speedup.
         sampling: how tokens are drawn.
         stop: strings that end the text.
@@ -104,7 +104,7 @@ def compare(
         prompts: file that `read_prompts` reads; `limit`: how many of it.
         dtype: "bfloat16" decides near-ties by the shape of the forward; "float32" should not differ at all.
         tree: how drafts grow. None: what the bundle recommends.
-        calibration: for `pct` and `timed`. None: the bundle's own.
+        calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
 
     Returns:
         number of prompts whose outputs part where the target was sure.

@@ -57,7 +57,7 @@ def heatmaps(trees: Path, out: Path) -> None:
     with np.errstate(invalid="ignore"):
         maps = {"probability": probability / counts, "accepted": accepted / counts}
     maps["bias"] = maps["probability"] - maps["accepted"]
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    figure = Figure(figsize=(13, 3.6))
     labels = [f"{low:g}–{high:g}" for low, high in zip(ENTROPIES[:-2], ENTROPIES[1:])] + ["> 6"]
     for axis, (name, values) in zip(figure.subplots(1, 3), maps.items()):
         if name == "bias":
@@ -83,7 +83,7 @@ def heatmaps(trees: Path, out: Path) -> None:
 def surfaces(model: Classifier, out: Path) -> None:
     """Confidence over joint probability and entropy at depths 1, 3 and 6, and its contours."""
     p, entropy = torch.meshgrid(torch.linspace(0.001, 1, 120), torch.linspace(0, 7, 120), indexing="ij")
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    figure = Figure(figsize=(13, 3.8))
     for axis, depth in zip(figure.subplots(1, 3), (1, 3, 6)):
         features = {"P": p, "H": entropy, "d": torch.full_like(p, depth)}
         missing = set(model.features) - set(features)
@@ -122,6 +122,8 @@ def sizes(bundle: str, classifier: str | None, limit: int | None, out: Path) -> 
 def drafting(bundle: str, classifier: str | None, limit: int | None, out: Path) -> None:
     """Appendix E.1: drafter, entropy, classifier and the rest, in ms per step, for C2T and EAGLE-2."""
     loaded = load_bundle(bundle, dtype="bfloat16", classifier=classifier)
+    if loaded.classifier is None:
+        raise UserError(f"{bundle}: has no classifier; train one, or name a folder with --classifier")
     ids = [p.token_ids(loaded.target.tokenizer) for p in spread(read_prompts(MT_BENCH), limit)]
     spent = {"entropy": 0.0, "classifier": 0.0}
 
@@ -165,11 +167,11 @@ def shift(trees: Path, start: str, out: Path) -> None:
     """Appendix B.4: recall at equal positive rates on these trees, of a classifier that learned elsewhere, of
     the same fine-tuned on a tenth of them, and of one that learned here. Where the first two agree at equal
     rates, fine-tuning has moved the threshold and little else."""
-    config = ClassifierConfig()
+    config = ClassifierConfig(features=Classifier.load(start).features)
     tuned, fresh = out / "tuned", out / "fresh"
     train_classifier(replace(config, share=0.1), trees, tuned, start=start, baselines=False)
     train_classifier(config, trees, fresh, baselines=False)
-    _, held_out = split_by_tree(read_rows(trees, Classifier.load(start).features), config.seed)
+    _, held_out = split_by_tree(read_rows(trees, config.features), config.seed)
     found = {}
     for name, folder in (("elsewhere", start), ("fine-tuned", tuned), ("here", fresh)):
         confidence = predict(Classifier.load(folder), held_out.x)

@@ -319,22 +319,21 @@ def tree_figures(
             "prompts": part[other]["prompts"],
         }
 
-    eagle2, pct = rows[EAGLE2_LARGE], rows[PCT_LARGE]
     against = {task: over(task) for task in tables}
-    repeated = {name: rows[name]["repetition"] for name in LARGE}
+
+    def large(what: str) -> dict[str, Any]:
+        """PCT's large trees over EAGLE-2's; the other settings of PCT beside them."""
+        ratios = {name: rows[name][what] / rows[EAGLE2_LARGE][what] for name in LARGE}
+        repeated = {name: rows[name]["repetition"] for name in LARGE}
+        trees = {name: [LARGE[name], rows[name][what]] for name in LARGE}
+        return {"value": ratios[PCT_LARGE], "ratios": ratios, what: trees, "repetition": repeated}
+
     return {
         "ar_vs_transformers": speed(TRANSFORMERS, AUTOREGRESSIVE),
         "best_vs_ar": speed(AUTOREGRESSIVE, best),
         "best_vs_transformers": speed(TRANSFORMERS, best),
-        "pct_accept_len_vs_eagle2": {
-            "value": pct["accept_len"] / eagle2["accept_len"],
-            "accept_len": [pct["accept_len"], eagle2["accept_len"]],
-            "repetition": repeated,
-        },
-        "pct_verify_tokens_vs_eagle2": {
-            "value": pct["verify_per_step"] / eagle2["verify_per_step"],
-            "verify_per_step": [pct["verify_per_step"], eagle2["verify_per_step"]],
-        },
+        "pct_accept_len_vs_eagle2": large("accept_len"),
+        "pct_verify_tokens_vs_eagle2": large("verify_per_step"),
         "pct_speed_vs_eagle2": {**speed("eagle2", "pct"), "eagle2": chosen["eagle2"]},
         "timed_vs_best": {"value": min(part["value"] for part in against.values()), "tasks": against},
         "outside_share": {
@@ -349,13 +348,17 @@ def batches(run: Run) -> Measured:
     """Several prompts at once: drafting against plain decoding of the same batch."""
     run.check_quiet()
     folder = run.folder("batches")
-    loaded = load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16")
+    loaded = calibrated(run, folder)
     prompts = spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None))
     trees = [
+        "chain:length=1",
         "chain:length=2",
         "chain:length=3",
         "eagle2:top_k=2,max_depth=3,total=4",
         "eagle2:top_k=3,max_depth=3,total=6",
+        "pct:width=2,max_depth=4,min_confidence=0.15,threshold=0.3",
+        "pct:width=2,max_depth=6,min_confidence=0.1,threshold=0.2",
+        "timed:width=3",
     ]
     ids = {
         name: [prompt.token_ids(loaded.target.tokenizer) for prompt in chosen]
@@ -458,7 +461,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
-    text = "prompts of each task at most, for timings of trees"
+    text = "prompts of each task at most, for trees and c2t"
     parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
     text = "prompts of a further task for c2t, such as alpaca=questions.jsonl; may be repeated"
@@ -471,8 +474,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.vllm_python and not Path(args.vllm_python).exists():
         parser.error(f"--vllm-python: {args.vllm_python} does not exist")
     more = dict(item.partition("=")[::2] for item in args.prompts)
-    if missing := [f"{name}={path}" for name, path in more.items() if not Path(path).is_file()]:
-        parser.error(f"--prompts {missing[0]}: no such file")
+    if more and args.topic != "c2t":
+        parser.error("--prompts is for topic c2t")
+    for name, path in more.items():
+        if not name.isidentifier() or name in figures_c2t.TASKS:
+            parser.error(f"--prompts {name}={path}: name a task of your own, in letters")
+        if not Path(path).is_file():
+            parser.error(f"--prompts {name}={path}: no such file")
     run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python, more)
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 

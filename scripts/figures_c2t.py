@@ -1,7 +1,7 @@
 """The figures of topic `c2t`: what a trained classifier saves, where it carries over, what it costs.
 
-Sweeps decode the benchmarks greedily and count; they are not timed, so nothing needs the machine for itself
-but `draft_time` and `auto_beta`.
+Sweeps decode the benchmarks greedily and count; they are not timed. Everything else wants the machine for
+itself.
 """
 
 import json
@@ -9,11 +9,9 @@ import os
 import statistics
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,13 @@ from drafttrain.calibration.stage import CalibrateConfig, calibrate
 from drafttrain.classifier.dump import DumpConfig, dump_trees, read_record
 from drafttrain.classifier.model import WEIGHTS
 from drafttrain.classifier.train import ClassifierConfig, train_classifier
+from drafttrain.errors import UserError
 from drafttrain.evaluation.figures import RAW, Group, Measured, Run, run_and_watch
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import ratio, ratio_interval, ratio_spread
 from drafttrain.evaluation.policies import GRIDS, compare, tune
 from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
-from drafttrain.evaluation.sweep import compare_families, pareto_front, sweep, verified_at
+from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep, verified_at
 from drafttrain.export.bundle import load_bundle
 from drafttrain.files import fingerprint
 from drafttrain.inference.decode import decode_all
@@ -68,7 +67,8 @@ CHAINS += [f"dymax:threshold={p}" for p in (0.7, 0.55, 0.4, 0.3, 0.2, 0.1)]
 
 def dumped(run: Run) -> Measured:
     """Full trees behind the roots of held-out prompts, labelled by the target's own continuation."""
-    limit, tokens = (8, 24) if run.quick else (None, 128)
+    run.check_quiet()
+    limit, tokens = (8, 24) if run.quick else (None, 256)
     config = DumpConfig(PromptSet("held out", HELD_OUT, limit), max_new_tokens=tokens)
     record = dump_trees(config, DRAFTER, run.folder("c2t_trees"))
     notes = {name: record[name] for name in ("trees", "rows", "accepted", "nodes")}
@@ -77,6 +77,7 @@ def dumped(run: Run) -> Measured:
 
 def trained(run: Run) -> Measured:
     """The classifier of the last full dump, by the command line, its process watched."""
+    run.check_quiet()
     trees, folder = RAW / "full/c2t_trees", run.folder("c2t_classifier")
     rows = read_record(trees)["rows"]
     command = [sys.executable, "-m", "drafttrain.cli", "train-classifier", str(trees), "--out", str(folder)]
@@ -91,9 +92,24 @@ def trained(run: Run) -> Measured:
 
 
 def classifier(run: Run) -> Path:
-    """The one of the last full run, or else the drafter's own."""
+    """The one of the last full run, or else the committed drafter's own.
+
+    Raises:
+        UserError: there is none.
+    """
     fresh = RAW / "full/c2t_classifier"
-    return fresh if (fresh / WEIGHTS).exists() and not run.quick else DRAFTER
+    place = fresh if (fresh / WEIGHTS).exists() and not run.quick else DRAFTER
+    if not (place / WEIGHTS).exists():
+        raise UserError(
+            f"{DRAFTER}: no classifier; make one with figures.py c2t --only dump_trees_per_s --only "
+            "train_9m_rows_s"
+        )
+    return place
+
+
+def told(place: Path) -> dict[str, str]:
+    """Which classifier a figure is of."""
+    return {"classifier": str(place), "weights": content_hash(place / WEIGHTS)[:16]}
 
 
 # verified tokens at equal accept_len
@@ -118,6 +134,7 @@ def swept(run: Run) -> Measured:
     folder = run.folder("c2t_sweep")
     trees = [tree for family in (EAGLE2, JOINT, C2T) for tree in thinned(run, family)]
     against: dict[str, dict[str, Any]] = {"eagle2": {}, "joint": {}}
+    place = classifier(run)
     for task, path in (TASKS | run.more_prompts).items():
         prompts = subset(run, folder, task, path)
         points = sweep(
@@ -127,7 +144,7 @@ def swept(run: Run) -> Measured:
             found = [c for c in compare_families(points, reference) if c.family == "c2t"]
             tasks[task] = asdict(found[0]) if found else None
     return {
-        name: mean_over_tasks(against[reference])
+        name: {**mean_over_tasks(against[reference]), **told(place)}
         for name, reference in (
             ("verify_tokens_vs_eagle2", "eagle2"),
             ("verify_tokens_vs_p_threshold", "joint"),
@@ -148,19 +165,21 @@ def chains(run: Run) -> Measured:
     """Early stops of chains on MT-bench."""
     folder = run.folder("c2t_chains")
     prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], quick=4, full=40)
-    points = sweep(DRAFTER, prompts, CHAINS, folder, "dyjoint", NEW_TOKENS, classifier=classifier(run))[0]
-    by_tree = {point.tree: point for point in points}
-    nine = by_tree["chain:length=9"]
+    place = classifier(run)
+    points = sweep(DRAFTER, prompts, CHAINS, folder, "dyjoint", NEW_TOKENS, classifier=place)[0]
+    return {name: {**figure, **told(place)} for name, figure in chain_figures(points).items()}
+
+
+def chain_figures(points: Sequence[Point]) -> Measured:
+    """C2T's chains at the accept_len of a fixed chain of 9, and against other early stops."""
+    [nine] = (point for point in points if point.tree == "chain:length=9")
     front = pareto_front([point for point in points if point.family == "c2t_chain"])
-    reaches = front[0].accept_len <= nine.accept_len <= front[-1].accept_len
-    at_nine = float(verified_at(front, np.array([nine.accept_len]))[0]) / nine.verify_per_step
-    measured = {
-        "chain_verify_tokens_vs_fixed9": {
-            "value": at_nine if reaches else None,
-            "accept_len": nine.accept_len,
-            "range": [front[0].accept_len, front[-1].accept_len],
-        }
-    }
+    span = [front[0].accept_len, front[-1].accept_len]
+    at_nine: dict[str, Any] = {"value": None, "error": "its accept_len is not among those of C2T"}
+    if span[0] <= nine.accept_len <= span[1]:
+        verified = float(verified_at(front, np.array([nine.accept_len]))[0])
+        at_nine = {"value": verified / nine.verify_per_step}
+    measured = {"chain_verify_tokens_vs_fixed9": {**at_nine, "accept_len": nine.accept_len, "range": span}}
     for reference in ("dyjoint", "dymax"):
         found = [c for c in compare_families(points, reference) if c.family == "c2t_chain"]
         notes = asdict(found[0]) if found else {"error": "no accept_len in common"}
@@ -171,7 +190,6 @@ def chains(run: Run) -> Measured:
 def transferred(run: Run) -> Measured:
     """Classifiers that learned from one other task, and from another drafter of the target."""
     folder = run.folder("c2t_transfer")
-    limit, tokens = (6, 24) if run.quick else (60, 128)
     math_prompts = folder / "gsm8k_train.jsonl"
     lines = Path(HELD_OUT).read_text(encoding="utf-8").splitlines(keepends=True)
     math_prompts.write_text("".join(line for line in lines if json.loads(line)["id"].startswith("gsm8k")))
@@ -180,30 +198,38 @@ def transferred(run: Run) -> Measured:
         "another drafter": (earlier_drafter(folder), HELD_OUT),
     }
     prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], full=24)
-    trees = thinned(run, C2T)
-    own = sweep(DRAFTER, prompts, trees, folder / "own", "c2t", NEW_TOKENS, classifier=classifier(run))[0]
+    own = sweep(DRAFTER, prompts, C2T, folder / "own", "c2t", NEW_TOKENS, classifier=classifier(run))[0]
     losses, notes = {}, {}
     for number, (name, (bundle, path)) in enumerate(foreign.items()):
         place = folder / f"foreign{number}"
-        dump_trees(DumpConfig(PromptSet("held out", path, limit), tokens), bundle, place / "trees")
-        config = ClassifierConfig(batch_size=64 if run.quick else 1024)
-        train_classifier(config, place / "trees", place / "classifier", baselines=False)
+        dump_trees(DumpConfig(PromptSet("held out", path, 60), 128), bundle, place / "trees")
+        train_classifier(ClassifierConfig(), place / "trees", place / "classifier", baselines=False)
         points = sweep(
-            DRAFTER, prompts, trees, place / "sweep", "c2t", NEW_TOKENS, classifier=place / "classifier"
+            DRAFTER, prompts, C2T, place / "sweep", "c2t", NEW_TOKENS, classifier=place / "classifier"
         )[0]
         renamed = [replace(point, tree=point.tree.replace("c2t", "foreign")) for point in points]
-        [found] = compare_families([*own, *renamed], "c2t")
-        losses[name], notes[name] = found.mean - 1, asdict(found)
+        found = compare_families([*own, *renamed], "c2t")
+        if not found:
+            raise UserError(f"transfer_loss: {name}: no accept_len in common; take more prompts (--limit)")
+        losses[name], notes[name] = found[0].mean - 1, asdict(found[0])
+    notes |= told(classifier(run))
     return {"transfer_loss": {"value": max(losses.values()), "losses": losses, "comparisons": notes}}
 
 
 def earlier_drafter(folder: Path) -> Path:
     """The drafter of an earlier commit, out of the repository's history."""
-    command = ["git", "archive", EARLIER, str(DRAFTER)]
-    archive = subprocess.run(command, check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(folder / "earlier", filter="data")
-    return folder / "earlier" / DRAFTER
+    place = folder / "earlier"
+    place.mkdir(exist_ok=True)
+    listed = subprocess.run(
+        ["git", "ls-tree", "--name-only", EARLIER, f"{DRAFTER}/"], capture_output=True, text=True
+    )
+    if listed.returncode:
+        reason = " ".join(listed.stderr.split())
+        raise UserError(f"transfer_loss needs the repository's history, commit {EARLIER}: {reason}")
+    for name in listed.stdout.splitlines():
+        content = subprocess.run(["git", "show", f"{EARLIER}:{name}"], capture_output=True, check=True).stdout
+        (place / Path(name).name).write_bytes(content)
+    return place
 
 
 # time
@@ -238,19 +264,20 @@ def draft_time(run: Run) -> Measured:
                 policy.seconds = 0.0
             drafting += decode_all(loaded.target, proposer, [ids], NEW_TOKENS)[1].draft_seconds
         shares[f"beta {beta}"] = policy.seconds / drafting
-    return {"draft_time_added": {"value": max(shares.values()), "shares": shares}}
+    notes = {"shares": shares, **told(classifier(run))}
+    return {"draft_time_added": {"value": max(shares.values()), **notes}}
 
 
 def auto_beta(run: Run) -> Measured:
     """C2T with the threshold that calibration found, against PCT tuned on the tuning prompts."""
     run.check_quiet()
-    folder = run.folder("c2t_auto")
-    place = folder / "calibration"
+    folder, own = run.folder("c2t_auto"), classifier(run)
+    place = folder / f"calibration-{told(own)['weights']}"
     if not (place / CALIBRATION).exists():
         prompts = PromptSet("tuning", TUNING, 6 if run.quick else 24)
         config = CalibrateConfig(prompts=prompts, rounds=4 if run.quick else 15, busy=run.busy)
-        calibrate(config, DRAFTER, place, classifier=classifier(run))
-    loaded = load_bundle(DRAFTER, dtype="bfloat16", calibration=place, classifier=classifier(run))
+        calibrate(config, DRAFTER, place, classifier=own)
+    loaded = load_bundle(DRAFTER, dtype="bfloat16", calibration=place, classifier=own)
     key = fingerprint([content_hash(DRAFTER), content_hash(place), NEW_TOKENS, versions()])
     task = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
     chosen, _ = tune(
@@ -258,7 +285,7 @@ def auto_beta(run: Run) -> Measured:
     )
     trees = {"pct": chosen["pct"], "c2t": "c2t"}
     task = Task("mt_bench", spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=24)))
-    log = MeasurementLog(folder / "measurements.jsonl", key)
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([key, chosen, told(own)]))
     measured = compare(loaded, trees, [task], log, NEW_TOKENS, 1 if run.quick else REPEATS)["mt_bench"]
     return {
         "auto_beta_vs_pct": {
@@ -267,6 +294,7 @@ def auto_beta(run: Run) -> Measured:
             "interval": ratio_interval(measured, "pct", "c2t"),
             "beta": loaded.calibration.beta,
             "pct": chosen["pct"],
+            **told(own),
         }
     }
 

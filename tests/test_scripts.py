@@ -143,6 +143,14 @@ def test_surfaces_sizes_and_drafting_time(analysis):
 def test_fine_tuning_against_a_shift(analysis):
     found = json.loads((analysis("shift") / "shift.json").read_text())
     assert set(found) == {"config", "elsewhere", "fine-tuned", "here"}
+    # what knows nothing is as good as chance, what has learned here ranks the accepted first
+    assert found["here"]["at"]["0.1"] > found["elsewhere"]["at"]["0.1"]
+
+
+def test_an_analysis_without_a_classifier_is_refused(tiny_bundle, tmp_path, capsys):
+    words = ["drafting", "--bundle", str(tiny_bundle), "--out", str(tmp_path / "out")]
+    assert load("c2t_analysis").main(words) == 2
+    assert "has no classifier; train one" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(capsys, tmp_path):

@@ -29,7 +29,7 @@ class Calibration:
         dtype: of target and drafter.
         versions: of the libraries.
         measured: when.
-        made_for: fingerprints of "target" and "drafter".
+        made_for: fingerprints of "target" and "drafter", and of the "classifier" that `beta` is for.
         target: s_t(n), seconds of the target's forward by tokens, for each context.
         drafter: s_d(f), seconds of a drafting step by expanded nodes, for each context.
         step_overhead: seconds of a step outside both.

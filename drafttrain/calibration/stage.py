@@ -35,7 +35,7 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.provenance import versions
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.trees.c2t import C2tPolicy
 from drafttrain.trees.costs import Costs, Promise
 from drafttrain.trees.eagle2 import Eagle2Policy
@@ -139,7 +139,7 @@ def calibrate(
             dtype=str(model.dtype).removeprefix("torch."),
             versions=versions(),
             measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            made_for=loaded.fingerprints,
+            made_for=dict(loaded.fingerprints),
             target=verified,
             drafter=drafted,
             step_overhead=0.0,
@@ -168,6 +168,7 @@ def calibrate(
                 stats = decoding.run(predicted)
                 promised[beta] = (stats.new_tokens - stats.prompts) / predicted.seconds
             found.beta = max(promised, key=promised.__getitem__)
+            found.made_for["classifier"] = weights_hash(loaded.classifier)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / FILE, found.to_json())
@@ -265,8 +266,9 @@ class JudgedChains:
 
 @dataclass
 class PredictedPolicy:
-    """Grows by a policy and adds up what its steps cost by the measured curves, whatever they take now. What
-    the policy gets as its drafter is this object, which counts.
+    """Grows by a policy and adds up what its steps cost by the measured curves, whatever they take now: what
+    a policy computes beyond them (C2T's entropies, 5 % of drafting or so) is left out. What the policy gets
+    as its drafter is this object, which counts.
 
     Attributes:
         seconds: of all steps so far, for one sequence.

@@ -117,19 +117,22 @@ def split_by_tree(rows: Rows, seed: int, share: float = 1.0) -> tuple[Rows, Rows
     """Rows to train and to validate on; the nodes of a tree stay together.
 
     Args:
-        share: of the trees to use at all, as fine-tuning on little does.
+        share: of the other trees to train on, as fine-tuning on little does.
 
     Raises:
         UserError: too few trees, or one of the two lacks a label.
     """
     trees = np.unique(rows.tree)
+    if len(trees) * share < 2:
+        raise UserError(
+            f"{len(trees)} trees are too few to train on {share:g} of them and validate; dump more"
+        )
+    others, held_out = train_test_split(trees, test_size=VALIDATION, random_state=seed)
+    # the same trees are held out whatever the share, so that classifiers can be compared on them
     if share < 1:
-        trees = np.random.default_rng(seed).permutation(trees)[: int(len(trees) * share)]
-    if len(trees) < 2:
-        raise UserError(f"{len(trees)} trees are too few to train and validate on; dump more")
-    _, held_out = train_test_split(trees, test_size=VALIDATION, random_state=seed)
+        others = np.random.default_rng(seed).permutation(others)[: max(1, int(len(others) * share))]
     validating = np.isin(rows.tree, held_out)
-    training = ~validating if share == 1 else np.isin(rows.tree, trees) & ~validating
+    training = ~validating if share == 1 else np.isin(rows.tree, others)
     parts = rows.take(training), rows.take(validating)
     for part, name in zip(parts, ("trees to train on", "trees to validate on")):
         check_labels(part, name)

@@ -30,6 +30,7 @@ class Quality(Reliability):
 
 def quality(confidence: np.ndarray, accepted: np.ndarray, threshold: float) -> Quality:
     """Judges confidences [N] by labels [N], at least one."""
+    confidence = np.clip(confidence, 0, 1)  # products of rounded probabilities may exceed 1 by a little
     above, positives = confidence > threshold, int(accepted.sum())
     both = 0 < positives < len(accepted)
     return Quality(

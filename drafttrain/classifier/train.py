@@ -48,7 +48,7 @@ class ClassifierConfig:
         epochs: passes over the thinned rows.
         batch_size: rows of a step.
         negatives: kept for each accepted node.
-        share: of the trees to use.
+        share: of the trees that are not held out, to train on.
         threshold: at which recall and positive rate are told.
         seed: of split, thinning, initial weights and order.
     """

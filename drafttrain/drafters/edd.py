@@ -207,7 +207,8 @@ class EddModel(PreTrainedModel):
 
     def pack(self) -> None:
         """Lays out the weights for drafting, where that is faster (bf16 on a CPU); no training after it."""
-        pack_linears(self)
+        # queries stand alone: soft prompts have none
+        pack_linears(self, (("k_proj", "v_proj"), ("gate_proj", "up_proj")))
 
     @classmethod
     def load(
@@ -315,6 +316,9 @@ class EddModel(PreTrainedModel):
         kv = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         lengths = torch.zeros(batch, dtype=torch.long, device=weight.device)
         return EddState(kv=kv, lengths=lengths, rows=torch.arange(batch, device=weight.device)[:, None])
+
+    def keep_rows(self, state: EddState, rows: torch.Tensor) -> EddState:
+        return EddState(state.kv.index_select(2, rows), state.lengths[rows], state.rows[: len(rows)])
 
     @torch.no_grad()
     def observe(

@@ -133,7 +133,7 @@ def evaluate(
         out: folder to write to; an interrupted evaluation of the same things is continued.
         target: None for the one that the bundle names.
         dtype: of the timed decoding.
-        calibration: for `pct` and `timed`; None for the bundle's own.
+        calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
 
     Returns:
         what sums it up, over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second,

@@ -18,8 +18,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.calibration.calibration import FILE as COSTS
-from drafttrain.classifier.model import WEIGHTS
 from drafttrain.evaluation.benchmark import progress
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
 from drafttrain.evaluation.metrics import tabulate
@@ -27,7 +25,8 @@ from drafttrain.evaluation.prompts import PromptSet, Task
 from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
 from drafttrain.files import fingerprint, save_figure
 from drafttrain.provenance import content_hash
-from drafttrain.trees.named import CALIBRATED, CLASSIFIED
+from drafttrain.target.frozen import weights_hash
+from drafttrain.trees.named import CLASSIFIED, uses_calibration
 
 GRID = 101  # values of accept_len over which a ratio is averaged
 FIXED = (0.25, 0.5, 0.75)  # of the way through the common range: where a ratio is told by itself
@@ -99,7 +98,7 @@ def sweep(
     Args:
         trees: policies, as `parse_policy` reads them.
         reference: family that the others are compared with.
-        calibration: for `pct` and `timed`; None for the bundle's own.
+        calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
 
     Raises:
@@ -114,11 +113,10 @@ def sweep(
     points = []
     for number, (tree, proposer) in enumerate(proposers.items(), 1):
         made_from = [drafter_hash(folder), target, dtype, content_hash(prompts.path), max_new_tokens]
-        for names, given, file in ((CALIBRATED, calibration, COSTS), (CLASSIFIED, classifier, WEIGHTS)):
-            if tree.partition(":")[0] in names:
-                path = Path(given or folder)
-                path = path / file if path.is_dir() else path
-                made_from.append(content_hash(path) if path.exists() else None)
+        if uses_calibration(tree, loaded.costs):
+            made_from.append(repr(loaded.costs))
+        if tree.partition(":")[0] in CLASSIFIED:
+            made_from.append(weights_hash(loaded.classifier))
         # a log of its own: more policies, or fewer, do not repeat what is measured
         log = MeasurementLog(out / "measurements" / f"{fingerprint(tree)}.jsonl", fingerprint(made_from))
         with progress(f"{tree} ({number} of {len(trees)})", [task]) as step:
@@ -149,7 +147,7 @@ def compare_families(points: Sequence[Point], reference: str) -> list[Comparison
     straight lines between the points of a front."""
     fronts = {
         # one that verifies nothing gives no ratio
-        family: pareto_front([p for p in points if p.family == family and p.verify_tokens])
+        family: pareto_front([p for p in points if p.family == family and p.verify_per_step > 0])
         for family in dict.fromkeys(point.family for point in points)
     }
     base = fronts.pop(reference, [])

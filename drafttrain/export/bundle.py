@@ -5,7 +5,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.target.loading import load_target
 from drafttrain.target.probe import check_tree_support
-from drafttrain.trees.named import CALIBRATED, parse_policy
+from drafttrain.trees.costs import Costs
+from drafttrain.trees.named import parse_policy, uses_calibration
 
 WEIGHTS = "model.safetensors"
 EVALUATION = "eval.json"
@@ -84,8 +85,16 @@ class Bundle:
         Raises:
             UserError: no such policy, or it takes a calibration or a classifier and there is none.
         """
-        costs = self.calibration.costs if self.calibration else None
-        return TreeProposer(self.drafter, parse_policy(tree or self.tree, costs, self.classifier))
+        return TreeProposer(self.drafter, parse_policy(tree or self.tree, self.costs, self.classifier))
+
+    @property
+    def costs(self) -> Costs | None:
+        """What was calibrated, less a threshold for another classifier."""
+        if self.calibration is None:
+            return None
+        made_for, costs = self.calibration.made_for.get("classifier"), self.calibration.costs
+        own = self.classifier is not None and made_for == weights_hash(self.classifier)
+        return costs if own else replace(costs, beta=None)
 
     def proposers(self, trees: Sequence[str]) -> dict[str, TreeProposer]:
         """The drafter with each of several growth policies. One that cannot be used here (PCT with a drafter
@@ -107,7 +116,7 @@ class Bundle:
 
     def warning(self, tree: str | None = None) -> str | None:
         """Says in one line if the policy goes by a calibration of something else, and how to redo it."""
-        if self.calibration is None or (tree or self.tree).partition(":")[0] not in CALIBRATED:
+        if self.calibration is None or not uses_calibration(tree or self.tree, self.costs):
             return None
         problem = self.calibration.foreign(self.target.device, self.target.dtype, self.fingerprints)
         return problem and f"{problem}; measure again: {REDO}"

@@ -26,7 +26,8 @@ class Accepted:
 
 
 # A rule takes the trees and the target's logits [B, n, V] after each node. A node's logits say what follows
-# it.
+# it. A rule that knows something of each row has a method `keep_rows(rows)`, which is told which rows go on
+# when others have ended.
 AcceptanceRule = Callable[[TokenTree, torch.Tensor], Accepted]
 
 
@@ -60,6 +61,11 @@ class AcceptSampled:
     def __init__(self, params: Sequence[SamplingParams]):
         self.sampler = Sampler(params)
         self.emitted: torch.Tensor | None = None  # [B]
+
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """Goes on with the rows of these numbers alone."""
+        self.sampler = Sampler([self.sampler.params[row] for row in rows.tolist()])
+        self.emitted = self.emitted[rows]
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         if self.emitted is None:
@@ -99,6 +105,11 @@ class AcceptDrawn:
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
         self.emitted = [0] * len(self.params)
+
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """Goes on with the rows of these numbers alone."""
+        self.params = [self.params[row] for row in rows.tolist()]
+        self.emitted = [self.emitted[row] for row in rows.tolist()]
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         paths, tokens = [], []

@@ -137,7 +137,7 @@ def generate_batch(
                 return
             continue
         if exhausted and len(busy) <= len(rows.requests) // 2:
-            cache, rows = _keep(target, cache, rows, busy)
+            rows = _keep(target, cache, rows, busy)
             busy = list(range(len(busy)))
         states = target.forward(cache, rows.next_token[:, None], zero, alone)
         every = list(range(len(rows.requests)))
@@ -180,20 +180,15 @@ def _next_tokens(target: FrozenTarget, final: torch.Tensor, rows: _Rows, places:
     return tokens.masked_fill(~picked.isfinite(), BROKEN)
 
 
-def _keep(target: FrozenTarget, cache: TreeCache, rows: _Rows, places: list[int]) -> tuple[TreeCache, _Rows]:
-    """A cache and bookkeeping of the given rows alone."""
-    index = torch.tensor(places, device=target.device)
-    smaller = target.new_cache(len(places), cache.max_len)
-    smaller.allocate(cache.kv[0, 0])
-    smaller.lengths = cache.lengths[index]
-    used = int(smaller.lengths.max())
-    smaller.kv[..., :used, :] = cache.kv[..., :used, :].index_select(2, index)
+def _keep(target: FrozenTarget, cache: TreeCache, rows: _Rows, places: list[int]) -> _Rows:
+    """Goes on with the given rows of the cache alone; returns their bookkeeping."""
+    cache.keep_rows(torch.tensor(places, device=target.device))
     kept = _Rows(len(places), target.device)
     for name in ("requests", "emitted", "draws"):
         setattr(kept, name, [getattr(rows, name)[row] for row in places])
     for name in ("next_token", "temperature", "top_p"):
         setattr(kept, name, getattr(rows, name)[places])
-    return smaller, kept
+    return kept
 
 
 def _emit(rows: _Rows, cache: TreeCache, places: list[int], stop: set[int]) -> Iterator[Completion]:

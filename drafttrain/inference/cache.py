@@ -93,6 +93,17 @@ class TreeCache(Cache):
         for layer in self.layers:
             layer.keys = layer.values = None  # bound to the new buffers at the next update
 
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """Goes on with the rows of these numbers alone, int64 [b]."""
+        if self.kv is not None:
+            used = int(self.lengths.max())
+            kept = self.kv.new_zeros((*self.kv.shape[:2], len(rows), *self.kv.shape[3:]))
+            kept[..., :used, :] = self.kv[..., :used, :].index_select(2, rows)
+            self.kv = kept
+        self.batch, self.lengths, self.rows = len(rows), self.lengths[rows], self.rows[: len(rows)]
+        for layer in self.layers:
+            layer.keys = layer.values = None  # bound to the new buffers at the next update
+
     def open(self, n: int) -> tuple[torch.Tensor, int]:
         """Opens n slots behind each row's committed ones for the next forward.
 

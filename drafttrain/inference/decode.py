@@ -79,28 +79,31 @@ def decode(
         state = proposer.new_state(len(prompts), max_len)
         root = _prefill(target, cache, proposer, state, prompts, accept)  # [B]
         step = rows.first_step(root)
+        if (left := rows.drop_finished(target.device)) is not None:
+            state, root = _keep_rows(left, cache, proposer, state, accept), root[left]
         prefill_seconds = time.perf_counter() - started
         stats.prefill_seconds += prefill_seconds
         stats.seconds += prefill_seconds
         yield step
-        while rows.busy:
+        while rows.active:
             started, in_model = time.perf_counter(), proposer.model_seconds
             tree = rows.trim(proposer.propose(state, root))
             drafted, modules_before = time.perf_counter(), clock.seconds
             cache.reserve(tree.width)
             states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
             accepted = accept(tree, target.head(states.final))
-            path = accepted.path  # [B, m]
-            counts = accepted.counts * rows.unfinished(path.device)  # [B]
+            path, counts, root = accepted.path, accepted.counts, accepted.next_token  # [B, m], [B], [B]
             cache.commit(path, counts)
             committed = tree.tokens.gather(1, path)  # [B, m]
             wide_path = path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
             tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
             step = rows.step(tree, accepted, committed)
+            if (left := rows.drop_finished(target.device)) is not None:
+                state = _keep_rows(left, cache, proposer, state, accept)
+                committed, tapped, counts, root = (x[left] for x in (committed, tapped, counts, root))
             verified = time.perf_counter()
-            if rows.busy:
+            if rows.active:
                 proposer.observe(state, committed, tapped, counts)
-            root = accepted.next_token
             now = time.perf_counter()
             stats.draft_seconds += drafted - started + now - verified
             stats.draft_model_seconds += proposer.model_seconds - in_model
@@ -166,39 +169,56 @@ def _prefill(
     return accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits[:, None]).next_token
 
 
+def _keep_rows(
+    left: torch.Tensor, cache: TreeCache, proposer: Proposer, state: object, accept: AcceptanceRule
+) -> object:
+    """Goes on with some rows alone, int64 [b]: the others have ended, and their forwards would be for
+    nothing. Returns the proposer's state of them."""
+    cache.keep_rows(left)
+    if hasattr(accept, "keep_rows"):
+        accept.keep_rows(left)
+    return proposer.keep_rows(state, left)
+
+
 class _Rows:
-    """What has been emitted in each row, and which rows go on."""
+    """What has been emitted in each row, and which rows go on.
+
+    Attributes:
+        active: numbers of the rows that still take part, in the order of the batch.
+    """
 
     def __init__(self, batch: int, max_new_tokens: int, stop: Collection[int], stats: DecodeStats):
         self.stop, self.stats = frozenset(stop), stats
         self.left = [max_new_tokens] * batch  # tokens that each row may still emit; 0 once it has finished
+        self.active = list(range(batch))
         self.outputs: list[list[int]] = [[] for _ in range(batch)]
         self.step_sizes: list[list[int]] = [[] for _ in range(batch)]
 
-    @property
-    def busy(self) -> bool:
-        return any(self.left)
-
-    def unfinished(self, device: torch.device) -> torch.Tensor:
-        """Bool [B]."""
-        return torch.tensor([left > 0 for left in self.left], device=device)
+    def drop_finished(self, device: torch.device) -> torch.Tensor | None:
+        """Which rows of the present batch go on, int64 [b]; None if all do, or none."""
+        left = [place for place, row in enumerate(self.active) if self.left[row]]
+        if len(left) == len(self.active):
+            return None
+        self.active = [self.active[place] for place in left]
+        return torch.tensor(left, device=device) if left else None
 
     def trim(self, tree: TokenTree) -> TokenTree:
         """Drops nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
 
         So no node ever lies beyond the last position that plain decoding would use.
         """
-        if int(tree.depths.max()) < min(self.left):
+        left = [self.left[row] for row in self.active]
+        if int(tree.depths.max()) < min(left):
             return tree
-        return tree.select(tree.depths < torch.tensor(self.left, device=tree.depths.device)[:, None])
+        return tree.select(tree.depths < torch.tensor(left, device=tree.depths.device)[:, None])
 
     def first_step(self, tokens: torch.Tensor) -> Step:
         """Emits the first token of each row, [B]."""
-        step = Step([], [], [], [])
+        step = self._nothing()
         for row, token in enumerate(tokens.tolist()):
             emitted, reason = self._emit(row, [token])
             self.stats.new_tokens += 1
-            self._add(step, emitted, 0, 0, reason)
+            self._put(step, row, emitted, 0, 0, reason)
         return step
 
     def step(self, tree: TokenTree, accepted: Accepted, committed: torch.Tensor) -> Step:
@@ -208,17 +228,14 @@ class _Rows:
         refused = ((tree.parents == last) & tree.valid).any(1)  # [B] drafts behind the path exist
         columns = [accepted.counts, accepted.next_token, refused, tree.sizes, tree.depths.amax(1)]
         facts = torch.cat([torch.stack(columns, 1), committed], 1).tolist()  # one transfer from the device
-        step = Step([], [], [], [])
-        for row, (count, own, refused_here, size, depth, _, *drafts) in enumerate(facts):
-            if not self.left[row]:
-                self._add(step, [], 0, 0, None)
-                continue
+        step = self._nothing()
+        for row, (count, own, refused_here, size, depth, _, *drafts) in zip(self.active, facts):
             emitted, reason = self._emit(row, [*drafts[: count - 1], own])
             drafted = min(len(emitted), count - 1)
             self.step_sizes[row].append(len(emitted))
             rejected = bool(refused_here) and len(emitted) == count  # not so if the output ended in the draft
             self.stats.count_step(len(emitted), drafted, rejected, size - 1, depth)
-            self._add(step, emitted, drafted, size - 1, reason)
+            self._put(step, row, emitted, drafted, size - 1, reason)
             if reason:
                 self.stats.count_repetition(self.outputs[row], self.step_sizes[row])
         return step
@@ -231,9 +248,13 @@ class _Rows:
         self.left[row] = 0 if end else self.left[row] - len(tokens)
         return tokens, "stop" if end else None if self.left[row] else "length"
 
+    def _nothing(self) -> Step:
+        n = len(self.outputs)
+        return Step([[] for _ in range(n)], [0] * n, [0] * n, [None] * n)
+
     @staticmethod
-    def _add(step: Step, tokens: list[int], drafted: int, verified: int, reason: str | None) -> None:
-        step.tokens.append(tokens)
-        step.drafted.append(drafted)
-        step.verified.append(verified)
-        step.finish_reason.append(reason)
+    def _put(
+        step: Step, row: int, tokens: list[int], drafted: int, verified: int, reason: str | None
+    ) -> None:
+        step.tokens[row], step.drafted[row] = tokens, drafted
+        step.verified[row], step.finish_reason[row] = verified, reason

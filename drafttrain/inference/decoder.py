@@ -89,7 +89,7 @@ class SpeculativeDecoder:
             device: where to load it.
             tree: how drafts grow, such as `chain:length=4` or `timed` (`trees/named.py`). None: what the
                 bundle recommends.
-            calibration: `calibration.json` for `pct` and `timed`. None: the bundle's own.
+            calibration: `calibration.json` for `pct`, `timed` and `c2t`. None: the bundle's own.
 
         Raises:
             UserError: no bundle there, or it does not fit the target.

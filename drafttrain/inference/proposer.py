@@ -24,11 +24,14 @@ class Proposer(Protocol):
     def new_state(self, batch: int, max_len: int) -> Any:
         """Empty state for `batch` sequences of at most `max_len` tokens, prompt included."""
 
+    def keep_rows(self, state: Any, rows: torch.Tensor) -> Any:
+        """The state of the sequences of these numbers alone, int64 [b]; the others have ended."""
+
     def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         """Takes in what the target has verified: the prompts, then each accepted path, root first.
 
         Args:
-            tokens: [B, m], of which the first counts[b] are valid in row b (0 in rows that have finished).
+            tokens: [B, m], of which the first counts[b] are valid in row b.
             tapped: the target's tapped hidden states at these tokens, [B, m, K*H].
             counts: [B].
         """
@@ -48,6 +51,11 @@ class TreeProposer:
 
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len + self.policy.max_depth)
+
+    def keep_rows(self, state: Any, rows: torch.Tensor) -> Any:
+        if hasattr(self.policy, "keep_rows"):  # most policies know nothing of single rows
+            self.policy.keep_rows(rows)
+        return self.drafter.keep_rows(state, rows)
 
     def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         started = self._now(counts)
@@ -85,6 +93,9 @@ class NoProposer:
     model_seconds = 0.0
 
     def new_state(self, batch: int, max_len: int) -> None:
+        return None
+
+    def keep_rows(self, state: None, rows: torch.Tensor) -> None:
         return None
 
     def observe(self, state: None, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:

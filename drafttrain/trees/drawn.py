@@ -27,6 +27,10 @@ class DrawnPolicy:
     def __post_init__(self) -> None:
         self._grown = 0  # trees so far: no two of them use the same numbers
 
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """Goes on with the rows of these numbers alone."""
+        self.seeds = [self.seeds[row] for row in rows.tolist()]
+
     @property
     def max_depth(self) -> int:
         return len(self.k_config)

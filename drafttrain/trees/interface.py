@@ -9,7 +9,8 @@ from drafttrain.trees.tree import TokenTree
 
 
 class TreePolicy(Protocol):
-    """Decides which nodes a drafter expands."""
+    """Decides which nodes a drafter expands. One that knows something of each row has a method
+    `keep_rows(rows)`, too, which is told which rows go on when others have ended."""
 
     max_depth: int
 

@@ -40,6 +40,7 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
 }
 # what these take from a calibration; C2T can do without
 CALIBRATED = {"pct": Costs.for_pct, "timed": Costs.for_timed, "c2t": Costs.for_c2t}
+PCT_COSTS = ("draft_seconds", "verify_seconds")  # which a threshold replaces
 CLASSIFIED = ("c2t", "c2t_chain")  # these take a trained classifier
 
 
@@ -47,7 +48,7 @@ def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence |
     """The policy that a text such as `chain:length=4` or `timed` names.
 
     Args:
-        costs: of drafting and verifying on this machine, for `pct` and `timed`.
+        costs: of drafting and verifying on this machine, for `pct`, `timed` and `c2t`.
         confidence: a trained classifier, for `c2t` and `c2t_chain`.
 
     Raises:
@@ -87,6 +88,15 @@ def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence |
         missing = ", ".join(key for key in missing if key not in settings)
         remedy = "run drafttrain calibrate first" if name in CALIBRATED else "write them after a colon"
         raise UserError(f"tree {text!r}: {missing} is missing; {remedy}") from None
+
+
+def uses_calibration(text: str, costs: Costs | None) -> bool:
+    """Whether the policy that a text names takes something from these costs that the text does not give."""
+    name, _, rest = text.partition(":")
+    if costs is None or name not in CALIBRATED:
+        return False
+    given = {part.partition("=")[0] for part in rest.split(",")}
+    return bool(CALIBRATED[name](costs).keys() - given - ({*PCT_COSTS} if "threshold" in given else set()))
 
 
 def _value(text: str, kind: Any) -> Any:

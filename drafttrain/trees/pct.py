@@ -20,21 +20,30 @@ class PctPolicy:
 
     Attributes:
         draft_seconds: s_d, one drafting step.
-        verify_seconds: s_t, one forward of the target.
+        verify_seconds: s_t, one forward of the target. Neither is needed with a threshold.
         width: children of an expanded node.
         max_depth: layers at most.
         min_confidence: of the nodes that are verified.
         threshold: least confidence of an expanded node; None for s_d / s_t.
     """
 
-    draft_seconds: float
-    verify_seconds: float
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
     width: int = 5
     max_depth: int = 10
     min_confidence: float = 0.01
     threshold: float | None = None
 
     def __post_init__(self) -> None:
+        if self.threshold is not None:
+            if not 0 < self.threshold <= 1:
+                raise UserError(f"PCT: threshold {self.threshold} must lie above 0 and not above 1")
+            return
+        if self.draft_seconds is None or self.verify_seconds is None:
+            raise UserError(
+                "PCT: draft_seconds, verify_seconds is missing; run drafttrain calibrate first, or give a "
+                "threshold"
+            )
         if not 0 < self.draft_seconds < self.verify_seconds:
             raise UserError(
                 f"PCT: a drafting step takes {self.draft_seconds} s and a forward of the target "

@@ -27,8 +27,8 @@ class TokenTree:
     """B trees in breadth-first order: node 0 is the root, and parents come before their children.
 
     Rows may hold fewer nodes than the widest one: valid nodes come first, padding nodes follow. A padding
-        node has
-    parent 0, depth 0, token 0, log-probability -inf and attends only to itself.
+    node has parent 0, depth 0, token 0, log-probability -inf and attends only to itself. The widest row has
+    none, and so a tree that is alone in its batch.
 
     Example: root `a` with children `b`, `c`, and `d` under `c`:
 

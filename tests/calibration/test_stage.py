@@ -29,6 +29,7 @@ from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.tree import TokenTree
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +226,28 @@ def test_threshold_of_c2t_is_looked_for_where_there_is_a_classifier(tiny_bundle,
     loaded = load_bundle(tiny_bundle, calibration=tmp_path / "out", **options)
     assert loaded.proposer("c2t").policy.beta == found.beta
     assert loaded.proposer("c2t:beta=0.7").policy.beta == 0.7
+    loaded.calibration.machine["processor"] = "another"
+    assert "another" in loaded.warning("c2t")
+    assert loaded.warning("c2t:beta=0.7") is None is loaded.warning("pct:threshold=0.2")
+    with torch.no_grad():
+        loaded.classifier.outer.weight.add_(1)  # trained again since
+    assert loaded.proposer("c2t").policy.beta == 0.5 and loaded.warning("c2t") is None
+
+
+def test_threshold_is_the_one_that_promises_most(tiny_bundle, questions, tmp_path, monkeypatch):
+    """Where each threshold's trees take the same tokens, the one that costs least wins."""
+    seconds = dict(zip(stage.BETAS, (3.0, 2.0, 1.5, 1.0, 4.0, 5.0, 6.0)))
+
+    class Told(PredictedPolicy):
+        def grow(self, drafter, state, root):
+            self.seconds += seconds[self.policy.beta]
+            return TokenTree.root_only(root)
+
+    monkeypatch.setattr(stage, "PredictedPolicy", Told)
+    Classifier(hidden=1).save(tmp_path / "classifier", {})
+    config = CalibrateConfig(prompts=PromptSet("prompts", str(questions), 2), max_new_tokens=6, rounds=1)
+    options = {"dtype": "float32", "device": "cpu", "classifier": tmp_path / "classifier"}
+    assert calibrate(config, tiny_bundle, tmp_path / "out", **options).beta == stage.BETAS[3]
 
 
 def test_predicted_seconds_are_those_of_the_curves(tiny_bundle):

@@ -124,7 +124,7 @@ def test_features_sizes_and_fine_tuning(trees, trained, tmp_path, capsys):
     assert torch.equal(tuned.mean, before.mean) and not torch.equal(tuned.outer.weight, before.outer.weight)
     torch.testing.assert_close(tuned.outer.weight, before.outer.weight, atol=0.02, rtol=0)
     report = json.loads((tmp_path / "b" / "classifier_report.json").read_text())
-    assert report["training"]["lr"] == 1e-4 and report["training"]["validation_rows"] == 10 * NODES
+    assert report["training"]["lr"] == 1e-4 and report["training"]["validation_rows"] == 20 * NODES
     assert report["rows"]["C2T"]["all"]["ece"] < 0.02  # another share of negatives, the same probabilities
     assert main([*words, "--from", str(trained[1]), "--hidden", "3"]) == 2
     assert "keeps the features and the size" in capsys.readouterr().err
@@ -137,7 +137,8 @@ def test_trees_stay_together(trees):
     assert not set(training.tree) & set(validation.tree)
     assert len(training) + len(validation) == len(rows) and len(validation) == 20 * NODES
     some, held_out = split_by_tree(rows, seed=1, share=0.1)
-    assert len(some) == 38 * NODES and len(held_out) == 2 * NODES
+    assert len(some) == 38 * NODES and set(some.tree) < set(training.tree)
+    assert set(held_out.tree) == set(validation.tree)
     thin, kept = thin_negatives(training, 1.5, seed=0)
     positives = int(training.accepted.sum())
     assert thin.accepted.sum() == positives and len(thin) == positives + round(1.5 * positives)

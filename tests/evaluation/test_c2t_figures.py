@@ -12,8 +12,10 @@ import torch
 
 from drafttrain.calibration import stage
 from drafttrain.classifier.model import Classifier
+from drafttrain.errors import UserError
 from drafttrain.evaluation import figures
 from drafttrain.evaluation.figures import Run
+from drafttrain.evaluation.sweep import Point
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -45,18 +47,45 @@ def topic(tmp_path, monkeypatch, tiny_bundle, questions):
     return module
 
 
+def point(tree: str, accept_len: float, verified: float) -> Point:
+    return Point(tree, accept_len, verified, int(100 * verified), 100, 100, accept_len, 0.0, 1.0)
+
+
+def line(family: str, slope: float, lowest: float = 1.5) -> list[Point]:
+    """Two points of a family that verifies `slope` tokens for each token it wins."""
+    return [point(f"{family}:x={x}", x, slope * (x - 1)) for x in (lowest, 3.0)]
+
+
 def test_sweeps_compare_families_on_all_tasks(topic, monkeypatch, questions):
+    """C2T verifies half of what EAGLE-2 does and two thirds of what the threshold does, at any accept_len."""
+    asked = []
+
+    def sweep(bundle, prompts, trees, out, reference, tokens, classifier):
+        asked.append((prompts.name, len(Path(prompts.path).read_text().splitlines()), Path(classifier)))
+        return [*line("eagle2", 6), *line("joint", 4.5), *line("c2t", 3)], []
+
+    monkeypatch.setattr(topic, "sweep", sweep)
+    found = topic.swept(Run("c2t", limit=3, more_prompts={"more": str(questions)}))
+    assert asked == [(name, 3, topic.DRAFTER) for name in ("mt_bench", "more")]
+    assert found["verify_tokens_vs_eagle2"]["value"] == pytest.approx(1 / 2)
+    assert found["verify_tokens_vs_p_threshold"]["value"] == pytest.approx(2 / 3)
+    for figure in found.values():
+        assert set(figure["tasks"]) == {"mt_bench", "more"} and len(figure["weights"]) == 16
+
+
+def test_a_sweep_for_real(topic, monkeypatch):
     monkeypatch.setattr(topic, "EAGLE2", ["eagle2:top_k=3,max_depth=2,total=2", "eagle2:total=20"])
     monkeypatch.setattr(topic, "JOINT", ["joint:threshold=0.2,max_depth=2", "joint:threshold=0.001"])
     monkeypatch.setattr(topic, "C2T", ["c2t:beta=0.2,max_depth=2", "c2t:beta=0.048,max_depth=3"])
-    found = topic.swept(Run("c2t", limit=3, more_prompts={"more": str(questions)}))
-    assert found.keys() == {"verify_tokens_vs_eagle2", "verify_tokens_vs_p_threshold"}
-    for figure in found.values():
-        assert set(figure["tasks"]) == {"mt_bench", "more"}
-        common = [task for task in figure["tasks"].values() if task]
-        assert (figure["value"] is None) == (len(common) < 2)
+    assert topic.swept(Run("c2t", limit=3)).keys() == topic.GROUPS[2].goals.keys()
     points = Path("runs/figures/full/c2t_sweep/mt_bench/points.jsonl").read_text().splitlines()
     assert len(points) == 6
+
+
+def test_no_classifier_is_said_in_one_line(topic):
+    (topic.DRAFTER / "classifier.safetensors").unlink()
+    with pytest.raises(UserError, match="no classifier; make one with figures.py c2t"):
+        topic.chains(Run("c2t", limit=2))
 
 
 def test_mean_over_tasks(topic):
@@ -67,10 +96,17 @@ def test_mean_over_tasks(topic):
 
 
 def test_chains_are_compared_at_nine(topic):
-    found = topic.chains(Run("c2t", limit=2))
-    assert found.keys() == {"chain_verify_tokens_vs_fixed9", "chain_vs_dyjoint", "chain_vs_dymax"}
-    nine = found["chain_verify_tokens_vs_fixed9"]
-    assert nine["accept_len"] >= 1 and len(nine["range"]) == 2
+    """At accept_len 2 a fixed chain of 9 verifies 9 tokens and C2T, halfway between its points, 4."""
+    fixed = [point("chain:length=9", 2.0, 9.0), point("chain:length=5", 1.9, 5.0)]
+    chains = [*line("c2t_chain", 4), *line("dyjoint", 5), *line("dymax", 8)]
+    found = topic.chain_figures([*fixed, *chains])
+    assert found["chain_verify_tokens_vs_fixed9"]["value"] == pytest.approx(4 / 9)
+    assert found["chain_vs_dyjoint"]["value"] == pytest.approx(4 / 5)
+    assert found["chain_vs_dymax"]["value"] == pytest.approx(4 / 8)
+    short = topic.chain_figures([*fixed, *line("c2t_chain", 4, 2.5), *line("dyjoint", 5)])
+    assert short["chain_verify_tokens_vs_fixed9"]["value"] is None
+    assert "not among those of C2T" in short["chain_verify_tokens_vs_fixed9"]["error"]
+    assert short["chain_vs_dymax"]["value"] is None
 
 
 def test_trees_are_dumped_and_learned_from(topic, tmp_path):
@@ -91,17 +127,25 @@ def test_trees_are_dumped_and_learned_from(topic, tmp_path):
 
 
 def test_losses_of_foreign_classifiers(topic, monkeypatch):
-    """The classifier that is always the same loses nothing, wherever it learned."""
-    monkeypatch.setattr(topic, "earlier_drafter", lambda folder: topic.DRAFTER)
-    monkeypatch.setattr(topic, "C2T", ["c2t:beta=0.2,max_depth=1", "c2t:beta=0.05,max_depth=1"])
-    monkeypatch.setattr(topic, "dump_trees", lambda *args: None)
+    """The classifier of the other task verifies a tenth more, that of the other drafter a fifth."""
+    trained_on = {}
 
-    def train(config, trees, out, baselines):
-        Classifier.load(topic.DRAFTER).save(out, {})
+    def dump(config, bundle, out):
+        trained_on[out.parent.name] = (config.prompts.path, bundle)
 
-    monkeypatch.setattr(topic, "train_classifier", train)
+    def sweep(bundle, prompts, trees, out, reference, tokens, classifier):
+        return line("c2t", {"own": 4, "foreign0": 4.4, "foreign1": 4.8}.get(out.parent.name, 4)), []
+
+    monkeypatch.setattr(topic, "earlier_drafter", lambda folder: Path("earlier"))
+    monkeypatch.setattr(topic, "dump_trees", dump)
+    monkeypatch.setattr(topic, "train_classifier", lambda *args, **options: None)
+    monkeypatch.setattr(topic, "sweep", sweep)
     found = topic.transferred(Run("c2t", limit=2))["transfer_loss"]
-    assert found["value"] == pytest.approx(0) and len(found["losses"]) == 2
+    assert found["losses"] == pytest.approx({"another task": 0.1, "another drafter": 0.2})
+    assert found["value"] == pytest.approx(0.2)
+    assert trained_on["foreign1"] == (topic.HELD_OUT, Path("earlier"))
+    lines = Path(trained_on["foreign0"][0]).read_text().splitlines()
+    assert [json.loads(row)["id"] for row in lines] == ["gsm8k-0", "gsm8k-1"]
 
 
 def test_time_of_the_classifier_is_part_of_drafting(topic, monkeypatch):

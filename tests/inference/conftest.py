@@ -74,15 +74,21 @@ class ReplayDrafter:
 
     def new_state(self, batch: int, max_len: int) -> dict:
         assert batch == len(self.texts)
-        return {"seen": [0] * batch, "max_len": max_len}
+        return {"seen": [0] * batch, "max_len": max_len, "rows": list(range(batch))}
+
+    def keep_rows(self, state: dict, rows: torch.Tensor) -> dict:
+        assert len(rows) < len(state["rows"])
+        kept = {name: [state[name][row] for row in rows.tolist()] for name in ("seen", "rows")}
+        return {**state, **kept}
 
     def observe(self, state: dict, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         for row, count in enumerate(counts.tolist()):
-            start, text = state["seen"][row], self.texts[row]
+            number = state["rows"][row]
+            start, text = state["seen"][row], self.texts[number]
             known = max(min(start + count, len(text)) - start, 0)  # a path may go beyond a stop token
             assert tokens[row, :known].tolist() == text[start : start + known]
             torch.testing.assert_close(
-                tapped[row, :known], self.tapped[row][start : start + known], atol=1e-4, rtol=1e-4
+                tapped[row, :known], self.tapped[number][start : start + known], atol=1e-4, rtol=1e-4
             )
             state["seen"][row] += count
             assert state["seen"][row] <= state["max_len"]
@@ -98,7 +104,7 @@ class ReplayDrafter:
         for row, nodes in enumerate(frontier.tolist()):
             for i, node in enumerate(nodes):
                 position = state["seen"][row] + int(tree.depths[row, node]) + 1
-                log_probs[row, i, self.from_target[self.next_token(row, position)]] = 0.0
+                log_probs[row, i, self.from_target[self.next_token(state["rows"][row], position)]] = 0.0
         return log_probs
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
@@ -112,7 +118,7 @@ class RandomTrees:
 
     def __init__(self, drafter: ReplayDrafter, seed: int, width: int):
         self.drafter, self.rng, self.width = drafter, random.Random(seed), width
-        self.new_state, self.observe = drafter.new_state, drafter.observe
+        self.new_state, self.observe, self.keep_rows = drafter.new_state, drafter.observe, drafter.keep_rows
 
     def propose(self, state: dict, root: torch.Tensor) -> TokenTree:
         tree = TokenTree.root_only(root)
@@ -127,10 +133,10 @@ class RandomTrees:
             for row, count in enumerate(counts):
                 if count:  # mostly the true token, at any place, also more than once
                     tokens[row, self.rng.randrange(count)] = self.drafter.next_token(
-                        row, state["seen"][row] + depth
+                        state["rows"][row], state["seen"][row] + depth
                     )
                     tokens[row, self.rng.randrange(count)] = self.drafter.next_token(
-                        row, state["seen"][row] + depth
+                        state["rows"][row], state["seen"][row] + depth
                     )
             last = [list(range(size, size + count)) for size, count in zip(tree.sizes.tolist(), counts)]
             tree = tree.append(parents, tokens, torch.zeros(parents.shape), counts=torch.tensor(counts))

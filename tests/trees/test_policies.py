@@ -237,6 +237,10 @@ def test_pct_drafts_one_layer_at_least_and_refuses_a_slow_drafter():
     for draft, verify in ((1.0, 0.5), (0.0, 1.0), (float("nan"), 1.0)):
         with pytest.raises(UserError, match="drafting pays only where"):
             PctPolicy(draft, verify)
+    assert PctPolicy(1.0, 0.5, threshold=0.2).ratio == PctPolicy(threshold=0.2).ratio == 0.2
+    for threshold in (0.0, 1.5, float("nan")):
+        with pytest.raises(UserError, match="threshold .* must lie above 0"):
+            PctPolicy(threshold=threshold)
 
 
 def rooted_subtrees(parents: list[int]) -> list[tuple[int, ...]]:

@@ -91,6 +91,7 @@ def test_append(grown):
 def test_ancestors_from_parents_alone(grown):
     tree, _ = grown
     assert torch.equal(replace(tree, _ancestors=None).ancestors(), tree.ancestors())
+    assert torch.equal(replace(tree, _joint=None).joint_log_probs(), tree.joint_log_probs())
 
 
 @given(trees, st.integers(0, 10**6))
