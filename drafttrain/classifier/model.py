@@ -38,6 +38,9 @@ class Classifier(nn.Module):
         self.outer = nn.Linear(hidden, 1)
         self.register_buffer("mean", torch.zeros(len(self.features)))
         self.register_buffer("std", torch.ones(len(self.features)))
+        self._folded: tuple[torch.Tensor, torch.Tensor] | None = (
+            None  # inner weight and bias, scaling included
+        )
 
     def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
         """Takes mean and spread of the features from rows x [N, F], and starts at the share accepted."""
@@ -53,8 +56,18 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def forward(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Confidence C [...] from features [...] each (eq. 4): what a growth policy asks for."""
-        return torch.sigmoid(self.logits(torch.stack([features[name] for name in self.features], -1)))
+        """Confidence C [...] from features [...] each (eq. 4): what a growth policy asks for. The
+        weights must not change after it, unless `train()` is called first."""
+        if self._folded is None:  # scaling is part of the first layer, for two operators less in each layer
+            weight = self.inner.weight / self.std  # [h, F]
+            self._folded = weight, self.inner.bias - weight @ self.mean
+        x = torch.stack([features[name] for name in self.features], -1)  # [..., F]
+        hidden = torch.relu_(torch.nn.functional.linear(x, *self._folded))  # [..., h]
+        return self.outer(hidden).squeeze(-1).sigmoid_()
+
+    def train(self, mode: bool = True) -> "Classifier":
+        self._folded = None
+        return super().train(mode)
 
     def save(self, folder: str | os.PathLike, training: dict[str, Any]) -> None:
         """Writes `classifier.safetensors` and `classifier.json` into a folder.

@@ -133,10 +133,9 @@ class C2tPolicy:
             expanded: log-probabilities over the draft vocabulary [B, f, D].
             log_probs, paths: of the nodes and of the paths to them [B, f, k].
         """
-        entropies = torch.full_like(paths[:, :, :1], torch.nan)  # [B, f, 1]
-        if "H" in self.confidence.features:  # it costs more than all the rest
-            entropies = top_entropy(expanded)[:, :, None]
-        entropies = entropies.expand_as(paths)  # [B, f, k]
+        wanted = "H" in self.confidence.features  # it costs more than all the rest
+        unsure = top_entropy(expanded) if wanted else torch.full_like(paths[:, :, 0], torch.nan)
+        entropies = unsure[:, :, None].expand_as(paths)  # [B, f, k]
         known = {
             "P": paths.exp,
             "H": lambda: entropies,
