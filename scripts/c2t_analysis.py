@@ -77,7 +77,9 @@ def heatmaps(trees: Path, out: Path) -> None:
     write_json(out / "heatmaps.json", {"entropy": labels, "nodes": counts.astype(int).tolist(), **tables})
     most_likely = maps["bias"][:, 0]
     for label, bias, n in zip(labels, most_likely, counts[:, 0]):
-        print(f"entropy {label}: the most probable token is {bias:+.3f} too sure of itself ({int(n)} trees)")
+        if n:
+            off = "too sure" if bias > 0 else "too unsure"
+            print(f"entropy {label}: the most probable token is {off} by {abs(bias):.3f} ({int(n)} trees)")
 
 
 def surfaces(model: Classifier, out: Path) -> None:
