@@ -1,7 +1,7 @@
 """The figures of topic `c2t`: what a trained classifier saves, where it carries over, what it costs.
 
-Sweeps decode the benchmarks greedily and count; they are not timed. Everything else wants the machine for
-itself.
+Sweeps decode the benchmarks greedily and count; they are not timed. Dumping, training, `draft_time` and
+`auto_beta` are, and want the machine for themselves.
 """
 
 import json
@@ -137,9 +137,7 @@ def swept(run: Run) -> Measured:
     place = classifier(run)
     for task, path in (TASKS | run.more_prompts).items():
         prompts = subset(run, folder, task, path)
-        points = sweep(
-            DRAFTER, prompts, trees, folder / task, "eagle2", NEW_TOKENS, classifier=classifier(run)
-        )[0]
+        points = sweep(DRAFTER, prompts, trees, folder / task, "eagle2", NEW_TOKENS, classifier=place)[0]
         for reference, tasks in against.items():
             found = [c for c in compare_families(points, reference) if c.family == "c2t"]
             tasks[task] = asdict(found[0]) if found else None
@@ -198,7 +196,8 @@ def transferred(run: Run) -> Measured:
         "another drafter": (earlier_drafter(folder), HELD_OUT),
     }
     prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], full=24)
-    own = sweep(DRAFTER, prompts, C2T, folder / "own", "c2t", NEW_TOKENS, classifier=classifier(run))[0]
+    trained_here = classifier(run)
+    own = sweep(DRAFTER, prompts, C2T, folder / "own", "c2t", NEW_TOKENS, classifier=trained_here)[0]
     losses, notes = {}, {}
     for number, (name, (bundle, path)) in enumerate(foreign.items()):
         place = folder / f"foreign{number}"
@@ -212,7 +211,7 @@ def transferred(run: Run) -> Measured:
         if not found:
             raise UserError(f"transfer_loss: {name}: no accept_len in common; take more prompts (--limit)")
         losses[name], notes[name] = found[0].mean - 1, asdict(found[0])
-    notes |= told(classifier(run))
+    notes |= told(trained_here)
     return {"transfer_loss": {"value": max(losses.values()), "losses": losses, "comparisons": notes}}
 
 
@@ -251,7 +250,8 @@ class ClockedPolicy(C2tPolicy):
 def draft_time(run: Run) -> Measured:
     """Entropy, features and classifier as a share of the whole time of drafting."""
     run.check_quiet()
-    loaded = load_bundle(DRAFTER, dtype="bfloat16", classifier=classifier(run))
+    place = classifier(run)
+    loaded = load_bundle(DRAFTER, dtype="bfloat16", classifier=place)
     prompts = spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=16))
     shares = {}
     for beta in (0.05, 0.1, 0.2):
@@ -264,7 +264,7 @@ def draft_time(run: Run) -> Measured:
                 policy.seconds = 0.0
             drafting += decode_all(loaded.target, proposer, [ids], NEW_TOKENS)[1].draft_seconds
         shares[f"beta {beta}"] = policy.seconds / drafting
-    notes = {"shares": shares, **told(classifier(run))}
+    notes = {"shares": shares, **told(place)}
     return {"draft_time_added": {"value": max(shares.values()), **notes}}
 
 

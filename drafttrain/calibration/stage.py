@@ -267,8 +267,8 @@ class JudgedChains:
 @dataclass
 class PredictedPolicy:
     """Grows by a policy and adds up what its steps cost by the measured curves, whatever they take now: what
-    a policy computes beyond them (C2T's entropies, 5 % of drafting or so) is left out. What the policy gets
-    as its drafter is this object, which counts.
+    a policy computes beyond them (C2T's entropies and classifier, an eighth of drafting) is left out. What
+    the policy gets as its drafter is this object, which counts.
 
     Attributes:
         seconds: of all steps so far, for one sequence.

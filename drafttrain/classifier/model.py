@@ -38,9 +38,8 @@ class Classifier(nn.Module):
         self.outer = nn.Linear(hidden, 1)
         self.register_buffer("mean", torch.zeros(len(self.features)))
         self.register_buffer("std", torch.ones(len(self.features)))
-        self._folded: tuple[torch.Tensor, torch.Tensor] | None = (
-            None  # inner weight and bias, scaling included
-        )
+        # weight and bias of the first layer with the scaling in them, once `forward` has needed them
+        self._folded: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
         """Takes mean and spread of the features from rows x [N, F], and starts at the share accepted."""

@@ -4,9 +4,10 @@ without."""
 import pytest
 import torch
 
+from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptDrawn, AcceptSampled
-from drafttrain.inference.decode import decode_all
+from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import (
     NUCLEUS,
@@ -17,6 +18,7 @@ from drafttrain.inference.sampling import (
     token_probs,
     uniform,
 )
+from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drawn import DrawnPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
@@ -237,6 +239,27 @@ def test_recursive_rejection_at_temperature_0_is_greedy():
             best.append(int(tree.tokens[row, node]))
         best.append(int(accepted.next_token[row]))
         assert all(model.target[a].argmax() == b for a, b in zip(best, best[1:]))
+
+
+def test_drawn_rows_that_end_leave_the_others_alone(tiny_llama, prompts):
+    """Rows of a batch end at different steps; each draws and is judged as it is alone."""
+    target = FrozenTarget(*tiny_llama, "llama")
+    drafter = EddModel(EddConfig.for_target(target, DrafterConfig(tapped_blocks=[-2]), 400)).eval()
+    drafter.initialize_from(target, DrafterConfig(tapped_blocks=[-2]), torch.arange(400))
+
+    def run(rows):
+        params = [SamplingParams(1.0, seed=row) for row in rows]
+        policy = DrawnPolicy((4, 3, 2), list(rows))
+        chosen, rule = [prompts[row] for row in rows], AcceptDrawn(params)
+        steps = list(decode(target, TreeProposer(drafter, policy), chosen, 40, (), rule))
+        ends = [max(i for i, step in enumerate(steps) if step.tokens[place]) for place in range(len(rows))]
+        return [sum((step.tokens[place] for step in steps), []) for place in range(len(rows))], ends
+
+    together, ends = run(range(4))
+    assert len(set(ends)) > 1
+    for row in range(4):
+        alone, [end] = run([row])
+        assert alone == [together[row]] and end == ends[row]
 
 
 def test_drawn_siblings_come_in_the_order_of_their_draws():
