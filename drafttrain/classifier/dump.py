@@ -22,7 +22,6 @@ from rich.progress import Progress
 
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
-from drafttrain.evaluation.batches import in_batches
 from drafttrain.evaluation.measure import check_length
 from drafttrain.evaluation.prompts import PromptSet, read_prompts
 from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
@@ -150,7 +149,7 @@ def write_trees(
         shards: what an interrupted call has finished, as `trees.json` lists it.
     """
     console = Console()
-    parts = list(in_batches(prompts, SHARD_PROMPTS))
+    parts = [prompts[first : first + SHARD_PROMPTS] for first in range(0, len(prompts), SHARD_PROMPTS)]
     done = {shard["file"]: shard for shard in shards if _is_whole(out, shard)}
     names = [f"shard-{number:05d}.parquet" for number in range(len(parts))]
     todo = [

@@ -320,6 +320,11 @@ class EddModel(PreTrainedModel):
     def keep_rows(self, state: EddState, rows: torch.Tensor) -> EddState:
         return EddState(state.kv.index_select(2, rows), state.lengths[rows], state.rows[: len(rows)])
 
+    def put_rows(self, state: EddState, rows: torch.Tensor, other: EddState) -> None:
+        used = int(other.lengths.max())
+        state.kv[:, :, rows, :, :used] = other.kv[..., :used, :]
+        state.lengths[rows] = other.lengths
+
     @torch.no_grad()
     def observe(
         self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

@@ -18,6 +18,9 @@ class Drafter(Protocol):
     def keep_rows(self, state: Any, rows: torch.Tensor) -> Any:
         """The state of the sequences of these numbers alone, int64 [b]; the others have ended."""
 
+    def put_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
+        """The sequences of another state take the place of those of these numbers, int64 [b]."""
+
     def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         """Appends what the target has verified: tokens [B, m] and their tapped states [B, m, K·H], of which
         the first counts[b] are valid in row b. Called after the prompt and after each verification."""

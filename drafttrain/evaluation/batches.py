@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
@@ -29,12 +29,6 @@ class BatchTimes:
         return statistics.median(self.rates)
 
 
-def in_batches(prompts: Sequence[Sequence[int]], size: int) -> Iterator[Sequence[Sequence[int]]]:
-    """Neighbouring prompts, `size` at once; the last batch may be smaller."""
-    for first in range(0, len(prompts), size):
-        yield prompts[first : first + size]
-
-
 def batch_times(
     target: FrozenTarget,
     proposers: dict[str, Proposer],
@@ -43,23 +37,16 @@ def batch_times(
     max_new_tokens: int,
     repeats: int,
 ) -> dict[str, BatchTimes]:
-    """Times all prompts in batches with every proposer; proposers take turns batch by batch."""
+    """Times all prompts, `size` at a time, with every proposer; proposers take turns."""
     found = {name: BatchTimes() for name in proposers}
     for proposer in proposers.values():  # the first forwards of a process are slow
         decode_all(target, proposer, prompts[:size], 8)
     for _ in range(repeats):
-        seconds, tokens, steps, after_prompt = ({name: 0.0 for name in proposers} for _ in range(4))
-        for batch in in_batches(prompts, size):
-            for name, proposer in proposers.items():
-                started = time.perf_counter()
-                outputs, stats = decode_all(target, proposer, batch, max_new_tokens)
-                seconds[name] += time.perf_counter() - started
-                tokens[name] += sum(map(len, outputs))
-                steps[name] += stats.steps
-                after_prompt[name] += stats.new_tokens - stats.prompts
-        for name, times in found.items():
-            times.rates.append(tokens[name] / seconds[name])
-            times.accept_len = after_prompt[name] / max(steps[name], 1)
+        for name, proposer in proposers.items():
+            started = time.perf_counter()
+            outputs, stats = decode_all(target, proposer, prompts, max_new_tokens, max_rows=size)
+            found[name].rates.append(sum(map(len, outputs)) / (time.perf_counter() - started))
+            found[name].accept_len = stats.accept_len
     return found
 
 
@@ -72,7 +59,7 @@ def batch_mismatches(
     temperature: float = 0.0,
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, list[dict[str, int]]]:
-    """Decodes the prompts one by one and in batches of several sizes.
+    """Decodes the prompts one by one and in batches of several sizes, refilled as outputs end.
 
     Args:
         temperature: 0 for greedy decoding; each prompt draws with a seed of its own.
@@ -81,21 +68,20 @@ def batch_mismatches(
         for each proposer, the rows that came out differently: batch size and prompt number.
     """
 
-    def run(proposer: Proposer, batch: Sequence[Sequence[int]], first: int) -> list[list[int]]:
+    def run(proposer: Proposer, numbers: Sequence[int], size: int) -> list[list[int]]:
         rule = accept_greedy
         if temperature:
-            rule = AcceptSampled([SamplingParams(temperature, seed=first + row) for row in range(len(batch))])
+            rule = AcceptSampled([SamplingParams(temperature, seed=number) for number in numbers])
         on_batch()
-        return decode_all(target, proposer, batch, max_new_tokens, accept=rule)[0]
+        chosen = [prompts[number] for number in numbers]
+        return decode_all(target, proposer, chosen, max_new_tokens, accept=rule, max_rows=size)[0]
 
     differing: dict[str, list[dict[str, int]]] = {}
     for name, proposer in proposers.items():
-        alone = [run(proposer, [prompt], i)[0] for i, prompt in enumerate(prompts)]
+        alone = [run(proposer, [i], 1)[0] for i in range(len(prompts))]
         differing[name] = []
         for size in sizes:
-            together: list[list[int]] = []
-            for batch in in_batches(prompts, size):
-                together += run(proposer, batch, len(together))
+            together = run(proposer, range(len(prompts)), size)
             differing[name] += [
                 {"batch": size, "prompt": i}
                 for i, pair in enumerate(zip(alone, together))

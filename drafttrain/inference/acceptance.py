@@ -26,8 +26,8 @@ class Accepted:
 
 
 # A rule takes the trees and the target's logits [B, n, V] after each node. A node's logits say what follows
-# it. A rule that knows something of each row has a method `keep_rows(rows)`, which is told which rows go on
-# when others have ended.
+# it. A rule that knows something of single prompts has a method `use_rows(numbers)`, which is told which
+# prompts the next trees are for.
 AcceptanceRule = Callable[[TokenTree, torch.Tensor], Accepted]
 
 
@@ -55,26 +55,26 @@ class AcceptSampled:
     One object serves one call of `decode`.
 
     Args:
-        params: of each row.
+        params: of each prompt.
     """
 
     def __init__(self, params: Sequence[SamplingParams]):
-        self.sampler = Sampler(params)
-        self.emitted: torch.Tensor | None = None  # [B]
+        self.params = list(params)
+        self.emitted = torch.zeros(len(self.params), dtype=torch.long)  # tokens of each prompt so far
+        self.use_rows(range(len(self.params)))
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
-        """Goes on with the rows of these numbers alone."""
-        self.sampler = Sampler([self.sampler.params[row] for row in rows.tolist()])
-        self.emitted = self.emitted[rows]
+    def use_rows(self, numbers: Sequence[int]) -> None:
+        """The next trees are for the prompts of these numbers."""
+        self.numbers = list(numbers)
+        self.sampler = Sampler([self.params[number] for number in numbers])
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        if self.emitted is None:
-            self.emitted = torch.zeros_like(tree.sizes)
+        emitted = self.emitted[self.numbers].to(tree.sizes.device)  # [B]
         rows = torch.arange(len(tree.sizes), device=tree.sizes.device)  # [B]
         node = torch.zeros_like(tree.sizes)  # [B] the last accepted one
         path, counts = [node], torch.ones_like(tree.sizes)
         while True:  # only what the path reaches is drawn: a draw sorts thousands of probabilities
-            position = self.emitted + tree.depths[rows, node]  # [B]
+            position = emitted + tree.depths[rows, node]  # [B]
             token = self.sampler.pick(logits[rows, node][:, None], position[:, None])[:, 0]  # [B]
             found = (tree.parents == node[:, None]) & (tree.tokens == token[:, None]) & tree.valid  # [B, n]
             if not found.any():
@@ -83,7 +83,7 @@ class AcceptSampled:
             counts = counts + found.any(1)
             node = torch.where(found.any(1), found.byte().argmax(1), node)
             path.append(node)
-        self.emitted = self.emitted + counts
+        self.emitted[self.numbers] += counts.cpu()
         return Accepted(torch.stack(path, 1), counts, token)
 
 
@@ -99,25 +99,25 @@ class AcceptDrawn:
     One object serves one call of `decode`.
 
     Args:
-        params: of each row.
+        params: of each prompt.
     """
 
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
-        self.emitted = [0] * len(self.params)
+        self.emitted = [0] * len(self.params)  # tokens of each prompt so far
+        self.numbers: Sequence[int] = range(len(self.params))
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
-        """Goes on with the rows of these numbers alone."""
-        self.params = [self.params[row] for row in rows.tolist()]
-        self.emitted = [self.emitted[row] for row in rows.tolist()]
+    def use_rows(self, numbers: Sequence[int]) -> None:
+        """The next trees are for the prompts of these numbers."""
+        self.numbers = list(numbers)
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         paths, tokens = [], []
-        for row, params in enumerate(self.params):
-            path, token = self._walk(tree, logits[row], row, params)
+        for row, number in enumerate(self.numbers):
+            path, token = self._walk(tree, logits[row], row, number)
             paths.append(path)
             tokens.append(token)
-            self.emitted[row] += len(path)
+            self.emitted[number] += len(path)
         longest = max(map(len, paths))
         padded = [path + [0] * (longest - len(path)) for path in paths]
         device = tree.tokens.device
@@ -127,29 +127,28 @@ class AcceptDrawn:
             torch.tensor(tokens, device=device),
         )
 
-    def _walk(
-        self, tree: TokenTree, logits: torch.Tensor, row: int, params: SamplingParams
-    ) -> tuple[list[int], int]:
-        """Accepted nodes from the root on, and the target's own token after them; logits [n, V]."""
+    def _walk(self, tree: TokenTree, logits: torch.Tensor, row: int, number: int) -> tuple[list[int], int]:
+        """Accepted nodes of a row from the root on, and the target's own token after them; logits [n, V]."""
+        params = self.params[number]
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents[row, : int(tree.sizes[row])].tolist()):
             children.setdefault(parent, []).append(node)
         node, path = 0, [0]
         while True:
-            position = self.emitted[row] + len(path) - 1
+            position = self.emitted[number] + len(path) - 1
             p = token_probs(logits[node], params)  # [V], fp64
             accepted = None
             if node in children:
                 q = torch.zeros_like(p)  # [V]
                 q[tree.drawn_from.ids] = tree.drawn_from.probs[row, node].double()
-                for number, child in enumerate(children[node], 1):
+                for candidate, child in enumerate(children[node], 1):
                     token = int(tree.tokens[row, child])
                     share, offered = float(p[token]), float(q[token])
                     if offered == 0:  # q had nothing left to draw
                         break
                     rest = (p - q).clamp(min=0)
                     # without a rest p is q up to rounding, and nothing is ever rejected
-                    if uniform(params.seed, position, number) * offered < share or not rest.any():
+                    if uniform(params.seed, position, candidate) * offered < share or not rest.any():
                         accepted = child
                         break
                     p, q[token] = rest / rest.sum(), 0

@@ -104,6 +104,12 @@ class TreeCache(Cache):
         for layer in self.layers:
             layer.keys = layer.values = None  # bound to the new buffers at the next update
 
+    def put_rows(self, rows: torch.Tensor, other: "TreeCache") -> None:
+        """The sequences of another cache, which is no longer, take the place of these rows, int64 [b]."""
+        used = int(other.lengths.max())
+        self.kv[:, :, rows, :, :used] = other.kv[..., :used, :]
+        self.lengths[rows] = other.lengths
+
     def open(self, n: int) -> tuple[torch.Tensor, int]:
         """Opens n slots behind each row's committed ones for the next forward.
 

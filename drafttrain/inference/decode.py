@@ -2,10 +2,11 @@
 proposer.
 
 It knows token ids only; text is `decoder.py`'s business. With `NoProposer` it is plain autoregressive
-decoding.
+decoding. Prompts beyond `max_rows` wait until one that is being decoded has ended.
 """
 
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,13 +25,13 @@ DRAFT_SLOTS = 64  # cache slots for the tree in flight beyond the longest output
 
 @dataclass
 class Step:
-    """What one target forward brought, row by row. Rows that had finished before have an empty share.
+    """What one target forward brought, prompt by prompt. Prompts without a part in it have an empty share.
 
     Attributes:
         tokens: emitted tokens; the drafted ones come first.
         drafted: how many of them were drafted.
         verified: draft tokens sent to the target.
-        finish_reason: "stop" (a stop token was emitted) or "length" in the step in which a row ends, else
+        finish_reason: "stop" (a stop token was emitted) or "length" in the step in which an output ends, else
             None.
     """
 
@@ -38,6 +39,26 @@ class Step:
     drafted: list[int]
     verified: list[int]
     finish_reason: list[str | None]
+
+
+@dataclass
+class _Batch:
+    """The prompts that are being decoded, a row for each."""
+
+    cache: TreeCache
+    state: object  # the proposer's
+    root: torch.Tensor  # [B] the last emitted tokens
+
+    def put_rows(self, rows: torch.Tensor, other: "_Batch", proposer: Proposer) -> None:
+        """Another batch's rows take the place of these, int64 [b]."""
+        self.cache.put_rows(rows, other.cache)
+        proposer.put_rows(self.state, rows, other.state)
+        self.root[rows] = other.root
+
+    def keep_rows(self, rows: torch.Tensor, proposer: Proposer) -> None:
+        """Goes on with these rows alone, int64 [b]: forwards of the others would be for nothing."""
+        self.cache.keep_rows(rows)
+        self.state, self.root = proposer.keep_rows(self.state, rows), self.root[rows]
 
 
 @torch.no_grad()
@@ -49,18 +70,20 @@ def decode(
     stop: Collection[int] | None = None,
     accept: AcceptanceRule = accept_greedy,
     stats: DecodeStats | None = None,
+    max_rows: int | None = None,
 ) -> Iterator[Step]:
-    """Decodes a batch of prompts; yields a step for the prompts' forward and for each forward after it.
+    """Decodes prompts; yields a step for each target forward, those that encode prompts included.
 
-    Every row gives what it would give alone and without a draft (in exact arithmetic; in fp32 up to exact
+    Every prompt gives what it would give alone and without a draft (in exact arithmetic; in fp32 up to exact
     ties).
 
     Args:
-        prompts: token ids of each row, not empty.
-        max_new_tokens: limit of each row; never exceeded, not even by accepted drafts.
-        stop: tokens that end a row. They are emitted, nothing after them is. None: the target's own.
+        prompts: token ids of each, not empty.
+        max_new_tokens: limit of each output; never exceeded, not even by accepted drafts.
+        stop: tokens that end an output. They are emitted, nothing after them is. None: the target's own.
         accept: the rule that compares trees with the target's logits.
         stats: counts and times are added to it.
+        max_rows: prompts decoded at a time; when one ends, the next takes its place. None: all at once.
 
     Raises:
         UserError: a prompt is empty, it and max_new_tokens exceed the positions of the target, or the target
@@ -68,47 +91,52 @@ def decode(
     """
     _check_lengths(target, prompts, max_new_tokens)
     stats = DecodeStats() if stats is None else stats
-    rows = _Rows(len(prompts), max_new_tokens, target.eos_token_ids if stop is None else stop, stats)
+    stop = target.eos_token_ids if stop is None else stop
+    rows = _Rows(len(prompts), max_rows or len(prompts), max_new_tokens, stop, stats)
     stats.prompts += len(prompts)
     stats.prompt_tokens += sum(map(len, prompts))
+    max_len = max(map(len, prompts)) + max_new_tokens
     clock = ModuleClock(target.device)
+    batch: _Batch | None = None
     with clock.on(target.base, target.read_head):
-        started = time.perf_counter()
-        max_len = max(map(len, prompts)) + max_new_tokens
-        cache = target.new_cache(len(prompts), max_len + DRAFT_SLOTS)
-        state = proposer.new_state(len(prompts), max_len)
-        root = _prefill(target, cache, proposer, state, prompts, accept)  # [B]
-        step = rows.first_step(root)
-        if (left := rows.drop_finished(target.device)) is not None:
-            state, root = _keep_rows(left, cache, proposer, state, accept), root[left]
-        prefill_seconds = time.perf_counter() - started
-        stats.prefill_seconds += prefill_seconds
-        stats.seconds += prefill_seconds
-        yield step
         while rows.active:
-            started, in_model = time.perf_counter(), proposer.model_seconds
-            tree = rows.trim(proposer.propose(state, root))
+            started = time.perf_counter()
+            if rows.new:
+                numbers = [rows.active[place] for place in rows.new]
+                _use_rows(numbers, accept, proposer)
+                encoded = _encode(target, proposer, [prompts[number] for number in numbers], max_len, accept)
+                if batch is None:
+                    batch = encoded
+                else:
+                    batch.put_rows(torch.tensor(rows.new, device=target.device), encoded, proposer)
+                step = rows.first_step(encoded.root)
+                _drop_ended(rows, batch, proposer)
+                stats.prefill_seconds += time.perf_counter() - started
+                stats.seconds += time.perf_counter() - started
+                yield step
+                continue
+            _use_rows(rows.active, accept, proposer)
+            in_model = proposer.model_seconds
+            tree = rows.trim(proposer.propose(batch.state, batch.root))
             drafted, modules_before = time.perf_counter(), clock.seconds
-            cache.reserve(tree.width)
-            states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
+            batch.cache.reserve(tree.width)
+            states = target.forward(batch.cache, tree.tokens, tree.depths, tree.ancestors())
             accepted = accept(tree, target.head(states.final))
-            path, counts, root = accepted.path, accepted.counts, accepted.next_token  # [B, m], [B], [B]
-            cache.commit(path, counts)
+            path, counts, batch.root = accepted.path, accepted.counts, accepted.next_token  # [B, m], [B], [B]
+            batch.cache.commit(path, counts)
             committed = tree.tokens.gather(1, path)  # [B, m]
             wide_path = path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
             tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
             step = rows.step(tree, accepted, committed)
-            if (left := rows.drop_finished(target.device)) is not None:
-                state = _keep_rows(left, cache, proposer, state, accept)
-                committed, tapped, counts, root = (x[left] for x in (committed, tapped, counts, root))
             verified = time.perf_counter()
-            if rows.active:
-                proposer.observe(state, committed, tapped, counts)
-            now = time.perf_counter()
-            stats.draft_seconds += drafted - started + now - verified
+            if rows.go_on:
+                proposer.observe(batch.state, committed, tapped, counts)
+            observed = time.perf_counter()
+            _drop_ended(rows, batch, proposer)
+            stats.draft_seconds += drafted - started + observed - verified
             stats.draft_model_seconds += proposer.model_seconds - in_model
             stats.verify_seconds += clock.seconds - modules_before
-            stats.seconds += now - started
+            stats.seconds += time.perf_counter() - started
             yield step
 
 
@@ -119,11 +147,12 @@ def decode_all(
     max_new_tokens: int,
     stop: Collection[int] | None = None,
     accept: AcceptanceRule = accept_greedy,
+    max_rows: int | None = None,
 ) -> tuple[list[list[int]], DecodeStats]:
-    """Runs `decode` to its end; returns the emitted tokens of each row and the statistics."""
+    """Runs `decode` to its end; returns the emitted tokens of each prompt and the statistics."""
     stats = DecodeStats()
     outputs: list[list[int]] = [[] for _ in prompts]
-    for step in decode(target, proposer, prompts, max_new_tokens, stop, accept, stats):
+    for step in decode(target, proposer, prompts, max_new_tokens, stop, accept, stats, max_rows):
         for output, tokens in zip(outputs, step.tokens):
             output += tokens
     return outputs, stats
@@ -143,16 +172,17 @@ def _check_lengths(target: FrozenTarget, prompts: Sequence[Sequence[int]], max_n
             )
 
 
-def _prefill(
+def _encode(
     target: FrozenTarget,
-    cache: TreeCache,
     proposer: Proposer,
-    state: object,
     prompts: Sequence[Sequence[int]],
+    max_len: int,
     accept: AcceptanceRule,
-) -> torch.Tensor:
-    """Encodes the prompts as chains, padded on the right, and returns the first token of each row [B]."""
+) -> _Batch:
+    """Encodes prompts as chains, padded on the right, and gives each its first token."""
     device = target.device
+    cache = target.new_cache(len(prompts), max_len + DRAFT_SLOTS)
+    state = proposer.new_state(len(prompts), max_len)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [B]
     n = max(map(len, prompts))
     padded = [[*prompt, *[0] * (n - len(prompt))] for prompt in prompts]
@@ -166,41 +196,62 @@ def _prefill(
         raise UserError(f"{target.name} gives NaN in {target.dtype}: load it in another dtype")
     proposer.observe(state, tokens, states.tapped, lengths)
     # the last prompt token plays the root of a tree without drafts
-    return accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits[:, None]).next_token
+    root = accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits[:, None]).next_token  # [B]
+    return _Batch(cache, state, root)
 
 
-def _keep_rows(
-    left: torch.Tensor, cache: TreeCache, proposer: Proposer, state: object, accept: AcceptanceRule
-) -> object:
-    """Goes on with some rows alone, int64 [b]: the others have ended, and their forwards would be for
-    nothing. Returns the proposer's state of them."""
-    cache.keep_rows(left)
-    if hasattr(accept, "keep_rows"):
-        accept.keep_rows(left)
-    return proposer.keep_rows(state, left)
+def _drop_ended(rows: "_Rows", batch: _Batch, proposer: Proposer) -> None:
+    kept = rows.turn_over()
+    if kept is not None:
+        batch.keep_rows(torch.tensor(kept, device=batch.root.device), proposer)
+
+
+def _use_rows(numbers: Sequence[int], accept: AcceptanceRule, proposer: Proposer) -> None:
+    """Tells those who know something of single prompts which ones the next trees belong to."""
+    for told in (accept, proposer):
+        if hasattr(told, "use_rows"):
+            told.use_rows(numbers)
 
 
 class _Rows:
-    """What has been emitted in each row, and which rows go on.
+    """What has been emitted for each prompt, and which prompts are being decoded.
 
     Attributes:
-        active: numbers of the rows that still take part, in the order of the batch.
+        active: numbers of the prompts that take part, in the order of the batch.
+        new: places of those that have not been encoded yet.
     """
 
-    def __init__(self, batch: int, max_new_tokens: int, stop: Collection[int], stats: DecodeStats):
+    def __init__(
+        self, prompts: int, max_rows: int, max_new_tokens: int, stop: Collection[int], stats: DecodeStats
+    ):
         self.stop, self.stats = frozenset(stop), stats
-        self.left = [max_new_tokens] * batch  # tokens that each row may still emit; 0 once it has finished
-        self.active = list(range(batch))
-        self.outputs: list[list[int]] = [[] for _ in range(batch)]
-        self.step_sizes: list[list[int]] = [[] for _ in range(batch)]
+        self.left = [max_new_tokens] * prompts  # tokens that each may still emit; 0 once it has ended
+        self.active = list(range(min(max_rows, prompts)))
+        self.new = list(self.active)
+        self.waiting = deque(range(len(self.active), prompts))
+        self.outputs: list[list[int]] = [[] for _ in range(prompts)]
+        self.step_sizes: list[list[int]] = [[] for _ in range(prompts)]
 
-    def drop_finished(self, device: torch.device) -> torch.Tensor | None:
-        """Which rows of the present batch go on, int64 [b]; None if all do, or none."""
-        left = [place for place, row in enumerate(self.active) if self.left[row]]
-        if len(left) == len(self.active):
-            return None
-        self.active = [self.active[place] for place in left]
-        return torch.tensor(left, device=device) if left else None
+    @property
+    def go_on(self) -> bool:
+        """Whether any output of the present batch has not ended."""
+        return any(self.left[number] for number in self.active)
+
+    def turn_over(self) -> list[int] | None:
+        """Gives the places of outputs that have ended to prompts that wait; places without one fall away.
+
+        Returns:
+            the places that stay, in order; None if all do, or none.
+        """
+        ended = [place for place, number in enumerate(self.active) if not self.left[number]]
+        taken = ended[: len(self.waiting)]
+        for place in taken:
+            self.active[place] = self.waiting.popleft()
+        gone = set(ended[len(taken) :])
+        kept = [place for place in range(len(self.active)) if place not in gone]
+        self.active = [self.active[place] for place in kept]
+        self.new = [kept.index(place) for place in taken]
+        return kept if gone and kept else None
 
     def trim(self, tree: TokenTree) -> TokenTree:
         """Drops nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
@@ -213,9 +264,9 @@ class _Rows:
         return tree.select(tree.depths < torch.tensor(left, device=tree.depths.device)[:, None])
 
     def first_step(self, tokens: torch.Tensor) -> Step:
-        """Emits the first token of each row, [B]."""
+        """Emits the first token of each prompt that is new, [B]."""
         step = self._nothing()
-        for row, token in enumerate(tokens.tolist()):
+        for row, token in zip([self.active[place] for place in self.new], tokens.tolist()):
             emitted, reason = self._emit(row, [token])
             self.stats.new_tokens += 1
             self._put(step, row, emitted, 0, 0, reason)

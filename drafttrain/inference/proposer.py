@@ -1,6 +1,7 @@
 """Who the decode loop asks for trees: a model drafter with a growth policy, or nobody."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +14,8 @@ from drafttrain.trees.tree import TokenTree
 
 class Proposer(Protocol):
     """Proposes a tree behind the last committed token. It sees verified tokens only: nothing is ever rolled
-    back.
+    back. One that knows something of single prompts beside its state has a method `use_rows(numbers)`, which
+    is told which prompts the next trees are for.
 
     Attributes:
         model_seconds: time spent in a model's forwards so far.
@@ -26,6 +28,9 @@ class Proposer(Protocol):
 
     def keep_rows(self, state: Any, rows: torch.Tensor) -> Any:
         """The state of the sequences of these numbers alone, int64 [b]; the others have ended."""
+
+    def put_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
+        """The sequences of another state take the place of those of these numbers, int64 [b]."""
 
     def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         """Takes in what the target has verified: the prompts, then each accepted path, root first.
@@ -52,10 +57,15 @@ class TreeProposer:
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len + self.policy.max_depth)
 
+    def use_rows(self, numbers: Sequence[int]) -> None:
+        if hasattr(self.policy, "use_rows"):  # most policies know nothing of single prompts
+            self.policy.use_rows(numbers)
+
     def keep_rows(self, state: Any, rows: torch.Tensor) -> Any:
-        if hasattr(self.policy, "keep_rows"):  # most policies know nothing of single rows
-            self.policy.keep_rows(rows)
         return self.drafter.keep_rows(state, rows)
+
+    def put_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
+        self.drafter.put_rows(state, rows, other)
 
     def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         started = self._now(counts)
@@ -97,6 +107,9 @@ class NoProposer:
 
     def keep_rows(self, state: None, rows: torch.Tensor) -> None:
         return None
+
+    def put_rows(self, state: None, rows: torch.Tensor, other: None) -> None:
+        pass
 
     def observe(self, state: None, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         pass

@@ -16,7 +16,7 @@ class DrawnPolicy:
 
     Attributes:
         k_config: children per node, layer by layer.
-        seeds: of each row.
+        seeds: of each prompt.
         temperature: of the draws; the rule is exact for any.
     """
 
@@ -25,11 +25,12 @@ class DrawnPolicy:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        self._grown = 0  # trees so far: no two of them use the same numbers
+        self._grown = [0] * len(self.seeds)  # trees so far: no two of a prompt use the same numbers
+        self._rows: Sequence[int] = range(len(self.seeds))
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
-        """Goes on with the rows of these numbers alone."""
-        self.seeds = [self.seeds[row] for row in rows.tolist()]
+    def use_rows(self, numbers: Sequence[int]) -> None:
+        """The next trees are for the prompts of these numbers."""
+        self._rows = list(numbers)
 
     @property
     def max_depth(self) -> int:
@@ -39,8 +40,11 @@ class DrawnPolicy:
         """Drafts trees behind root tokens [B]."""
         batch, size = len(root), drafter.draft_vocab_size
         ids = drafter.to_target(torch.arange(size, device=root.device))  # [D]
-        generators = [torch.Generator().manual_seed(1_000_003 * seed + self._grown) for seed in self.seeds]
-        self._grown += 1
+        generators = []
+        for row in self._rows:
+            number = 1_000_003 * self.seeds[row] + self._grown[row]
+            generators.append(torch.Generator().manual_seed(number))
+            self._grown[row] += 1
         tree = TokenTree.root_only(root)
         frontier = torch.zeros_like(root)[:, None]  # [B, 1]
         probs = torch.zeros(batch, 1, size, device=root.device)  # [B, n, D]

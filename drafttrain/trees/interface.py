@@ -9,8 +9,8 @@ from drafttrain.trees.tree import TokenTree
 
 
 class TreePolicy(Protocol):
-    """Decides which nodes a drafter expands. One that knows something of each row has a method
-    `keep_rows(rows)`, too, which is told which rows go on when others have ended."""
+    """Decides which nodes a drafter expands. One that knows something of single prompts has a method
+    `use_rows(numbers)`, too, which is told which prompts the next trees are for."""
 
     max_depth: int
 

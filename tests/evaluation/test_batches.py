@@ -5,7 +5,7 @@ import torch
 
 from drafttrain.classifier.model import Classifier
 from drafttrain.evaluation import batches
-from drafttrain.evaluation.batches import batch_mismatches, batch_times, in_batches
+from drafttrain.evaluation.batches import batch_mismatches, batch_times
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer
@@ -51,10 +51,6 @@ def sure_bundle(folder) -> Bundle:
     return bundle
 
 
-def test_in_batches():
-    assert [len(batch) for batch in in_batches(PROMPTS, 2)] == [2, 2, 1]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", POLICIES)
 def test_every_policy_says_the_same_in_every_batch(tree, temperature, tiny_bundle):
@@ -77,9 +73,9 @@ def test_rows_of_a_batch_grow_trees_of_their_own(tiny_bundle):
 
 
 def test_rows_that_differ_are_named(tiny_target, monkeypatch):
-    def lies(target, proposer, prompts, max_new_tokens, accept):
-        outputs, stats = decode_all(target, proposer, prompts, max_new_tokens, accept=accept)
-        return ([[0], *outputs[1:]] if len(prompts) == 3 else outputs), stats
+    def lies(target, proposer, prompts, max_new_tokens, accept, max_rows):
+        outputs, stats = decode_all(target, proposer, prompts, max_new_tokens, None, accept, max_rows)
+        return ([[0], *outputs[1:]] if max_rows == 3 else outputs), stats
 
     monkeypatch.setattr(batches, "decode_all", lies)
     found = batch_mismatches(tiny_target, {"none": NoProposer()}, PROMPTS, (2, 3), 6)

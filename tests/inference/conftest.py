@@ -1,5 +1,6 @@
 """Targets over the tiny models, plain references, and drafters whose quality is known beforehand."""
 
+import itertools
 import random
 
 import pytest
@@ -66,6 +67,7 @@ class ReplayDrafter:
         self.draft_vocab_size = target.vocab_size
         self.from_draft = torch.randperm(target.vocab_size, generator=torch.Generator().manual_seed(1))
         self.from_target = self.from_draft.argsort()
+        self.turns = itertools.cycle(range(len(texts)))
         self.tapped = []
         for text in texts:
             ids = torch.tensor([text])
@@ -73,18 +75,25 @@ class ReplayDrafter:
             self.tapped.append(torch.cat([states[block + 1] for block in target.tapped_blocks], -1)[0])
 
     def new_state(self, batch: int, max_len: int) -> dict:
-        assert batch == len(self.texts)
-        return {"seen": [0] * batch, "max_len": max_len, "rows": list(range(batch))}
+        rows = [next(self.turns) for _ in range(batch)]  # prompts are taken in their order
+        return {"seen": [0] * batch, "max_len": max_len, "rows": rows}
 
     def keep_rows(self, state: dict, rows: torch.Tensor) -> dict:
         assert len(rows) < len(state["rows"])
         kept = {name: [state[name][row] for row in rows.tolist()] for name in ("seen", "rows")}
         return {**state, **kept}
 
+    def put_rows(self, state: dict, rows: torch.Tensor, other: dict) -> None:
+        for name in ("seen", "rows"):
+            for row, value in zip(rows.tolist(), other[name], strict=True):
+                state[name][row] = value
+
     def observe(self, state: dict, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         for row, count in enumerate(counts.tolist()):
             number = state["rows"][row]
             start, text = state["seen"][row], self.texts[number]
+            if start >= len(text):  # ended, and replaced by another before it drafts again
+                continue
             known = max(min(start + count, len(text)) - start, 0)  # a path may go beyond a stop token
             assert tokens[row, :known].tolist() == text[start : start + known]
             torch.testing.assert_close(
@@ -118,7 +127,8 @@ class RandomTrees:
 
     def __init__(self, drafter: ReplayDrafter, seed: int, width: int):
         self.drafter, self.rng, self.width = drafter, random.Random(seed), width
-        self.new_state, self.observe, self.keep_rows = drafter.new_state, drafter.observe, drafter.keep_rows
+        self.new_state, self.observe = drafter.new_state, drafter.observe
+        self.keep_rows, self.put_rows = drafter.keep_rows, drafter.put_rows
 
     def propose(self, state: dict, root: torch.Tensor) -> TokenTree:
         tree = TokenTree.root_only(root)

@@ -116,8 +116,8 @@ def test_verified_logits_are_those_of_plain_forwards(target, texts, prompts, rep
         def __init__(self):
             self.compared, self.rows = 0, list(range(len(prompts)))
 
-        def keep_rows(self, left):
-            self.rows = [self.rows[place] for place in left.tolist()]
+        def use_rows(self, numbers):
+            self.rows = list(numbers)
 
         def __call__(self, tree, logits):
             accepted = accept_greedy(tree, logits)
@@ -207,6 +207,27 @@ def test_rows_do_not_depend_on_their_batch(llama, texts, prompts, replay):
     assert [together[3]] == run([3])
 
 
+@pytest.mark.parametrize("max_rows", [1, 2, 3])
+@pytest.mark.parametrize("tree", ["chain:length=0", "chain:length=3", "eagle2:top_k=2,max_depth=3,total=5"])
+def test_prompts_that_wait_take_the_place_of_those_that_end(
+    llama, texts, prompts, greedy, replay, tree, max_rows
+):
+    """With places for fewer prompts than there are, each says what it says alone; some end at once."""
+    stop = texts(llama)[1][len(prompts[1])]
+    wanted = [greedy(llama, prompt, NEW, stop) for prompt in prompts]
+    assert len(wanted[1]) == 1
+    proposer = TreeProposer(replay(llama, texts(llama), QUALITIES["half"]), parse_policy(tree, COSTS))
+    steps = list(decode(llama, proposer, prompts, NEW, stop={stop}, max_rows=max_rows))
+    assert [[token for step in steps for token in step.tokens[row]] for row in range(4)] == wanted
+    assert all(sum(map(bool, step.tokens)) <= max_rows for step in steps)
+    # nobody waits for longer than needed
+    busy = [sum(map(bool, step.tokens)) for step in steps if sum(map(bool, step.verified))]
+    ended = next(i for i, step in enumerate(steps) if step.finish_reason[3])
+    assert tree == "chain:length=0" or max(busy) == max_rows
+    assert sum(reason is not None for step in steps for reason in step.finish_reason) == 4
+    assert steps[ended].finish_reason[3] in ("stop", "length")
+
+
 def test_positions_are_never_exceeded(replay):
     """GPT-2 looks positions up in a table, so a draft beyond the last one would fail."""
     config = GPT2Config(
@@ -273,8 +294,8 @@ def test_edd_drafts_the_same_in_every_batch(tiny_llama, texts, prompts):
         def __init__(self, rows):
             self.drafts, self.places = [[] for _ in rows], list(range(len(rows)))
 
-        def keep_rows(self, left):
-            self.places = [self.places[place] for place in left.tolist()]
+        def use_rows(self, numbers):
+            self.places = list(numbers)
 
         def __call__(self, tree, logits):
             for i, place in enumerate(self.places):

@@ -247,11 +247,11 @@ def test_drawn_rows_that_end_leave_the_others_alone(tiny_llama, prompts):
     drafter = EddModel(EddConfig.for_target(target, DrafterConfig(tapped_blocks=[-2]), 400)).eval()
     drafter.initialize_from(target, DrafterConfig(tapped_blocks=[-2]), torch.arange(400))
 
-    def run(rows):
+    def run(rows, max_rows=None):
         params = [SamplingParams(1.0, seed=row) for row in rows]
         policy = DrawnPolicy((4, 3, 2), list(rows))
         chosen, rule = [prompts[row] for row in rows], AcceptDrawn(params)
-        steps = list(decode(target, TreeProposer(drafter, policy), chosen, 40, (), rule))
+        steps = list(decode(target, TreeProposer(drafter, policy), chosen, 40, (), rule, max_rows=max_rows))
         ends = [max(i for i, step in enumerate(steps) if step.tokens[place]) for place in range(len(rows))]
         return [sum((step.tokens[place] for step in steps), []) for place in range(len(rows))], ends
 
@@ -260,6 +260,7 @@ def test_drawn_rows_that_end_leave_the_others_alone(tiny_llama, prompts):
     for row in range(4):
         alone, [end] = run([row])
         assert alone == [together[row]] and end == ends[row]
+    assert run(range(4), max_rows=2)[0] == together
 
 
 def test_drawn_siblings_come_in_the_order_of_their_draws():
