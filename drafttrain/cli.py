@@ -137,6 +137,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
+    text = "count the n-grams of a text into a cache that Self-Draft takes drafts from"
+    example = "data/train/responses.jsonl.gz --target smollm2-135m-instruct --out runs/ngrams"
+    command = add("build-ngrams", text, example, _build_ngrams)
+    text = "chats, of which the assistant's turns are counted, or text: files, folders or archives"
+    command.add_argument("sources", nargs="*", metavar="SOURCE", help=text)
+    text = "sources known to be prose (OANC): wrapped lines are joined, citation marks removed"
+    command.add_argument("--prose", nargs="+", default=[], metavar="SOURCE", help=text)
+    text = "evaluation prompts; texts that contain one are left out"
+    command.add_argument("--exclude", nargs="+", default=[], metavar="FILE", help=text)
+    command.add_argument("--target", required=True, help="known name, folder, .gguf file or Hub id")
+    command.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    text = "tokens of the longest n-gram"
+    command.add_argument("--gram", type=_natural, default=5, metavar="N", help=f"{text} (default: 5)")
+    text = "drop what occurs more rarely (default: 2)"
+    command.add_argument("--min-count", type=_natural, default=2, metavar="N", help=text)
+    text = "candidates that a look-up can give at most (default: 16)"
+    command.add_argument("--top", type=_natural, default=16, metavar="N", help=text)
+    text = "share of the texts that is left out to measure how often the cache is right (default: 0.02)"
+    command.add_argument("--held-out", type=float, default=0.02, metavar="X", help=text)
+    text = "for tokenizing and counting; the result does not depend on it (default: 2)"
+    command.add_argument("--processes", type=_natural, default=2, metavar="N", help=text)
+    text = "that counting may take, all processes together (default: 1)"
+    command.add_argument("--memory", type=float, default=1.0, metavar="GB", help=text)
+
     text = "grow full trees along the target's text and label their nodes, to train a C2T classifier on"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl --out runs/trees"
     command = add("dump-trees", text, example, _dump_trees)
@@ -302,6 +326,18 @@ def _calibrate(args: argparse.Namespace) -> None:
     config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
     bundle = find_bundle(args.bundle)
     calibrate(config, bundle, args.out or bundle, target=args.target, dtype=args.dtype)
+
+
+def _build_ngrams(args: argparse.Namespace) -> None:
+    from drafttrain.corpus.build import Source
+    from drafttrain.ngrams.build import NgramConfig, build_ngrams
+    from drafttrain.target.loading import load_tokenizer
+
+    sources = [Source(path) for path in args.sources] + [Source(path, "oanc") for path in args.prose]
+    names = ("exclude", "gram", "min_count", "top", "held_out", "processes", "memory")
+    config = NgramConfig(sources, **{name: getattr(args, name) for name in names})
+    config.check()  # before anything is fetched
+    build_ngrams(config, load_tokenizer(args.target), args.out)
 
 
 def _dump_trees(args: argparse.Namespace) -> None:

@@ -174,13 +174,18 @@ def _write_raw(config: CorpusConfig, report: CorpusReport, path: Path) -> tuple[
     ids: list[str] = []
     n_bytes = 0
     with RawWriter(path) as writer:
-        for conversation in _kept(config, report):
+        for conversation in kept_conversations(config, report):
             ids.append(conversation.id)
             n_bytes += writer.write(conversation)
     return ids, n_bytes, writer.digest
 
 
-def _kept(config: CorpusConfig, report: CorpusReport) -> Iterator[Conversation]:
+def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[Conversation]:
+    """What is kept of all sources, tidy, while the report is filled in and progress is shown.
+
+    Raises:
+        UserError: a source is unreadable or holds nothing of use.
+    """
     prompts = EvaluationPrompts.read(config.exclude)
     seen: set[bytes] = set()
     columns = (
@@ -251,7 +256,7 @@ def _split(encoded: Dataset, ids: list[str], config: CorpusConfig, report: Corpu
     report.cut = int((np.bincount(row) > 1).sum())
     report.truncated = int(np.sum(encoded["truncated"]))
     report.pieces_without_trained_tokens = int((n_trained == 0).sum())
-    held_out = _held_out(ids, config.validation_fraction, config.seed)[row]  # [examples] bool
+    held_out = held_out_groups(ids, config.validation_fraction, config.seed)[row]  # [examples] bool
 
     splits = {}
     for name, chosen in (("train", ~held_out), ("validation", held_out)):
@@ -267,7 +272,7 @@ def _split(encoded: Dataset, ids: list[str], config: CorpusConfig, report: Corpu
     return DatasetDict(splits)
 
 
-def _held_out(ids: list[str], fraction: float, seed: int) -> np.ndarray:
+def held_out_groups(ids: list[str], fraction: float, seed: int) -> np.ndarray:
     """Which conversations are for validation, `[conversations]` bool; groups stay together.
 
     Groups are drawn in the order of a hash of seed and name, so that adding data moves few of them. Groups

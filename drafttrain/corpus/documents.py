@@ -5,12 +5,22 @@ Knows nothing of files.
 """
 
 import re
+from collections import Counter
 
 _SPACES = dict.fromkeys([0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " ")
 _NOTHING = dict.fromkeys([*range(0x20), 0x7F, *range(0x80, 0xA0), 0xAD, 0x200B, 0x2060, 0xFEFF])
 _LINES = {ord("\n"): "\n", ord("\t"): "\t", 0x2028: "\n", 0x2029: "\n\n"}
 _LIGATURES = {0xFB00: "ff", 0xFB01: "fi", 0xFB02: "fl", 0xFB03: "ffi", 0xFB04: "ffl"}
 _CHARACTERS = _NOTHING | _SPACES | _LINES | _LIGATURES
+_KINDS = {  # what a cleaned document's odd characters are counted as
+    **dict.fromkeys(map(chr, _NOTHING), "control characters and soft hyphens removed"),
+    **dict.fromkeys(map(chr, _SPACES), "odd spaces made plain"),
+    **dict.fromkeys(map(chr, _LIGATURES), "ligatures taken apart"),
+    "\ufffd": "replacement characters mended or removed",
+}
+for _kept in "\n\t\r":
+    _KINDS.pop(_kept, None)
+_ODD = re.compile(f"[{re.escape(''.join(_KINDS))}]")
 
 _WIDEST_WRAP = 120  # columns; text whose lines are longer was never wrapped
 _TAGGED = re.compile(r"\S+_(?:[A-Z]{1,4}\$?|[.,:()#$\-]|''|``)")
@@ -18,7 +28,7 @@ _SENTENCE_END = re.compile(r"[.?!:;][\"'”’)\]]*$")
 _CITATION = re.compile(r"\s*\[ [\d\s,–-]*\]")  # as in biomed; "[1, 2]" may be code
 
 
-def clean_document(text: str, prose: bool = False) -> str:
+def clean_document(text: str, prose: bool = False, counts: Counter | None = None) -> str:
     """Text without layout.
 
     Always: one kind of line end and of space, no soft hyphens, control or replacement characters, no tags
@@ -29,18 +39,31 @@ def clean_document(text: str, prose: bool = False) -> str:
         text: the raw document.
         prose: whether the document is known to be prose: then wrapped lines are joined without that
             precaution, and spaced citation marks ("[ 1, 2]") removed.
+        counts: receives, by kind, how much was changed.
     """
+    counts = Counter() if counts is None else counts
+    counts["characters read"] += len(text)
+    cleaned = _clean(text, prose, counts)
+    counts["characters kept"] += len(cleaned)
+    return cleaned
+
+
+def _clean(text: str, prose: bool, counts: Counter) -> str:
+    counts.update(_KINDS[character] for character in _ODD.findall(text))
     text = clean_characters(text)
     if is_tagged(text):
+        counts["tagged documents put back into plain words"] += 1
         return remove_tags(text)
     lines = [line.rstrip("\n") for line in text.split("\n")]
     width = _wrap_width(lines)
     if width is not None and (prose or _is_wrapped_prose(lines, width)):
         text = join_wrapped(lines, width)
+        counts["wrapped lines joined"] += len(lines) - 1 - text.count("\n")
     elif prose:
         text = "\n".join(" ".join(line.split()) for line in lines)
     if prose:
-        text = _CITATION.sub("", text)
+        text, marks = _CITATION.subn("", text)
+        counts["citation marks removed"] += marks
     text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 

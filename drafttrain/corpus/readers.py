@@ -30,6 +30,7 @@ class ReadReport:
         skipped: reason → number of rows.
         repairs: what was changed → how often.
         files_left_out: name ending → files of a folder or archive that are no training data.
+        cleaned: what `clean_document` changed in documents → how often.
     """
 
     read: int = 0
@@ -37,6 +38,7 @@ class ReadReport:
     skipped: Counter = field(default_factory=Counter)
     repairs: Counter = field(default_factory=Counter)
     files_left_out: Counter = field(default_factory=Counter)
+    cleaned: Counter = field(default_factory=Counter)
 
 
 def read_conversations(
@@ -74,7 +76,8 @@ def read_conversations(
             if conversation is None:
                 continue
             if conversation.is_text:
-                text = clean_document(conversation.messages[0].content, prose=format == "oanc")
+                raw = conversation.messages[0].content
+                text = clean_document(raw, prose=format == "oanc", counts=report.cleaned)
                 if not text:
                     report.skipped["empty document"] += 1
                     continue

@@ -81,8 +81,8 @@ class CorpusReport:
             add("  kept", source.kept)
             for reason, count in sorted(source.skipped.items()):
                 add(f"  skipped: {reason}", count)
-            for repair, count in sorted(source.repairs.items()):
-                add(f"  {repair}", count)
+            for change, count in sorted((source.repairs + source.cleaned).items()):
+                add(f"  {change}", count)
             for suffix, count in sorted(source.files_left_out.items()):
                 add(f"  files left out ({suffix})", count)
         table.add_section()

@@ -157,7 +157,7 @@ def test_pieces_of_one_chat_stay_together(tmp_path, chatml):
 )
 def test_small_splits(sizes, fraction, wanted):
     ids = [f"{'xyz'[group]}{piece}_{group}" for group, size in enumerate(sizes) for piece in [0] * size]
-    held_out = build._held_out(ids, fraction, seed=0)
+    held_out = build.held_out_groups(ids, fraction, seed=0)
     assert held_out.sum() == wanted
     assert not held_out.all()
 

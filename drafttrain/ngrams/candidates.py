@@ -1,0 +1,167 @@
+"""Candidates out of n-gram caches, merged into one tree that holds the most promising of them.
+
+Each cache says which tokens followed the present text before. How often such a token is accepted depends on
+where it comes from, how much of the text it continues and how it ranks there (its `Evidence`), so those shares
+are counted, while tuning and then in each sequence anew, and the tree grows best first by their products.
+Self-Draft orders candidates by source, length and frequency alone (paper, "Draft Cache Initialization").
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from drafttrain.ngrams.context_cache import ContextCache
+from drafttrain.ngrams.corpus_cache import CorpusCache
+
+CORPUS = "corpus"
+RANKS = 3  # followers of a context prefix that are told apart by rank; the others are as good as the last
+SHARES = 5  # shares of a corpus prefix that are told apart, by halves
+
+Evidence = tuple[str, int, int]  # source, matched tokens, rank or class of share
+
+
+@dataclass
+class Shares:
+    """How often candidates were accepted, by evidence: a prior and what the sequence itself has shown.
+
+    Attributes:
+        prior: share accepted, from tuning.
+        unknown: share of evidence that tuning has not met.
+        weight: observations that the prior counts for.
+    """
+
+    prior: dict[Evidence, float] = field(default_factory=dict)
+    unknown: float = 0.3
+    weight: float = 8.0
+    counts: dict[Evidence, list[int]] = field(default_factory=dict)  # accepted, judged
+
+    def __call__(self, evidence: Evidence) -> float:
+        prior = self.prior.get(evidence, self.unknown)
+        if (seen := self.counts.get(evidence)) is None:
+            return prior
+        return (self.weight * prior + seen[0]) / (self.weight + seen[1])
+
+    def note(self, evidence: Evidence, accepted: bool) -> None:
+        """A candidate was judged: its parent was accepted."""
+        seen = self.counts.setdefault(evidence, [0, 0])
+        seen[0] += accepted
+        seen[1] += 1
+
+
+@dataclass
+class Candidates:
+    """A tree of candidates, the root first, in the order in which they were found; parents come before
+    children.
+
+    Attributes:
+        tokens: of each node.
+        parents: index of each node's parent, -1 for the root.
+        depths: distance from the root.
+        joint: expected share of each that is accepted.
+        evidence: why each was proposed; None for the root.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    joint: list[float]
+    evidence: list[Evidence | None]
+
+    @classmethod
+    def of(cls, root: int) -> "Candidates":
+        return cls([root], [-1], [0], [1.0], [None])
+
+    def add(self, parent: int, token: int, joint: float, evidence: Evidence) -> int:
+        """Appends a node; returns its index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.joint.append(joint)
+        self.evidence.append(evidence)
+        return len(self.tokens) - 1
+
+
+def grow(
+    text: Sequence[int],
+    followers: Callable[[Sequence[int]], dict[int, tuple[float, Evidence]]],
+    budget: int,
+    worth: Callable[[int], float],
+    max_depth: int,
+    context: int,
+) -> Candidates:
+    """The tree of the candidates that are most likely accepted.
+
+    Args:
+        text: what has been emitted; its last token is the root.
+        followers: candidates behind a text, with their shares.
+        budget: nodes at most, root excluded.
+        worth: share that the nth node has to reach, root excluded, n from 1.
+        max_depth: layers at most.
+        context: tokens that `followers` looks at.
+    """
+    tree = Candidates.of(text[-1])
+    paths: list[list[int]] = [list(text[-context:])]
+    heap: list[tuple[float, int, int, int, Evidence]] = []
+    order = 0
+
+    def offer(node: int) -> None:
+        nonlocal order
+        if tree.depths[node] == max_depth:
+            return
+        for token, (share, evidence) in followers(paths[node]).items():
+            order += 1
+            heapq.heappush(heap, (-tree.joint[node] * share, order, node, token, evidence))
+
+    offer(0)
+    while heap and len(tree.tokens) <= budget:
+        joint, _, parent, token, evidence = heapq.heappop(heap)
+        if -joint < worth(len(tree.tokens)):
+            break
+        paths.append([*paths[parent][-context + 1 :], token])
+        offer(tree.add(parent, token, -joint, evidence))
+    return tree
+
+
+@dataclass
+class Sources:
+    """The caches of one sequence, asked together.
+
+    Attributes:
+        text: n-grams of the prompt and of the accepted text; None to leave it out.
+        drafted: n-grams of branches and of what the target said behind drafts.
+        corpus: of a large text; None to leave it out.
+        shares: how often their candidates are accepted.
+        width: followers taken from each.
+    """
+
+    text: ContextCache | None
+    drafted: ContextCache
+    corpus: CorpusCache | None
+    shares: Shares
+    width: int = 4
+
+    def followers(self, text: Sequence[int]) -> dict[int, tuple[float, Evidence]]:
+        """Candidates behind a text. One that several caches know is as good as the best of them says."""
+        found: dict[int, tuple[float, Evidence]] = {}
+
+        def offer(token: int, evidence: Evidence) -> None:
+            share = self.shares(evidence)
+            if token not in found or found[token][0] < share:
+                found[token] = (share, evidence)
+
+        for cache in (self.text, self.drafted):
+            if cache is not None:
+                matched, tokens = cache.after(text)
+                for rank, (token, source) in enumerate(tokens[: self.width]):
+                    offer(token, (source, matched, min(rank, RANKS - 1)))
+        if self.corpus is not None:
+            matches = self.corpus.next_tokens(text, self.width)
+            for token, count in zip(matches.tokens, matches.counts):
+                offer(token, (CORPUS, matches.matched, share_class(count, matches.total)))
+        return found
+
+
+def share_class(count: int, total: int) -> int:
+    """0 for more than half of all occurrences, 1 for more than a quarter, and so on."""
+    return min(int(math.log2(total / count)), SHARES - 1)
