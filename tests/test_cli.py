@@ -13,7 +13,7 @@ from drafttrain.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ["run", *cli.RECIPE_COMMANDS, "fetch-target", "view-corpus", "generate"]
-COMMANDS += ["dump-trees", "train-classifier", "sweep"]
+COMMANDS += ["build-ngrams", "dump-trees", "train-classifier", "sweep"]
 RECIPE = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"
 
 
@@ -83,6 +83,9 @@ def test_help_of_each_command_has_an_example(name, capsys):
         (["fetch-target", "no-such-model"], "no-such-model: neither "),
         (["train-classifier", "nowhere", "--out", "x"], "nowhere: no trees.json here"),
         (["train-classifier", "x", "--out", "y", "--features", "P,Q"], "features P,Q: name some of P,H,d"),
+        (["build-ngrams", "--target", "x", "--out", "y"], "no source; name at least one file"),
+        (["build-ngrams", "x", "--target", "x", "--out", "y", "--gram", "1"], "gram is 1: at least 2"),
+        (["build-ngrams", "x", "--out", "y"], "the following arguments are required: --target"),
         (["sweep", "x", "--prompts", "y", "--out", "z"], "arguments are required: --trees"),
         (["view-corpus", "nowhere"], "nowhere: no corpus here"),
         (["view-corpus", "nowhere", "--number", "x"], "x is not a number from 0 up"),

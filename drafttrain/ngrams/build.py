@@ -7,7 +7,7 @@ depend on inputs and settings, never on the number of processes or the memory al
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -232,7 +232,7 @@ def _join(
             if name == "children":
                 chunks = _offsets(parts, level, sizes[level - 1])
             elif level == 1:
-                chunks = iter([counts.astype(dtype)])
+                chunks = [counts.astype(dtype)]
             else:
                 chunks = (np.fromfile(part.file(name, level), dtype) for part in parts)
             _write(out, chunks)
@@ -241,13 +241,14 @@ def _join(
     with open(path, "ab") as out:
         for level in range(1, gram):
             entries, ranked = _rank(cache, level, top)
-            _write(out, iter([entries]))
-            _write(out, iter([ranked]))
+            _write(out, [entries])
+            _write(out, [ranked])
             heavy.append(len(entries))
     return Shape(file.vocabulary, top, tuple(sizes), tuple(heavy))
 
 
-def _write(out: BinaryIO, chunks: Iterator[np.ndarray]) -> None:
+def _write(out: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
+    """Appends an array that comes in pieces."""
     n_bytes = 0
     for chunk in chunks:
         out.write(chunk)

@@ -110,7 +110,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     for name in ("words", "tokens", "tokens_counted"):
         total[name.replace("_counted", " counted, the others held out")] = report[name]
     for name, number in total.items():
-        table.add_row(name, f"{number:,}")
+        if number:
+            table.add_row(name.replace("[", "\\["), f"{number:,}")
     console.print(table)
 
     table = Table("length", "distinct", "kept", "most frequent", title="n-grams", title_justify="left")

@@ -2,7 +2,10 @@
 
 import json
 import random
+import re
+import shlex
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -196,3 +199,23 @@ def test_only_a_cache_is_replaced(texts, tokenizer, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         build_ngrams(config, tokenizer, tmp_path / "out")
     assert contents(tmp_path / "out") == before and not list(tmp_path.glob(".*"))
+
+
+def test_the_page_about_it(smollm2, tmp_path, monkeypatch, capsys):
+    """The command and the code of docs/self_draft.md run as they stand."""
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    page = (
+        (root / "docs" / "self_draft.md")
+        .read_text(encoding="utf-8")
+        .replace("runs/ngrams", f"{tmp_path}/out")
+    )
+    (command,) = re.findall(r"^drafttrain (build-ngrams .*)$", page, re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    assert "to help you" in capsys.readouterr().out
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CorpusCache" in block
+    )
+    names = {}
+    exec(compile(code, "docs/self_draft.md", "exec"), names)
+    assert 1 <= names["shorter"].matched < names["matches"].matched == 4
