@@ -233,10 +233,24 @@ def _parser() -> argparse.ArgumentParser:
     text = "for c2t and c2t_chain (default: the bundle's own)"
     command.add_argument("--classifier", metavar="DIR", help=text)
 
+    text = "find how Self-Draft is fastest on this machine"
+    example = "--target smollm2-135m-instruct --ngrams runs/ngrams --prompts data/tuning_prompts.jsonl"
+    command = add("tune-self-draft", text, example, _tune_self_draft)
+    command.add_argument("--target", required=True, help="known name, folder, .gguf file or Hub id")
+    command.add_argument("--ngrams", metavar="DIR", help="n-gram cache to use (default: none)")
+    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
+    command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
+    command.add_argument("--out", metavar="DIR", help="folder to write to (default: that of the cache)")
+    command.add_argument("--max-new-tokens", type=_positive, default=96, metavar="N")
+    command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+
     text = "generate text with a bundle, each iteration's tokens in their own color"
     example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
     command = add("generate", text, example, _generate)
-    command.add_argument("--bundle", required=True, metavar="DIR", help="folder of export, or a Hub id")
+    text = "folder of export, or a Hub id; without one, --target drafts for itself"
+    command.add_argument("--bundle", metavar="DIR", help=text)
+    text = "n-gram cache, for Self-Draft and the trees ngram and ngram+POLICY (default: the bundle's own)"
+    command.add_argument("--ngrams", metavar="DIR", help=text)
     command.add_argument("--prompt", required=True, help="what the user says; - reads it from standard input")
     command.add_argument("--target", help="target to use (default: the one the bundle names)")
     command.add_argument("--max-new-tokens", type=_natural, default=128, metavar="N")
@@ -365,6 +379,22 @@ def _train_classifier(args: argparse.Namespace) -> None:
     train_classifier(ClassifierConfig(**settings), args.trees, args.out, args.start, args.baselines)
 
 
+def _tune_self_draft(args: argparse.Namespace) -> None:
+    from drafttrain.calibration.self_draft import TuneConfig, tune_self_draft
+    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.export.self_draft import open_corpus
+    from drafttrain.target.loading import load_for_decoding
+
+    if args.ngrams is None and args.out is None:
+        raise UserError("name an n-gram cache with --ngrams, or a folder to write to with --out")
+    config = TuneConfig(PromptSet("prompts", args.prompts, args.limit), args.max_new_tokens)
+    target = load_for_decoding(args.target, dtype=args.dtype)
+    corpus = None
+    if args.ngrams is not None and (corpus := open_corpus(target, args.ngrams)) is None:
+        raise UserError(f"{args.ngrams}: no n-gram cache here; build one with drafttrain build-ngrams")
+    tune_self_draft(config, target, corpus, args.out or args.ngrams)
+
+
 def _sweep(args: argparse.Namespace) -> None:
     from drafttrain.evaluation.prompts import PromptSet
     from drafttrain.evaluation.sweep import sweep
@@ -394,6 +424,10 @@ def _generate(args: argparse.Namespace) -> None:
     from drafttrain.inference.sampling import SamplingParams
     from drafttrain.terminal import generate
 
+    if args.bundle is None and (args.target is None or args.tree or args.calibration):
+        raise UserError(
+            "without --bundle the target drafts for itself: give --target, and no tree or calibration"
+        )
     generate(
         args.bundle,
         sys.stdin.read() if args.prompt == "-" else args.prompt,
@@ -405,6 +439,7 @@ def _generate(args: argparse.Namespace) -> None:
         color=not args.no_color,
         compare=args.compare,
         stop=args.stop,
+        ngrams=args.ngrams,
         sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.seed),
     )
 

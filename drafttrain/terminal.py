@@ -24,7 +24,7 @@ WARM_UP_TOKENS = 8  # the first forwards of a process are slow; they are not to 
 
 
 def generate(
-    bundle: str,
+    bundle: str | None,
     prompt: str,
     target: str | None = None,
     max_new_tokens: int = 128,
@@ -35,15 +35,17 @@ def generate(
     compare: bool = True,
     sampling: SamplingParams = GREEDY,
     stop: Sequence[str] = (),
+    ngrams: str | None = None,
     console: Console | None = None,
 ) -> None:
     """Streams the answer to a prompt, the tokens of one target forward in one color, and prints figures.
 
     Args:
-        bundle: folder or Hub id.
+        bundle: folder or Hub id. None: the target drafts for itself.
         target: None: the one the bundle names.
         tree: how drafts grow. None: what the bundle recommends.
         calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
+        ngrams: folder of an n-gram cache. None: the bundle's own.
         compare: decode once more without drafts, for the speedup.
         sampling: how tokens are drawn.
         stop: strings that end the text.
@@ -51,9 +53,12 @@ def generate(
     Raises:
         UserError: no such bundle, or it does not fit the target; an empty or too long prompt.
     """
-    decoder = SpeculativeDecoder.from_pretrained(
-        bundle, target, dtype=dtype, tree=tree, calibration=calibration
-    )
+    if bundle is None:
+        decoder = SpeculativeDecoder.self_draft(target, ngrams, dtype=dtype)
+    else:
+        decoder = SpeculativeDecoder.from_pretrained(
+            bundle, target, dtype=dtype, tree=tree, calibration=calibration, ngrams=ngrams
+        )
     console = console or Console(no_color=None if color else True, highlight=False)
     if decoder.warning:
         console.print(f"[yellow]{decoder.warning}[/]", highlight=False)

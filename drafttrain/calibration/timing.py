@@ -105,10 +105,39 @@ def measure_costs(
     return verified, drafted
 
 
-class _Clock:
-    """A sequence with a context of random tokens, behind which forwards are timed and forgotten."""
+@torch.no_grad()
+def measure_verification(
+    target: FrozenTarget, context: int, rounds: int, on_round: Callable[[], None] = lambda: None
+) -> Curve:
+    """Times forwards of the target alone, as `measure_costs` does beside drafting steps; in a shorter context
+    where the target has no positions for this one.
 
-    def __init__(self, target: FrozenTarget, drafter: Drafter, context: int):
+    Raises:
+        UserError: the target has too few positions.
+    """
+    positions = getattr(target.config, "max_position_embeddings", None) or context + max(VERIFIED)
+    context = min(context, positions - max(VERIFIED))
+    if context < 1:
+        raise UserError(f"{target.name} has {positions} positions, too few to time {max(VERIFIED)} tokens")
+    seconds: dict[int, list[float]] = {n: [] for n in VERIFIED}
+    clock = _Clock(target, None, context)
+    for round_ in range(WARM_UP + rounds):
+        for n in VERIFIED:
+            taken = clock.verify(n)
+            if round_ >= WARM_UP:
+                seconds[n].append(taken)
+        on_round()
+    return Curve.of(context, seconds)
+
+
+class _Clock:
+    """A sequence with a context of random tokens, behind which forwards are timed and forgotten.
+
+    Args:
+        drafter: None to time the target alone.
+    """
+
+    def __init__(self, target: FrozenTarget, drafter: Drafter | None, context: int):
         self.target, self.drafter, self.context = target, drafter, context
         generator = torch.Generator().manual_seed(context)
         ids = torch.randint(target.vocab_size, (1, context), generator=generator).to(target.device)
@@ -118,9 +147,10 @@ class _Clock:
         states = target.forward(self.cache, ids, order, causal)
         count = torch.tensor([context], device=target.device)
         self.cache.commit(order[None], count)
-        self.state = drafter.new_state(1, context + (1 + STEPS) * max(EXPANDED))
-        drafter.observe(self.state, ids, states.tapped, count)
         self.root = ids[:, -1]  # [1]
+        if drafter is not None:
+            self.state = drafter.new_state(1, context + (1 + STEPS) * max(EXPANDED))
+            drafter.observe(self.state, ids, states.tapped, count)
 
     def verify(self, n: int) -> float:
         """Seconds of a forward over a chain of n tokens."""

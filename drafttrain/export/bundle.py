@@ -23,18 +23,21 @@ from drafttrain.drafters.edd import EddModel
 from drafttrain.drafters.edd_config import read_config
 from drafttrain.errors import UserError
 from drafttrain.export.card import model_card
+from drafttrain.export.self_draft import holds_self_draft, load_self_draft
 from drafttrain.files import fingerprint, new_folder, read_json, require_free_disk
-from drafttrain.inference.proposer import TreeProposer
+from drafttrain.inference.joined import JoinedProposer
+from drafttrain.inference.proposer import Proposer, TreeProposer
+from drafttrain.inference.self_draft import SelfDraft
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
-from drafttrain.target.loading import load_target
-from drafttrain.target.probe import check_tree_support
+from drafttrain.target.loading import load_for_decoding
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.named import parse_policy, uses_calibration
 
 WEIGHTS = "model.safetensors"
 EVALUATION = "eval.json"
 REDO = "drafttrain calibrate BUNDLE --prompts FILE"
+NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been measured yet
 
 
@@ -70,6 +73,7 @@ class Bundle:
         calibration: what drafting and verifying cost; None where nothing was calibrated.
         fingerprints: of "target" and "drafter".
         classifier: for the trees of C2T; None where none was trained.
+        ngrams: Self-Draft with the bundle's n-gram cache; None where it has none.
     """
 
     target: FrozenTarget
@@ -78,14 +82,24 @@ class Bundle:
     calibration: Calibration | None
     fingerprints: dict[str, str]
     classifier: Classifier | None = None
+    ngrams: SelfDraft | None = None
 
-    def proposer(self, tree: str | None = None) -> TreeProposer:
-        """The drafter with a growth policy, by default the fastest.
+    def proposer(self, tree: str | None = None) -> Proposer:
+        """The drafter with a growth policy, by default the fastest. `ngram` drafts without it, out of n-grams
+        alone; `ngram+` before a policy joins both in one tree.
 
         Raises:
             UserError: no such policy, or it takes a calibration or a classifier and there is none.
         """
-        return TreeProposer(self.drafter, parse_policy(tree or self.tree, self.costs, self.classifier))
+        first, plus, rest = (tree or self.tree).partition("+")
+        if first != NGRAM:
+            return TreeProposer(self.drafter, parse_policy(tree or self.tree, self.costs, self.classifier))
+        ngrams = self.ngrams or load_self_draft(self.target)
+        if not plus:
+            return ngrams
+        return JoinedProposer(
+            ngrams, TreeProposer(self.drafter, parse_policy(rest, self.costs, self.classifier))
+        )
 
     @property
     def costs(self) -> Costs | None:
@@ -96,7 +110,7 @@ class Bundle:
         own = self.classifier is not None and made_for == weights_hash(self.classifier)
         return costs if own else replace(costs, beta=None)
 
-    def proposers(self, trees: Sequence[str]) -> dict[str, TreeProposer]:
+    def proposers(self, trees: Sequence[str]) -> dict[str, Proposer]:
         """The drafter with each of several growth policies. One that cannot be used here (PCT with a drafter
         slower than its target) is left out with a warning.
 
@@ -116,7 +130,8 @@ class Bundle:
 
     def warning(self, tree: str | None = None) -> str | None:
         """Says in one line if the policy goes by a calibration of something else, and how to redo it."""
-        if self.calibration is None or not uses_calibration(tree or self.tree, self.costs):
+        policy = (tree or self.tree).removeprefix(f"{NGRAM}+")
+        if self.calibration is None or not uses_calibration(policy, self.costs):
             return None
         problem = self.calibration.foreign(self.target.device, self.target.dtype, self.fingerprints)
         return problem and f"{problem}; measure again: {REDO}"
@@ -213,6 +228,7 @@ def load_bundle(
     calibration: Calibration | str | os.PathLike | None = None,
     own_calibration: bool = True,
     classifier: str | os.PathLike | None = None,
+    ngrams: str | os.PathLike | None = None,
 ) -> Bundle:
     """Loads a bundle (or the bare folder of a trained drafter) with its target, for decoding.
 
@@ -223,6 +239,7 @@ def load_bundle(
         calibration: it, its file or its folder. None for the bundle's own, if it has one.
         own_calibration: whether to read the bundle's own; it may be what is to be replaced.
         classifier: folder of another classifier than the bundle's own, which it may lack.
+        ngrams: folder of another n-gram cache than the bundle's own, or of other settings of Self-Draft.
 
     Raises:
         UserError: no bundle, damaged, or made for another target.
@@ -234,7 +251,7 @@ def load_bundle(
         if target is None and made_for is None:
             raise UserError(f"{folder}: config.json names no target; pass one")
         try:
-            target = load_target(target or made_for, dtype=dtype, device=device)
+            target = load_for_decoding(target or made_for, dtype=dtype, device=device)
         except UserError as error:
             if target is not None:
                 raise
@@ -242,8 +259,6 @@ def load_bundle(
                 f"{folder}: its target cannot be loaded; name one with `target` (--target on the command "
                 f"line). {error}"
             ) from None
-        check_tree_support(target)
-        target.pack()
     drafter = EddModel.load(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
@@ -259,4 +274,7 @@ def load_bundle(
     if classifier is None and (folder / CLASSIFIER).exists():
         classifier = folder
     found = None if classifier is None else Classifier.load(classifier).to(target.device)
-    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found)
+    if ngrams is None and holds_self_draft(folder):
+        ngrams = folder
+    self_draft = None if ngrams is None else load_self_draft(target, ngrams)
+    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found, self_draft)

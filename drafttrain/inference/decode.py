@@ -97,6 +97,7 @@ def decode(
     stats.prompt_tokens += sum(map(len, prompts))
     max_len = max(map(len, prompts)) + max_new_tokens
     clock = ModuleClock(target.device)
+    harvests = hasattr(proposer, "harvest")
     batch: _Batch | None = None
     with clock.on(target.base, target.read_head):
         while rows.active:
@@ -121,7 +122,8 @@ def decode(
             drafted, modules_before = time.perf_counter(), clock.seconds
             batch.cache.reserve(tree.width)
             states = target.forward(batch.cache, tree.tokens, tree.depths, tree.ancestors())
-            accepted = accept(tree, target.head(states.final))
+            logits = target.head(states.final)  # [B, n, V]
+            accepted = accept(tree, logits)
             path, counts, batch.root = accepted.path, accepted.counts, accepted.next_token  # [B, m], [B], [B]
             batch.cache.commit(path, counts)
             committed = tree.tokens.gather(1, path)  # [B, m]
@@ -130,6 +132,8 @@ def decode(
             step = rows.step(tree, accepted, committed)
             verified = time.perf_counter()
             if rows.go_on:
+                if harvests:
+                    proposer.harvest(batch.state, tree, logits)
                 proposer.observe(batch.state, committed, tapped, counts)
             observed = time.perf_counter()
             _drop_ended(rows, batch, proposer)

@@ -79,6 +79,7 @@ class SpeculativeDecoder:
         device: str = "auto",
         tree: str | None = None,
         calibration: str | None = None,
+        ngrams: str | None = None,
     ) -> "SpeculativeDecoder":
         """Loads a bundle, and the target that it was made for.
 
@@ -90,16 +91,44 @@ class SpeculativeDecoder:
             tree: how drafts grow, such as `chain:length=4` or `timed` (`trees/named.py`). None: what the
                 bundle recommends.
             calibration: `calibration.json` for `pct`, `timed` and `c2t`. None: the bundle's own.
+            ngrams: folder of an n-gram cache, for `ngram` and `ngram+…`. None: the bundle's own.
 
         Raises:
             UserError: no bundle there, or it does not fit the target.
         """
         from drafttrain.export.bundle import load_bundle  # export reads files; inference only takes objects
 
-        bundle = load_bundle(path, target=target, dtype=dtype, device=device, calibration=calibration)
+        bundle = load_bundle(
+            path, target=target, dtype=dtype, device=device, calibration=calibration, ngrams=ngrams
+        )
         decoder = cls(bundle.target, bundle.proposer(tree))
         decoder.warning = bundle.warning(tree)
         return decoder
+
+    @classmethod
+    def self_draft(
+        cls,
+        target: FrozenTarget | str,
+        ngrams: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+    ) -> "SpeculativeDecoder":
+        """A target that drafts for itself, without any drafter.
+
+        Args:
+            target: it, or where it lies.
+            ngrams: folder of `build-ngrams` or `tune-self-draft`. None: n-grams of the text at hand alone.
+
+        Raises:
+            UserError: no such target or cache, or they do not fit each other.
+        """
+        from drafttrain.export.self_draft import load_self_draft
+        from drafttrain.target.loading import load_for_decoding
+
+        if not isinstance(target, FrozenTarget):
+            target = load_for_decoding(target, dtype=dtype, device=device)
+        target.tap([])
+        return cls(target, load_self_draft(target, ngrams))
 
     def generate(
         self,

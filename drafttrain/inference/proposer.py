@@ -15,7 +15,9 @@ from drafttrain.trees.tree import TokenTree
 class Proposer(Protocol):
     """Proposes a tree behind the last committed token. It sees verified tokens only: nothing is ever rolled
     back. One that knows something of single prompts beside its state has a method `use_rows(numbers)`, which
-    is told which prompts the next trees are for.
+    is told which prompts the next trees are for. One that learns from what the target says behind each node
+    of a tree, rejected drafts included, has a method `harvest(state, tree, logits)`, logits [B, n, V], which
+    is called before `observe`.
 
     Attributes:
         model_seconds: time spent in a model's forwards so far.

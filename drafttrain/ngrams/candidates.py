@@ -1,7 +1,7 @@
 """Candidates out of n-gram caches, merged into one tree that holds the most promising of them.
 
 Each cache says which tokens followed the present text before. How often such a token is accepted depends on
-where it comes from, how much of the text it continues and how it ranks there (its `Evidence`), so those shares
+where it comes from, how much of the text it continues and how it ranks there (its `Evidence`). Those shares
 are counted, while tuning and then in each sequence anew, and the tree grows best first by their products.
 Self-Draft orders candidates by source, length and frequency alone (paper, "Draft Cache Initialization").
 """
@@ -72,7 +72,72 @@ class Candidates:
     def of(cls, root: int) -> "Candidates":
         return cls([root], [-1], [0], [1.0], [None])
 
-    def add(self, parent: int, token: int, joint: float, evidence: Evidence) -> int:
+    def judged(self, accepted: Sequence[int]) -> list[tuple[Evidence, bool]]:
+        """The candidates whose parent was accepted, and whether they were, from the accepted tokens."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        found, node = [], 0
+        for token in [*accepted, None]:
+            following = None
+            for child in children.get(node, ()):
+                right = following is None and self.tokens[child] == token
+                following = child if right else following
+                found.append((self.evidence[child], right))
+            if following is None:
+                break
+            node = following
+        return found
+
+    def paths(self, before: Sequence[int]) -> list[list[int]]:
+        """The tokens from the root to each node, behind others."""
+        paths: list[list[int]] = []
+        for token, parent in zip(self.tokens, self.parents):
+            paths.append([*(paths[parent] if parent >= 0 else before), token])
+        return paths
+
+    def _index(self) -> dict[tuple[int, int], int]:
+        """Nodes by parent and token."""
+        return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
+
+    def with_nodes(self, other: "Candidates", least: float) -> "Candidates":
+        """The tree with another one's nodes of a joint share from `least` on, where it has not got them."""
+        tree = Candidates(*([*values] for values in vars(self).values()))
+        index, place = tree._index(), {0: 0}
+        for node, (parent, token, joint) in enumerate(zip(other.parents, other.tokens, other.joint)):
+            if node and joint >= least:  # and so have its ancestors
+                above = place[parent]
+                if (above, token) not in index:
+                    index[above, token] = tree.add(above, token, joint, other.evidence[node])
+                place[node] = index[above, token]
+        return tree
+
+    def with_chains(
+        self, chains: Sequence[Sequence[int]], evidence: Evidence
+    ) -> tuple["Candidates", list[list[int]]]:
+        """The tree, in breadth-first order, with chains behind its root.
+
+        Returns:
+            the tree and the node of each token of each chain; nodes that are there already are shared.
+        """
+        tree = Candidates(*([*values] for values in vars(self).values()))
+        index = tree._index()
+        nodes: list[list[int]] = []
+        for chain in chains:
+            node, passed = 0, []
+            for token in chain:
+                if (node, token) not in index:
+                    index[node, token] = tree.add(node, token, 0.0, evidence)
+                node = index[node, token]
+                passed.append(node)
+            nodes.append(passed)
+        order = sorted(range(len(tree.tokens)), key=tree.depths.__getitem__)
+        place = {node: i for i, node in enumerate(order)}
+        moved = Candidates(*([values[node] for node in order] for values in vars(tree).values()))
+        moved.parents = [place.get(parent, -1) for parent in moved.parents]
+        return moved, [[place[node] for node in passed] for passed in nodes]
+
+    def add(self, parent: int, token: int, joint: float, evidence: Evidence | None) -> int:
         """Appends a node; returns its index."""
         self.tokens.append(token)
         self.parents.append(parent)

@@ -19,6 +19,7 @@ from transformers import (
 from drafttrain.errors import UserError
 from drafttrain.target.fetch import fetch_target, is_known, read_record
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.probe import check_tree_support
 
 CPU = torch.device("cpu")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "auto": "auto"}
@@ -54,6 +55,22 @@ def load_target(
         )
     record = read_record(place)
     return FrozenTarget(language_model, tokenizer, record["name"] if record else model)
+
+
+def load_for_decoding(
+    model: str,
+    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16",
+    device: str = "auto",
+) -> FrozenTarget:
+    """`load_target`, checked to verify trees correctly, its weights laid out for decoding.
+
+    Raises:
+        UserError: as `load_target`, or it does not verify trees correctly.
+    """
+    target = load_target(model, dtype=dtype, device=device)
+    check_tree_support(target)
+    target.pack()
+    return target
 
 
 def load_stock_model(target: FrozenTarget) -> PreTrainedModel:

@@ -4,6 +4,7 @@ accept.
 A chain is a tree. This module knows neither target nor drafter.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -66,6 +67,27 @@ class TokenTree:
         ones = torch.ones_like(tokens)  # [B, 1]
         itself = ones.bool()[:, :, None]  # [B, 1, 1]
         return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], None, itself, nothing)
+
+    @classmethod
+    def from_lists(
+        cls, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
+    ) -> "TokenTree":
+        """Trees from the tokens and parents of each row's nodes, in breadth-first order, that come from no
+        distribution."""
+        n = max(map(len, tokens))
+        rows: list[list[list[int]]] = []
+        for row, above in zip(tokens, parents, strict=True):
+            depths = [0]
+            for parent in above[1:]:
+                depths.append(depths[parent] + 1)
+            padding = [0] * (n - len(row))
+            rows.append([[*row, *padding], [*above, *padding], [*depths, *padding]])
+        flat = torch.tensor(rows, device=device)  # [B, 3, n]
+        sizes = torch.tensor([len(row) for row in tokens], device=device)  # [B]
+        valid = torch.arange(n, device=device) < sizes[:, None]  # [B, n]
+        log_probs = torch.full(valid.shape, -torch.inf, device=device).masked_fill(valid, 0.0)  # [B, n]
+        entropies = torch.full_like(log_probs, torch.nan)  # [B, n]
+        return cls(*flat.unbind(1), log_probs, entropies, sizes)
 
     @property
     def width(self) -> int:

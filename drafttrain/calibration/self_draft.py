@@ -1,0 +1,207 @@
+"""`drafttrain tune-self-draft`: what Self-Draft needs to know of a target and a machine, found by decoding.
+
+How often candidates are accepted, by evidence; what a forward costs, by tokens; and with both, how many
+branches, how long, and how strict a rate is fastest. The paper leaves that to a grid search (its conclusion).
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from drafttrain.calibration.timing import WARM_UP, measure_verification
+from drafttrain.errors import UserError
+from drafttrain.evaluation.machine import check_quiet, describe_machine
+from drafttrain.evaluation.measure import check_length
+from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.files import read_json, write_json
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.ngrams.candidates import Evidence
+from drafttrain.ngrams.corpus_cache import CorpusCache
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.costs import CostCurve
+
+FILE = "self_draft.json"
+FORMAT_VERSION = 1
+CONTEXT = 256  # committed tokens behind which forwards are timed
+ROUNDS = 15
+OBSERVATIONS = 8.0  # that the share of all evidence of a source counts for, where a kind of it is rare
+WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which shares are counted
+BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
+STRICTNESS = (1.0, 1.5, 2.2)  # times the rate reached, tried as the rate to beat
+
+
+@dataclass
+class TuneConfig:
+    """How Self-Draft is tuned.
+
+    Attributes:
+        prompts: that no benchmark uses.
+        max_new_tokens: of each.
+        branches: N and L that are tried.
+        strictness: rates that are tried, in terms of the rate reached.
+        busy: on a machine that is busy: "refuse" or "warn".
+    """
+
+    prompts: PromptSet
+    max_new_tokens: int = 96
+    branches: tuple[tuple[int, int], ...] = BRANCHES
+    strictness: tuple[float, ...] = STRICTNESS
+    busy: str = "warn"
+
+
+@dataclass
+class SelfDraftSettings:
+    """What `tune-self-draft` found; see `SelfDraft` for most of it.
+
+    Attributes:
+        machine: as `describe_machine` has it.
+        made_for: fingerprint of the target.
+        tried: settings and tokens per second of all that was tried.
+    """
+
+    config: SelfDraftConfig = field(default_factory=SelfDraftConfig)
+    prior: dict[Evidence, float] = field(default_factory=dict)
+    verify: CostCurve | None = None
+    rate: float = 0.0
+    machine: dict[str, Any] = field(default_factory=dict)
+    dtype: str = ""
+    made_for: str = ""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+
+    def proposer(self, target: FrozenTarget, corpus: CorpusCache | None) -> SelfDraft:
+        """Self-Draft with these settings."""
+        special = target.tokenizer.all_special_ids if target.tokenizer is not None else ()
+        return SelfDraft(self.config, target.vocab_size, special, corpus, self.prior, self.verify, self.rate)
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes `self_draft.json`."""
+        value = {"format_version": FORMAT_VERSION, **asdict(self)}
+        value["prior"] = [[*evidence, share] for evidence, share in sorted(self.prior.items())]
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_json(Path(folder) / FILE, value)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> "SelfDraftSettings":
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: it is damaged or of another format.
+        """
+        path = Path(folder) / FILE
+        value = read_json(path)
+        try:
+            if value.pop("format_version") != FORMAT_VERSION:
+                raise ValueError
+            value["prior"] = {(source, m, rank): share for source, m, rank, share in value["prior"]}
+            value["config"] = SelfDraftConfig(**value["config"])
+            if value["verify"] is not None:
+                value["verify"] = CostCurve(**value["verify"])
+            return cls(**value)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UserError(
+                f"{path}: damaged, or of another version; write it again with drafttrain tune-self-draft"
+            ) from None
+
+
+def tune_self_draft(
+    config: TuneConfig, target: FrozenTarget, corpus: CorpusCache | None, out: str | os.PathLike
+) -> SelfDraftSettings:
+    """Finds the settings that are fastest on this machine; writes them to `self_draft.json` in `out`.
+
+    Args:
+        corpus: the n-gram cache that is to be used.
+
+    Raises:
+        UserError: the prompts are unusable, or the machine is busy and `busy` says refuse.
+    """
+    chats = read_prompts(config.prompts.path, config.prompts.limit)
+    console = Console()
+    if warning := check_quiet(refuse=config.busy == "refuse"):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+    ids = [chat.token_ids(target.tokenizer) for chat in chats]
+    for chat, prompt_ids in zip(chats, ids):
+        which = f"{config.prompts.path}: prompt {chat.id}"
+        check_length(target, prompt_ids, config.max_new_tokens, which)
+    target.tap([])
+    found = SelfDraftSettings(
+        machine=describe_machine(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        made_for=target.fingerprint,
+    )
+    runs = 1 + len(config.branches) * len(config.strictness)
+    with Progress(transient=True) as bars:
+        bar = bars.add_task("tuning", total=WARM_UP + ROUNDS + runs * len(ids))
+
+        def step() -> None:
+            bars.advance(bar)
+
+        found.verify = measure_verification(target, CONTEXT, ROUNDS, step).cost()
+        wide = replace(found, config=WIDE).proposer(target, corpus)
+        stats = DecodeStats()
+        for prompt_ids in ids:
+            stats += decode_all(target, wide, [prompt_ids], config.max_new_tokens)[1]
+            step()
+        found.prior = shares(wide)
+        settings = []
+        for branches, length in config.branches:
+            for strictness in config.strictness:
+                tried = replace(
+                    SelfDraftConfig(budget=WIDE.budget, least=0.0),
+                    branches=branches,
+                    branch_length=length,
+                    gram=min(SelfDraftConfig.gram, length),
+                )
+                rate = strictness * (stats.new_tokens - stats.prompts) / _steps_seconds(stats)
+                settings.append(replace(found, config=tried, rate=rate))
+        totals = [DecodeStats() for _ in settings]
+        for number, prompt_ids in enumerate(ids):
+            for turn in range(len(settings)):  # by turns, so that a machine that slows down slows all
+                i = (turn + number) % len(settings)
+                proposer = settings[i].proposer(target, corpus)
+                totals[i] += decode_all(target, proposer, [prompt_ids], config.max_new_tokens)[1]
+                step()
+    rates = [total.tokens_per_second for total in totals]
+    best = settings[max(range(len(rates)), key=rates.__getitem__)]
+    best.tried = [
+        {
+            "branches": one.config.branches,
+            "branch_length": one.config.branch_length,
+            "rate": round(one.rate, 2),
+            "tokens_per_second": round(total.tokens_per_second, 2),
+            "accept_len": round(total.accept_len, 3),
+            "verify_tokens_per_step": round(total.verify_tokens / max(total.steps, 1), 2),
+        }
+        for one, total in zip(settings, totals)
+    ]
+    best.save(out)
+    for row in best.tried:
+        console.print(json.dumps(row), highlight=False, soft_wrap=True)
+    console.print(
+        f"fastest: {best.config.branches} branches of {best.config.branch_length}, rate {best.rate:.1f}; "
+        f"written to {Path(out) / FILE}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return best
+
+
+def shares(proposer: SelfDraft) -> dict[Evidence, float]:
+    """How often candidates were accepted, by evidence; evidence that is rare leans on its source's mean."""
+    judged, granted = proposer.judged, proposer.granted
+    found: dict[Evidence, float] = {}
+    for evidence, number in judged.items():
+        same = [other for other in judged if other[0] == evidence[0]]
+        mean = sum(granted[other] for other in same) / sum(judged[other] for other in same)
+        found[evidence] = (OBSERVATIONS * mean + granted[evidence]) / (OBSERVATIONS + number)
+    return found
+
+
+def _steps_seconds(stats: DecodeStats) -> float:
+    return max(stats.seconds - stats.prefill_seconds, 1e-9)

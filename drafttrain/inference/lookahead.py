@@ -1,0 +1,104 @@
+"""Lookahead decoding (Fu et al. 2024), a baseline of Self-Draft: a window of guesses at the next W positions
+is refined by Jacobi iterations inside the forwards that verify, and every column of it gives an n-gram.
+
+The window is a tree: its first level is a chain behind the root, and behind the token of column i hang the
+guesses of the later levels for that column, each one position further on. So it goes through the same loop.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from drafttrain.ngrams.candidates import Candidates, Evidence
+from drafttrain.ngrams.context_cache import BRANCH
+from drafttrain.trees.tree import TokenTree
+
+POOL: Evidence = ("pool", 0, 0)
+WINDOW: Evidence = (BRANCH, 0, 0)
+
+
+@dataclass
+class _Sequence:
+    """What is known of one sequence.
+
+    Attributes:
+        levels: of the window, W tokens each; the oldest first.
+        pool: continuations of N - 1 tokens by the token before them; the newest last.
+        columns: nodes of each column in the tree that is being verified, from the root's child on.
+        size: nodes of that tree.
+    """
+
+    levels: list[list[int]]
+    pool: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
+    columns: list[list[int]] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass
+class Lookahead:
+    """A proposer without a drafter.
+
+    Attributes:
+        window: W, positions that are guessed at.
+        gram: N; n-grams have N tokens, and the window N - 1 levels.
+        verified: G, n-grams that are verified at a time, at most.
+        vocab_size: of the target; the window starts from random tokens.
+        seed: of these.
+    """
+
+    window: int
+    gram: int
+    verified: int
+    vocab_size: int
+    seed: int = 0
+    model_seconds: float = 0.0
+
+    def new_state(self, batch: int, max_len: int) -> list[_Sequence]:
+        draws = random.Random(self.seed)
+        start = [draws.randrange(self.vocab_size) for _ in range(self.window)]
+        return [_Sequence([list(start)]) for _ in range(batch)]
+
+    def keep_rows(self, state: list[_Sequence], rows: torch.Tensor) -> list[_Sequence]:
+        return [state[row] for row in rows.tolist()]
+
+    def put_rows(self, state: list[_Sequence], rows: torch.Tensor, other: list[_Sequence]) -> None:
+        for row, sequence in zip(rows.tolist(), other, strict=True):
+            state[row] = sequence
+
+    def observe(
+        self, state: list[_Sequence], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        pass  # the pool is filled by the window alone
+
+    def propose(self, state: list[_Sequence], root: torch.Tensor) -> TokenTree:
+        trees = []
+        for sequence, token in zip(state, root.tolist()):
+            grams = list(sequence.pool.get(token, ()))[: -self.verified - 1 : -1]  # the newest first
+            tree, _ = Candidates.of(token).with_chains(grams, POOL)
+            first, *later = sequence.levels
+            columns = [[*first[: i + 1], *(level[i] for level in later)] for i in range(self.window)]
+            tree, sequence.columns = tree.with_chains(columns, WINDOW)
+            sequence.size = len(tree.tokens)
+            trees.append(tree)
+        return TokenTree.from_lists(
+            [tree.tokens for tree in trees], [tree.parents for tree in trees], root.device
+        )
+
+    def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
+        """Takes in the target's next guess for each column, from logits [B, n, V]."""
+        said = logits.max(-1).indices.tolist()  # [B, n]
+        for sequence, row, size in zip(state, said, tree.sizes.tolist()):
+            if size == sequence.size:  # not when the end of the output has cut it
+                self._refine(sequence, [row[column[-1]] for column in sequence.columns])
+
+    def _refine(self, sequence: _Sequence, guesses: list[int]) -> None:
+        sequence.levels.append(guesses)
+        if len(sequence.levels) == self.gram:
+            for first, *rest in zip(*sequence.levels):
+                grams = sequence.pool.setdefault(first, {})
+                grams.pop(tuple(rest), None)
+                grams[tuple(rest)] = None
+                while len(grams) > self.verified:
+                    del grams[next(iter(grams))]
+            del sequence.levels[0]
