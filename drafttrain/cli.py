@@ -132,6 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
     command.add_argument("--out", metavar="DIR", help="folder to write to (default: the bundle's)")
+    text = "whose threshold to look for (default: the bundle's own)"
+    command.add_argument("--classifier", metavar="DIR", help=text)
     command.add_argument(
         "--rounds", type=_positive, default=15, metavar="N", help="measurements of each size"
     )
@@ -339,7 +341,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     prompts = PromptSet("prompts", args.prompts, args.limit)
     config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
     bundle = find_bundle(args.bundle)
-    calibrate(config, bundle, args.out or bundle, target=args.target, dtype=args.dtype)
+    options = {"target": args.target, "dtype": args.dtype, "classifier": args.classifier}
+    calibrate(config, bundle, args.out or bundle, **options)
 
 
 def _build_ngrams(args: argparse.Namespace) -> None:

@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from drafttrain.calibration.stage import BETAS
+from drafttrain.classifier.dump import ROW_BYTES
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.drafters.edd import DrafterConfig
 from drafttrain.errors import UserError
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.files import read_json
 from drafttrain.recipe import Recipe
 from drafttrain.target.fetch import is_known, known_folder
@@ -113,10 +116,27 @@ def export(recipe: Recipe, folders: Folders) -> Estimate:
     return {"disk": _bytes(2 * drafter_parameters(drafter_shape(recipe), target)[1])} if target else {}
 
 
+def classifier(recipe: Recipe, folders: Folders) -> Estimate:
+    """Trees, their nodes and disk at most: so many if no draft is accepted."""
+    config = recipe.classifier
+    trees = len(read_prompts(config.prompts.path, config.prompts.limit)) * config.max_new_tokens
+    estimate = {"prompts": f"{config.prompts.name} {config.prompts.limit or 'all'}"}
+    estimate["trees"] = f"at most {_count(trees)}"
+    size, target = drafter_shape(recipe).draft_vocab_size, _target(recipe, folders)
+    if target is not None:
+        size = min(size or target.vocab_size, target.vocab_size)
+    if size is not None:
+        rows = trees * config.dump_config().nodes(size)
+        estimate["rows"] = f"at most {_count(rows)}"
+        estimate["disk"] = f"at most {_bytes(rows * ROW_BYTES)}, less as it is compressed"
+    return estimate
+
+
 def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
     """Which prompts are decoded how often."""
     prompts = recipe.calibrate.prompts
-    return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": "6 times each"}
+    times = 6 + (len(BETAS) if recipe.classifier.prompts else 0)
+    return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": f"{times} times each"}
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:

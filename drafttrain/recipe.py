@@ -21,6 +21,7 @@ from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser
 
 from drafttrain.calibration.stage import CalibrateConfig
+from drafttrain.classifier.stage import ClassifierStageConfig
 from drafttrain.corpus.build import CorpusConfig
 from drafttrain.corpus.regenerate import RegenerateConfig
 from drafttrain.drafters.edd import DrafterConfig
@@ -29,7 +30,7 @@ from drafttrain.evaluation.benchmark import EvaluateConfig
 from drafttrain.export.bundle import ExportConfig
 from drafttrain.target.collect import CollectConfig
 from drafttrain.training.stage import TrainingConfig
-from drafttrain.trees.named import CALIBRATED
+from drafttrain.trees.named import CALIBRATED, CLASSIFIED
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Recipe:
         drafter: shape and starting point of the drafter.
         training: how it is trained.
         export: what the model card says.
+        classifier: how C2T's classifier is made; without prompts there is none.
         calibrate: what its trees' costs are measured on; without prompts nothing is calibrated.
         evaluate: what it is measured on.
         name: the run's name. Default: the recipe file's name.
@@ -75,6 +77,7 @@ class Recipe:
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    classifier: ClassifierStageConfig = field(default_factory=ClassifierStageConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     name: str = ""
@@ -252,13 +255,22 @@ def _check_values(recipe: Recipe) -> None:
         recipe.regenerate.check()
     if recipe.corpus.sources or not recipe.regenerate:
         recipe.corpus.check()
-    for section in (recipe.hidden_states, recipe.drafter, recipe.training, recipe.calibrate, recipe.evaluate):
+    for section in (
+        recipe.hidden_states,
+        recipe.drafter,
+        recipe.training,
+        recipe.classifier,
+        recipe.calibrate,
+        recipe.evaluate,
+    ):
         section.check()
-    if calibrated := [tree for tree in recipe.evaluate.trees if tree.partition(":")[0] in CALIBRATED]:
-        if recipe.calibrate.prompts is None:
-            raise UserError(
-                f"evaluate.trees: {calibrated[0]} takes a calibration; name prompts for it under calibrate"
-            )
+    for names, section, what in (
+        (CALIBRATED.keys() - CLASSIFIED, "calibrate", "a calibration"),  # C2T can do without
+        (CLASSIFIED, "classifier", "a classifier"),
+    ):
+        trees = [tree for tree in recipe.evaluate.trees if tree.partition(":")[0] in names]
+        if trees and getattr(recipe, section).prompts is None:
+            raise UserError(f"evaluate.trees: {trees[0]} takes {what}; name prompts for it under {section}")
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
             "corpus.validation_fraction is 0, and training reports the loss on held-out conversations: "

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from drafttrain import estimates
 from drafttrain.calibration.stage import calibrate
+from drafttrain.classifier.stage import make_classifier
 from drafttrain.corpus.build import Source, build_corpus
 from drafttrain.corpus.regenerate import RegenerateReport, regenerate
 from drafttrain.errors import UserError
@@ -112,6 +113,17 @@ def _training_figures(out: Path) -> dict[str, Any]:
     return {"train_tokens": summary["tokens"], "train_tokens_per_second": round(speed, 1)}
 
 
+def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]:
+    return make_classifier(
+        recipe.classifier,
+        folders["train"] / "drafter",
+        out,
+        target=_target_model(recipe),
+        dtype=recipe.target.dtype,
+        device=recipe.target.device,
+    )
+
+
 def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
     calibrate(
         recipe.calibrate,
@@ -120,6 +132,7 @@ def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
         target=_target_model(recipe),
         dtype=recipe.target.dtype,
         device=recipe.target.device,
+        classifier=folders.get("classifier"),
     )
 
 
@@ -132,6 +145,7 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         dtype=recipe.target.dtype,
         device=recipe.target.device,
         calibration=folders.get("calibrate"),
+        classifier=folders.get("classifier"),
     )
 
 
@@ -146,11 +160,20 @@ def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
         command=recipe.export.command or recipe.command,
     )
     evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
-    export(config, folders["train"] / "drafter", out, evaluation, folders.get("calibrate"))
+    made = folders.get("calibrate"), folders.get("classifier")
+    export(config, folders["train"] / "drafter", out, evaluation, *made)
 
 
 def _is_offline(recipe: Recipe) -> bool:
     return recipe.hidden_states.mode == "offline"
+
+
+def _has_classifier(recipe: Recipe) -> bool:
+    return recipe.classifier.prompts is not None
+
+
+def _classified(recipe: Recipe) -> list[str]:
+    return ["classifier"] if _has_classifier(recipe) else []
 
 
 def _is_calibrated(recipe: Recipe) -> bool:
@@ -238,6 +261,17 @@ STAGES = [
         estimate=estimates.train,
     ),
     Stage(
+        name="classifier",
+        folder="classifier",
+        run=_classifier,
+        section=lambda recipe: {"target": recipe.target, "classifier": recipe.classifier},
+        needs=lambda recipe: ["fetch-target", "train"],
+        files=lambda recipe: [recipe.classifier.prompts.path],
+        enabled=_has_classifier,
+        resumes=True,
+        estimate=estimates.classifier,
+    ),
+    Stage(
         name="calibrate",
         folder="calibration",
         run=_calibrate,
@@ -246,7 +280,7 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed, too
             "calibrate": recipe.calibrate,
         },
-        needs=lambda recipe: ["fetch-target", "train"],
+        needs=lambda recipe: ["fetch-target", "train", *_classified(recipe)],
         files=lambda recipe: [recipe.calibrate.prompts.path],
         enabled=_is_calibrated,
         estimate=estimates.calibrate,
@@ -260,7 +294,7 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed
             "evaluate": recipe.evaluate,
         },
-        needs=lambda recipe: ["fetch-target", "train", *_calibration(recipe)],
+        needs=lambda recipe: ["fetch-target", "train", *_classified(recipe), *_calibration(recipe)],
         files=_evaluation_files,
         enabled=_is_evaluated,
         resumes=True,
@@ -285,6 +319,7 @@ STAGES = [
         needs=lambda recipe: [
             "fetch-target",
             "train",
+            *_classified(recipe),
             *_calibration(recipe),
             *(["evaluate"] if _is_evaluated(recipe) else []),
         ],

@@ -138,6 +138,16 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
         ("evaluate: {repeats: 0}", "evaluate.repeats is 0: at least 1 is needed"),
         ("evaluate: {trees: [chain]}", "tree 'chain': length is missing"),
+        (
+            "evaluate: {trees: [timed]}",
+            "evaluate.trees: timed takes a calibration; name prompts for it u",
+        ),
+        ("evaluate: {trees: [c2t]}", "evaluate.trees: c2t takes a classifier; name prompts for it under cl"),
+        ("evaluate: {trees: ['c2t:bet=1']}", "did you mean beta"),
+        ("classifier: {prompts: {name: a, path: b}, hidden: 0}", "classifier: train-classifier: hidden is 0"),
+        ("classifier: {prompts: {name: a, path: b}, top_k: 128}", "top_k and max_depth can be at most 127"),
+        ("classifier: {prompts: {name: a, path: b}, features: [Q]}", "features Q: name some of P,H,d"),
+        ("classifier: {prompts: {name: a, path: b, turns: 2}}", "classifier.prompts: turns must be 1"),
         ("evaluate: {prompts: [{name: a, path: b}]}", "evaluate.tune_prompts is missing"),
         (
             'evaluate: {prompts: [{name: a, path: b, limit: 0}], trees: ["chain:length=2"]}',

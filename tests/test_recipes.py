@@ -40,6 +40,8 @@ def test_every_file_a_recipe_names_is_in_the_repository(path):
     recipe = load_recipe(path)
     named = [source.path for source in recipe.corpus.sources] + recipe.corpus.exclude
     named += [prompts.path for prompts in recipe.evaluate.prompts]
+    sets = [recipe.classifier.prompts, recipe.calibrate.prompts, recipe.evaluate.tune_prompts]
+    named += [prompts.path for prompts in sets if prompts]
     named += [p for p in (recipe.training.init_from, recipe.training.eval_prompts) if p]
     assert [path for path in named if not (ROOT / path).exists()] == []
 

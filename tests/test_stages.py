@@ -12,6 +12,7 @@ from drafttrain.corpus.build import Source
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.export.bundle import load_bundle
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES, recorded_target
 from drafttrain.target.frozen import FrozenTarget
@@ -30,9 +31,12 @@ drafter: {draft_vocab_size: 256, tapped_blocks: [-2]}
 training:
   {row_length: 128, rows_per_batch: 2, max_steps: 4, lr: 1e-3, logging_steps: 1, eval_steps: 2, save_steps: 2,
    eval_new_tokens: 4, eval_prompt_limit: 1}
+classifier:
+  {prompts: {name: own, path: prompts.jsonl}, max_new_tokens: 200, top_k: 120, max_depth: 1, epochs: 1,
+   batch_size: 64}
 calibrate: {prompts: {name: own, path: prompts.jsonl}, rounds: 1, max_new_tokens: 8}
 evaluate:
-  {prompts: [{name: own, path: prompts.jsonl}], trees: ["timed:max_depth=3"], max_new_tokens: 6,
+  {prompts: [{name: own, path: prompts.jsonl}], trees: ["c2t:max_depth=3"], max_new_tokens: 6,
    lossless_prompts: 1, lossless_new_tokens: 6}
 """
 WORDS = (
@@ -78,13 +82,21 @@ def test_all_stages(folder, capsys):
     assert expected <= summary.keys() and summary["lossless"] is True and summary["train_tokens"] > 0
     card = Path("runs/tiny/bundle/README.md").read_text()
     assert "drafttrain run tiny.yaml" in card and "chats.json" in card
-    assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "timed:max_depth=3"
-    assert {"calibration.json", "costs.png"} <= {p.name for p in Path("runs/tiny/bundle").iterdir()}
+    assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "c2t:max_depth=3"
+    files = {p.name for p in Path("runs/tiny/bundle").iterdir()}
+    assert {"calibration.json", "costs.png", "classifier.json", "classifier.safetensors"} <= files
+    made = json.loads(Path("runs/tiny/classifier/stage.json").read_text())["figures"]
+    assert made["nodes"] == 120 * made["trees"] > 0 and 0 <= made["recall"] <= 1
+    loaded = load_bundle("runs/tiny/bundle", dtype="float32")  # its threshold is for its classifier
+    assert loaded.proposer().policy.beta == loaded.calibration.beta == loaded.costs.beta
 
     assert cli.main(["run", "tiny.yaml"]) == 0
     assert ran(capsys.readouterr().out) == []
     assert cli.main(["run", "tiny.yaml", "--export.license", "mit", "--training.logging_steps", "2"]) == 0
     assert ran(capsys.readouterr().out) == ["export"]
+    words = ["--classifier.epochs", "2", "--until", "calibrate"]
+    assert cli.main(["run", "tiny.yaml", *words]) == 0
+    assert ran(capsys.readouterr().out) == ["classifier", "calibrate"]
 
     assert cli.main(["view-corpus", "runs/tiny/corpus", "-n", "1"]) == 0
     assert "trained" in capsys.readouterr().out
@@ -174,6 +186,22 @@ def test_estimated_tokens_to_decode(folder):
     recipe.evaluate.prompts = [PromptSet("one", "x", limit=3), PromptSet("two", "x", limit=5, turns=2)]
     recipe.evaluate.repeats, recipe.evaluate.max_new_tokens = 2, 100
     assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
+
+
+def test_estimated_trees(folder):
+    recipe = load_recipe("tiny.yaml")
+    rows = 2 * 200 * 120
+    assert estimates.classifier(recipe, {}) == {
+        "prompts": "own all",
+        "trees": "at most 400",
+        "rows": f"at most {rows / 1e3:g} k",
+        "disk": "at most 0.9 MB, less as it is compressed",
+    }
+    recipe.drafter.draft_vocab_size, recipe.target.model = None, "somebody/on-the-hub"
+    assert estimates.classifier(recipe, {}).keys() == {"prompts", "trees"}  # the size is the target's
+    assert estimates.calibrate(recipe, {})["decoded"] == "13 times each"
+    recipe.classifier.prompts = None
+    assert estimates.calibrate(recipe, {})["decoded"] == "6 times each"
 
 
 def test_target_of_a_corpus(folder):

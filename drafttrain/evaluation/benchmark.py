@@ -34,6 +34,8 @@ from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, write_json
 from drafttrain.provenance import content_hash, versions
+from drafttrain.target.frozen import weights_hash
+from drafttrain.trees.c2t import Plain
 from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.named import parse_policy
 
@@ -53,7 +55,7 @@ class EvaluateConfig:
         prompts: the prompt sets; each gets a row of the table.
         tune_prompts: prompts on which the tree is chosen; none of a benchmark.
         trees: growth policies to try on them, such as `chain:length=4`, `eagle2:top_k=4,max_depth=5,total=12`
-            or `timed`; the fastest is used. Empty: what the bundle recommends.
+            `timed` or `c2t`; the fastest is used. Empty: what the bundle recommends.
         max_new_tokens: tokens decoded per chat turn at most.
         repeats: interleaved repetitions of each measurement.
         lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
@@ -83,7 +85,7 @@ class EvaluateConfig:
             if getattr(self, name) < least:
                 raise UserError(f"evaluate.{name} is {getattr(self, name)}: at least {least} is needed")
         for tree in self.trees:
-            parse_policy(tree, EXAMPLE_COSTS)
+            parse_policy(tree, EXAMPLE_COSTS, Plain("P"))  # only the settings are looked at
         names = [prompts.name for prompts in self.prompts]
         if len({*names, ALL}) <= len(names):
             raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
@@ -122,6 +124,7 @@ def evaluate(
     dtype: str = "bfloat16",
     device: str = "auto",
     calibration: str | os.PathLike | None = None,
+    classifier: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Measures a bundle and prints a table per task.
 
@@ -134,6 +137,7 @@ def evaluate(
         target: None for the one that the bundle names.
         dtype: of the timed decoding.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
+        classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
 
     Returns:
         what sums it up, over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second,
@@ -149,14 +153,17 @@ def evaluate(
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
     key = _measured_key(config, bundle, str(target), dtype, device)
     costs = None if calibration is None else Calibration.load(calibration)
+    made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
+    loaded = load_bundle(bundle, dtype=dtype, **made)
     if costs:
         key = fingerprint([key, costs])
-    loaded = load_bundle(bundle, target=target, dtype=dtype, device=device, calibration=costs)
+    if classifier:
+        key = fingerprint([key, weights_hash(loaded.classifier)])
     speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
     del loaded  # the fp32 models take its place
     tree, lossless = speed["tree"], None
     if config.lossless_prompts:
-        exact = load_bundle(bundle, target=target, dtype="float32", device=device, calibration=costs)
+        exact = load_bundle(bundle, dtype="float32", **made)
         share = first_of_each(tasks, config.lossless_prompts)
         proposer = exact.proposer(tree)
         log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, tree]))

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.classifier.model import FILE as CLASSIFIER
+from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
 from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.edd import EddModel
 from drafttrain.drafters.edd_config import read_config
@@ -143,6 +144,7 @@ def export(
     out: str | os.PathLike,
     evaluation: str | os.PathLike | None = None,
     calibration: str | os.PathLike | None = None,
+    classifier: str | os.PathLike | None = None,
 ) -> Path:
     """Writes the bundle: bf16 weights without copies of the target's, config, training log, results, card.
 
@@ -150,6 +152,7 @@ def export(
         drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
         evaluation: `eval.json` of an evaluation of that drafter.
         calibration: folder of a calibration of that drafter.
+        classifier: folder of a C2T classifier for it.
 
     Raises:
         UserError: no trained drafter there, a damaged one, or the disk is full.
@@ -176,6 +179,9 @@ def export(
             for file in sorted(Path(calibration).glob("[!.]*")):
                 if file.suffix == ".png" or file.name == CALIBRATION:
                     shutil.copyfile(file, folder / file.name)
+        if classifier is not None:
+            for name in (CLASSIFIER, CLASSIFIER_WEIGHTS):
+                shutil.copyfile(Path(classifier) / name, folder / name)
         if log.exists():
             shutil.copyfile(log, folder / "training_log.json")
         size = sum(file.stat().st_size for file in folder.iterdir())

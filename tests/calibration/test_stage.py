@@ -21,6 +21,7 @@ from drafttrain.calibration.stage import (
 )
 from drafttrain.calibration.timing import Curve
 from drafttrain.classifier.model import Classifier
+from drafttrain.cli import main
 from drafttrain.errors import UserError
 from drafttrain.evaluation.benchmark import EXAMPLE_COSTS
 from drafttrain.evaluation.prompts import PromptSet
@@ -226,6 +227,10 @@ def test_threshold_of_c2t_is_looked_for_where_there_is_a_classifier(tiny_bundle,
     loaded = load_bundle(tiny_bundle, calibration=tmp_path / "out", **options)
     assert loaded.proposer("c2t").policy.beta == found.beta
     assert loaded.proposer("c2t:beta=0.7").policy.beta == 0.7
+    words = ["calibrate", str(tiny_bundle), "--prompts", str(questions), "--out", str(tmp_path / "told")]
+    words += ["--classifier", str(tmp_path / "classifier"), "--dtype", "float32", "--limit", "2"]
+    assert main([*words, "--rounds", "1", "--max-new-tokens", "6"]) == 0
+    assert Calibration.load(tmp_path / "told").made_for == found.made_for
     loaded.calibration.machine["processor"] = "another"
     assert "another" in loaded.warning("c2t")
     assert loaded.warning("c2t:beta=0.7") is None is loaded.warning("pct:threshold=0.2")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from drafttrain.classifier.model import Classifier
 from drafttrain.errors import UserError
 from drafttrain.evaluation import benchmark
 from drafttrain.evaluation.benchmark import EvaluateConfig, evaluate
@@ -136,6 +137,19 @@ def test_one_tree_needs_no_tuning(small, tiny_bundle, tmp_path):
     small = dataclasses.replace(small, tune_prompts=None)
     figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
     assert figures["tree"] == "chain:length=2" and figures["lossless"] is None
+
+
+def test_each_classifier_is_measured_by_itself(small, tiny_bundle, tmp_path):
+    small = dataclasses.replace(small, trees=["c2t:beta=0.1,max_depth=2"])
+    with pytest.raises(UserError, match="takes a classifier and there is none"):
+        evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
+    Classifier(hidden=2).save(tmp_path / "one", {})
+    Classifier(hidden=3).save(tmp_path / "two", {})
+    measured = []
+    for name in ("one", "one", "two"):
+        evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32", classifier=tmp_path / name)
+        measured.append((tmp_path / "out" / "measurements.jsonl").read_bytes())
+    assert measured[0] == measured[1] != measured[2]
 
 
 def test_no_tree_takes_the_bundles(small, tiny_bundle, tmp_path):
