@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from drafttrain.classifier.data import read_rows, split_by_tree
@@ -84,16 +83,17 @@ def heatmaps(trees: Path, out: Path) -> None:
 
 def surfaces(model: Classifier, out: Path) -> None:
     """Confidence over joint probability and entropy at depths 1, 3 and 6, and its contours."""
-    p, entropy = torch.meshgrid(torch.linspace(0.001, 1, 120), torch.linspace(0, 7, 120), indexing="ij")
+    axes = np.linspace(0.001, 1, 120), np.linspace(0, 7, 120)
+    p, entropy = (grid.astype(np.float32) for grid in np.meshgrid(*axes, indexing="ij"))
     figure = Figure(figsize=(13, 3.8))
     for axis, depth in zip(figure.subplots(1, 3), (1, 3, 6)):
-        features = {"P": p, "H": entropy, "d": torch.full_like(p, depth)}
+        features = {"P": p, "H": entropy, "d": np.full_like(p, depth)}
         missing = set(model.features) - set(features)
         if missing:
             raise UserError(
                 f"surfaces are drawn over P, H and d; this classifier reads {', '.join(missing)} too"
             )
-        confidence = model({name: features[name] for name in model.features})
+        confidence = model.judge(np.stack([features[name] for name in model.features], -1))
         drawn = axis.contourf(p, entropy, confidence, levels=np.linspace(0, 1, 21))
         lines = axis.contour(p, entropy, confidence, levels=[0.05, 0.1, 0.2, 0.5], colors="white")
         axis.clabel(lines)
@@ -140,7 +140,7 @@ def drafting(bundle: str, classifier: str | None, limit: int | None, out: Path) 
 
     class Clocked:
         features = loaded.classifier.features
-        __call__ = staticmethod(clocked("classifier", loaded.classifier))
+        judge = staticmethod(clocked("classifier", loaded.classifier.judge))
 
     rows, plain = {}, c2t_module.top_entropy
     c2t_module.top_entropy = clocked("entropy", plain)

@@ -240,7 +240,7 @@ class ClockedPolicy(C2tPolicy):
 
     seconds: float = 0.0
 
-    def _judge(self, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+    def _judge(self, *args, **kwargs) -> tuple[np.ndarray, torch.Tensor]:
         started = time.perf_counter()
         judged = super()._judge(*args, **kwargs)
         self.seconds += time.perf_counter() - started

@@ -2,10 +2,11 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -38,8 +39,9 @@ class Classifier(nn.Module):
         self.outer = nn.Linear(hidden, 1)
         self.register_buffer("mean", torch.zeros(len(self.features)))
         self.register_buffer("std", torch.ones(len(self.features)))
-        # weight and bias of the first layer with the scaling in them, once `forward` has needed them
-        self._folded: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._folded: tuple[np.ndarray, np.ndarray, np.ndarray, float] | None = (
+            None  # what `judge` multiplies
+        )
 
     def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
         """Takes mean and spread of the features from rows x [N, F], and starts at the share accepted."""
@@ -53,16 +55,27 @@ class Classifier(nn.Module):
         scaled = (x - self.mean) / self.std  # [..., F]
         return self.outer(torch.relu(self.inner(scaled))).squeeze(-1)
 
-    @torch.no_grad()
-    def forward(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Confidence C [...] from features [...] each (eq. 4): what a growth policy asks for. The
+    def judge(self, x: np.ndarray) -> np.ndarray:
+        """Confidence C fp32 [...] from features fp32 [..., F] (eq. 4): what a growth policy asks for. The
         weights must not change after it, unless `train()` is called first."""
-        if self._folded is None:  # scaling is part of the first layer, for two operators less in each layer
-            weight = self.inner.weight / self.std  # [h, F]
-            self._folded = weight, self.inner.bias - weight @ self.mean
-        x = torch.stack([features[name] for name in self.features], -1)  # [..., F]
-        hidden = torch.relu_(torch.nn.functional.linear(x, *self._folded))  # [..., h]
-        return self.outer(hidden).squeeze(-1).sigmoid_()
+        if self._folded is None:
+            self._folded = self._fold()
+        weight, bias, outer, outer_bias = self._folded
+        hidden = x.reshape(-1, x.shape[-1]) @ weight  # [n, h]
+        hidden += bias
+        np.maximum(hidden, 0.0, out=hidden)
+        odds = hidden @ outer  # [n] logarithm of the odds against
+        odds += outer_bias
+        return np.exp(-np.logaddexp(0.0, odds)).reshape(x.shape[:-1])
+
+    @torch.no_grad()
+    def _fold(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """Weights [F, h] and bias [h] of the first layer with the scaling in them; those of the second with
+        their sign turned, [h] and a number."""
+        weight = self.inner.weight / self.std  # [h, F]
+        bias = self.inner.bias - weight @ self.mean  # [h]
+        arrays = (weight.T, bias, -self.outer.weight[0])
+        return *(np.ascontiguousarray(array.cpu().numpy()) for array in arrays), -float(self.outer.bias)
 
     def train(self, mode: bool = True) -> "Classifier":
         self._folded = None

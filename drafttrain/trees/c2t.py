@@ -1,9 +1,10 @@
 """C2T (Huo et al. 2025): a classifier decides, node by node, what is verified and drafted on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from drafttrain.drafters.interface import Drafter
@@ -18,7 +19,8 @@ FEATURES = ("P", "H", "d", "p", "rank")
 
 
 class Confidence(Protocol):
-    """Tells how likely nodes are to be accepted.
+    """Tells how likely nodes are to be accepted. On the host and in numpy: growth waits for what it says of
+    some dozens of nodes, and an operator of torch costs more than all the arithmetic.
 
     Attributes:
         features: those of `FEATURES` that it reads.
@@ -26,8 +28,8 @@ class Confidence(Protocol):
 
     features: Sequence[str]
 
-    def __call__(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Confidence within 0 and 1, fp32, from features fp32 of the same shape each."""
+    def judge(self, x: np.ndarray) -> np.ndarray:
+        """Confidence within 0 and 1, fp32 [...], from features fp32 [..., F]."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Plain:
     def features(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def __call__(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return features[self.name]
+    def judge(self, x: np.ndarray) -> np.ndarray:
+        return x[..., 0]
 
 
 @dataclass
@@ -104,51 +106,59 @@ class C2tPolicy:
             expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
             log_probs, ids = expanded.topk(k)  # [B, f, k]
             paths = joint[:, :, None] + log_probs  # [B, f, k]
-            sure, entropies = self._judge(expanded, log_probs, paths, depth)  # [B, f, k] each
-            nodes = [ids, log_probs, paths, entropies, sure, frontier[:, :, None].expand_as(ids)]
-            ids, log_probs, paths, entropies, sure, parents = (x.flatten(1) for x in nodes)  # [B, f * k]
-            real = torch.arange(ids.shape[1], device=root.device) < counts[:, None] * k  # [B, f * k]
-            kept, counts = marked_nodes(self._survivors(sure.masked_fill(~real, 0.0)))  # [B, w], [B]
+            sure, entropies = self._judge(expanded, log_probs, paths, depth)  # [B, f, k], [B, f]
+            sure = sure.reshape(len(root), -1)  # [B, f * k]
+            if len(root) > 1:  # a row that is alone has no padding
+                sure[np.arange(sure.shape[1]) >= k * counts.cpu().numpy()[:, None]] = 0.0
+            stay = self._survivors(sure)  # [B, f * k]
+            kept, added = marked_nodes(torch.from_numpy(stay).to(root.device))  # [B, v], [B]
             if not kept.shape[1]:
                 break
-            new = torch.arange(kept.shape[1], device=root.device)  # [w]
-            frontier = (tree.sizes[:, None] + new).masked_fill(new >= counts[:, None], 0)  # [B, w]
-            joint = paths.gather(1, kept)  # [B, w]
+            origin, before = kept // k, tree.sizes[:, None]  # [B, v] place in the frontier, [B, 1]
             tree = tree.append(
-                parents.gather(1, kept),
-                drafter.to_target(ids.gather(1, kept)),
-                log_probs.gather(1, kept),
-                entropies=entropies.gather(1, kept),
-                counts=counts,
+                frontier.gather(1, origin),
+                drafter.to_target(ids.flatten(1).gather(1, kept)),
+                log_probs.flatten(1).gather(1, kept),
+                entropies=entropies.gather(1, origin),
+                counts=added,
             )
+            counts, place = added, torch.arange(kept.shape[1], device=root.device)  # [B], [v]
+            frontier = (before + place).masked_fill(place >= counts[:, None], 0)  # [B, v]
+            joint = paths.flatten(1).gather(1, kept)  # [B, v]
         return tree
 
     def _judge(
         self, expanded: torch.Tensor, log_probs: torch.Tensor, paths: torch.Tensor, depth: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Confidence of a layer's nodes, and the entropy of what they come from, fp32 [B, f, k]; the entropy
-        is NaN where nobody asks for it.
+    ) -> tuple[np.ndarray, torch.Tensor]:
+        """Confidence of a layer's nodes, fp32 [B, f, k], and the entropy of what they come from, fp32 [B, f];
+        the entropy is NaN where nobody asks for it.
 
         Args:
             expanded: log-probabilities over the draft vocabulary [B, f, D].
             log_probs, paths: of the nodes and of the paths to them [B, f, k].
         """
-        wanted = "H" in self.confidence.features  # it costs more than all the rest
-        unsure = top_entropy(expanded) if wanted else torch.full_like(paths[:, :, 0], torch.nan)
-        entropies = unsure[:, :, None].expand_as(paths)  # [B, f, k]
+        features = self.confidence.features
+        entropies = torch.full_like(paths[:, :, 0], torch.nan)  # [B, f]
+        if "H" in features:  # it costs more than all the rest
+            entropies = top_entropy(expanded)
         known = {
-            "P": paths.exp,
-            "H": lambda: entropies,
-            "d": lambda: torch.full_like(paths, depth),
-            "p": log_probs.exp,
-            "rank": lambda: torch.arange(paths.shape[2], device=paths.device).float().expand_as(paths),
+            "P": lambda: np.exp(paths.numpy(force=True)),
+            "H": lambda: entropies.numpy(force=True)[:, :, None],
+            "d": lambda: depth,
+            "p": lambda: np.exp(log_probs.numpy(force=True)),
+            "rank": lambda: np.arange(paths.shape[2]),
         }
-        return self.confidence({name: known[name]() for name in self.confidence.features}), entropies
+        x = np.empty((*paths.shape, len(features)), np.float32)  # [B, f, k, F]
+        for i, name in enumerate(features):
+            x[..., i] = known[name]()
+        return self.confidence.judge(x), entropies
 
-    def _survivors(self, sure: torch.Tensor) -> torch.Tensor:
+    def _survivors(self, sure: np.ndarray) -> np.ndarray:
         """Which nodes of a layer stay, bool [B, m], by their confidence [B, m]."""
         above = sure > self.beta  # [B, m]
-        if self.layer_k is None or self.layer_k >= sure.shape[1]:
+        if self.layer_k is None or above.sum(1).max() <= self.layer_k:  # what is above is what is best
             return above
-        order = sure.argsort(dim=1, descending=True, stable=True)[:, : self.layer_k]  # [B, layer_k]
-        return above & torch.zeros_like(above).scatter_(1, order, True)
+        order = np.argsort(-sure, axis=1, kind="stable")[:, : self.layer_k]  # [B, layer_k]
+        best = np.zeros_like(above)  # [B, m]
+        np.put_along_axis(best, order, True, axis=1)
+        return above & best

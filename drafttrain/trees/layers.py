@@ -47,12 +47,16 @@ def top_entropy(log_probs: torch.Tensor) -> torch.Tensor:
     Args:
         log_probs: fp32 [..., D].
     """
-    size = log_probs.shape[-1]
     if log_probs.device.type == "cpu":
-        top = log_probs.detach().numpy()  # [..., D]
-        if size > ENTROPY_OVER:  # the same numbers as topk's in another order, and many times faster
-            top = np.partition(top, size - ENTROPY_OVER, axis=-1)[..., size - ENTROPY_OVER :]  # [..., 1000]
-        # 0 for a probability of 0, whose logarithm is -inf
-        return torch.from_numpy(-(np.exp(top) * np.maximum(top, -1e4)).sum(-1))
-    top = log_probs.topk(min(size, ENTROPY_OVER), sorted=False).values  # [..., 1000]
+        return torch.from_numpy(top_entropy_on_host(log_probs.numpy()))
+    top = log_probs.topk(min(log_probs.shape[-1], ENTROPY_OVER), sorted=False).values  # [..., 1000]
     return -(top.exp() * top.clamp(min=-1e4)).sum(-1)
+
+
+def top_entropy_on_host(top: np.ndarray) -> np.ndarray:
+    """`top_entropy` [...] of arrays [..., D]."""
+    tail = top.shape[-1] - ENTROPY_OVER
+    if tail > 0:  # the same numbers as topk's in another order, and many times faster
+        top = np.partition(top, tail, axis=-1)[..., tail:]  # [..., 1000]
+    top = np.maximum(top, -1e4)  # 0 for a probability of 0, whose logarithm is -inf
+    return -np.vecdot(np.exp(top), top)

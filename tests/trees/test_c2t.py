@@ -3,6 +3,7 @@
 import math
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -19,10 +20,9 @@ class Formula:
 
     features = FEATURES
 
-    def __call__(self, features):
-        score = 6 * features["P"] - 0.2 * features["H"] - 0.3 * features["d"]
-        score = score + 0.5 * features["p"] - 0.2 * features["rank"]
-        return (torch.sigmoid(score) * 40).round() / 40
+    def judge(self, x):
+        score = (x * np.array([6, -0.2, -0.3, 0.5, -0.2], np.float32)).sum(-1)
+        return np.round(40 / (1 + np.exp(-score))) / 40
 
 
 def reference(drafter: TableDrafter, policy: C2tPolicy, root: int) -> list[tuple[int, ...]]:
@@ -37,13 +37,14 @@ def reference(drafter: TableDrafter, policy: C2tPolicy, root: int) -> list[tuple
             for rank, (token, log_prob) in enumerate(children):
                 total = joint + torch.tensor(log_prob)
                 known = {
-                    "P": total.exp(),
-                    "H": torch.tensor(entropy),
-                    "d": torch.tensor(float(depth)),
-                    "p": torch.tensor(log_prob).exp(),
-                    "rank": torch.tensor(float(rank)),
+                    "P": np.exp(total.numpy()),
+                    "H": entropy,
+                    "d": depth,
+                    "p": np.exp(np.float32(log_prob)),
+                    "rank": rank,
                 }
-                sure = float(policy.confidence({name: known[name] for name in policy.confidence.features}))
+                features = [known[name] for name in policy.confidence.features]
+                sure = float(policy.confidence.judge(np.array(features, np.float32)))
                 candidates.append((sure, (*path, token), total))
         if policy.layer_k is not None:  # `sorted` is stable: among equals the earlier one comes first
             best = sorted(range(len(candidates)), key=lambda i: -candidates[i][0])[: policy.layer_k]
@@ -110,14 +111,15 @@ def test_features_are_those_of_the_full_tree():
     class Everything:
         features = FEATURES
 
-        def __call__(self, features):
-            seen.append(features)
-            return torch.ones_like(features["P"])
+        def judge(self, x):
+            seen.append(torch.from_numpy(x))
+            return np.ones(x.shape[:-1], np.float32)
 
     drafter, root = TableDrafter("soft", 3), torch.tensor([5, 7])
     tree = C2tPolicy(Everything(), 0.5, 3, None, 3).grow(drafter, None, root)
     full = expand_best(drafter, None, root, 27, 3, entropies=True)  # 8 children each
-    joined = {name: torch.cat([layer[name].flatten(1) for layer in seen], 1) for name in FEATURES}  # [2, 39]
+    every = torch.cat([layer.flatten(1, 2) for layer in seen], 1)  # [2, 39, F]
+    joined = dict(zip(FEATURES, every.unbind(-1)))  # [2, 39] each
     assert tree.sizes.tolist() == [40, 40]
     torch.testing.assert_close(joined["P"], tree.joint_log_probs()[:, 1:].exp())
     torch.testing.assert_close(joined["p"], tree.log_probs[:, 1:].exp())
