@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from drafttrain.calibration.stage import BETAS
+from drafttrain.calibration.stage import C2T_TRIALS
 from drafttrain.classifier.dump import ROW_BYTES
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.readers import read_conversations
@@ -135,7 +135,7 @@ def classifier(recipe: Recipe, folders: Folders) -> Estimate:
 def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
     """Which prompts are decoded how often."""
     prompts = recipe.calibrate.prompts
-    times = 6 + (len(BETAS) if recipe.classifier.prompts else 0)
+    times = 6 + (C2T_TRIALS if recipe.classifier.prompts else 0)
     return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": f"{times} times each"}
 
 

@@ -4,6 +4,7 @@
     python scripts/c2t_analysis.py surfaces     what the classifier makes of P and H, by depth (Figures 9, 10)
     python scripts/c2t_analysis.py sizes        EAGLE-1, EAGLE-2 and C2T at trees of one size (Appendix A)
     python scripts/c2t_analysis.py drafting     where drafting spends its time (Appendix E.1)
+    python scripts/c2t_analysis.py thresholds   one threshold or two, and fewer children, against PCT (ours)
     python scripts/c2t_analysis.py shift        fine-tuning against a shift of the threshold (Appendix B.4)
 
 heatmaps and shift read trees of `drafttrain dump-trees`. Numbers and pictures go to --out.
@@ -26,12 +27,15 @@ from drafttrain.classifier.metrics import recall_curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.train import ClassifierConfig, predict, train_classifier
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import PromptSet, read_prompts, spread
+from drafttrain.evaluation.benchmark import progress, try_trees
+from drafttrain.evaluation.measure import MeasurementLog
+from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
 from drafttrain.evaluation.sweep import sweep
 from drafttrain.export.bundle import load_bundle
-from drafttrain.files import save_figure, write_json
+from drafttrain.files import fingerprint, save_figure, write_json
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.provenance import content_hash
 from drafttrain.trees import c2t as c2t_module
 from drafttrain.trees.c2t import C2tPolicy
 
@@ -39,6 +43,11 @@ ROOT = Path(__file__).resolve().parent.parent
 MT_BENCH = "data/eval/mt_bench.jsonl"
 ENTROPIES = (0, 1, 2, 3, 4, 5, 6, np.inf)  # bounds of the rows of Figure 2, in nats
 NEW_TOKENS = 96
+TUNING = "data/tuning_prompts.jsonl"
+THRESHOLDS = ["pct:width=3,max_depth=8,min_confidence=0.06,threshold=0.16"]  # tuned on these prompts
+THRESHOLDS += [f"c2t:beta=0.12,top_k={k}" for k in (15, 8, 6, 4)]
+THRESHOLDS += ["c2t:beta=0.04,expand=0.16,top_k=4", "c2t:beta=0.06,expand=0.16,top_k=4"]
+THRESHOLDS += ["c2t:beta=0.05,expand=0.22,top_k=4", "c2t:beta=0.09,expand=0.22,top_k=4"]
 
 
 def heatmaps(trees: Path, out: Path) -> None:
@@ -165,6 +174,20 @@ def drafting(bundle: str, classifier: str | None, limit: int | None, out: Path) 
     write_json(out / "drafting.json", rows)
 
 
+def thresholds(bundle: str, classifier: str | None, limit: int | None, out: Path) -> None:
+    """Tokens per second of C2T with one threshold and with two, and with fewer children looked at, against
+    PCT, on prompts of no benchmark."""
+    loaded = load_bundle(bundle, dtype="bfloat16", classifier=classifier)
+    task = Task("tuning", spread(read_prompts(TUNING), limit))
+    log = MeasurementLog(out / "thresholds.jsonl", fingerprint([content_hash(bundle), THRESHOLDS, limit]))
+    with progress("decoding", [task]) as step:
+        rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=NEW_TOKENS, on_turn=step)
+    for row in rows:
+        row["over_pct"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+        print({name: value if name == "tree" else round(value, 3) for name, value in row.items()})
+    write_json(out / "thresholds.json", rows)
+
+
 def shift(trees: Path, start: str, out: Path) -> None:
     """Appendix B.4: recall at equal positive rates on these trees, of a classifier that learned elsewhere, of
     the same fine-tuned on a tenth of them, and of one that learned here. Where the first two agree at equal
@@ -188,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("what", choices=("heatmaps", "surfaces", "sizes", "drafting", "shift"))
+    choices = ("heatmaps", "surfaces", "sizes", "drafting", "thresholds", "shift")
+    parser.add_argument("what", choices=choices)
     parser.add_argument("--bundle", default="model_cards/smollm2-135m-edd", metavar="DIR")
     parser.add_argument("--classifier", metavar="DIR", help="default: the bundle's")
     parser.add_argument("--trees", default="runs/trees", metavar="DIR", help="of dump-trees")
@@ -206,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sizes(args.bundle, args.classifier, args.limit, out)
         elif args.what == "drafting":
             drafting(args.bundle, args.classifier, args.limit, out)
+        elif args.what == "thresholds":
+            thresholds(args.bundle, args.classifier, args.limit, out)
         else:
             shift(Path(args.trees), model, out)
     except UserError as error:

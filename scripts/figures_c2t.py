@@ -293,6 +293,7 @@ def auto_beta(run: Run) -> Measured:
             "repeats": ratio_spread(measured, "pct", "c2t"),
             "interval": ratio_interval(measured, "pct", "c2t"),
             "beta": loaded.calibration.beta,
+            "expand": loaded.calibration.expand,
             "pct": chosen["pct"],
             **told(own),
         }

@@ -103,6 +103,7 @@ def analysis(labelled, tiny_bundle, questions, tmp_path, monkeypatch):
     """`main` of scripts/c2t_analysis.py over those trees and the tiny bundle."""
     module = load("c2t_analysis")
     monkeypatch.setattr(module, "MT_BENCH", str(questions))
+    monkeypatch.setattr(module, "TUNING", str(questions))
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
     Classifier(hidden=2).save(tmp_path / "classifier", {})
 
@@ -138,6 +139,12 @@ def test_surfaces_sizes_and_drafting_time(analysis):
     for name, row in rows.items():
         assert row["drafter"] > 0 and row["rest"] > 0
         assert (row["classifier"] > 0) == name.startswith("c2t") == (row["entropy"] > 0)
+
+
+def test_thresholds(analysis):
+    rows = json.loads((analysis("thresholds") / "thresholds.json").read_text())
+    assert rows[0]["tree"].startswith("pct:") and rows[0]["over_pct"] == 1
+    assert sum("expand" in row["tree"] for row in rows) == 4 and rows[-1]["tokens_per_second"] > 0
 
 
 def test_fine_tuning_against_a_shift(analysis):

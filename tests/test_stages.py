@@ -199,7 +199,7 @@ def test_estimated_trees(folder):
     }
     recipe.drafter.draft_vocab_size, recipe.target.model = None, "somebody/on-the-hub"
     assert estimates.classifier(recipe, {}).keys() == {"prompts", "trees"}  # the size is the target's
-    assert estimates.calibrate(recipe, {})["decoded"] == "13 times each"
+    assert estimates.calibrate(recipe, {})["decoded"] == "15 times each"
     recipe.classifier.prompts = None
     assert estimates.calibrate(recipe, {})["decoded"] == "6 times each"
 

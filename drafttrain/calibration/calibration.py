@@ -41,6 +41,8 @@ class Calibration:
         temperature: under which the drafter's confidence predicts acceptance best.
         beta: threshold of C2T with which the measured costs promise most tokens per second; None where the
             bundle had no classifier.
+        expand: likewise of the nodes that it expands; None: all that it verifies.
+        top_k: children of a node that both were found with.
         confidence: "raw" and "scaled" (by the temperature of the other half of the prompts), each by depth
             ("all", "1", "2", …).
     """
@@ -61,6 +63,8 @@ class Calibration:
     temperature: float
     confidence: dict[str, dict[str, Reliability]]
     beta: float | None = None
+    expand: float | None = None
+    top_k: int | None = None
     format_version: int = FORMAT_VERSION
 
     @classmethod
@@ -101,8 +105,9 @@ class Calibration:
         numbers += [self.rate, self.temperature, *self.acceptance]
         if not all(0 < number < math.inf for number in numbers) or not 0 <= self.step_overhead < math.inf:
             raise ValueError("a number is not positive")
-        if self.beta is not None and not 0 < self.beta < 1:
-            raise ValueError("beta is no threshold")
+        for threshold in (self.beta, self.expand):
+            if threshold is not None and not 0 < threshold < 1:
+                raise ValueError("beta or expand is no threshold")
         if not len(self.promise.log_joint) == len(self.promise.accepted) > 1:
             raise ValueError("promise is incomplete")
         if not (self.target and self.drafter and self.acceptance and max(self.acceptance) <= 1):
@@ -121,7 +126,8 @@ class Calibration:
             for curves in (self.target, self.drafter)
         )
         step = CostCurve(target.sizes, tuple(seconds + self.step_overhead for seconds in target.seconds))
-        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise, self.beta)
+        thresholds = self.beta, self.expand, self.top_k
+        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise, *thresholds)
 
     def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
         """Says so in one line if it was measured on another machine or with other threads than these, in

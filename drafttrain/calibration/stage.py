@@ -46,7 +46,8 @@ from drafttrain.trees.tree import TokenTree
 # bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
 STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # times the rate of an EAGLE-2 tree, tried as the rate to beat
-BETAS = (0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.36)  # tried as the threshold of C2T
+BETAS = (0.05, 0.08, 0.12, 0.18, 0.26)  # tried as the only threshold of C2T
+C2T_TRIALS = len(BETAS) + len(STRICTNESS)
 LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
 
 
@@ -119,7 +120,7 @@ def calibrate(
         which = f"{config.prompts.path}: prompt {prompt.id}"
         check_length(model, prompt_ids, config.max_new_tokens, which)
     with Progress(transient=True) as bars:
-        runs = 2 + len(STRICTNESS) + (len(BETAS) if loaded.classifier else 0)
+        runs = 2 + len(STRICTNESS) + (C2T_TRIALS if loaded.classifier else 0)
         work = len(CONTEXTS) * (WARM_UP + config.rounds) + runs * len(ids)
         bar = bars.add_task("calibrating", total=work)
 
@@ -163,11 +164,14 @@ def calibrate(
         found.reached = max(reached.values())
         if loaded.classifier:
             promised = {}
-            for beta in BETAS:
-                predicted = PredictedPolicy(C2tPolicy(loaded.classifier, beta), found.costs)
+            pairs = [found.costs.worth(strictness * _rate(wide)) for strictness in STRICTNESS]
+            for beta, expand in [*((beta, None) for beta in BETAS), *pairs]:
+                policy = C2tPolicy(loaded.classifier, beta, top_k=config.width, expand=expand)
+                predicted = PredictedPolicy(policy, found.costs)
                 stats = decoding.run(predicted)
-                promised[beta] = (stats.new_tokens - stats.prompts) / predicted.seconds
-            found.beta = max(promised, key=promised.__getitem__)
+                promised[beta, expand] = (stats.new_tokens - stats.prompts) / predicted.seconds
+            found.beta, found.expand = max(promised, key=promised.__getitem__)
+            found.top_k = config.width
             found.made_for["classifier"] = weights_hash(loaded.classifier)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -379,6 +383,7 @@ def _show(found: Calibration, console: Console) -> None:
         f"{found.temperature:g} {scaled.ece:.3f}",
     ]
     if found.beta is not None:
-        lines.append(f"C2T verifies and expands a node from confidence {found.beta:g} on")
+        expanded = "it, too" if found.expand is None else f"one from {found.expand:.3g} on"
+        lines.append(f"C2T verifies a node from confidence {found.beta:.3g} on, and expands {expanded}")
     for line in lines:
         console.print(line, highlight=False)

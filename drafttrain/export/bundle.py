@@ -104,12 +104,12 @@ class Bundle:
 
     @property
     def costs(self) -> Costs | None:
-        """What was calibrated, less a threshold for another classifier."""
+        """What was calibrated, less thresholds for another classifier."""
         if self.calibration is None:
             return None
         made_for, costs = self.calibration.made_for.get("classifier"), self.calibration.costs
         own = self.classifier is not None and made_for == weights_hash(self.classifier)
-        return costs if own else replace(costs, beta=None)
+        return costs if own else replace(costs, beta=None, expand=None, top_k=None)
 
     def proposers(self, trees: Sequence[str]) -> dict[str, Proposer]:
         """The drafter with each of several growth policies. One that cannot be used here (PCT with a drafter

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+FEW = 8  # draft tokens over which the cost of a token more is averaged
+
 
 @dataclass(frozen=True)
 class CostCurve:
@@ -72,6 +74,8 @@ class Costs:
         acceptance: accepted children of an accepted node, at each depth from 0 on.
         promise: what a node's joint probability is worth.
         beta: threshold of C2T that is expected to be the fastest; None where there was no classifier.
+        expand: threshold of the nodes that C2T expands; None for all that it verifies.
+        top_k: children of a node that these thresholds were found with.
     """
 
     draft: CostCurve
@@ -81,6 +85,8 @@ class Costs:
     acceptance: tuple[float, ...]
     promise: Promise
     beta: float | None = None
+    expand: float | None = None
+    top_k: int | None = None
 
     def for_pct(self) -> dict[str, Any]:
         """s_d and s_t, both taken as constant (EDD paper, eq. 6)."""
@@ -96,5 +102,18 @@ class Costs:
         }
 
     def for_c2t(self) -> dict[str, Any]:
-        """The threshold for this machine, if it was looked for."""
-        return {} if self.beta is None else {"beta": self.beta}
+        """The thresholds for this machine, if they were looked for."""
+        found = {"beta": self.beta, "expand": self.expand, "top_k": self.top_k}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def worth(self, rate: float) -> tuple[float, float]:
+        """Least confidence of a node that is worth verifying, and of one that is worth expanding.
+
+        A second has to bring `rate` tokens. Verifying a node brings one with its confidence C and takes what
+        a token more takes: C > rate · s_t'. Expanding it brings one with C · a, a the share of accepted nodes
+        with an accepted child, and takes a layer and at least one token more: C · a > rate · (s_d + s_t').
+        """
+        token = (self.verify(1 + FEW) - self.verify(1)) / FEW  # seconds
+        verify = rate * token
+        expand = rate * (self.draft(1) + token) / self.acceptance[0]
+        return min(max(verify, 0.005), 0.95), min(max(expand, 0.005), 0.95)

@@ -48,15 +48,10 @@ def top_entropy(log_probs: torch.Tensor) -> torch.Tensor:
         log_probs: fp32 [..., D].
     """
     if log_probs.device.type == "cpu":
-        return torch.from_numpy(top_entropy_on_host(log_probs.numpy()))
+        top, tail = log_probs.numpy(), log_probs.shape[-1] - ENTROPY_OVER  # [..., D]
+        if tail > 0:  # the same numbers as topk's in another order, and many times faster
+            top = np.partition(top, tail, axis=-1)[..., tail:]  # [..., 1000]
+        top = np.maximum(top, -1e4)  # 0 for a probability of 0, whose logarithm is -inf
+        return torch.from_numpy(-np.vecdot(np.exp(top), top))
     top = log_probs.topk(min(log_probs.shape[-1], ENTROPY_OVER), sorted=False).values  # [..., 1000]
     return -(top.exp() * top.clamp(min=-1e4)).sum(-1)
-
-
-def top_entropy_on_host(top: np.ndarray) -> np.ndarray:
-    """`top_entropy` [...] of arrays [..., D]."""
-    tail = top.shape[-1] - ENTROPY_OVER
-    if tail > 0:  # the same numbers as topk's in another order, and many times faster
-        top = np.partition(top, tail, axis=-1)[..., tail:]  # [..., 1000]
-    top = np.maximum(top, -1e4)  # 0 for a probability of 0, whose logarithm is -inf
-    return -np.vecdot(np.exp(top), top)

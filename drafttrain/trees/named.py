@@ -40,7 +40,11 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
 }
 # what these take from a calibration; C2T can do without
 CALIBRATED = {"pct": Costs.for_pct, "timed": Costs.for_timed, "c2t": Costs.for_c2t}
-PCT_COSTS = ("draft_seconds", "verify_seconds")  # which a threshold replaces
+# what a setting that is written out replaces of it: C2T with a beta of one's own is the paper's
+REPLACED = {
+    "pct": ("threshold", {"draft_seconds", "verify_seconds"}),
+    "c2t": ("beta", {"expand", "top_k"}),
+}
 CLASSIFIED = ("c2t", "c2t_chain")  # these take a trained classifier
 
 
@@ -69,8 +73,7 @@ def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence |
                 "drafttrain train-classifier"
             )
         settings["confidence"] = confidence
-    if name in CALIBRATED and costs is not None:
-        settings |= CALIBRATED[name](costs)
+    settings |= _calibrated(text, costs)
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if key not in names or not equals:
@@ -92,11 +95,19 @@ def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence |
 
 def uses_calibration(text: str, costs: Costs | None) -> bool:
     """Whether the policy that a text names takes something from these costs that the text does not give."""
+    given = {part.partition("=")[0] for part in text.partition(":")[2].split(",")}
+    return bool(_calibrated(text, costs).keys() - given)
+
+
+def _calibrated(text: str, costs: Costs | None) -> dict[str, Any]:
+    """The settings that a policy has from these costs, unless the text gives them."""
     name, _, rest = text.partition(":")
     if costs is None or name not in CALIBRATED:
-        return False
-    given = {part.partition("=")[0] for part in rest.split(",")}
-    return bool(CALIBRATED[name](costs).keys() - given - ({*PCT_COSTS} if "threshold" in given else set()))
+        return {}
+    setting, replaced = REPLACED.get(name, ("", set()))
+    given = setting in {part.partition("=")[0] for part in rest.split(",")}
+    found = CALIBRATED[name](costs)
+    return {key: value for key, value in found.items() if not (given and key in replaced)}
 
 
 def _value(text: str, kind: Any) -> Any:

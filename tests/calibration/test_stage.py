@@ -223,9 +223,11 @@ def test_threshold_of_c2t_is_looked_for_where_there_is_a_classifier(tiny_bundle,
     config = CalibrateConfig(prompts=PromptSet("prompts", str(questions), 2), max_new_tokens=6, rounds=1)
     options = {"dtype": "float32", "device": "cpu", "classifier": tmp_path / "classifier"}
     found = calibrate(config, tiny_bundle, tmp_path / "out", **options)
-    assert found.beta in stage.BETAS and Calibration.load(tmp_path / "out").costs.beta == found.beta
+    costs = Calibration.load(tmp_path / "out").costs
+    assert (costs.beta, costs.expand, costs.top_k) == (found.beta, found.expand, config.width)
     loaded = load_bundle(tiny_bundle, calibration=tmp_path / "out", **options)
-    assert loaded.proposer("c2t").policy.beta == found.beta
+    policy = loaded.proposer("c2t").policy
+    assert (policy.beta, policy.expand, policy.top_k) == (found.beta, found.expand, config.width)
     assert loaded.proposer("c2t:beta=0.7").policy.beta == 0.7
     words = ["calibrate", str(tiny_bundle), "--prompts", str(questions), "--out", str(tmp_path / "told")]
     words += ["--classifier", str(tmp_path / "classifier"), "--dtype", "float32", "--limit", "2"]
@@ -236,23 +238,30 @@ def test_threshold_of_c2t_is_looked_for_where_there_is_a_classifier(tiny_bundle,
     assert loaded.warning("c2t:beta=0.7") is None is loaded.warning("pct:threshold=0.2")
     with torch.no_grad():
         loaded.classifier.outer.weight.add_(1)  # trained again since
-    assert loaded.proposer("c2t").policy.beta == 0.5 and loaded.warning("c2t") is None
+    policy = loaded.proposer("c2t").policy
+    assert (policy.beta, policy.expand, policy.top_k) == (0.5, None, 15) and loaded.warning("c2t") is None
 
 
-def test_threshold_is_the_one_that_promises_most(tiny_bundle, questions, tmp_path, monkeypatch):
-    """Where each threshold's trees take the same tokens, the one that costs least wins."""
-    seconds = dict(zip(stage.BETAS, (3.0, 2.0, 1.5, 1.0, 4.0, 5.0, 6.0)))
+@pytest.mark.parametrize("cheapest", [(stage.BETAS[3], None), (0.1, 0.3)])
+def test_thresholds_are_those_that_promise_most(cheapest, tiny_bundle, questions, tmp_path, monkeypatch):
+    """Where all thresholds' trees take the same tokens, those that cost least win."""
+    tried = []
 
     class Told(PredictedPolicy):
         def grow(self, drafter, state, root):
-            self.seconds += seconds[self.policy.beta]
+            tried.append((self.policy.beta, self.policy.expand))
+            self.seconds += 1.0 if tried[-1] == cheapest else 2.0
             return TokenTree.root_only(root)
 
+    pairs = iter([(0.05, 0.2), (0.1, 0.3), (0.2, 0.4), (0.3, 0.5)])
+    monkeypatch.setattr(stage.Costs, "worth", lambda costs, rate: next(pairs))
     monkeypatch.setattr(stage, "PredictedPolicy", Told)
     Classifier(hidden=1).save(tmp_path / "classifier", {})
     config = CalibrateConfig(prompts=PromptSet("prompts", str(questions), 2), max_new_tokens=6, rounds=1)
     options = {"dtype": "float32", "device": "cpu", "classifier": tmp_path / "classifier"}
-    assert calibrate(config, tiny_bundle, tmp_path / "out", **options).beta == stage.BETAS[3]
+    found = calibrate(config, tiny_bundle, tmp_path / "out", **options)
+    assert (found.beta, found.expand, found.top_k) == (*cheapest, config.width)
+    assert len(set(tried)) == stage.C2T_TRIALS
 
 
 def test_predicted_seconds_are_those_of_the_curves(tiny_bundle):

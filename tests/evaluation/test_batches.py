@@ -26,6 +26,7 @@ POLICIES = (
     "timed:max_depth=3",
     "c2t:beta=0.05,top_k=3,layer_k=4,max_depth=4",
     "c2t:beta=0.05,top_k=2,layer_k=none,max_depth=3",
+    "c2t:beta=0.02,expand=0.06,top_k=3,max_depth=4",
     "c2t_chain:beta=0.05,max_depth=5",
     "joint:threshold=0.02,top_k=3,layer_k=4,max_depth=4",
     "dymax:threshold=0.1",

@@ -49,10 +49,9 @@ def reference(drafter: TableDrafter, policy: C2tPolicy, root: int) -> list[tuple
         if policy.layer_k is not None:  # `sorted` is stable: among equals the earlier one comes first
             best = sorted(range(len(candidates)), key=lambda i: -candidates[i][0])[: policy.layer_k]
             candidates = [candidates[i] for i in sorted(best)]
-        layer = [(path, total) for sure, path, total in candidates if sure > policy.beta]
-        if not layer:
-            break
-        every += [path for path, _ in layer]
+        kept = [candidate for candidate in candidates if candidate[0] > policy.beta]
+        every += [path for _, path, _ in kept]
+        layer = [(path, total) for sure, path, total in kept if sure > (policy.expand or policy.beta)]
     return every
 
 
@@ -63,6 +62,7 @@ policies = st.builds(
     top_k=st.sampled_from([1, 2, 3, 15]),
     layer_k=st.sampled_from([1, 3, 6, 15]),
     max_depth=st.integers(1, 5),
+    expand=st.sampled_from([None, None, 0.05, 0.21, 0.43]),
 )
 naive = st.builds(
     C2tPolicy,

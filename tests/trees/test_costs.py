@@ -1,5 +1,7 @@
 """Cost curves between and beyond what was measured."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -26,6 +28,18 @@ def test_what_the_policies_take():
         "acceptance": (0.5, 0.4),
         "promise": promise,
     }
+
+
+def test_what_is_worth_verifying_and_expanding():
+    """At 40 tokens/s a token more, a millisecond, has to bring 0.04; a layer of 4 ms and a token 0.2, which
+    every second of its nodes keeps."""
+    verify = CostCurve((1, 9, 17), (0.020, 0.028, 0.040))
+    costs = Costs(CostCurve((1,), (0.004,)), verify, verify, 70.0, (0.5, 0.4), Promise())
+    assert costs.worth(40.0) == pytest.approx((0.04, 0.4))
+    assert costs.worth(80.0) == pytest.approx((0.08, 0.8)) and costs.worth(1e4) == (0.95, 0.95)
+    flat = CostCurve((1, 64), (0.02, 0.02))
+    assert dataclasses.replace(costs, verify=flat).worth(40.0) == pytest.approx((0.005, 0.32))
+    assert costs.for_c2t() == {}
 
 
 def test_a_promise_between_what_was_measured():

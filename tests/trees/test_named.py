@@ -1,5 +1,7 @@
 """Policies as recipes and the command line name them."""
 
+import dataclasses
+
 import pytest
 
 from drafttrain.errors import UserError
@@ -8,7 +10,7 @@ from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.eagle2 import Eagle2Policy
-from drafttrain.trees.named import parse_policy
+from drafttrain.trees.named import parse_policy, uses_calibration
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.static import StaticPolicy
 from drafttrain.trees.timed import TimedPolicy
@@ -30,7 +32,7 @@ COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5), Promise
         ("eagle2:top_k=4,total=none", Eagle2Policy(4, 6, None)),
         ("pct:width=3", PctPolicy(0.001, 0.02, width=3)),
         ("pct:draft_seconds=0.002", PctPolicy(0.002, 0.02)),
-        ("pct:threshold=0.2", PctPolicy(0.001, 0.02, threshold=0.2)),
+        ("pct:threshold=0.2", PctPolicy(threshold=0.2)),
         ("timed:max_depth=3", TimedPolicy(COSTS.draft, CURVE, 80.0, (0.6, 0.5), Promise(), max_depth=3)),
         ("c2t:beta=0.3,top_k=10", C2tPolicy(Plain("P"), 0.3, 10, 15, 10)),
         ("c2t:layer_k=none,max_depth=6", C2tPolicy(Plain("P"), 0.5, 15, None, 6)),
@@ -42,6 +44,23 @@ COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5), Promise
 )
 def test_names(text, policy):
     assert parse_policy(text, COSTS, Plain("P")) == policy
+
+
+@pytest.mark.parametrize(
+    "text, settings, calibrated",
+    [
+        ("c2t", {"beta": 0.06, "expand": 0.3, "top_k": 4}, True),
+        ("c2t:top_k=15,max_depth=6", {"beta": 0.06, "expand": 0.3, "top_k": 15, "max_depth": 6}, True),
+        ("c2t:expand=none", {"beta": 0.06, "top_k": 4}, True),
+        ("c2t:beta=0.2", {"beta": 0.2}, False),  # the paper's, whatever was calibrated
+        ("c2t:beta=0.2,expand=0.4", {"beta": 0.2, "expand": 0.4}, False),
+        ("c2t_chain", {"beta": 0.85, "top_k": 1, "layer_k": 1}, False),
+    ],
+)
+def test_thresholds_of_c2t(text, settings, calibrated):
+    costs = dataclasses.replace(COSTS, beta=0.06, expand=0.3, top_k=4)
+    assert parse_policy(text, costs, Plain("P")) == C2tPolicy(Plain("P"), **settings)
+    assert uses_calibration(text, costs) == calibrated
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ POLICIES = {
     "pct": PctPolicy(draft_seconds=0.05, verify_seconds=1.0, width=4, max_depth=6),
     "c2t": C2tPolicy(Plain("P"), beta=0.05, top_k=4, layer_k=3, max_depth=5),
     "c2t-naive": C2tPolicy(Plain("p"), beta=0.2, top_k=3, layer_k=None, max_depth=4),
+    "c2t-expand": C2tPolicy(Plain("P"), beta=0.05, top_k=4, layer_k=6, max_depth=5, expand=0.3),
     "dymax": C2tPolicy.dymax(),
     "dyjoint": C2tPolicy.dyjoint(),
 }
