@@ -269,7 +269,7 @@ def draft_time(run: Run) -> Measured:
 
 
 def auto_beta(run: Run) -> Measured:
-    """C2T with the threshold that calibration found, against PCT tuned on the tuning prompts."""
+    """C2T with the thresholds that calibration found, against PCT tuned on the tuning prompts."""
     run.check_quiet()
     folder, own = run.folder("c2t_auto"), classifier(run)
     place = folder / f"calibration-{told(own)['weights']}"
