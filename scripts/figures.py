@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import figures_c2t
+import figures_self_draft
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.stage import CalibrateConfig, calibrate
@@ -491,6 +492,7 @@ TOPICS = {
         Group({"batch_mismatches": "== 0"}, batch_exactness),
     ],
     "c2t": figures_c2t.GROUPS,
+    "self-draft": figures_self_draft.GROUPS,
 }
 
 
@@ -503,9 +505,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
-    text = "prompts of each task at most, for trees and c2t"
+    text = "prompts of each task at most, for trees, c2t and self-draft"
     parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
+    parser.add_argument("--oanc", metavar="FILE", help="OANC's oanc_written_2.zip, for self-draft")
     text = "prompts of a further task for c2t, such as alpaca=questions.jsonl; may be repeated"
     parser.add_argument("--prompts", action="append", default=[], metavar="NAME=FILE", help=text)
     parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
@@ -515,6 +518,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{', '.join(sorted(unknown))}: no such figure; there are {', '.join(names)}")
     if args.vllm_python and not Path(args.vllm_python).exists():
         parser.error(f"--vllm-python: {args.vllm_python} does not exist")
+    if args.oanc and not Path(args.oanc).exists():
+        parser.error(f"--oanc: {args.oanc} does not exist")
     more = dict(item.partition("=")[::2] for item in args.prompts)
     if more and args.topic != "c2t":
         parser.error("--prompts is for topic c2t")
@@ -523,7 +528,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--prompts {name}={path}: name a task of your own, in letters")
         if not Path(path).is_file():
             parser.error(f"--prompts {name}={path}: no such file")
-    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python, more)
+    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python, more, args.oanc)
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 
 

@@ -25,7 +25,7 @@ class FakeDecoder:
     warning = None
 
     @classmethod
-    def from_pretrained(cls, path, target, dtype, tree, calibration):
+    def from_pretrained(cls, path, target, dtype, tree, calibration, ngrams):
         return cls()
 
     def generate(self, prompt, max_new_tokens):

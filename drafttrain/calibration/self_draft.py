@@ -1,17 +1,20 @@
 """`drafttrain tune-self-draft`: what Self-Draft needs to know of a target and a machine, found by decoding.
 
-How often candidates are accepted, by evidence; what a forward costs, by tokens; and with both, how many
+How likely candidates are accepted, by evidence; what a forward costs, by tokens; and with both, how many
 branches, how long, and how strict a rate is fastest. The paper leaves that to a grid search (its conclusion).
 """
 
 import json
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
+from sklearn.linear_model import LogisticRegression
 
 from drafttrain.calibration.timing import WARM_UP, measure_verification
 from drafttrain.errors import UserError
@@ -22,7 +25,7 @@ from drafttrain.files import read_json, write_json
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.ngrams.candidates import Evidence
+from drafttrain.ngrams.candidates import Evidence, Odds
 from drafttrain.ngrams.corpus_cache import CorpusCache
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.costs import CostCurve
@@ -31,10 +34,9 @@ FILE = "self_draft.json"
 FORMAT_VERSION = 1
 CONTEXT = 256  # committed tokens behind which forwards are timed
 ROUNDS = 15
-OBSERVATIONS = 8.0  # that the share of all evidence of a source counts for, where a kind of it is rare
-WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which shares are counted
+WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which candidates are judged
 BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
-STRICTNESS = (1.0, 1.5, 2.2)  # times the rate reached, tried as the rate to beat
+STRICTNESS = (0.8, 1.2, 1.8)  # times the rate reached, tried as the rate to beat
 
 
 @dataclass
@@ -67,7 +69,7 @@ class SelfDraftSettings:
     """
 
     config: SelfDraftConfig = field(default_factory=SelfDraftConfig)
-    prior: dict[Evidence, float] = field(default_factory=dict)
+    odds: Odds = field(default_factory=Odds)
     verify: CostCurve | None = None
     rate: float = 0.0
     machine: dict[str, Any] = field(default_factory=dict)
@@ -78,12 +80,12 @@ class SelfDraftSettings:
     def proposer(self, target: FrozenTarget, corpus: CorpusCache | None) -> SelfDraft:
         """Self-Draft with these settings."""
         special = target.tokenizer.all_special_ids if target.tokenizer is not None else ()
-        return SelfDraft(self.config, target.vocab_size, special, corpus, self.prior, self.verify, self.rate)
+        return SelfDraft(self.config, target.vocab_size, special, corpus, self.odds, self.verify, self.rate)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `self_draft.json`."""
         value = {"format_version": FORMAT_VERSION, **asdict(self)}
-        value["prior"] = [[*evidence, share] for evidence, share in sorted(self.prior.items())]
+        value["odds"]["weights"] = [[*offer, weight] for offer, weight in sorted(self.odds.weights.items())]
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_json(Path(folder) / FILE, value)
 
@@ -99,10 +101,13 @@ class SelfDraftSettings:
         try:
             if value.pop("format_version") != FORMAT_VERSION:
                 raise ValueError
-            value["prior"] = {(source, m, rank): share for source, m, rank, share in value["prior"]}
+            odds = value["odds"]
+            odds["weights"] = {(source, m, rank): weight for source, m, rank, weight in odds["weights"]}
+            odds["agreement"] = {int(number): weight for number, weight in odds["agreement"].items()}
+            value["odds"] = Odds(**odds)
             value["config"] = SelfDraftConfig(**value["config"])
             if value["verify"] is not None:
-                value["verify"] = CostCurve(**value["verify"])
+                value["verify"] = CostCurve(*(tuple(value["verify"][name]) for name in ("sizes", "seconds")))
             return cls(**value)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(
@@ -148,7 +153,7 @@ def tune_self_draft(
         for prompt_ids in ids:
             stats += decode_all(target, wide, [prompt_ids], config.max_new_tokens)[1]
             step()
-        found.prior = shares(wide)
+        found.odds = fit_odds(wide.judged)
         settings = []
         for branches, length in config.branches:
             for strictness in config.strictness:
@@ -192,15 +197,25 @@ def tune_self_draft(
     return best
 
 
-def shares(proposer: SelfDraft) -> dict[Evidence, float]:
-    """How often candidates were accepted, by evidence; evidence that is rare leans on its source's mean."""
-    judged, granted = proposer.judged, proposer.granted
-    found: dict[Evidence, float] = {}
-    for evidence, number in judged.items():
-        same = [other for other in judged if other[0] == evidence[0]]
-        mean = sum(granted[other] for other in same) / sum(judged[other] for other in same)
-        found[evidence] = (OBSERVATIONS * mean + granted[evidence]) / (OBSERVATIONS + number)
-    return found
+def fit_odds(judged: Counter[tuple[Evidence, bool]]) -> Odds:
+    """The logistic model of candidates that were judged; `Odds` as it is if they were all accepted or all
+    refused."""
+    if len({accepted for _, accepted in judged}) < 2:
+        return Odds()
+    rows = [{offer: 1 for offer in evidence} | {len(evidence): 1} for evidence, _ in judged]
+    names = sorted({name for row in rows for name in row}, key=str)
+    place = {name: i for i, name in enumerate(names)}
+    x = np.zeros((len(rows), len(names)))  # [judged, offers and numbers of offers]
+    for i, row in enumerate(rows):
+        x[i, [place[name] for name in row]] = 1
+    accepted = [int(accepted) for _, accepted in judged]
+    model = LogisticRegression(max_iter=1000).fit(x, accepted, sample_weight=list(judged.values()))
+    weights = dict(zip(names, model.coef_[0].tolist()))
+    return Odds(
+        float(model.intercept_[0]),
+        {name: weight for name, weight in weights.items() if isinstance(name, tuple)},
+        {name: weight for name, weight in weights.items() if isinstance(name, int)},
+    )
 
 
 def _steps_seconds(stats: DecodeStats) -> float:

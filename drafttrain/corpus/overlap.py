@@ -79,7 +79,10 @@ class EvaluationPrompts:
 def _prompts_of(value: object, source: str) -> list[str]:
     if isinstance(value, str):
         return [value]
-    for key in ("turns", "question", "prompt"):
+    keys = ["turns", "question", "prompt"]
+    if isinstance(value, dict) and "test_list" in value:  # MBPP
+        keys.append("text")
+    for key in keys:
         prompt = value.get(key) if isinstance(value, dict) else None
         if isinstance(prompt, str):
             return [prompt]

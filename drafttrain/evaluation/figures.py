@@ -42,6 +42,7 @@ class Run:
         limit: prompts of each task at most, in full runs; None for as many as the figure is defined with.
         vllm_python: interpreter of an environment with vLLM, for the baseline that it is.
         more_prompts: files of further tasks by name, which may not be redistributed.
+        oanc: the archive of OANC's written part.
     """
 
     topic: str
@@ -51,6 +52,7 @@ class Run:
     limit: int | None = None
     vllm_python: str | None = None
     more_prompts: dict[str, str] = field(default_factory=dict)
+    oanc: str | None = None
 
     def prompts(self, quick: int, full: int | None) -> int | None:
         """How many prompts of a task to take; None for all."""

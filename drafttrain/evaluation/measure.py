@@ -46,25 +46,34 @@ def autoregressive(target: FrozenTarget) -> Method:
     return drafting(target, NoProposer())
 
 
-def transformers_generate(target: FrozenTarget) -> Method:
-    """`generate` of the same model as transformers loads it, greedy, with its default cache."""
+def transformers_generate(target: FrozenTarget, lookup: int | None = None) -> Method:
+    """`generate` of the same model as transformers loads it, greedy, with its default cache.
+
+    Args:
+        lookup: tokens of its prompt lookup; None goes without.
+    """
     model = load_stock_model(target)
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
         started = time.perf_counter()
-        [new] = generate_batch(model, target, [prompt_ids], max_new_tokens)
+        [new] = generate_batch(model, target, [prompt_ids], max_new_tokens, lookup)
         return MethodRun(time.perf_counter() - started, new)
 
     return run
 
 
 def generate_batch(
-    model: PreTrainedModel, target: FrozenTarget, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    model: PreTrainedModel,
+    target: FrozenTarget,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    lookup: int | None = None,
 ) -> list[list[int]]:
     """Greedy `generate` over prompts padded on the left; a stop token ends a row and is part of it.
 
     Args:
         target: whose stop tokens count.
+        lookup: tokens of prompt lookup, for one prompt; None goes without.
     """
     stop = sorted(target.eos_token_ids)
     pad, longest = stop[0] if stop else 0, max(map(len, prompts))
@@ -83,6 +92,7 @@ def generate_batch(
         temperature=None,
         top_p=None,
         top_k=None,
+        prompt_lookup_num_tokens=lookup,
     )
     rows = out[:, longest:].tolist()
     ends = (next((i for i, token in enumerate(row) if token in stop), len(row)) for row in rows)

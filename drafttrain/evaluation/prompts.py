@@ -5,6 +5,7 @@ What a row is shows in its keys:
     turns                    MT-bench, and the files that EAGLE and Spec-Bench made in its form
     question                 GSM8K
     prompt and entry_point   HumanEval
+    text and test_list       MBPP
     prompt                   one prompt
     a chat or instruction    any row that the corpus reader knows: what the user says in it
 
@@ -28,6 +29,11 @@ from drafttrain.errors import UserError
 # HumanEval is code to be continued, and a chat model has to be told so. The words are EAGLE's; one blank line
 # always follows here (EAGLE has what the problem itself begins with: nothing, or one to three line ends).
 CODE_REQUEST = "Complete the code I provided.\n\n"
+# The words of MBPP's authors (Austin et al. 2021, fig. 1).
+MBPP_REQUEST = (
+    "You are an expert Python programmer, and here is your task: {task} Your code should pass these tests:"
+    "\n\n{tests}"
+)
 
 
 @dataclass
@@ -164,6 +170,8 @@ def _prompt(row: Any, source: str, number: str) -> Prompt:
         turns = [row["prompt"]]
         if "entry_point" in row and isinstance(row["prompt"], str):
             turns = [CODE_REQUEST + row["prompt"].lstrip("\n")]
+    elif "text" in row and "test_list" in row:
+        turns = [MBPP_REQUEST.format(task=row["text"], tests="\n".join(map(str, row["test_list"])))]
     else:
         chat = row_to_conversation(row, "auto", name, source, Counter(), Counter())
         messages = chat.messages if chat and not chat.is_text else []

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.self_draft import FILE as SELF_DRAFT
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
 from drafttrain.classifier.model import Classifier
@@ -29,6 +30,9 @@ from drafttrain.files import fingerprint, new_folder, read_json, require_free_di
 from drafttrain.inference.joined import JoinedProposer
 from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.inference.self_draft import SelfDraft
+from drafttrain.ngrams.corpus_cache import DATA as NGRAM_DATA
+from drafttrain.ngrams.corpus_cache import FILE as NGRAMS
+from drafttrain.ngrams.corpus_cache import CorpusCache
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.target.loading import load_for_decoding
@@ -53,6 +57,7 @@ class ExportConfig:
         language: languages for the card's metadata.
         datasets: what the drafter was trained on, one line each, for the card.
         command: the command that made it, for the card.
+        ngrams: folder of an n-gram cache that the bundle takes along. null: none.
     """
 
     name: str | None = None
@@ -61,6 +66,7 @@ class ExportConfig:
     language: str = "en"
     datasets: list[str] | None = None
     command: str | None = None
+    ngrams: str | None = None
 
 
 @dataclass
@@ -155,9 +161,11 @@ def export(
         classifier: folder of a C2T classifier for it.
 
     Raises:
-        UserError: no trained drafter there, a damaged one, or the disk is full.
+        UserError: no trained drafter or n-gram cache there, a damaged one, or the disk is full.
     """
     drafter, out = Path(drafter), Path(out)
+    if config.ngrams is not None:
+        CorpusCache.open(config.ngrams)
     settings = read_config(drafter)
     try:
         tensors = load_file(drafter / WEIGHTS)
@@ -182,6 +190,10 @@ def export(
         if classifier is not None:
             for name in (CLASSIFIER, CLASSIFIER_WEIGHTS):
                 shutil.copyfile(Path(classifier) / name, folder / name)
+        if config.ngrams is not None:
+            for name in (NGRAMS, NGRAM_DATA, SELF_DRAFT):
+                if (Path(config.ngrams) / name).exists():
+                    shutil.copyfile(Path(config.ngrams) / name, folder / name)
         if log.exists():
             shutil.copyfile(log, folder / "training_log.json")
         size = sum(file.stat().st_size for file in folder.iterdir())

@@ -14,7 +14,7 @@ from drafttrain.inference.self_draft import SelfDraft
 from drafttrain.ngrams.candidates import Candidates, Evidence
 from drafttrain.trees.tree import TokenTree
 
-DRAFTER: Evidence = ("drafter", 0, 0)
+DRAFTER: Evidence = (("drafter", 0, 0),)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from drafttrain.ngrams.candidates import Candidates, Evidence
 from drafttrain.ngrams.context_cache import BRANCH
 from drafttrain.trees.tree import TokenTree
 
-POOL: Evidence = ("pool", 0, 0)
-WINDOW: Evidence = (BRANCH, 0, 0)
+POOL: Evidence = (("pool", 0, 0),)
+WINDOW: Evidence = ((BRANCH, 0, 0),)
 
 
 @dataclass

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 import torch
 
 from drafttrain.errors import UserError
-from drafttrain.ngrams.candidates import Candidates, Evidence, Shares, Sources, grow
+from drafttrain.ngrams.candidates import Candidates, Evidence, Odds, Sources, grow
 from drafttrain.ngrams.context_cache import ACCEPTED, BRANCH, PROMPT, RECYCLED, ContextCache
 from drafttrain.ngrams.corpus_cache import CorpusCache
 from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.tree import TokenTree
 
-LIVE: Evidence = (BRANCH, 0, 0)  # a token of a branch as it is being guessed, not out of the cache
+LIVE: Evidence = ((BRANCH, 0, 0),)  # a token of a branch as it is being guessed, not out of the cache
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,14 @@ class SelfDraft:
         vocab_size: of the target; branches start from any token below it.
         special: tokens that no branch starts from.
         corpus: n-grams of a large text; None goes without.
-        prior: how often candidates were accepted, by evidence, as `tune-self-draft` found.
+        odds: how likely candidates are accepted, as `tune-self-draft` found; None for a rough guess.
         verify: what a forward costs by its tokens; with `rate` it cuts the tree where a node takes more time
             than it is worth. None: the budget alone.
         rate: tokens per second that a step has to beat.
 
     Attributes:
-        accepted: accepted candidates by source, over all sequences.
+        accepted: accepted candidates by the source that spoke most for them, over all sequences.
+        judged: candidates whose parent was accepted, by evidence and by whether they were, likewise.
     """
 
     model_seconds = 0.0
@@ -122,15 +123,14 @@ class SelfDraft:
         vocab_size: int,
         special: Collection[int] = (),
         corpus: CorpusCache | None = None,
-        prior: dict[Evidence, float] | None = None,
+        odds: Odds | None = None,
         verify: CostCurve | None = None,
         rate: float = 0.0,
     ):
         self.config, self.vocab_size, self.special = config, vocab_size, frozenset(special)
-        self.corpus, self.prior, self.verify, self.rate = corpus, prior or {}, verify, rate
+        self.corpus, self.odds, self.verify, self.rate = corpus, odds or Odds(), verify, rate
         self.accepted: Counter[str] = Counter()
-        self.judged: Counter[Evidence] = Counter()
-        self.granted: Counter[Evidence] = Counter()
+        self.judged: Counter[tuple[Evidence, bool]] = Counter()
 
     # the state of a batch is a list of sequences
 
@@ -146,7 +146,7 @@ class SelfDraft:
                 starts.append(token)
         text = ContextCache(config.longest) if config.context else None
         drafted = ContextCache(config.longest)
-        sources = Sources(text, drafted, self.corpus, Shares(self.prior), config.width)
+        sources = Sources(text, drafted, self.corpus, self.odds.copy(), config.width)
         return _Sequence([], sources, [[token] for token in starts])
 
     def keep_rows(self, state: list[_Sequence], rows: torch.Tensor) -> list[_Sequence]:
@@ -169,11 +169,12 @@ class SelfDraft:
         if sequence.sources.text is not None:
             sequence.sources.text.add(sequence.text[-known - len(tokens) :], source, known)
         if sequence.sent is not None:
+            odds = sequence.sources.odds
             for evidence, accepted in sequence.sent.judged(tokens[1:]):
-                sequence.sources.shares.note(evidence, accepted)
-                self.judged[evidence] += 1
-                self.granted[evidence] += accepted
-                self.accepted[evidence[0]] += accepted
+                self.judged[evidence, accepted] += 1
+                if accepted:
+                    self.accepted[max(evidence, key=odds.weight)[0]] += 1
+                odds.learn(evidence, accepted)
             sequence.sent = None
 
     def propose(self, state: list[_Sequence], root: torch.Tensor) -> TokenTree:

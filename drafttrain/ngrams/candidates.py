@@ -1,8 +1,9 @@
 """Candidates out of n-gram caches, merged into one tree that holds the most promising of them.
 
-Each cache says which tokens followed the present text before. How often such a token is accepted depends on
-where it comes from, how much of the text it continues and how it ranks there (its `Evidence`). Those shares
-are counted, while tuning and then in each sequence anew, and the tree grows best first by their products.
+Each cache says which tokens followed the present text before. How likely such a token is accepted depends on
+which caches offer it, how much of the text it continues there and how it ranks there (its `Evidence`). A
+logistic model of these, fitted while tuning, learns on in each sequence, and the tree grows best first by the
+products of its shares.
 Self-Draft orders candidates by source, length and frequency alone (paper, "Draft Cache Initialization").
 """
 
@@ -18,35 +19,52 @@ CORPUS = "corpus"
 RANKS = 3  # followers of a context prefix that are told apart by rank; the others are as good as the last
 SHARES = 5  # shares of a corpus prefix that are told apart, by halves
 
-Evidence = tuple[str, int, int]  # source, matched tokens, rank or class of share
+Offer = tuple[str, int, int]  # source, matched tokens, rank or class of share
+Evidence = tuple[Offer, ...]  # of one token: an offer from each cache that has it
 
 
 @dataclass
-class Shares:
-    """How often candidates were accepted, by evidence: a prior and what the sequence itself has shown.
+class Odds:
+    """How likely candidates are accepted: a logistic model, additive in the offers and in their number.
 
     Attributes:
-        prior: share accepted, from tuning.
-        unknown: share of evidence that tuning has not met.
-        weight: observations that the prior counts for.
+        bias: log-odds of any candidate.
+        weights: what an offer adds; offers without one, as `unknown` says.
+        agreement: what it adds that so many caches offer the token.
+        rate: step of learning from each candidate that is judged.
     """
 
-    prior: dict[Evidence, float] = field(default_factory=dict)
-    unknown: float = 0.3
-    weight: float = 8.0
-    counts: dict[Evidence, list[int]] = field(default_factory=dict)  # accepted, judged
+    bias: float = -1.2
+    weights: dict[Offer, float] = field(default_factory=dict)
+    agreement: dict[int, float] = field(default_factory=dict)
+    rate: float = 0.1
+
+    @staticmethod
+    def unknown(offer: Offer) -> float:
+        """A rough weight for an offer that tuning has not met: the longer its match the better, the lower its
+        rank the worse."""
+        return 0.7 * (offer[1] - 1 - offer[2])
+
+    def weight(self, offer: Offer) -> float:
+        """What an offer adds to the log-odds."""
+        found = self.weights.get(offer)
+        return self.unknown(offer) if found is None else found
 
     def __call__(self, evidence: Evidence) -> float:
-        prior = self.prior.get(evidence, self.unknown)
-        if (seen := self.counts.get(evidence)) is None:
-            return prior
-        return (self.weight * prior + seen[0]) / (self.weight + seen[1])
+        """Share of such candidates that is accepted."""
+        odds = self.bias + self.agreement.get(len(evidence), 0.0) + sum(map(self.weight, evidence))
+        return 1 / (1 + math.exp(-odds))
 
-    def note(self, evidence: Evidence, accepted: bool) -> None:
-        """A candidate was judged: its parent was accepted."""
-        seen = self.counts.setdefault(evidence, [0, 0])
-        seen[0] += accepted
-        seen[1] += 1
+    def learn(self, evidence: Evidence, accepted: bool) -> None:
+        """A step of gradient descent on the log-loss of a candidate that was judged."""
+        step = self.rate * (accepted - self(evidence))
+        self.agreement[len(evidence)] = self.agreement.get(len(evidence), 0.0) + step
+        for offer in evidence:
+            self.weights[offer] = self.weight(offer) + step
+
+    def copy(self) -> "Odds":
+        """For one sequence to learn with."""
+        return Odds(self.bias, dict(self.weights), dict(self.agreement), self.rate)
 
 
 @dataclass
@@ -59,18 +77,18 @@ class Candidates:
         parents: index of each node's parent, -1 for the root.
         depths: distance from the root.
         joint: expected share of each that is accepted.
-        evidence: why each was proposed; None for the root.
+        evidence: why each was proposed; empty for the root.
     """
 
     tokens: list[int]
     parents: list[int]
     depths: list[int]
     joint: list[float]
-    evidence: list[Evidence | None]
+    evidence: list[Evidence]
 
     @classmethod
     def of(cls, root: int) -> "Candidates":
-        return cls([root], [-1], [0], [1.0], [None])
+        return cls([root], [-1], [0], [1.0], [()])
 
     def judged(self, accepted: Sequence[int]) -> list[tuple[Evidence, bool]]:
         """The candidates whose parent was accepted, and whether they were, from the accepted tokens."""
@@ -137,7 +155,7 @@ class Candidates:
         moved.parents = [place.get(parent, -1) for parent in moved.parents]
         return moved, [[place[node] for node in passed] for passed in nodes]
 
-    def add(self, parent: int, token: int, joint: float, evidence: Evidence | None) -> int:
+    def add(self, parent: int, token: int, joint: float, evidence: Evidence) -> int:
         """Appends a node; returns its index."""
         self.tokens.append(token)
         self.parents.append(parent)
@@ -196,35 +214,30 @@ class Sources:
         text: n-grams of the prompt and of the accepted text; None to leave it out.
         drafted: n-grams of branches and of what the target said behind drafts.
         corpus: of a large text; None to leave it out.
-        shares: how often their candidates are accepted.
+        odds: how likely their candidates are accepted.
         width: followers taken from each.
     """
 
     text: ContextCache | None
     drafted: ContextCache
     corpus: CorpusCache | None
-    shares: Shares
+    odds: Odds
     width: int = 4
 
     def followers(self, text: Sequence[int]) -> dict[int, tuple[float, Evidence]]:
-        """Candidates behind a text. One that several caches know is as good as the best of them says."""
-        found: dict[int, tuple[float, Evidence]] = {}
-
-        def offer(token: int, evidence: Evidence) -> None:
-            share = self.shares(evidence)
-            if token not in found or found[token][0] < share:
-                found[token] = (share, evidence)
-
+        """Candidates behind a text."""
+        offers: dict[int, list[Offer]] = {}
         for cache in (self.text, self.drafted):
             if cache is not None:
                 matched, tokens = cache.after(text)
                 for rank, (token, source) in enumerate(tokens[: self.width]):
-                    offer(token, (source, matched, min(rank, RANKS - 1)))
+                    offers.setdefault(token, []).append((source, matched, min(rank, RANKS - 1)))
         if self.corpus is not None:
             matches = self.corpus.next_tokens(text, self.width)
             for token, count in zip(matches.tokens, matches.counts):
-                offer(token, (CORPUS, matches.matched, share_class(count, matches.total)))
-        return found
+                offer = (CORPUS, matches.matched, share_class(count, matches.total))
+                offers.setdefault(token, []).append(offer)
+        return {token: (self.odds(known), known) for token, known in zip(offers, map(tuple, offers.values()))}
 
 
 def share_class(count: int, total: int) -> int:

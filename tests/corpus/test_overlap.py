@@ -52,11 +52,12 @@ def test_files_of_every_benchmark(tmp_path):
     (tmp_path / "gsm.jsonl").write_text(json.dumps({"question": "three", "answer": "x"}))
     (tmp_path / "he.json").write_text(json.dumps([{"prompt": "four", "test": "x"}, "five"]))
     (tmp_path / "lines.txt").write_text("six\nseven\n")
-    files = [tmp_path / name for name in ("mt.jsonl", "gsm.jsonl", "he.json", "lines.txt")]
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps({"text": "eight", "test_list": ["x"], "code": "x"}))
+    files = [tmp_path / name for name in ("mt.jsonl", "gsm.jsonl", "he.json", "lines.txt", "mbpp.jsonl")]
     prompts = EvaluationPrompts.read(files)
-    assert all(prompts.overlap(word) for word in "one two three four five six seven".split())
-    assert len(prompts) == 7
-    assert len(EvaluationPrompts.read([tmp_path])) == 7
+    assert all(prompts.overlap(word) for word in "one two three four five six seven eight".split())
+    assert len(prompts) == 8
+    assert len(EvaluationPrompts.read([tmp_path])) == 8
     assert not prompts.overlap("x")
     assert len(EvaluationPrompts.read([])) == 0
 

@@ -12,6 +12,7 @@ from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import (
     CODE_REQUEST,
+    MBPP_REQUEST,
     Prompt,
     PromptSet,
     Task,
@@ -35,6 +36,10 @@ def write(path: Path, *rows) -> Path:
         (
             {"task_id": "HumanEval/0", "prompt": "\n\ndef f():\n", "entry_point": "f"},
             Prompt("HumanEval/0", [CODE_REQUEST + "def f():\n"]),
+        ),
+        (
+            {"task_id": 11, "text": "Add.", "code": "x", "test_list": ["assert f(1)", "assert f(2)"]},
+            Prompt("11", [MBPP_REQUEST.format(task="Add.", tests="assert f(1)\nassert f(2)")]),
         ),
         ({"prompt": "Say hi."}, Prompt("1", ["Say hi."])),
         ({"id": "p7", "prompt": "Line\u2028separator"}, Prompt("p7", ["Line\u2028separator"])),
@@ -110,6 +115,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path):
     [
         ("mt_bench.jsonl", 80, 2, "Compose an engaging travel blog post"),
         ("gsm8k_test_80.jsonl", 80, 1, "Janet\u2019s ducks lay 16 eggs per day."),
+        ("mbpp.jsonl", 80, 1, "You are an expert Python programmer, and here is your task: Write a"),
         ("humaneval.jsonl.gz", 164, 1, "Complete the code I provided.\n\nfrom typing import List"),
     ],
 )
@@ -126,7 +132,7 @@ def test_readme_has_every_checksum(path):
     line = next(
         line for line in (DATA / "README.md").read_text().splitlines() if f"eval/{path.name}`" in line
     )
-    assert digest in line and any(licence in line for licence in ("MIT", "Apache-2.0", "OANC:"))
+    assert digest in line and any(licence in line for licence in ("MIT", "Apache-2.0", "OANC:", "CC BY 4.0"))
 
 
 # chats

@@ -1,5 +1,6 @@
 """Self-Draft and its baselines are exact, and their branches and windows are what plain forwards say."""
 
+import math
 import random
 from collections import Counter
 
@@ -11,13 +12,14 @@ from drafttrain.drafters.edd_config import DrafterConfig, EddConfig
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode, decode_all
-from drafttrain.inference.joined import JoinedProposer
+from drafttrain.inference.joined import DRAFTER, JoinedProposer
 from drafttrain.inference.lookahead import Lookahead
 from drafttrain.inference.lookup import PromptLookup
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.ngrams.candidates import Odds
 from drafttrain.ngrams.corpus_cache import NO_MATCHES, Matches
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
@@ -105,9 +107,10 @@ def test_budget_and_what_a_forward_costs(llama, prompts, corpus):
     steps = list(decode(llama, self_draft(llama, config, corpus(llama)), prompts, NEW, stop=()))
     assert max(max(step.verified) for step in steps) == 5 + 2 * 3
     # a token more takes 1 ms, and a step has to bring 400 tokens a second: each has to be worth 0.4
-    curve, prior = CostCurve((1, 101), (0.01, 0.11)), {("corpus", 3, 0): 0.5, ("corpus", 1, 1): 0.9}
+    curve = CostCurve((1, 101), (0.01, 0.11))
+    odds = Odds(0.0, {("corpus", 1, 1): math.log(9), ("corpus", 2, 0): -3.0})
     proposer = SelfDraft(
-        SelfDraftConfig(context=False, recycle=0), 512, (), corpus(llama), prior, verify=curve, rate=400.0
+        SelfDraftConfig(context=False, recycle=0), 512, (), corpus(llama), odds, verify=curve, rate=400.0
     )
     state = proposer.new_state(1, 99)
     proposer.corpus.found = {(5,): Counter({6: 2, 7: 2}), (5, 6): Counter({8: 9}), (6, 8): Counter({9: 9})}
@@ -204,7 +207,8 @@ def test_accepted_candidates_are_counted_by_source(llama, prompts, corpus):
     assert proposer.accepted["corpus"] > 0 and set(proposer.accepted) <= {
         "corpus", "prompt", "accepted", "recycled", "branch"
     }  # fmt: skip
-    assert all(proposer.granted[e] <= n for e, n in proposer.judged.items())
+    granted = sum(number for (_, accepted), number in proposer.judged.items() if accepted)
+    assert granted == sum(proposer.accepted.values())
 
 
 # ------------------------------------------------------------------------------------------- the baselines
@@ -293,7 +297,7 @@ def test_joined_with_a_drafter(edd, prompts, corpus, sure, max_rows):
         for output, tokens in zip(outputs, step.tokens):
             output += tokens
     assert outputs == wanted and stats.accept_len > 1.2
-    asked = ngrams.judged[("drafter", 0, 0)]
+    asked = sum(number for (evidence, _), number in ngrams.judged.items() if evidence == DRAFTER)
     assert (asked == 0) if sure == 0 else asked > 0
 
 

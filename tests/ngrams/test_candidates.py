@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.ngrams.candidates import CORPUS, Candidates, Shares, Sources, grow, share_class
+from drafttrain.ngrams.candidates import CORPUS, Candidates, Odds, Sources, grow, share_class
 from drafttrain.ngrams.context_cache import ACCEPTED, PROMPT, RECYCLED, ContextCache
 from drafttrain.ngrams.corpus_cache import Matches
 
-WHY = ("somewhere", 1, 0)
+WHY = (("somewhere", 1, 0),)
 
 
 def followers_of(table: dict[int, dict[int, float]]):
@@ -52,7 +52,7 @@ def test_what_a_candidate_has_to_be_worth_may_depend_on_their_number():
 def test_chains_share_what_they_have_in_common(chains):
     tree = Candidates.of(7)
     tree.add(tree.add(0, 1, 0.5, WHY), 2, 0.3, WHY)
-    joined, nodes = tree.with_chains(chains, ("chain", 0, 0))
+    joined, nodes = tree.with_chains(chains, (("chain", 0, 0),))
     paths = [tuple(path[1:]) for path in joined.paths([])]
     wanted = {(), (1,), (1, 2)} | {tuple(chain[:n]) for chain in chains for n in range(1, len(chain) + 1)}
     assert set(paths) == wanted and len(paths) == len(wanted)
@@ -65,12 +65,12 @@ def test_chains_share_what_they_have_in_common(chains):
 
 def test_nodes_of_another_tree():
     tree, other = Candidates.of(7), Candidates.of(7)
-    tree.add(0, 1, 1.0, ("drafter", 0, 0))
+    tree.add(0, 1, 1.0, (("drafter", 0, 0),))
     for parent, token, joint in ((0, 1, 0.9), (1, 5, 0.6), (2, 6, 0.1), (0, 3, 0.3)):
         other.add(parent, token, joint, WHY)
     joined = tree.with_nodes(other, 0.3)
     assert [path[1:] for path in joined.paths([])] == [[], [1], [1, 5], [3]]
-    assert joined.evidence == [None, ("drafter", 0, 0), WHY, WHY]
+    assert joined.evidence == [(), (("drafter", 0, 0),), WHY, WHY]
 
 
 @given(
@@ -81,7 +81,7 @@ def test_who_was_judged(accepted, added):
     tree = Candidates.of(7)
     for parent, token in added:
         if parent < len(tree.tokens) and (parent, token) not in zip(tree.parents, tree.tokens):
-            tree.add(parent, token, 0.5, ("node", len(tree.tokens), 0))
+            tree.add(parent, token, 0.5, (("node", len(tree.tokens), 0),))
     paths = [tuple(path[1:]) for path in tree.paths([])]
     on_path = [
         tuple(accepted[:n]) for n in itertools.takewhile(lambda n: tuple(accepted[:n]) in paths, range(9))
@@ -90,16 +90,22 @@ def test_who_was_judged(accepted, added):
     wanted = {}
     for node, path in enumerate(paths):
         if path and path[:-1] in on_path:
-            wanted["node", node, 0] = path in on_path
+            wanted[("node", node, 0),] = path in on_path
     assert dict(tree.judged(accepted)) == wanted
 
 
-def test_shares_lean_on_their_prior_and_learn():
-    shares = Shares({WHY: 0.8}, unknown=0.25, weight=4)
-    assert shares(WHY) == 0.8 and shares(("new", 1, 1)) == 0.25
-    for accepted in (False, False, True, False):
-        shares.note(WHY, accepted)
-    assert shares(WHY) == pytest.approx((4 * 0.8 + 1) / 8)
+def test_odds_add_up_and_learn():
+    known, other = ("text", 2, 0), ("corpus", 3, 1)
+    odds = Odds(-1.0, {known: 0.5}, {2: 0.25})
+    assert odds((known,)) == pytest.approx(1 / (1 + math.exp(0.5)))
+    # unknown offers: 0.7 for each matched token beyond the first, less 0.7 for each rank
+    assert odds((known, other)) == pytest.approx(1 / (1 + math.exp(1.0 - 0.25 - 0.5 - 0.7)))
+    own = odds.copy()
+    for _ in range(2000):
+        for accepted in (True, True, True, False):
+            own.learn((known, other), accepted)
+    assert own((known, other)) == pytest.approx(0.75, abs=0.03)
+    assert odds((known,)) == pytest.approx(1 / (1 + math.exp(0.5)))  # the one it is a copy of stays
 
 
 class FixedCorpus:
@@ -109,18 +115,20 @@ class FixedCorpus:
         return Matches([4, 5, 6][:limit], [6, 3, 1], 2, 12)
 
 
-def test_sources_are_merged_and_the_surest_wins():
+def test_sources_are_merged():
     text, drafted = ContextCache(2), ContextCache(2)
     text.add([1, 2, 4], PROMPT)
     text.add([2, 3], ACCEPTED)
     drafted.add([2, 5], RECYCLED)
-    prior = {(PROMPT, 2, 0): 0.4, (CORPUS, 2, 1): 0.6, (CORPUS, 2, 2): 0.1, (RECYCLED, 1, 0): 0.3}
-    sources = Sources(text, drafted, FixedCorpus(), Shares(prior, unknown=0.05), width=2)
-    assert sources.followers([0, 1, 2]) == {4: (0.6, (CORPUS, 2, 1)), 5: (0.3, (RECYCLED, 1, 0))}
+    odds = Odds()
+    sources = Sources(text, drafted, FixedCorpus(), odds, width=2)
+    both = ((PROMPT, 2, 0), (CORPUS, 2, 1)), ((RECYCLED, 1, 0), (CORPUS, 2, 2))
+    assert sources.followers([0, 1, 2]) == {4: (odds(both[0]), both[0]), 5: (odds(both[1]), both[1])}
     sources.corpus = None
-    assert sources.followers([0, 1, 2]) == {4: (0.4, (PROMPT, 2, 0)), 5: (0.3, (RECYCLED, 1, 0))}
+    one = ((PROMPT, 2, 0),), ((RECYCLED, 1, 0),)
+    assert sources.followers([0, 1, 2]) == {4: (odds(one[0]), one[0]), 5: (odds(one[1]), one[1])}
     sources.text = None
-    assert sources.followers([0, 1, 2]) == {5: (0.3, (RECYCLED, 1, 0))}
+    assert sources.followers([0, 1, 2]) == {5: (odds(one[1]), one[1])}
 
 
 @pytest.mark.parametrize("count, total, expected", [(9, 9, 0), (5, 9, 0), (4, 8, 1), (2, 8, 2), (1, 999, 4)])

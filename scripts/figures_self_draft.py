@@ -1,0 +1,308 @@
+"""The figures of topic `self-draft`: what a target gains that drafts for itself out of n-gram caches.
+
+`speeds` times everything in one interleaved run and wants the machine for itself; `counts` only counts.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drafttrain.calibration.self_draft import FILE as SETTINGS
+from drafttrain.calibration.self_draft import SelfDraftSettings, TuneConfig, tune_self_draft
+from drafttrain.errors import UserError
+from drafttrain.evaluation.figures import Group, Measured, Run, run_and_watch
+from drafttrain.evaluation.measure import (
+    MeasurementLog,
+    Method,
+    autoregressive,
+    drafting,
+    measure,
+    transformers_generate,
+)
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement, ratio, ratio_interval, tabulate
+from drafttrain.evaluation.policies import table
+from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
+from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.export.self_draft import open_corpus
+from drafttrain.files import fingerprint
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.joined import JoinedProposer
+from drafttrain.inference.lookahead import Lookahead
+from drafttrain.inference.lookup import PromptLookup
+from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.ngrams.corpus_cache import CorpusCache
+from drafttrain.provenance import content_hash, versions
+
+BUNDLE = Path("model_cards/smollm2-135m-edd")  # the drafter, and the n-gram cache beside it
+TUNING = "data/tuning_prompts.jsonl"
+MT_BENCH = "data/eval/mt_bench.jsonl"
+TASKS = {
+    "mt_bench": MT_BENCH,
+    "gsm8k": "data/eval/gsm8k_test_80.jsonl",
+    "humaneval": "data/eval/humaneval.jsonl.gz",
+    "mbpp": "data/eval/mbpp.jsonl",
+    "summarization": "data/eval/summarization.jsonl",
+}
+PREDICTABLE = ("summarization", "humaneval", "mbpp")  # where text is copied: summaries and code
+NEW_TOKENS = 96
+REPEATS = 3
+LOOKUPS = (4, 10)  # chain lengths that our own prompt lookup is tried with
+LOOKUP = 10  # of transformers, its documentation's own
+EDD_TREES = (
+    "pct:width=2,max_depth=8,min_confidence=0.1,threshold=0.16",
+    "eagle2:top_k=3,max_depth=4,total=8",
+    "timed:width=3",
+)
+JOINS = ((1.0, 0.2), (2.0, 0.2), (2.0, 0.4), (99.0, 0.3))  # sure and least of `JoinedProposer`
+# the paper's own: six branches of six, 4-grams, no text of ours, nothing recycled
+PAPER = SelfDraftConfig(branches=6, branch_length=6, gram=4, budget=12, context=False, recycle=0)
+WITHOUT_BRANCHES = SelfDraftConfig(branches=0, budget=12, context=False, recycle=0)
+
+
+def tasks(run: Run, quick: int) -> list[Task]:
+    """MT-bench with the whole limit, the others with half of it."""
+    most = run.prompts(quick=quick, full=None)
+    half = most if most is None or run.quick else max(4, most // 2)
+    return [
+        Task(name, spread(read_prompts(path), most if name == "mt_bench" else half))
+        for name, path in TASKS.items()
+    ]
+
+
+def tuned(run: Run, folder: Path, loaded: Bundle) -> SelfDraft:
+    """Self-Draft with the bundle's cache, tuned for this machine unless the run is resumed."""
+    corpus = open_corpus(loaded.target, BUNDLE)
+    if not (folder / SETTINGS).exists():
+        prompts = PromptSet("tuning", TUNING, 3 if run.quick else 16)
+        options = {"branches": ((0, 6),), "strictness": (2.0,)} if run.quick else {}
+        tune_self_draft(
+            TuneConfig(prompts, NEW_TOKENS, busy=run.busy, **options), loaded.target, corpus, folder
+        )
+        loaded.target.tap(loaded.drafter.config.tapped_blocks)
+    return SelfDraftSettings.load(folder).proposer(loaded.target, corpus)
+
+
+def speeds(run: Run) -> Measured:
+    """Self-Draft, alone and beside the drafter, against prompt lookup and plain decoding."""
+    run.check_quiet()
+    folder = run.folder("self_draft")
+    loaded = load_bundle(BUNDLE, dtype="bfloat16", calibration=BUNDLE)
+    target, ngrams = loaded.target, tuned(run, folder, loaded)
+    tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
+    depends = [content_hash(BUNDLE), content_hash(folder / SETTINGS), NEW_TOKENS, versions()]
+    log = MeasurementLog(folder / "tuning.jsonl", fingerprint(depends))
+
+    def fastest(methods: dict[Any, Proposer], name: str) -> Any:
+        """The key of the proposer that is fastest on the tuning prompts."""
+        named = {f"{name} {key}": drafting(target, proposer) for key, proposer in methods.items()}
+        rows = tabulate(measure(target, named, tuning, log, NEW_TOKENS))
+        return max(methods, key=lambda key: rows[f"{name} {key}"].tokens_per_second)
+
+    lookup = fastest({n: PromptLookup(n) for n in LOOKUPS}, "lookup")
+    tree = fastest(loaded.proposers(EDD_TREES), "edd")
+    join = fastest({pair: JoinedProposer(ngrams, loaded.proposer(tree), *pair) for pair in JOINS}, "join")
+    joined = JoinedProposer(ngrams, loaded.proposer(tree), *join)
+    equal = PromptLookup(ngrams.config.budget)
+    methods: dict[str, Method] = {
+        AUTOREGRESSIVE: autoregressive(target),
+        "transformers lookup": transformers_generate(target, LOOKUP),
+        "lookup": drafting(target, PromptLookup(lookup)),
+        "lookup (equal budget)": drafting(target, equal),
+        "self-draft": drafting(target, ngrams),
+        "edd": drafting(target, loaded.proposer(tree)),
+        "ngram+edd": drafting(target, joined),
+    }
+    chosen = {"lookup": lookup, "tree": tree, "join": join}
+    (folder / "chosen.json").write_text(json.dumps(chosen, indent=1) + "\n")
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, chosen]))
+    repeats = 1 if run.quick else REPEATS
+    parts: dict[str, list[Measurement]] = {}
+    sources: dict[str, dict[str, int]] = {}
+    for task in tasks(run, quick=3):
+        ngrams.accepted.clear()
+        parts[task.name] = measure(target, methods, task, log, NEW_TOKENS, repeats)
+        sources[task.name] = dict(ngrams.accepted)
+    tables = {task: table(part) for task, part in parts.items()}
+    report = {"chosen": chosen, "tables": tables, "accepted_by_source": sources}
+    report["mt_bench_categories"] = by_category(parts["mt_bench"])
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+
+    def against(base: str, method: str, kind: str) -> dict[str, float]:
+        """Ratios by task: of accept_len, or of tokens per second."""
+        if kind == "accept_len":
+            return {
+                name: rows[method]["accept_len"] / rows[base]["accept_len"] for name, rows in tables.items()
+            }
+        return {
+            name: rows[method]["tokens_per_second"] / rows[base]["tokens_per_second"]
+            for name, rows in tables.items()
+        }
+
+    def figure(ratios: dict[str, float], value: float, **notes: Any) -> dict[str, Any]:
+        rounded = {name: round(number, 3) for name, number in ratios.items()}
+        return {"value": value, "tasks": rounded, "prompts": len(parts["mt_bench"]) // repeats, **notes}
+
+    length = against("lookup (equal budget)", "self-draft", "accept_len")
+    mean = statistics.mean(length.values())
+    plain = against(AUTOREGRESSIVE, "self-draft", "speed")
+    stock = against("transformers lookup", "self-draft", "speed")
+    beside = against("edd", "ngram+edd", "speed")
+    copied = {name: beside[name] for name in PREDICTABLE}
+    return {
+        "accept_len_vs_lookup": figure(length, mean, ok=mean >= 1.15 and min(length.values()) > 1),
+        "speed_vs_ar": figure(plain, statistics.mean(plain.values())),
+        "speed_vs_transformers_lookup": figure(stock, min(stock.values())),
+        "edd_ngram_vs_edd": figure(
+            beside,
+            min(beside.values()),
+            ok=min(beside.values()) >= 1.0 and min(copied.values()) >= 1.1,
+            predictable=round(min(copied.values()), 3),
+            intervals={name: ratio_interval(part, "edd", "ngram+edd") for name, part in parts.items()},
+        ),
+    }
+
+
+def by_category(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
+    """accept_len and speedup of Self-Draft in each category of MT-bench."""
+    lines = Path(MT_BENCH).read_text(encoding="utf-8").splitlines()
+    category = {str(row["question_id"]): row["category"] for row in map(json.loads, lines)}
+    found: dict[str, dict[str, float]] = {}
+    for name in sorted(set(category.values())):
+        part = [one for one in measurements if category.get(one.prompt) == name]
+        if part:
+            rows = tabulate(part)
+            found[name] = {
+                "accept_len": rows["self-draft"].accept_len,
+                "lookup_accept_len": rows["lookup (equal budget)"].accept_len,
+                "speedup": ratio(part, AUTOREGRESSIVE, "self-draft"),
+            }
+    return found
+
+
+def counts(run: Run) -> Measured:
+    """The paper's setting with and without branches, and against lookahead decoding; nothing is timed but the
+    last, whose tokens per second are a note."""
+    folder = run.folder("self_draft_counts")
+    loaded = load_bundle(BUNDLE, dtype="bfloat16")
+    target, corpus = loaded.target, open_corpus(loaded.target, BUNDLE)
+    target.tap([])
+    odds = SelfDraftSettings.load(BUNDLE).odds if (BUNDLE / SETTINGS).exists() else None
+
+    def proposer(config: SelfDraftConfig, cache: CorpusCache | None) -> SelfDraft:
+        return SelfDraft(config, target.vocab_size, target.tokenizer.all_special_ids, cache, odds)
+
+    # 36 tokens of branches or window, 12 of candidates
+    methods: dict[str, Proposer] = {
+        "branches": proposer(PAPER, corpus),
+        "no branches": proposer(WITHOUT_BRANCHES, corpus),
+        "branches, no corpus": proposer(PAPER, None),
+        "lookahead": Lookahead(window=9, gram=5, verified=3, vocab_size=target.vocab_size),
+        "everything": proposer(SelfDraftConfig(branches=6, budget=12), corpus),
+        "everything, no branches": proposer(SelfDraftConfig(budget=12), corpus),
+    }
+    totals: dict[str, dict[str, DecodeStats]] = {}
+    for task in tasks(run, quick=2):
+        totals[task.name] = {name: DecodeStats() for name in methods}
+        for prompt in task.prompts:
+            ids = prompt.token_ids(target.tokenizer)
+            for name, one in methods.items():
+                totals[task.name][name] += decode_all(target, one, [ids], NEW_TOKENS)[1]
+    report = {
+        task: {
+            name: {
+                "accept_len": stats.accept_len,
+                "verify_tokens_per_step": stats.verify_tokens / max(stats.steps, 1),
+                "tokens_per_second": stats.tokens_per_second,
+            }
+            for name, stats in rows.items()
+        }
+        for task, rows in totals.items()
+    }
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+
+    def against(base: str, method: str, key: str = "accept_len") -> dict[str, float]:
+        return {task: round(rows[method][key] / rows[base][key], 3) for task, rows in report.items()}
+
+    gains = against("no branches", "branches")
+    rival = against("lookahead", "branches, no corpus")
+    return {
+        "branches_gain": {
+            "value": sorted(gains.values())[-3],  # on at least three tasks
+            "tasks": gains,
+            "beside text and recycling": against("everything, no branches", "everything"),
+        },
+        "vs_lookahead": {
+            "value": statistics.mean(rival.values()),
+            "tasks": rival,
+            "verify_tokens": against("lookahead", "branches, no corpus", "verify_tokens_per_step"),
+            "speed": against("lookahead", "branches, no corpus", "tokens_per_second"),
+        },
+    }
+
+
+def cache(run: Run) -> Measured:
+    """Size and speed of the bundle's cache."""
+    found = []
+    for _ in range(5):
+        started = time.perf_counter()
+        corpus = CorpusCache.open(BUNDLE)
+        found.append(time.perf_counter() - started)
+    tokenizer = load_bundle(BUNDLE, dtype="bfloat16").target.tokenizer
+    texts = [tokenizer(prompt.turns[0])["input_ids"] for prompt in read_prompts(TUNING)]
+    taken = []
+    for ids in texts:
+        for end in range(corpus.max_prefix, len(ids)):
+            suffix = ids[end - corpus.max_prefix : end]
+            started = time.perf_counter()
+            corpus.next_tokens(suffix, 4)
+            taken.append(time.perf_counter() - started)
+    ngrams = sum(corpus.shape.sizes[1:])
+    notes = {"ngrams": ngrams, "gram": corpus.gram, "min_count": corpus.header["min_count"]}
+    return {
+        "bytes_per_ngram": {"value": corpus.shape.n_bytes / ngrams, **notes},
+        "lookup_us": {"value": 1e6 * statistics.median(taken), "lookups": len(taken)},
+        "open_ms": {"value": 1e3 * statistics.median(found), "first": round(1e3 * found[0], 2)},
+    }
+
+
+def oanc(run: Run) -> Measured:
+    """The corpus cache of OANC's written part, by the command line, its processes watched."""
+    if run.oanc is None:
+        error = {"value": None, "error": "give OANC's written_2 archive with --oanc"}
+        return {"oanc_build_s": error, "oanc_build_gb": error}
+    run.check_quiet()
+    folder = run.folder("oanc")
+    command = [sys.executable, "-m", "drafttrain.cli", "build-ngrams", "--prose", run.oanc, "--target"]
+    command += ["smollm2-135m-instruct", "--min-count", "2", "--out", str(folder / "cache")]
+    status, seconds, peak = run_and_watch(command, Path.cwd(), dict(os.environ), folder / "log.txt")
+    if status:
+        raise UserError(f"build-ngrams ended with {status}; see {folder / 'log.txt'}")
+    report = json.loads((folder / "cache/report.json").read_text())
+    notes = {"words": report["words"], "bytes_per_ngram": report["bytes_per_ngram"], "hits": report["hits"]}
+    return {
+        "oanc_build_s": {"value": seconds, **notes},
+        "oanc_build_gb": {"value": peak / 1e9, "memory": "of all processes, shared pages in each"},
+    }
+
+
+GROUPS = [
+    Group(
+        {
+            "accept_len_vs_lookup": ">= 1.15",
+            "speed_vs_ar": ">= 1.25",
+            "speed_vs_transformers_lookup": "> 1",
+            "edd_ngram_vs_edd": ">= 1.0",
+        },
+        speeds,
+    ),
+    Group({"branches_gain": ">= 1.05", "vs_lookahead": "> 1"}, counts),
+    Group({"bytes_per_ngram": "<= 16", "lookup_us": "<= 20", "open_ms": "<= 50"}, cache),
+    Group({"oanc_build_s": "<= 90", "oanc_build_gb": "<= 2"}, oanc),
+]

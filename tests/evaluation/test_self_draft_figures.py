@@ -1,0 +1,77 @@
+"""The figures of topic `self-draft` over a tiny bundle with a cache."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from drafttrain.calibration import self_draft
+from drafttrain.calibration.stage import CalibrateConfig, calibrate
+from drafttrain.corpus.build import Source
+from drafttrain.evaluation import figures
+from drafttrain.evaluation.figures import Run
+from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.ngrams.build import NgramConfig, build_ngrams
+from tests.conftest import SENTENCES
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def topic(tmp_path, monkeypatch, tiny_bundle, tiny_llama, questions):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    module = importlib.import_module("figures_self_draft")
+    monkeypatch.chdir(tmp_path)
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    (tmp_path / "text.txt").write_text("\n\n".join(SENTENCES * 2))
+    config = NgramConfig([Source(str(tmp_path / "text.txt"))], processes=1, held_out=0.0)
+    build_ngrams(config, tiny_llama[1], tmp_path / "cache")
+    for file in (tmp_path / "cache").iterdir():
+        shutil.copy(file, bundle)
+    rows = questions.read_text().splitlines()
+    mt_bench = tmp_path / "mt_bench.jsonl"
+    mt_bench.write_text(
+        "".join(f'{{"question_id": {i}, "category": "c{i % 2}", "turns": ["Why {i}?"]}}\n' for i in range(3))
+    )
+    assert rows
+    monkeypatch.setattr(module, "BUNDLE", bundle)
+    monkeypatch.setattr(module, "TUNING", str(questions))
+    monkeypatch.setattr(module, "MT_BENCH", str(mt_bench))
+    monkeypatch.setattr(
+        module, "TASKS", {**dict.fromkeys(module.TASKS, str(questions)), "mt_bench": str(mt_bench)}
+    )
+    monkeypatch.setattr(module, "NEW_TOKENS", 10)
+    monkeypatch.setattr(module, "EDD_TREES", ("chain:length=2",))
+    for where in (figures, self_draft):
+        monkeypatch.setattr(where, "check_quiet", lambda refuse: None)
+    prompts = PromptSet("prompts", str(questions), 2)
+    monkeypatch.setattr("drafttrain.calibration.stage.check_quiet", lambda refuse: None)
+    calibrate(CalibrateConfig(prompts=prompts, max_new_tokens=6, rounds=1), bundle, bundle, device="cpu")
+    return module
+
+
+def test_speeds(topic):
+    found = topic.speeds(Run("self-draft", quick=True))
+    assert set(found) == {
+        "accept_len_vs_lookup", "speed_vs_ar", "speed_vs_transformers_lookup", "edd_ngram_vs_edd"
+    }  # fmt: skip
+    for figure in found.values():
+        assert figure["value"] > 0 and set(figure["tasks"]) == set(topic.TASKS)
+    beside = found["edd_ngram_vs_edd"]
+    assert beside["value"] == pytest.approx(min(beside["tasks"].values()), abs=1e-3)
+    report = topic.Path("runs/figures/quick/self_draft/report.json").read_text()
+    assert '"c0"' in report and '"accepted_by_source"' in report
+
+
+def test_counts_and_cache(topic):
+    found = topic.counts(Run("self-draft", quick=True))
+    gains = sorted(found["branches_gain"]["tasks"].values())
+    assert found["branches_gain"]["value"] == gains[-3] and found["vs_lookahead"]["value"] > 0
+    cache = topic.cache(Run("self-draft", quick=True))
+    assert cache["lookup_us"]["lookups"] > 0 and all(figure["value"] > 0 for figure in cache.values())
+
+
+def test_oanc_is_asked_for(topic):
+    found = topic.oanc(Run("self-draft"))
+    assert found["oanc_build_s"]["value"] is None and "--oanc" in found["oanc_build_s"]["error"]
