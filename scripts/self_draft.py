@@ -3,6 +3,7 @@
     python scripts/self_draft.py ablation --limit 16   without corpus, text, recycling, branches; by category
     python scripts/self_draft.py branches --limit 8    number and length of branches, from 2 to 20
     python scripts/self_draft.py noise --limit 16      how much of plain decoding survives random tokens
+    python scripts/self_draft.py code --limit 8        speed on HumanEval and MBPP (of another --target)
 
 `noise` wants `pip install sacrebleu rouge-score`. Tables go to standard output, raw numbers to
 `runs/self_draft/<name>.json` (or --out). Nothing is tuned here.
@@ -13,6 +14,7 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +23,14 @@ from typing import Any
 from drafttrain.calibration.self_draft import FILE as SETTINGS
 from drafttrain.calibration.self_draft import SelfDraftSettings
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import Prompt, read_prompts, spread
+from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE
+from drafttrain.evaluation.policies import table
+from drafttrain.evaluation.prompts import Prompt, Task, read_prompts, spread
 from drafttrain.export.self_draft import open_corpus
 from drafttrain.files import write_json
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.lookup import PromptLookup
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
 from drafttrain.inference.stats import DecodeStats
@@ -32,6 +38,7 @@ from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_for_decoding
 
 MT_BENCH = Path("data/eval/mt_bench.jsonl")
+CODE = {"HumanEval": "data/eval/humaneval.jsonl.gz", "MBPP": "data/eval/mbpp.jsonl"}
 NEW_TOKENS = 96
 NOISE = (1, 2, 3, 4, 5, 6, 8, 10)  # random tokens behind the prompt
 SIZES = (2, 4, 6, 10, 20)  # numbers and lengths of branches
@@ -144,7 +151,32 @@ def noise(bench: Bench, limit: int | None) -> dict[str, Any]:
     return found
 
 
-STUDIES = {"ablation": ablation, "branches": branches, "noise": noise}
+def code(bench: Bench, limit: int | None) -> dict[str, Any]:
+    """Self-Draft as it was tuned against plain decoding and prompt lookup on code, interleaved."""
+    target = bench.target
+    methods = {
+        AUTOREGRESSIVE: drafting(target, NoProposer()),
+        "lookup": drafting(target, PromptLookup(10)),
+        "self-draft": drafting(target, bench.settings.proposer(target, bench.corpus)),
+        "self-draft, no corpus": drafting(target, bench.settings.proposer(target, None)),
+    }
+    found: dict[str, Any] = {}
+    print(f"{'task':10} {'method':22} accept_len  tokens/s  speedup")
+    for name, path in CODE.items():
+        task = Task(name, spread(read_prompts(path), limit))
+        with tempfile.TemporaryDirectory() as folder:
+            log = MeasurementLog(Path(folder) / "measurements.jsonl", "")
+            rows = table(measure(target, methods, task, log, NEW_TOKENS))
+        found[name] = rows
+        for method, row in rows.items():
+            speed = row["tokens_per_second"] / rows[AUTOREGRESSIVE]["tokens_per_second"]
+            print(
+                f"{name:10} {method:22} {row['accept_len']:10.2f} {row['tokens_per_second']:9.1f} {speed:8.2f}"
+            )
+    return found
+
+
+STUDIES = {"ablation": ablation, "branches": branches, "noise": noise, "code": code}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -174,13 +174,14 @@ def test_profile(tiny_bundle, questions, capsys):
     assert "ms per step:" in printed and "tree policy" in printed and "aten::" in printed
 
 
-@pytest.mark.parametrize("study", ["ablation", "branches", "noise"])
+@pytest.mark.parametrize("study", ["ablation", "branches", "noise", "code"])
 def test_self_draft_studies(study, tiny_target_folder, tmp_path, monkeypatch, capsys):
     module = load("self_draft")
     rows = [{"question_id": i, "category": "ab"[i % 2], "turns": [f"Question {i}?"]} for i in range(4)]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(module, "MT_BENCH", questions)
+    monkeypatch.setattr(module, "CODE", {"one": str(questions)})
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
     monkeypatch.setattr(module, "SIZES", (2, 3))
     monkeypatch.setattr(module, "NOISE", (1, 2))
@@ -191,6 +192,7 @@ def test_self_draft_studies(study, tiny_target_folder, tmp_path, monkeypatch, ca
         return
     found = json.loads((tmp_path / "out" / f"{study}.json").read_text())
     wanted = {"ablation": module.ABLATIONS, "branches": ["2x2", "2x3", "3x2", "3x3"], "noise": ["1", "2"]}
+    wanted["code"] = ["one"]
     assert list(found) == list(wanted[study])
     if study == "ablation":
         assert all(row["accept_len"] >= 1 and set(row["categories"]) == {"a", "b"} for row in found.values())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from drafttrain.calibration import self_draft
 from drafttrain.cli import main
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.chat import encode_conversation, tokenizer_hash
@@ -202,7 +203,7 @@ def test_only_a_cache_is_replaced(texts, tokenizer, tmp_path, monkeypatch):
 
 
 def test_the_page_about_it(smollm2, tmp_path, monkeypatch, capsys):
-    """The command and the code of docs/self_draft.md run as they stand."""
+    """The commands and the code of docs/self_draft.md run as they stand, only shorter."""
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root)
     page = (
@@ -213,9 +214,15 @@ def test_the_page_about_it(smollm2, tmp_path, monkeypatch, capsys):
     (command,) = re.findall(r"^drafttrain (build-ngrams .*)$", page, re.MULTILINE)
     assert main(shlex.split(command)) == 0
     assert "to help you" in capsys.readouterr().out
-    (code,) = (
-        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CorpusCache" in block
-    )
+    monkeypatch.setattr(self_draft, "ROUNDS", 1)
+    monkeypatch.setattr(self_draft, "BRANCHES", ((0, 6),))
+    (command,) = re.findall(r"^drafttrain (tune-self-draft .*)$", page, re.MULTILINE)
+    assert main([*shlex.split(command), "--limit", "1", "--max-new-tokens", "8"]) == 0
+    (command,) = re.findall(r"^drafttrain (generate --target \S+ --ngrams .*)$", page, re.MULTILINE)
+    assert main([*shlex.split(command), "--max-new-tokens", "12"]) == 0
+    assert "accept_len" in capsys.readouterr().out
     names = {}
-    exec(compile(code, "docs/self_draft.md", "exec"), names)
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code.replace('blue?")', 'blue?", 12)'), "docs/self_draft.md", "exec"), names)
+    assert capsys.readouterr().out.strip()
     assert 1 <= names["shorter"].matched < names["matches"].matched == 4
