@@ -431,6 +431,8 @@ def _generate(args: argparse.Namespace) -> None:
         raise UserError(
             "without --bundle the target drafts for itself: give --target, and no tree or calibration"
         )
+    if args.bundle and args.ngrams and not (args.tree or "").startswith("ngram"):
+        raise UserError("--ngrams is for --tree ngram and ngram+POLICY: name one of them, or leave it out")
     generate(
         args.bundle,
         sys.stdin.read() if args.prompt == "-" else args.prompt,

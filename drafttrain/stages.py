@@ -18,7 +18,7 @@ from drafttrain.corpus.regenerate import RegenerateReport, regenerate
 from drafttrain.errors import UserError
 from drafttrain.evaluation.benchmark import evaluate
 from drafttrain.evaluation.report import print_tables
-from drafttrain.export.bundle import export
+from drafttrain.export.bundle import bundled_files, export
 from drafttrain.files import read_json, sha256_file, write_json
 from drafttrain.recipe import Recipe
 from drafttrain.target.collect import CollectReport, collect
@@ -316,6 +316,7 @@ STAGES = [
         folder="bundle",
         run=_export,
         section=lambda recipe: {"export": recipe.export},
+        files=lambda recipe: bundled_files(recipe.export),
         needs=lambda recipe: [
             "fetch-target",
             "train",

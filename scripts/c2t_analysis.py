@@ -36,6 +36,7 @@ from drafttrain.files import fingerprint, save_figure, write_json
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.provenance import content_hash
+from drafttrain.target.frozen import weights_hash
 from drafttrain.trees import c2t as c2t_module
 from drafttrain.trees.c2t import C2tPolicy
 
@@ -179,11 +180,13 @@ def thresholds(bundle: str, classifier: str | None, limit: int | None, out: Path
     PCT, on prompts of no benchmark."""
     loaded = load_bundle(bundle, dtype="bfloat16", classifier=classifier)
     task = Task("tuning", spread(read_prompts(TUNING), limit))
-    log = MeasurementLog(out / "thresholds.jsonl", fingerprint([content_hash(bundle), THRESHOLDS, limit]))
+    depends = [content_hash(bundle), THRESHOLDS, limit, weights_hash(loaded.classifier)]
+    log = MeasurementLog(out / "thresholds.jsonl", fingerprint(depends))
     with progress("decoding", [task]) as step:
         rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=NEW_TOKENS, on_turn=step)
+    [pct] = [row for row in rows if row["tree"].startswith("pct")]
     for row in rows:
-        row["over_pct"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+        row["over_pct"] = row["tokens_per_second"] / pct["tokens_per_second"]
         print({name: value if name == "tree" else round(value, 3) for name, value in row.items()})
     write_json(out / "thresholds.json", rows)
 

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,14 @@ EDD_TREES = (
     "timed:width=3",
 )
 JOINS = ((1.0, 0.2), (2.0, 0.2), (2.0, 0.4), (99.0, 0.3))  # sure and least of `JoinedProposer`
-# the paper's own: six branches of six, 4-grams, no text of ours, nothing recycled
+# the paper's branches and sources alone; candidates are ranked and cut as everywhere here
 PAPER = SelfDraftConfig(branches=6, branch_length=6, gram=4, budget=12, context=False, recycle=0)
-WITHOUT_BRANCHES = SelfDraftConfig(branches=0, budget=12, context=False, recycle=0)
 
 
 def tasks(run: Run, quick: int) -> list[Task]:
     """MT-bench with the whole limit, the others with half of it."""
     most = run.prompts(quick=quick, full=None)
-    half = most if most is None or run.quick else max(4, most // 2)
+    half = most if most is None or run.quick else max(1, most // 2)
     return [
         Task(name, spread(read_prompts(path), most if name == "mt_bench" else half))
         for name, path in TASKS.items()
@@ -85,7 +85,6 @@ def tuned(run: Run, folder: Path, loaded: Bundle) -> SelfDraft:
         tune_self_draft(
             TuneConfig(prompts, NEW_TOKENS, busy=run.busy, **options), loaded.target, corpus, folder
         )
-        loaded.target.tap(loaded.drafter.config.tapped_blocks)
     return SelfDraftSettings.load(folder).proposer(loaded.target, corpus)
 
 
@@ -109,7 +108,8 @@ def speeds(run: Run) -> Measured:
     tree = fastest(loaded.proposers(EDD_TREES), "edd")
     join = fastest({pair: JoinedProposer(ngrams, loaded.proposer(tree), *pair) for pair in JOINS}, "join")
     joined = JoinedProposer(ngrams, loaded.proposer(tree), *join)
-    equal = PromptLookup(ngrams.config.budget)
+    config = ngrams.config
+    equal = PromptLookup(config.budget + config.branches * config.branch_length)
     methods: dict[str, Method] = {
         AUTOREGRESSIVE: autoregressive(target),
         "transformers lookup": transformers_generate(target, LOOKUP),
@@ -124,39 +124,40 @@ def speeds(run: Run) -> Measured:
     log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, chosen]))
     repeats = 1 if run.quick else REPEATS
     parts: dict[str, list[Measurement]] = {}
-    sources: dict[str, dict[str, int]] = {}
     for task in tasks(run, quick=3):
-        ngrams.accepted.clear()
         parts[task.name] = measure(target, methods, task, log, NEW_TOKENS, repeats)
-        sources[task.name] = dict(ngrams.accepted)
     tables = {task: table(part) for task, part in parts.items()}
-    report = {"chosen": chosen, "tables": tables, "accepted_by_source": sources}
+    report = {"chosen": chosen, "tables": tables}
     report["mt_bench_categories"] = by_category(parts["mt_bench"])
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
-    def against(base: str, method: str, kind: str) -> dict[str, float]:
-        """Ratios by task: of accept_len, or of tokens per second."""
-        if kind == "accept_len":
-            return {
-                name: rows[method]["accept_len"] / rows[base]["accept_len"] for name, rows in tables.items()
-            }
-        return {
-            name: rows[method]["tokens_per_second"] / rows[base]["tokens_per_second"]
-            for name, rows in tables.items()
-        }
+    def faster(base: str, method: str) -> dict[str, float]:
+        """Ratios of total times by task."""
+        return {name: ratio(part, base, method) for name, part in parts.items()}
+
+    def sent(method: str) -> dict[str, float]:
+        return {name: round(rows[method]["verify_per_step"], 2) for name, rows in tables.items()}
 
     def figure(ratios: dict[str, float], value: float, **notes: Any) -> dict[str, Any]:
         rounded = {name: round(number, 3) for name, number in ratios.items()}
         return {"value": value, "tasks": rounded, "prompts": len(parts["mt_bench"]) // repeats, **notes}
 
-    length = against("lookup (equal budget)", "self-draft", "accept_len")
+    length = {
+        name: rows["self-draft"]["accept_len"] / rows["lookup (equal budget)"]["accept_len"]
+        for name, rows in tables.items()
+    }
     mean = statistics.mean(length.values())
-    plain = against(AUTOREGRESSIVE, "self-draft", "speed")
-    stock = against("transformers lookup", "self-draft", "speed")
-    beside = against("edd", "ngram+edd", "speed")
+    plain = faster(AUTOREGRESSIVE, "self-draft")
+    stock = faster("transformers lookup", "self-draft")
+    beside = faster("edd", "ngram+edd")
     copied = {name: beside[name] for name in PREDICTABLE}
     return {
-        "accept_len_vs_lookup": figure(length, mean, ok=mean >= 1.15 and min(length.values()) > 1),
+        "accept_len_vs_lookup": figure(
+            length,
+            mean,
+            ok=mean >= 1.15 and min(length.values()) > 1,
+            verify_tokens={"self-draft": sent("self-draft"), "lookup": sent("lookup (equal budget)")},
+        ),
         "speed_vs_ar": figure(plain, statistics.mean(plain.values())),
         "speed_vs_transformers_lookup": figure(stock, min(stock.values())),
         "edd_ngram_vs_edd": figure(
@@ -187,8 +188,8 @@ def by_category(measurements: Sequence[Measurement]) -> dict[str, dict[str, floa
 
 
 def counts(run: Run) -> Measured:
-    """The paper's setting with and without branches, and against lookahead decoding; nothing is timed but the
-    last, whose tokens per second are a note."""
+    """The paper's branches against none, beside text and corpus, and against lookahead decoding alone. These
+    are counts; tokens per second are a note, measured without taking turns over repeats."""
     folder = run.folder("self_draft_counts")
     loaded = load_bundle(BUNDLE, dtype="bfloat16")
     target, corpus = loaded.target, open_corpus(loaded.target, BUNDLE)
@@ -201,25 +202,35 @@ def counts(run: Run) -> Measured:
     # 36 tokens of branches or window, 12 of candidates
     methods: dict[str, Proposer] = {
         "branches": proposer(PAPER, corpus),
-        "no branches": proposer(WITHOUT_BRANCHES, corpus),
+        "no branches": proposer(replace(PAPER, branches=0), corpus),
         "branches, no corpus": proposer(PAPER, None),
+        "text and branches": proposer(replace(PAPER, context=True), corpus),
+        "text, no branches": proposer(replace(PAPER, context=True, branches=0), corpus),
         "lookahead": Lookahead(window=9, gram=5, verified=3, vocab_size=target.vocab_size),
         "everything": proposer(SelfDraftConfig(branches=6, budget=12), corpus),
         "everything, no branches": proposer(SelfDraftConfig(budget=12), corpus),
     }
     totals: dict[str, dict[str, DecodeStats]] = {}
+    sources: dict[str, dict[str, dict[str, int]]] = {}
     for task in tasks(run, quick=2):
+        for one in methods.values():
+            if isinstance(one, SelfDraft):
+                one.accepted.clear()
         totals[task.name] = {name: DecodeStats() for name in methods}
         for prompt in task.prompts:
             ids = prompt.token_ids(target.tokenizer)
             for name, one in methods.items():
                 totals[task.name][name] += decode_all(target, one, [ids], NEW_TOKENS)[1]
+        sources[task.name] = {
+            name: dict(one.accepted) for name, one in methods.items() if isinstance(one, SelfDraft)
+        }
     report = {
         task: {
             name: {
                 "accept_len": stats.accept_len,
                 "verify_tokens_per_step": stats.verify_tokens / max(stats.steps, 1),
                 "tokens_per_second": stats.tokens_per_second,
+                "accepted_by_source": sources[task].get(name),
             }
             for name, stats in rows.items()
         }
@@ -230,13 +241,15 @@ def counts(run: Run) -> Measured:
     def against(base: str, method: str, key: str = "accept_len") -> dict[str, float]:
         return {task: round(rows[method][key] / rows[base][key], 3) for task, rows in report.items()}
 
-    gains = against("no branches", "branches")
+    gains = against("text, no branches", "text and branches")
     rival = against("lookahead", "branches, no corpus")
     return {
         "branches_gain": {
             "value": sorted(gains.values())[-3],  # on at least three tasks
             "tasks": gains,
-            "beside text and recycling": against("everything, no branches", "everything"),
+            "verify_tokens": against("text, no branches", "text and branches", "verify_tokens_per_step"),
+            "without text": against("no branches", "branches"),
+            "with recycling": against("everything, no branches", "everything"),
         },
         "vs_lookahead": {
             "value": statistics.mean(rival.values()),

@@ -60,6 +60,8 @@ class Bench:
 
     def __init__(self, target: FrozenTarget, ngrams: str):
         self.target, self.corpus = target, open_corpus(target, ngrams)
+        if self.corpus is None:
+            raise UserError(f"{ngrams}: no n-gram cache here; build one with drafttrain build-ngrams")
         has_settings = (Path(ngrams) / SETTINGS).exists()
         self.settings = SelfDraftSettings.load(ngrams) if has_settings else SelfDraftSettings()
 
@@ -170,9 +172,8 @@ def code(bench: Bench, limit: int | None) -> dict[str, Any]:
         found[name] = rows
         for method, row in rows.items():
             speed = row["tokens_per_second"] / rows[AUTOREGRESSIVE]["tokens_per_second"]
-            print(
-                f"{name:10} {method:22} {row['accept_len']:10.2f} {row['tokens_per_second']:9.1f} {speed:8.2f}"
-            )
+            numbers = f"{row['accept_len']:10.2f} {row['tokens_per_second']:9.1f} {speed:8.2f}"
+            print(f"{name:10} {method:22} {numbers}", flush=True)
     return found
 
 
@@ -191,6 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--out", metavar="DIR", default="runs/self_draft")
     args = parser.parse_args(argv)
+    if args.limit is not None and args.limit < 1:
+        parser.error(f"--limit {args.limit}: at least 1 prompt is needed")
     try:
         target = load_for_decoding(args.target, dtype=args.dtype)
         target.tap([])

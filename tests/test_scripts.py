@@ -14,7 +14,10 @@ from drafttrain.calibration import stage
 from drafttrain.calibration.stage import CalibrateConfig, calibrate
 from drafttrain.classifier.dump import SCHEMA
 from drafttrain.classifier.model import Classifier
+from drafttrain.corpus.build import Source
 from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.ngrams.build import NgramConfig, build_ngrams
+from tests.conftest import SENTENCES
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -175,8 +178,11 @@ def test_profile(tiny_bundle, questions, capsys):
 
 
 @pytest.mark.parametrize("study", ["ablation", "branches", "noise", "code"])
-def test_self_draft_studies(study, tiny_target_folder, tmp_path, monkeypatch, capsys):
+def test_self_draft_studies(study, tiny_target_folder, tiny_llama, tmp_path, monkeypatch, capsys):
     module = load("self_draft")
+    (tmp_path / "text.txt").write_text("\n\n".join(SENTENCES * 2))
+    config = NgramConfig([Source(str(tmp_path / "text.txt"))], processes=1, held_out=0.0)
+    build_ngrams(config, tiny_llama[1], tmp_path / "ngrams")
     rows = [{"question_id": i, "category": "ab"[i % 2], "turns": [f"Question {i}?"]} for i in range(4)]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -185,7 +191,7 @@ def test_self_draft_studies(study, tiny_target_folder, tmp_path, monkeypatch, ca
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
     monkeypatch.setattr(module, "SIZES", (2, 3))
     monkeypatch.setattr(module, "NOISE", (1, 2))
-    places = ["--target", str(tiny_target_folder), "--ngrams", str(tmp_path), "--dtype", "float32"]
+    places = ["--target", str(tiny_target_folder), "--ngrams", str(tmp_path / "ngrams"), "--dtype", "float32"]
     status = module.main([study, *places, "--limit", "4", "--out", str(tmp_path / "out")])
     if study == "noise" and status:
         assert "pip install sacrebleu rouge-score" in capsys.readouterr().err

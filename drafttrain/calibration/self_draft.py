@@ -36,7 +36,7 @@ CONTEXT = 256  # committed tokens behind which forwards are timed
 ROUNDS = 15
 WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which candidates are judged
 BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
-STRICTNESS = (0.8, 1.2, 1.8)  # times the rate reached, tried as the rate to beat
+STRICTNESS = (0.5, 0.8, 1.2, 1.8)  # times the rate reached, tried as the rate to beat
 
 
 @dataclass
@@ -65,6 +65,7 @@ class SelfDraftSettings:
     Attributes:
         machine: as `describe_machine` has it.
         made_for: fingerprint of the target.
+        corpus: checksum of the n-gram cache; empty without one.
         tried: settings and tokens per second of all that was tried.
     """
 
@@ -75,12 +76,33 @@ class SelfDraftSettings:
     machine: dict[str, Any] = field(default_factory=dict)
     dtype: str = ""
     made_for: str = ""
+    corpus: str = ""
     tried: list[dict[str, Any]] = field(default_factory=list)
 
     def proposer(self, target: FrozenTarget, corpus: CorpusCache | None) -> SelfDraft:
         """Self-Draft with these settings."""
         special = target.tokenizer.all_special_ids if target.tokenizer is not None else ()
-        return SelfDraft(self.config, target.vocab_size, special, corpus, self.odds, self.verify, self.rate)
+        found = SelfDraft(self.config, target.vocab_size, special, corpus, self.odds, self.verify, self.rate)
+        found.warning = self.foreign(target, corpus)
+        return found
+
+    def foreign(self, target: FrozenTarget, corpus: CorpusCache | None) -> str | None:
+        """Says so in one line if they were found on another machine, in another type, for another target or
+        with another n-gram cache than these."""
+        if not self.machine:  # not tuned at all
+            return None
+        here = describe_machine(target.device)
+        pairs = [(name, self.machine.get(name), here.get(name)) for name in ("processor", "gpu", "threads")]
+        pairs.append(("dtype", self.dtype, str(target.dtype).removeprefix("torch.")))
+        pairs.append(("target", self.made_for, target.fingerprint))
+        pairs.append(("n-gram cache", self.corpus[:16] or "none", _corpus_hash(corpus)[:16] or "none"))
+        for name, tuned, found in pairs:
+            if tuned != found:
+                return (
+                    f"Self-Draft was tuned for {name} {tuned}, and this is {found}: trees may be of a wrong "
+                    "size; run drafttrain tune-self-draft"
+                )
+        return None
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `self_draft.json`."""
@@ -106,10 +128,12 @@ class SelfDraftSettings:
             odds["agreement"] = {int(number): weight for number, weight in odds["agreement"].items()}
             value["odds"] = Odds(**odds)
             value["config"] = SelfDraftConfig(**value["config"])
+            value["rate"] = float(value["rate"])
             if value["verify"] is not None:
                 value["verify"] = CostCurve(*(tuple(value["verify"][name]) for name in ("sizes", "seconds")))
+                value["verify"](1)
             return cls(**value)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise UserError(
                 f"{path}: damaged, or of another version; write it again with drafttrain tune-self-draft"
             ) from None
@@ -134,11 +158,16 @@ def tune_self_draft(
     for chat, prompt_ids in zip(chats, ids):
         which = f"{config.prompts.path}: prompt {chat.id}"
         check_length(target, prompt_ids, config.max_new_tokens, which)
-    target.tap([])
+    out = Path(out)
+    try:  # before minutes are spent
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made a folder ({error.strerror}); name another") from None
     found = SelfDraftSettings(
         machine=describe_machine(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         made_for=target.fingerprint,
+        corpus=_corpus_hash(corpus),
     )
     runs = 1 + len(config.branches) * len(config.strictness)
     with Progress(transient=True) as bars:
@@ -200,6 +229,7 @@ def tune_self_draft(
 def fit_odds(judged: Counter[tuple[Evidence, bool]]) -> Odds:
     """The logistic model of candidates that were judged; `Odds` as it is if they were all accepted or all
     refused."""
+    judged = {one: number for one, number in judged.items() if one[0][0][1]}  # branches matched nothing
     if len({accepted for _, accepted in judged}) < 2:
         return Odds()
     rows = [{offer: 1 for offer in evidence} | {len(evidence): 1} for evidence, _ in judged]
@@ -216,6 +246,10 @@ def fit_odds(judged: Counter[tuple[Evidence, bool]]) -> Odds:
         {name: weight for name, weight in weights.items() if isinstance(name, tuple)},
         {name: weight for name, weight in weights.items() if isinstance(name, int)},
     )
+
+
+def _corpus_hash(corpus: CorpusCache | None) -> str:
+    return "" if corpus is None else corpus.header["sha256"]
 
 
 def _steps_seconds(stats: DecodeStats) -> float:

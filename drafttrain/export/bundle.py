@@ -138,10 +138,20 @@ class Bundle:
     def warning(self, tree: str | None = None) -> str | None:
         """Says in one line if the policy goes by a calibration of something else, and how to redo it."""
         policy = (tree or self.tree).removeprefix(f"{NGRAM}+")
+        if (tree or self.tree).startswith(NGRAM) and self.ngrams is not None and self.ngrams.warning:
+            return self.ngrams.warning
         if self.calibration is None or not uses_calibration(policy, self.costs):
             return None
         problem = self.calibration.foreign(self.target.device, self.target.dtype, self.fingerprints)
         return problem and f"{problem}; measure again: {REDO}"
+
+
+def bundled_files(config: ExportConfig) -> list[str]:
+    """Files that the bundle takes along, beside what a run has made."""
+    if config.ngrams is None:
+        return []
+    optional = [SELF_DRAFT] if (Path(config.ngrams) / SELF_DRAFT).exists() else []
+    return [str(Path(config.ngrams) / name) for name in (NGRAMS, NGRAM_DATA, *optional)]
 
 
 def export(
@@ -164,9 +174,9 @@ def export(
         UserError: no trained drafter or n-gram cache there, a damaged one, or the disk is full.
     """
     drafter, out = Path(drafter), Path(out)
-    if config.ngrams is not None:
-        CorpusCache.open(config.ngrams)
     settings = read_config(drafter)
+    if config.ngrams is not None:
+        CorpusCache.open(config.ngrams, settings["target"].get("tokenizer"))
     try:
         tensors = load_file(drafter / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -190,10 +200,8 @@ def export(
         if classifier is not None:
             for name in (CLASSIFIER, CLASSIFIER_WEIGHTS):
                 shutil.copyfile(Path(classifier) / name, folder / name)
-        if config.ngrams is not None:
-            for name in (NGRAMS, NGRAM_DATA, SELF_DRAFT):
-                if (Path(config.ngrams) / name).exists():
-                    shutil.copyfile(Path(config.ngrams) / name, folder / name)
+        for file in bundled_files(config):
+            shutil.copyfile(file, folder / Path(file).name)
         if log.exists():
             shutil.copyfile(log, folder / "training_log.json")
         size = sum(file.stat().st_size for file in folder.iterdir())

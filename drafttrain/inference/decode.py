@@ -86,10 +86,12 @@ def decode(
         max_rows: prompts decoded at a time; when one ends, the next takes its place. None: all at once.
 
     Raises:
-        UserError: a prompt is empty, it and max_new_tokens exceed the positions of the target, or the target
-            gives NaN.
+        UserError: a prompt is empty, it and max_new_tokens exceed the positions of the target, max_rows is
+            below 1, or the target gives NaN.
     """
     _check_lengths(target, prompts, max_new_tokens)
+    if max_rows is not None and max_rows < 1:
+        raise UserError(f"max_rows is {max_rows}: at least one prompt has to be decoded at a time")
     stats = DecodeStats() if stats is None else stats
     stop = target.eos_token_ids if stop is None else stop
     rows = _Rows(len(prompts), max_rows or len(prompts), max_new_tokens, stop, stats)
@@ -105,7 +107,10 @@ def decode(
             if rows.new:
                 numbers = [rows.active[place] for place in rows.new]
                 _use_rows(numbers, accept, proposer)
-                encoded = _encode(target, proposer, [prompts[number] for number in numbers], max_len, accept)
+                chosen = [prompts[number] for number in numbers]
+                # rows that are put into a batch need no room of their own for what follows
+                room = max_len if batch is None else max(map(len, chosen))
+                encoded = _encode(target, proposer, chosen, room, accept)
                 if batch is None:
                     batch = encoded
                 else:

@@ -127,8 +127,9 @@ class SpeculativeDecoder:
 
         if not isinstance(target, FrozenTarget):
             target = load_for_decoding(target, dtype=dtype, device=device)
-        target.tap([])
-        return cls(target, load_self_draft(target, ngrams))
+        decoder = cls(target, load_self_draft(target, ngrams))
+        decoder.warning = decoder.proposer.warning
+        return decoder
 
     def generate(
         self,

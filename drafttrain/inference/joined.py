@@ -4,6 +4,7 @@ Where the caches are sure, they are verified alone and the drafter is not even a
 Elsewhere what they are fairly sure of is added to the drafter's tree.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,13 @@ class JoinedProposer:
     Attributes:
         ngrams: the caches. What they learn includes what the target says behind the drafter's nodes.
         drafter: with its growth policy.
-        sure: expected accepted candidates from which the drafter is not asked.
+        sure: sum of the candidates' shares from which the drafter is not asked.
         least: share of accepted ones that a candidate beside the drafter's is expected to reach.
     """
 
     ngrams: SelfDraft
     drafter: TreeProposer
-    sure: float = 2.0
+    sure: float = 1.0
     least: float = 0.2
 
     @property
@@ -41,7 +42,7 @@ class JoinedProposer:
         depth = self.ngrams.config.max_depth
         return self.ngrams.new_state(batch, max_len), self.drafter.new_state(batch, max_len + depth)
 
-    def use_rows(self, numbers) -> None:
+    def use_rows(self, numbers: Sequence[int]) -> None:
         self.drafter.use_rows(numbers)
 
     def keep_rows(self, state: tuple[list, Any], rows: torch.Tensor) -> tuple[list, Any]:
@@ -79,7 +80,12 @@ class JoinedProposer:
 
     def _join(self, tokens: list[int], parents: list[int], ngrams: Candidates) -> Candidates:
         """The drafter's nodes, and behind them the candidates that are likely enough."""
-        tree = Candidates.of(tokens[0])
-        for token, parent in zip(tokens[1:], parents[1:]):
-            tree.add(parent, token, 1.0, DRAFTER)
+        tree, known, same = Candidates.of(tokens[0]), ngrams.index(), {0: 0}
+        for node, (token, parent) in enumerate(zip(tokens[1:], parents[1:]), 1):
+            both = known.get(
+                (same.get(parent), token)
+            )  # what the caches hold as well is theirs to learn from
+            if both is not None:
+                same[node] = both
+            tree.add(parent, token, 1.0, DRAFTER if both is None else ngrams.evidence[both])
         return tree.with_nodes(ngrams, self.least)

@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import get_type_hints
 
 import torch
 
@@ -57,6 +58,10 @@ class SelfDraftConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        names = [name for name, kind in get_type_hints(SelfDraftConfig).items() if kind is int]
+        for name in names:
+            if type(getattr(self, name)) is not int:
+                raise UserError(f"self-draft: {name} is {getattr(self, name)!r}: a whole number is needed")
         for name, least in (
             ("branches", 0),
             ("branch_length", 1),
@@ -107,12 +112,14 @@ class SelfDraft:
         corpus: n-grams of a large text; None goes without.
         odds: how likely candidates are accepted, as `tune-self-draft` found; None for a rough guess.
         verify: what a forward costs by its tokens; with `rate` it cuts the tree where a node takes more time
-            than it is worth. None: the budget alone.
+            than it is worth. None: `budget` and `least` alone.
         rate: tokens per second that a step has to beat.
 
     Attributes:
         accepted: accepted candidates by the source that spoke most for them, over all sequences.
-        judged: candidates whose parent was accepted, by evidence and by whether they were, likewise.
+        judged: candidates whose parent was accepted, by evidence and by whether they were, likewise. The last
+            step of an output is not counted.
+        warning: why trees may be of a wrong size, in one line.
     """
 
     model_seconds = 0.0
@@ -129,6 +136,9 @@ class SelfDraft:
     ):
         self.config, self.vocab_size, self.special = config, vocab_size, frozenset(special)
         self.corpus, self.odds, self.verify, self.rate = corpus, odds or Odds(), verify, rate
+        self.warning: str | None = None
+        if config.branches > vocab_size - len(self.special):
+            raise UserError(f"self-draft: {config.branches} branches are more than there are tokens")
         self.accepted: Counter[str] = Counter()
         self.judged: Counter[tuple[Evidence, bool]] = Counter()
 
@@ -174,7 +184,8 @@ class SelfDraft:
                 self.judged[evidence, accepted] += 1
                 if accepted:
                     self.accepted[max(evidence, key=odds.weight)[0]] += 1
-                odds.learn(evidence, accepted)
+                if evidence[0][1]:  # something matched: it is a cache's, no branch's or drafter's
+                    odds.learn(evidence, accepted)
             sequence.sent = None
 
     def propose(self, state: list[_Sequence], root: torch.Tensor) -> TokenTree:
@@ -200,7 +211,8 @@ class SelfDraft:
         """Share that the nth candidate has to reach."""
         if self.verify is None:
             return self.config.least
-        slope = (self.verify(n + 1) - self.verify(1)) / n  # of the whole stretch: single steps are noisy
+        first = 1 + self.config.branches * self.config.branch_length  # sent in any case
+        slope = (self.verify(first + n) - self.verify(first)) / n  # of the stretch: single steps are noisy
         return max(self.config.least, self.rate * slope)
 
     def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:

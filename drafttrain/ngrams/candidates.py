@@ -114,14 +114,14 @@ class Candidates:
             paths.append([*(paths[parent] if parent >= 0 else before), token])
         return paths
 
-    def _index(self) -> dict[tuple[int, int], int]:
+    def index(self) -> dict[tuple[int, int], int]:
         """Nodes by parent and token."""
         return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
 
     def with_nodes(self, other: "Candidates", least: float) -> "Candidates":
         """The tree with another one's nodes of a joint share from `least` on, where it has not got them."""
         tree = Candidates(*([*values] for values in vars(self).values()))
-        index, place = tree._index(), {0: 0}
+        index, place = tree.index(), {0: 0}
         for node, (parent, token, joint) in enumerate(zip(other.parents, other.tokens, other.joint)):
             if node and joint >= least:  # and so have its ancestors
                 above = place[parent]
@@ -139,7 +139,7 @@ class Candidates:
             the tree and the node of each token of each chain; nodes that are there already are shared.
         """
         tree = Candidates(*([*values] for values in vars(self).values()))
-        index = tree._index()
+        index = tree.index()
         nodes: list[list[int]] = []
         for chain in chains:
             node, passed = 0, []

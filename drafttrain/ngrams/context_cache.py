@@ -6,6 +6,7 @@ longer ones tell which of many entries continues the present text. Prefixes and 
 bounded, the least recently used go first (Self-Draft paper, "Self-Draft Model Forward").
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 PROMPT, ACCEPTED, BRANCH, RECYCLED = "prompt", "accepted", "branch", "recycled"
@@ -20,9 +21,11 @@ class ContextCache:
         prefixes: kept in all.
     """
 
-    def __init__(self, longest: int = 4, followers: int = 8, prefixes: int = 100_000):
+    def __init__(self, longest: int = 4, followers: int = 8, prefixes: int = 50_000):
         self.longest, self.followers, self.prefixes = longest, followers, prefixes
-        self._entries: dict[tuple[int, ...], dict[int, str]] = {}  # follower: source; the newest last
+        # followers with their sources, the newest last; so are the prefixes, and a plain dict would look long
+        # for the oldest
+        self._entries: OrderedDict[tuple[int, ...], dict[int, str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -38,28 +41,26 @@ class ContextCache:
             for start in range(max(0, end - self.longest), end):
                 self._note(tuple(tokens[start:end]), tokens[end], source)
         while len(self._entries) > self.prefixes:
-            del self._entries[next(iter(self._entries))]
+            self._entries.popitem(last=False)
 
     def _note(self, prefix: tuple[int, ...], token: int, source: str) -> None:
-        found = self._entries.pop(prefix, None) or {}
+        found = self._entries.setdefault(prefix, {})
+        self._entries.move_to_end(prefix)
         found.pop(token, None)
         found[token] = source
         if len(found) > self.followers:
             del found[next(iter(found))]
-        self._entries[prefix] = found
 
-    def after(self, suffix: Sequence[int], longest: int | None = None) -> tuple[int, list[tuple[int, str]]]:
+    def after(self, suffix: Sequence[int]) -> tuple[int, list[tuple[int, str]]]:
         """What followed the longest end of a text that is known here.
 
         Args:
             suffix: the text so far, or its end.
-            longest: look up no longer ends than this.
 
         Returns:
             length of that end (0 if none is known), and (token, source) pairs, the newest first.
         """
-        most = min(len(suffix), self.longest if longest is None else longest)
-        for length in range(most, 0, -1):
+        for length in range(min(len(suffix), self.longest), 0, -1):
             if (found := self._entries.get(tuple(suffix[-length:]))) is not None:
                 return length, list(reversed(found.items()))
         return 0, []

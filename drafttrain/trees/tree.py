@@ -87,6 +87,7 @@ class TokenTree:
         valid = torch.arange(n, device=device) < sizes[:, None]  # [B, n]
         log_probs = torch.full(valid.shape, -torch.inf, device=device).masked_fill(valid, 0.0)  # [B, n]
         entropies = torch.full_like(log_probs, torch.nan)  # [B, n]
+        entropies[:, 0] = 0.0
         return cls(*flat.unbind(1), log_probs, entropies, sizes)
 
     @property

@@ -103,9 +103,10 @@ def test_loading(tmp_path, tiny_target, cache):
     (foreign / "ngrams.json").write_text(json.dumps({**header, "tokenizer_hash": "0" * 16}))
     with pytest.raises(UserError, match="made with another tokenizer"):
         load_self_draft(tiny_target, foreign)
-    (foreign / DATA).write_bytes(b"")
-    with pytest.raises(UserError, match="another tokenizer|cut off"):
-        load_self_draft(tiny_target, foreign)
+    cut = shutil.copytree(cache, tmp_path / "cut")
+    (cut / DATA).write_bytes((cut / DATA).read_bytes()[:-8])
+    with pytest.raises(UserError, match="cut off"):
+        load_self_draft(tiny_target, cut)
 
 
 def test_a_bundle_with_a_cache(tmp_path, tiny_bundle, cache):
