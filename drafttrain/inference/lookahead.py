@@ -1,8 +1,9 @@
 """Lookahead decoding (Fu et al. 2024), a baseline of Self-Draft: a window of guesses at the next W positions
 is refined by Jacobi iterations inside the forwards that verify, and every column of it gives an n-gram.
 
-The window is a tree: its first level is a chain behind the root, and behind the token of column i hang the
-guesses of the later levels for that column, each one position further on. So it goes through the same loop.
+The window is a tree: its first level is the root and a chain behind it, and behind the token of column i
+hang the guesses of the later levels for that column, each one position further on. So it goes through the
+same loop.
 """
 
 import random
@@ -23,15 +24,18 @@ class _Sequence:
     """What is known of one sequence.
 
     Attributes:
-        levels: of the window, W tokens each; the oldest first.
+        levels: of the window, the oldest first: W - 1 tokens, as the root comes before them, and W in the
+            others.
         pool: continuations of N - 1 tokens by the token before them; the newest last.
-        columns: nodes of each column in the tree that is being verified, from the root's child on.
-        size: nodes of that tree.
+        columns: nodes of each column in the tree that is being verified, without the root.
+        root: of that tree.
+        size: its nodes.
     """
 
     levels: list[list[int]]
     pool: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
     columns: list[list[int]] = field(default_factory=list)
+    root: int = 0
     size: int = 0
 
 
@@ -56,7 +60,7 @@ class Lookahead:
 
     def new_state(self, batch: int, max_len: int) -> list[_Sequence]:
         draws = random.Random(self.seed)
-        start = [draws.randrange(self.vocab_size) for _ in range(self.window)]
+        start = [draws.randrange(self.vocab_size) for _ in range(self.window - 1)]
         return [_Sequence([list(start)]) for _ in range(batch)]
 
     def keep_rows(self, state: list[_Sequence], rows: torch.Tensor) -> list[_Sequence]:
@@ -77,9 +81,9 @@ class Lookahead:
             grams = list(sequence.pool.get(token, ()))[: -self.verified - 1 : -1]  # the newest first
             tree, _ = Candidates.of(token).with_chains(grams, POOL)
             first, *later = sequence.levels
-            columns = [[*first[: i + 1], *(level[i] for level in later)] for i in range(self.window)]
+            columns = [[*first[:i], *(level[i] for level in later)] for i in range(self.window)]
             tree, sequence.columns = tree.with_chains(columns, WINDOW)
-            sequence.size = len(tree.tokens)
+            sequence.root, sequence.size = token, len(tree.tokens)
             trees.append(tree)
         return TokenTree.from_lists(
             [tree.tokens for tree in trees], [tree.parents for tree in trees], root.device
@@ -90,15 +94,16 @@ class Lookahead:
         said = logits.max(-1).indices.tolist()  # [B, n]
         for sequence, row, size in zip(state, said, tree.sizes.tolist()):
             if size == sequence.size:  # not when the end of the output has cut it
-                self._refine(sequence, [row[column[-1]] for column in sequence.columns])
+                self._refine(sequence, [row[column[-1] if column else 0] for column in sequence.columns])
 
     def _refine(self, sequence: _Sequence, guesses: list[int]) -> None:
         sequence.levels.append(guesses)
         if len(sequence.levels) == self.gram:
-            for first, *rest in zip(*sequence.levels):
-                grams = sequence.pool.setdefault(first, {})
+            first, *later = sequence.levels
+            for key, *rest in zip([sequence.root, *first], *later):
+                grams = sequence.pool.setdefault(key, {})
                 grams.pop(tuple(rest), None)
                 grams[tuple(rest)] = None
                 while len(grams) > self.verified:
                     del grams[next(iter(grams))]
-            del sequence.levels[0]
+            sequence.levels = [later[0][1:], *later[1:]]  # the root moves on by one

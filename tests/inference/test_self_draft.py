@@ -242,7 +242,7 @@ def test_prompt_lookup_drafts_a_chain():
 
 @torch.no_grad()
 def test_the_window_is_what_plain_forwards_say(llama, prompts):
-    """Column i sees the first level up to i and its own later levels, and gives an n-gram of N tokens."""
+    """Column i sees the root, the first level before i and its own later levels, and gives an n-gram."""
     checked = [0]
 
     def before(sequence):
@@ -250,15 +250,15 @@ def test_the_window_is_what_plain_forwards_say(llama, prompts):
 
     def after(sequence, root, levels):
         guesses = [
-            argmax_after(llama, [*text, *levels[0][: i + 1], *(level[i] for level in levels[1:])])
+            argmax_after(llama, [*text, *levels[0][:i], *(level[i] for level in levels[1:])])
             for i in range(4)
         ]
         if sequence.levels == levels:  # the end of the output has cut the tree
             return
         assert sequence.levels[-1] == guesses
         if len(levels) == 2:  # full: the oldest level goes, and each column gives its tokens
-            assert sequence.levels == [levels[1], guesses]
-            for first, second, third in zip(*levels, guesses):
+            assert sequence.levels == [levels[1][1:], guesses]
+            for first, second, third in zip([root, *levels[0]], levels[1], guesses):
                 assert (second, third) in sequence.pool[first]
         checked[0] += 1
 
