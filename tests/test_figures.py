@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "figures.py"
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """The script as a module, in an empty folder."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("figures_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
