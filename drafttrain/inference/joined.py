@@ -82,9 +82,8 @@ class JoinedProposer:
         """The drafter's nodes, and behind them the candidates that are likely enough."""
         tree, known, same = Candidates.of(tokens[0]), ngrams.index(), {0: 0}
         for node, (token, parent) in enumerate(zip(tokens[1:], parents[1:]), 1):
-            both = known.get(
-                (same.get(parent), token)
-            )  # what the caches hold as well is theirs to learn from
+            # what the caches hold as well is theirs to learn from
+            both = known.get((same.get(parent), token))
             if both is not None:
                 same[node] = both
             tree.add(parent, token, 1.0, DRAFTER if both is None else ngrams.evidence[both])

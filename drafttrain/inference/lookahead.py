@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from drafttrain.inference.proposer import PerSequence
 from drafttrain.ngrams.candidates import Candidates, Evidence
 from drafttrain.ngrams.context_cache import BRANCH
 from drafttrain.trees.tree import TokenTree
@@ -40,7 +41,7 @@ class _Sequence:
 
 
 @dataclass
-class Lookahead:
+class Lookahead(PerSequence):
     """A proposer without a drafter.
 
     Attributes:
@@ -56,19 +57,11 @@ class Lookahead:
     verified: int
     vocab_size: int
     seed: int = 0
-    model_seconds: float = 0.0
 
     def new_state(self, batch: int, max_len: int) -> list[_Sequence]:
         draws = random.Random(self.seed)
         start = [draws.randrange(self.vocab_size) for _ in range(self.window - 1)]
         return [_Sequence([list(start)]) for _ in range(batch)]
-
-    def keep_rows(self, state: list[_Sequence], rows: torch.Tensor) -> list[_Sequence]:
-        return [state[row] for row in rows.tolist()]
-
-    def put_rows(self, state: list[_Sequence], rows: torch.Tensor, other: list[_Sequence]) -> None:
-        for row, sequence in zip(rows.tolist(), other, strict=True):
-            state[row] = sequence
 
     def observe(
         self, state: list[_Sequence], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

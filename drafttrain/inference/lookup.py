@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from drafttrain.inference.proposer import PerSequence
 from drafttrain.trees.tree import TokenTree
 
 
 @dataclass
-class PromptLookup:
+class PromptLookup(PerSequence):
     """A proposer of chains out of the prompt and the accepted text.
 
     Attributes:
@@ -19,17 +20,9 @@ class PromptLookup:
 
     length: int = 10
     longest: int = 3
-    model_seconds: float = 0.0
 
     def new_state(self, batch: int, max_len: int) -> list[list[int]]:
         return [[] for _ in range(batch)]
-
-    def keep_rows(self, state: list[list[int]], rows: torch.Tensor) -> list[list[int]]:
-        return [state[row] for row in rows.tolist()]
-
-    def put_rows(self, state: list[list[int]], rows: torch.Tensor, other: list[list[int]]) -> None:
-        for row, text in zip(rows.tolist(), other, strict=True):
-            state[row] = text
 
     def observe(
         self, state: list[list[int]], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

@@ -99,6 +99,19 @@ class TreeProposer:
         return time.perf_counter()
 
 
+class PerSequence:
+    """What proposers share whose state is a list with an item for each sequence, and who run no model."""
+
+    model_seconds = 0.0
+
+    def keep_rows(self, state: list, rows: torch.Tensor) -> list:
+        return [state[row] for row in rows.tolist()]
+
+    def put_rows(self, state: list, rows: torch.Tensor, other: list) -> None:
+        for row, sequence in zip(rows.tolist(), other, strict=True):
+            state[row] = sequence
+
+
 class NoProposer:
     """Drafts nothing, which makes the decode loop plain autoregressive decoding."""
 

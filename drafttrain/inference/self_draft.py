@@ -18,6 +18,7 @@ from typing import get_type_hints
 import torch
 
 from drafttrain.errors import UserError
+from drafttrain.inference.proposer import PerSequence
 from drafttrain.ngrams.candidates import Candidates, Evidence, Odds, Sources, grow
 from drafttrain.ngrams.context_cache import ACCEPTED, BRANCH, PROMPT, RECYCLED, ContextCache
 from drafttrain.ngrams.corpus_cache import CorpusCache
@@ -102,7 +103,7 @@ class _Sequence:
     ends: list[list[int]] = field(default_factory=list)
 
 
-class SelfDraft:
+class SelfDraft(PerSequence):
     """A proposer without a drafter.
 
     Args:
@@ -121,8 +122,6 @@ class SelfDraft:
             step of an output is not counted.
         warning: why trees may be of a wrong size, in one line.
     """
-
-    model_seconds = 0.0
 
     def __init__(
         self,
@@ -158,13 +157,6 @@ class SelfDraft:
         drafted = ContextCache(config.longest)
         sources = Sources(text, drafted, self.corpus, self.odds.copy(), config.width)
         return _Sequence([], sources, [[token] for token in starts])
-
-    def keep_rows(self, state: list[_Sequence], rows: torch.Tensor) -> list[_Sequence]:
-        return [state[row] for row in rows.tolist()]
-
-    def put_rows(self, state: list[_Sequence], rows: torch.Tensor, other: list[_Sequence]) -> None:
-        for row, sequence in zip(rows.tolist(), other, strict=True):
-            state[row] = sequence
 
     def observe(
         self, state: list[_Sequence], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
