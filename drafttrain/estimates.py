@@ -18,7 +18,7 @@ from drafttrain.calibration.stage import C2T_TRIALS
 from drafttrain.classifier.dump import ROW_BYTES
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.readers import read_conversations
-from drafttrain.drafters.edd import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.files import read_json
@@ -73,7 +73,7 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
     tokens, about = _corpus_tokens(recipe, folders)
     estimate = {"tokens": f"{about}{_count(tokens)}"}
     if target := _target(recipe, folders):
-        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(drafter_shape(recipe).tapped_blocks))
+        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(stored_blocks(recipe)))
         estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
         estimate["memory"] = _bytes(_target_bytes(recipe, target))
     return estimate
@@ -152,16 +152,37 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int]:
     """(trained parameters, stored numbers) of a drafter.
 
-    Trained are layers of the target's shape, a final norm, what joins several tapped blocks, and embeddings
-    and head if the recipe says so. The map of the draft vocabulary is stored only.
+    Trained are layers of the target's shape, a final norm, what joins several states, and embeddings and
+    head if the recipe says so; MEDUSA has a matrix and a head for each token ahead. The map of the draft
+    vocabulary is stored only.
     """
     hidden, taps = target.hidden_size, len(drafter.tapped_blocks)
     size = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
+    if drafter.kind == "medusa":
+        trained = drafter.heads * (hidden * hidden + hidden + hidden * size)
+        return trained, trained + size
+    if drafter.kind == "causal_lm":
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(drafter.model))
+        trained = sum(p.numel() for p in lm.parameters())
+        return trained, trained + size
     trained = drafter.layers * sum(p.numel() for p in target.blocks[0].parameters()) + hidden
     trained += hidden * target.vocab_size if drafter.train_embeddings else 0
     trained += hidden * size if drafter.train_head else 0
-    trained += taps * hidden * hidden if taps > 1 else 0
+    if drafter.kind == "edd":
+        trained += taps * hidden * hidden if taps > 1 else 0
+    elif drafter.kind == "eagle":
+        trained += 2 * hidden * hidden + 2 * hidden * (1 if drafter.input_norms else -1)
     return trained, trained + size
+
+
+def stored_blocks(recipe: Recipe) -> list[int]:
+    """Blocks whose outputs a store holds: what the drafter reads, unless the recipe names others. The final
+    states are always there."""
+    if recipe.hidden_states.tapped_blocks is not None:
+        return recipe.hidden_states.tapped_blocks
+    shape = drafter_shape(recipe)
+    return shape.tapped_blocks if shape.kind == "edd" else []
 
 
 def drafter_shape(recipe: Recipe) -> DrafterConfig:
@@ -170,7 +191,8 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
         return recipe.drafter
     stored = read_json(Path(recipe.training.init_from) / "config.json")
     names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
-    shape = DrafterConfig(**{name: stored[name] for name in names})
+    kind = stored["model_type"].removeprefix("drafttrain_")
+    shape = DrafterConfig(**{name: stored[name] for name in names}, kind=kind)
     grown = recipe.training.init_draft_vocab_size
     return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
 

@@ -24,7 +24,7 @@ from drafttrain.calibration.stage import CalibrateConfig
 from drafttrain.classifier.stage import ClassifierStageConfig
 from drafttrain.corpus.build import CorpusConfig
 from drafttrain.corpus.regenerate import RegenerateConfig
-from drafttrain.drafters.edd import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
 from drafttrain.evaluation.benchmark import EvaluateConfig
 from drafttrain.export.bundle import ExportConfig

@@ -86,7 +86,7 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> CollectReport:
     return collect(
         recipe.hidden_states,
         _target_model(recipe),
-        estimates.drafter_shape(recipe).tapped_blocks,
+        estimates.stored_blocks(recipe),
         folders["corpus"],
         out,
         dtype=recipe.target.dtype,
@@ -234,7 +234,7 @@ STAGES = [
         section=lambda recipe: {
             "target": recipe.target,
             "hidden_states": recipe.hidden_states,
-            "drafter": {"tapped_blocks": estimates.drafter_shape(recipe).tapped_blocks},
+            "drafter": {"tapped_blocks": estimates.stored_blocks(recipe)},
         },
         needs=lambda recipe: ["fetch-target", "corpus"],
         enabled=_is_offline,

@@ -151,7 +151,8 @@ def tiny_target(tiny_target_folder) -> "FrozenTarget":  # noqa: F821
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_target_folder, tmp_path_factory) -> Path:
     """A random EDD drafter over 200 of the target's 512 tokens."""
-    from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+    from drafttrain.drafters.config import DrafterConfig
+    from drafttrain.drafters.edd import EddConfig, EddModel
     from drafttrain.target.loading import load_target
 
     target = load_target(str(tiny_target_folder), dtype="float32", device="cpu")

@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from drafttrain import cli, estimates
 from drafttrain.corpus.build import Source
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle

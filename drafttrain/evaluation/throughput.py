@@ -14,12 +14,13 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import PrinterCallback
 
-from drafttrain.drafters.edd import DrafterConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.model import DraftModel
 from drafttrain.target.collect import CollectConfig, collect_states
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.store import HiddenStateStore, target_info
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.stage import TrainingConfig, new_drafter, new_optimizer, training_arguments
+from drafttrain.training.stage import TrainingConfig, new_optimizer, start_drafter, training_arguments
 from drafttrain.training.trainer import DraftTrainer
 
 SHAPES = (
@@ -105,7 +106,7 @@ def training_speed(
         rounds: how often everything takes its turn.
         steps: timed steps per turn; one more is not timed.
     """
-    drafter = new_drafter(config, drafter_config, target, documents)
+    drafter = start_drafter(config, drafter_config, target, documents)
     collect_states(
         CollectConfig(mode="offline"), target, DatasetDict(train=documents), folder / "hidden_states"
     )
@@ -126,7 +127,7 @@ def training_speed(
 
 def _train_some(
     config: TrainingConfig,
-    drafter: EddModel,
+    drafter: DraftModel,
     target: FrozenTarget,
     rows: PackedRows,
     steps: int,

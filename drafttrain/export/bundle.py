@@ -21,8 +21,9 @@ from drafttrain.calibration.self_draft import FILE as SELF_DRAFT
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
 from drafttrain.classifier.model import Classifier
-from drafttrain.drafters.edd import EddModel
-from drafttrain.drafters.edd_config import read_config
+from drafttrain.drafters.config import read_config
+from drafttrain.drafters.kinds import load_drafter
+from drafttrain.drafters.model import DraftModel
 from drafttrain.errors import UserError
 from drafttrain.export.card import model_card
 from drafttrain.export.self_draft import holds_self_draft, load_self_draft
@@ -84,7 +85,7 @@ class Bundle:
     """
 
     target: FrozenTarget
-    drafter: EddModel
+    drafter: DraftModel
     tree: str
     calibration: Calibration | None
     fingerprints: dict[str, str]
@@ -285,7 +286,7 @@ def load_bundle(
                 f"{folder}: its target cannot be loaded; name one with `target` (--target on the command "
                 f"line). {error}"
             ) from None
-    drafter = EddModel.load(folder, target, dtype=target.dtype)
+    drafter = load_drafter(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
     measured = folder / EVALUATION

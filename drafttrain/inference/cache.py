@@ -125,9 +125,12 @@ class TreeCache(Cache):
                 f"{longest} tokens do not fit a cache of {self.max_len}: raise max_len or shorten the prompt"
             )
         slots = self.lengths[:, None] + torch.arange(n, device=self.device)  # [B, n]
-        self.slots = slots[0] if self.batch == 1 else slots
-        self.view = longest
+        self.open_at(slots, longest)
         return slots, longest
+
+    def open_at(self, slots: torch.Tensor, view: int) -> None:
+        """Opens these slots [B, n] for the next forward, with so many in view."""
+        self.slots, self.view = slots[0] if self.batch == 1 else slots, view
 
     def commit(self, path: torch.Tensor, counts: torch.Tensor) -> None:
         """Keeps the accepted nodes of the last forward and forgets the others.

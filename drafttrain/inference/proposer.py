@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
@@ -50,11 +51,23 @@ class Proposer(Protocol):
 @dataclass
 class TreeProposer:
     """A model drafter whose trees grow by a policy. What the policy gets as its drafter is this object, which
-    looks at the clock."""
+    looks at the clock.
+
+    Raises:
+        UserError: the drafter does not reach as deep as the policy's trees.
+    """
 
     drafter: Drafter
     policy: TreePolicy
     model_seconds: float = 0.0
+
+    def __post_init__(self):
+        reach = getattr(self.drafter, "max_depth", None)
+        if reach is not None and self.policy.max_depth > reach:
+            raise UserError(
+                f"the tree is up to {self.policy.max_depth} tokens deep and this drafter reaches {reach}: "
+                "use a shallower one"
+            )
 
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len + self.policy.max_depth)

@@ -58,6 +58,8 @@ class CollectConfig:
         shard_tokens: tokens in one file. A process holds one file in memory, and computes at most so much
             again after an interruption.
         max_skipped: share of documents without usable states (NaN) above which collection stops.
+        tapped_blocks: blocks whose outputs are stored, for drafters of several kinds. null: what the drafter
+            reads. Final states are stored anyway.
     """
 
     mode: Literal["online", "offline"] = "online"
@@ -65,6 +67,7 @@ class CollectConfig:
     batch_tokens: int = 2048
     shard_tokens: int = 65536
     max_skipped: float = 0.01
+    tapped_blocks: list[int] | None = None
 
     def check(self) -> None:
         """Raises:

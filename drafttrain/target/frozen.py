@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.errors import UserError
 from drafttrain.files import fingerprint
@@ -55,6 +55,44 @@ class TargetStates:
 
     tapped: torch.Tensor
     final: torch.Tensor
+
+
+def run_packed(
+    base: PreTrainedModel, config: PreTrainedConfig, input_ids: torch.Tensor, document_start: torch.Tensor
+) -> torch.Tensor:
+    """Last hidden states [B, T, H] of a language model without its head over packed rows [B, T].
+
+    Args:
+        config: its text config.
+        document_start: index in its row at which each token's document begins [B, T]; a token sees its own
+            document up to itself.
+    """
+    index = torch.arange(input_ids.shape[1], device=input_ids.device)
+    positions = index - document_start  # [B, T] in each token's own document
+    inputs = {"input_ids": input_ids, "position_ids": positions, "use_cache": False}
+    if not document_start.any():
+        out = base(**inputs)
+    elif input_ids.device.type == "cpu" and attention.attends_within_documents(config):
+        ignored = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # transformers would make one of T x T
+        with attention.within_documents(document_start):
+            out = base(attention_mask=ignored, **inputs)
+    else:
+        allowed = attention.causal_document_mask(document_start)  # [B, T, T]
+        mask = attention_mask(allowed, positions, positions, config, base.dtype)
+        out = base(attention_mask=mask, **inputs)
+    return out.last_hidden_state
+
+
+def block_number(block: int, n_blocks: int) -> int:
+    """A block's number from 0. `n_blocks` stands for the state after the final norm, as in `hidden_states` of
+    transformers; negative numbers count from the end.
+
+    Raises:
+        ValueError: no such block.
+    """
+    if not -n_blocks <= block <= n_blocks:
+        raise ValueError(block)
+    return block + n_blocks if block < 0 else block
 
 
 class FrozenTarget:
@@ -147,7 +185,8 @@ class FrozenTarget:
     # taps
 
     def tap(self, blocks: Sequence[int]) -> None:
-        """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice.
+        """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice. The number
+        of blocks stands for the state after the final norm.
 
         Raises:
             UserError: no such block.
@@ -155,11 +194,11 @@ class FrozenTarget:
         for hook in self._hooks:
             hook.remove()
         for block in blocks:
-            if not -self.n_blocks <= block < self.n_blocks:
+            if not -self.n_blocks <= block <= self.n_blocks:
                 raise UserError(
                     f"{self.name} has {self.n_blocks} blocks, so tapped block {block} does not exist"
                 )
-        self.tapped_blocks = [block % self.n_blocks for block in blocks]
+        self.tapped_blocks = [block_number(block, self.n_blocks) for block in blocks]
 
         def keep(index: int):
             def hook(module: nn.Module, args, output) -> None:
@@ -167,9 +206,11 @@ class FrozenTarget:
 
             return hook
 
-        self._hooks = [self.blocks[b].register_forward_hook(keep(b)) for b in sorted(set(self.tapped_blocks))]
+        hooked = sorted(set(self.tapped_blocks) - {self.n_blocks})
+        self._hooks = [self.blocks[block].register_forward_hook(keep(block)) for block in hooked]
 
     def _states(self, final: torch.Tensor) -> TargetStates:
+        self._taps[self.n_blocks] = final
         taps = [self._taps[block] for block in self.tapped_blocks]
         self._taps.clear()
         tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1) if taps else final[..., :0]
@@ -190,22 +231,7 @@ class FrozenTarget:
         if self.device.type == "cpu" and len(input_ids) > rows:
             parts = [self.encode(*part) for part in zip(input_ids.split(rows), document_start.split(rows))]
             return TargetStates(*(torch.cat(x) for x in zip(*((p.tapped, p.final) for p in parts))))
-        index = torch.arange(input_ids.shape[1], device=input_ids.device)
-        positions = index - document_start  # [B, T] in each token's own document
-        inputs = {"input_ids": input_ids, "position_ids": positions, "use_cache": False}
-        if not document_start.any():
-            out = self.base(**inputs)
-        elif self.device.type == "cpu" and attention.attends_within_documents(self.config):
-            ignored = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # transformers would make one of T x T
-            with attention.within_documents(document_start):
-                out = self.base(attention_mask=ignored, **inputs)
-        else:
-            allowed = attention.causal_document_mask(document_start)  # [B, T, T]
-            out = self.base(
-                attention_mask=attention_mask(allowed, positions, positions, self.config, self.dtype),
-                **inputs,
-            )
-        return self._states(out.last_hidden_state)
+        return self._states(run_packed(self.base, self.config, input_ids, document_start))
 
     @torch.no_grad()
     def forward(

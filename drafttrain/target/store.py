@@ -20,7 +20,7 @@ import os
 import shutil
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy
@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 from drafttrain.corpus.chat import tokenizer_hash
 from drafttrain.errors import UserError
 from drafttrain.files import fingerprint, read_json, write_json
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.frozen import FrozenTarget, block_number
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -69,7 +69,7 @@ def target_info(target: FrozenTarget, tapped_blocks: Sequence[int] | None = None
         hidden_size=target.hidden_size,
         n_blocks=target.n_blocks,
         vocab_size=target.vocab_size,
-        tapped_blocks=[block % target.n_blocks for block in blocks],
+        tapped_blocks=[block_number(block, target.n_blocks) for block in blocks],
         weights=target.fingerprint,
         tokenizer=tokenizer_hash(target.tokenizer) if target.tokenizer else "none",
     )
@@ -334,10 +334,12 @@ class HiddenStateStore:
         path: its folder.
         manifest: what it was made from.
         lengths: int64 [documents], stored tokens of each document; 0 for skipped ones.
+        blocks: those whose outputs it gives, side by side; the number of blocks stands for the final state.
     """
 
     def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]):
         self.path, self.manifest, self._shards = path, manifest, shards
+        self.blocks = manifest.target.tapped_blocks
         self._bounds = numpy.asarray(manifest.bounds)
         none = torch.zeros(0, dtype=torch.int64)
         self.lengths = torch.cat([none, *(shard.offsets.diff() for shard in shards)])  # [documents]
@@ -350,7 +352,8 @@ class HiddenStateStore:
 
         Args:
             path: its folder.
-            target: the target in use with the tapped blocks that are wanted (`target_info`).
+            target: the target in use with the tapped blocks that are wanted (`target_info`); a store may
+                hold more.
             corpus: the split in use; without it the corpus is not compared.
 
         Raises:
@@ -358,6 +361,9 @@ class HiddenStateStore:
         """
         path = Path(path)
         manifest = read_manifest(path)
+        wanted, stored = target.tapped_blocks, manifest.target.tapped_blocks
+        if set(wanted) <= {*stored, target.n_blocks}:
+            target = replace(target, tapped_blocks=stored)
         difference = manifest.difference(target, None if corpus is None else corpus_fingerprint(corpus))
         if difference:
             raise UserError(f"{path}: made with another {difference}; collect the hidden states again")
@@ -370,7 +376,9 @@ class HiddenStateStore:
                 where = shard_path(path, index)
                 raise UserError(f"{where}: missing or damaged; run the same collection again to mend it")
             shards.append(shard)
-        return cls(path, manifest, shards)
+        store = cls(path, manifest, shards)
+        store.blocks = wanted
+        return store
 
     def __len__(self) -> int:
         return self.manifest.documents
@@ -384,8 +392,17 @@ class HiddenStateStore:
         shard = self._shards[number]
         within = index - int(self._bounds[number])
         first, last = shard.offsets[within : within + 2].tolist()
-        return Document(
-            tokens=shard.read("tokens", first, last).long(),  # [t]
-            tapped=shard.read("tapped", first, last),  # [t, K*H]
-            final=shard.read("final", first, last),  # [t, H]
-        )
+        final = shard.read("final", first, last)  # [t, H]
+        tokens = shard.read("tokens", first, last).long()  # [t]
+        return Document(tokens, self._tapped(shard, first, last, final), final)
+
+    def _tapped(self, shard: Shard, first: int, last: int, final: torch.Tensor) -> torch.Tensor:
+        """The wanted blocks' outputs [t, K*H]."""
+        info = self.manifest.target
+        if self.blocks == info.tapped_blocks:
+            return shard.read("tapped", first, last)
+        named = {info.n_blocks: final}
+        if set(self.blocks) - named.keys():
+            parts = shard.read("tapped", first, last).split(info.hidden_size, dim=1)  # [t, H] each
+            named |= dict(zip(info.tapped_blocks, parts))
+        return torch.cat([final[:, :0], *(named[block] for block in self.blocks)], dim=1)

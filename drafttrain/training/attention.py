@@ -14,7 +14,8 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend:
-    """`attend(q [B, h, T, d], k, v [B, kv, 2T, d]) -> [B, h, T, d]` under the layout's mask.
+    """`attend(q [B, h, T, d], k, v [B, kv, 2T, d]) -> [B, h, T, d]` under the layout's mask; k and v are
+    [B, kv, T, d] where it has no soft prompts.
 
     Args:
         implementation: "sdpa", "flex", or "auto" (flex on CUDA; flex-attention has no backward pass on CPU).
@@ -33,12 +34,15 @@ def _sdpa(layout: BlockLayout) -> Attend:
         for first in range(0, t, STRETCH):
             last = min(first + STRETCH, t)
             hidden = slice(int(documents[first]), int(blocks[last - 1]))
+            if not layout.soft_prompts:
+                hidden = slice(0, 0)
             tokens = slice(int(blocks[first]), last)
             document, block = documents[first:last, None], blocks[first:last, None]  # [queries, 1]
             seen_hidden = (index[hidden] >= document) & (index[hidden] < block)  # [queries, hidden keys]
             seen_tokens = (index[tokens] >= block) & (index[tokens] <= index[first:last, None])
             mask = torch.cat((seen_hidden, seen_tokens), -1)[None, None]
-            tokens = slice(t + tokens.start, t + tokens.stop)
+            if layout.soft_prompts:  # tokens come after as many hidden states
+                tokens = slice(t + tokens.start, t + tokens.stop)
             stretches.append(_Stretch(row, slice(first, last), hidden, tokens, mask))
     return lambda q, k, v: _Stretches.apply(q, k, v, stretches)
 
@@ -103,7 +107,8 @@ def _flex(layout: BlockLayout) -> Attend:
 
     batch, t = layout.block_start.shape
     device = layout.block_start.device
-    mask = create_block_mask(layout.mask_mod(), batch, None, t, 2 * t, device=device)
+    keys = 2 * t if layout.soft_prompts else t
+    mask = create_block_mask(layout.mask_mod(), batch, None, t, keys, device=device)
     run = _compiled_flex() if device.type == "cuda" else flex_attention
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -77,3 +77,27 @@ def head_kl(
     return _FusedHeadKL.apply(
         states, weight, teacher_states, teacher_logits, chunk, states.dtype if dtype is None else dtype
     )
+
+
+def head_ce(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    chunk: int = 1024,
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum over positions of the cross-entropy with one token each: the KL from a distribution that is sure.
+
+    Args:
+        labels: ids in the draft vocabulary, int64 [N].
+        others: as for `head_kl`.
+
+    Returns:
+        the summed loss and the number of positions where the label is the most likely token, both fp32 [].
+    """
+
+    def sure(ids: torch.Tensor) -> torch.Tensor:  # [c] -> [c, D]
+        logits = torch.full((len(ids), len(weight)), -1e4, device=ids.device)
+        return logits.scatter_(1, ids[:, None], 0.0)
+
+    return head_kl(states, weight, labels, sure, chunk, dtype)

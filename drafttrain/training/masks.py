@@ -14,16 +14,27 @@ import torch
 
 @dataclass
 class BlockLayout:
-    """Row indices at which each token's document and block begin, int64 [B, T]."""
+    """Row indices at which each token's document and block begin, int64 [B, T].
+
+    Attributes:
+        soft_prompts: whether keys are hidden states 0..T-1 and then tokens; else they are tokens alone.
+    """
 
     document_start: torch.Tensor
     block_start: torch.Tensor
+    soft_prompts: bool = True
 
     def mask_mod(self) -> Callable[..., torch.Tensor]:
         """What each token may attend to, of hidden states 0..T-1 and then tokens 0..T-1 of its row, as
         flex-attention wants it: a function of batch, head, query and key index."""
         document_start, block_start = self.document_start, self.block_start
         t = block_start.shape[1]
+
+        def own_block(b, h, q, kv):
+            return (kv >= block_start[b, q]) & (kv <= q)
+
+        if not self.soft_prompts:
+            return own_block
 
         def allowed(b, h, q, kv):
             block = block_start[b, q]
@@ -32,6 +43,17 @@ class BlockLayout:
             return hidden | tokens
 
         return allowed
+
+
+def whole_documents(document_start: torch.Tensor, first_token: bool) -> BlockLayout:
+    """Each document of packed rows [B, T] is one block, and there are no soft prompts: causal attention.
+
+    Args:
+        first_token: whether tokens see the first one of their document; it sees itself anyway.
+    """
+    index = torch.arange(document_start.shape[1], device=document_start.device)
+    start = document_start if first_token else torch.minimum(document_start + 1, index)
+    return BlockLayout(document_start, start, soft_prompts=False)
 
 
 def random_blocks(

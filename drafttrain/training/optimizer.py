@@ -48,4 +48,4 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 def _is_table(name: str) -> bool:
     """Whether rows of this weight stand for tokens."""
-    return name in ("embed_tokens.weight", "lm_head.weight")
+    return any(table in name for table in ("embed_tokens", "lm_head"))

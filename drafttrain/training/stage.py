@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from drafttrain.corpus.build import load_corpus
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.kinds import load_drafter, new_drafter
+from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.errors import UserError
 from drafttrain.files import new_folder, read_json, require_free_disk, write_json
@@ -55,6 +57,8 @@ class TrainingConfig:
         max_minutes: stop after so many minutes of training, evaluations and resumed time included. null: no
             limit.
         block_length: shortest and longest draft block; L is drawn anew at each step (EDD: 5 to 10).
+        loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4), or "ce", cross-entropy with
+            the text's tokens. EAGLE adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
         kl_chunk: positions whose logits exist at once; 256 stays in a CPU cache and was fastest there.
         eval_steps: optimizer steps between evaluations (held-out loss and real accept_len).
         eval_prompts: JSONL with the prompts on which accept_len is measured during training.
@@ -91,6 +95,7 @@ class TrainingConfig:
     max_steps: int | None = None
     max_minutes: float | None = None
     block_length: tuple[int, int] = (5, 10)
+    loss: Literal["kl", "ce"] = "kl"
     kl_chunk: int = 256
     eval_steps: int = 200
     eval_prompts: str | None = None
@@ -236,7 +241,7 @@ def train(
     out, seed = Path(out), config.seed or 0
     target = load_target(target_model, dtype=target_dtype, device=target_device)
     splits, made_from = load_corpus(corpus, target.tokenizer)
-    drafter = new_drafter(config, drafter_config, target, splits["train"])
+    drafter = start_drafter(config, drafter_config, target, splits["train"])
     packed = {
         name: PackedRows(split, config.row_length, seed, open_store(hidden_states, name, target, split))
         for name, split in splits.items()
@@ -265,6 +270,7 @@ def train(
         kl_chunk=config.kl_chunk,
         mask_seed=seed,
         rate=rate_schedule(config, max_steps, clock.progress),
+        labels=config.loss == "ce",
         evaluate_drafter=validation,
     )
     if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
@@ -279,6 +285,7 @@ def train(
     if is_first:
         drafter.config.training = training_summary(config, trainer, rows, made_from)
         write_json(out / "training_log.json", history)
+        drafter.finish()
         with new_folder(out / "drafter") as folder:
             drafter.save_pretrained(folder)
     trainer.accelerator.wait_for_everyone()  # no process returns before the folder is there
@@ -287,15 +294,15 @@ def train(
     return out / "drafter"
 
 
-def new_drafter(
+def start_drafter(
     config: TrainingConfig, drafter_config: DrafterConfig, target: FrozenTarget, corpus: Dataset
-) -> EddModel:
+) -> DraftModel:
     """A drafter that starts from the target, or from `config.init_from` with its own shape and vocabulary.
 
     Weights are fp32; the frozen target's embeddings are converted once.
     """
     if config.init_from:
-        drafter = EddModel.load(config.init_from, target, dtype=torch.float32)
+        drafter = load_drafter(config.init_from, target, dtype=torch.float32)
         if config.init_draft_vocab_size is not None:
             counts = count_trained_tokens(corpus, target.vocab_size)
             known = drafter.draft_to_target.tolist()
@@ -304,12 +311,10 @@ def new_drafter(
     counts = count_trained_tokens(corpus, target.vocab_size)
     draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
     torch.manual_seed(config.seed or 0)
-    drafter = EddModel(EddConfig.for_target(target, drafter_config, len(draft_ids)))
-    drafter.initialize_from(target, drafter_config, draft_ids)
-    return drafter.to(target.device).train()
+    return new_drafter(target, drafter_config, draft_ids).train()
 
 
-def new_optimizer(config: TrainingConfig, drafter: EddModel) -> torch.optim.Optimizer | None:
+def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Optimizer | None:
     """The recipe's optimizer; None for AdamW, which the Trainer makes itself."""
     if config.optimizer == "adamw":
         return None
@@ -424,7 +429,7 @@ def _elapsed(checkpoint: Path | None) -> float:
     return max((entry.get("elapsed", 0.0) for entry in history), default=0.0)
 
 
-def _require_disk(config: TrainingConfig, drafter: EddModel, out: Path) -> None:
+def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> None:
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     checkpoint = 3 * 4 * trained  # weights and two moments, fp32
     require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * trained, "saving checkpoints")

@@ -9,52 +9,96 @@ accumulation; and an evaluation that decodes for real.
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import Trainer
 
-from drafttrain.drafters.edd import EddModel
+from drafttrain.drafters.model import DraftModel
 from drafttrain.errors import UserError
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.training.attention import block_attention
-from drafttrain.training.losses import head_kl
-from drafttrain.training.masks import BlockLayout, random_blocks
+from drafttrain.training.losses import head_ce, head_kl
+from drafttrain.training.masks import BlockLayout, random_blocks, whole_documents
 
 BROKEN_BATCHES = 3  # in a row without a finite state, and training stops
 
 
-def draft_kl(
+@dataclass
+class DraftLoss:
+    """Sums over a batch.
+
+    Attributes:
+        total: what is minimized.
+        kl: forward KL (or cross-entropy) of the first prediction, the next draft token.
+        agree: its positions where both argmaxes agree.
+        positions: its positions.
+    """
+
+    total: torch.Tensor
+    kl: torch.Tensor
+    agree: torch.Tensor
+    positions: int
+
+
+def draft_loss(
     model: Callable[..., torch.Tensor],
-    drafter: EddModel,
+    drafter: DraftModel,
     target: FrozenTarget,
     batch: dict[str, torch.Tensor],
     layout: BlockLayout,
     chunk: int,
     bf16: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed KL over a batch's trained positions, and the number of positions where both argmaxes agree.
+    labels: bool = False,
+) -> DraftLoss:
+    """The loss of a drafter on a batch, summed over its trained positions.
 
     Args:
         model: the drafter as it is called: wrapped by DDP or DeepSpeed, or the drafter itself.
         drafter: the bare drafter, for its head and its vocabulary.
         batch: rows of `PackedRows`, stacked, with the target's states.
-        layout: the blocks of this step.
+        layout: the blocks of this step; for drafters with soft prompts.
         chunk: positions whose logits exist at once.
         bf16: compute the drafter in bf16 (autocast); the target keeps its own dtype.
+        labels: cross-entropy with the text's tokens in place of the KL to the target's distribution; tokens
+            outside the draft vocabulary are left out.
     """
     wanted = batch["loss_mask"].bool()  # [B, T]
+    if not drafter.soft_prompts:
+        layout = whole_documents(batch["document_start"], drafter.first_token)
     with torch.autocast(wanted.device.type, torch.bfloat16, enabled=bf16):
-        attend = block_attention(layout)
-        drafted = model(batch["input_ids"], batch["tapped"], batch["positions"], attend, wanted)  # [N, H]
+        told = drafter.predictions(model, batch, block_attention(layout), wanted)
     draft_rows = target.lm_head.weight[drafter.draft_to_target]  # [D, H]
+    next_ids = _draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)] if labels else None
 
     def teacher_logits(final: torch.Tensor) -> torch.Tensor:
         return target.scale_logits(final @ draft_rows.T)  # [c, D]
 
-    teacher = batch["final"][wanted].to(target.dtype)  # [N, H]
-    dtype = torch.bfloat16 if bf16 else drafter.lm_head.weight.dtype
-    return head_kl(drafted, drafter.lm_head.weight, teacher, teacher_logits, chunk, dtype)
+    parts = []
+    for one in told:
+        states, teacher = one.states, batch["final"][one.rows].to(target.dtype)  # [N, H]
+        dtype = torch.bfloat16 if bf16 else one.head.dtype
+        if next_ids is None:
+            kl, agree = head_kl(states, one.head, teacher, teacher_logits, chunk, dtype)
+        else:
+            ids = next_ids[one.rows]  # [N], -1 for tokens that cannot be drafted
+            kl, agree = head_ce(states[ids >= 0], one.head, ids[ids >= 0], chunk, dtype)
+        total = one.weight * kl
+        if one.state_weight:
+            apart = F.smooth_l1_loss(states.float(), teacher.float(), reduction="none")  # [N, H]
+            total = total + one.state_weight * apart.mean(-1).sum()
+        parts.append(DraftLoss(total, kl.detach(), agree, len(states)))
+    return replace(parts[0], total=sum(part.total for part in parts))
+
+
+def _draft_ids(drafter: DraftModel, vocab_size: int) -> torch.Tensor:
+    """Draft-vocabulary id of each target token, -1 for those outside, int64 [V]."""
+    ids = drafter.draft_to_target
+    found = torch.full((vocab_size,), -1, device=ids.device)
+    found[ids] = torch.arange(len(ids), device=ids.device)
+    return found
 
 
 def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -74,7 +118,7 @@ def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[st
 
 
 class DraftTrainer(Trainer):
-    """Trains an EDD drafter against a frozen target that stays outside the trained module.
+    """Trains a drafter against a frozen target that stays outside the trained module.
 
     Args:
         target: the frozen target.
@@ -82,6 +126,7 @@ class DraftTrainer(Trainer):
         kl_chunk: positions whose logits exist at once.
         mask_seed: seed of the block masks.
         rate: factor on the learning rate for a number of optimizer steps done.
+        labels: train on the text's tokens instead of the target's distributions.
         evaluate_drafter: called at each evaluation; the names of its metrics get the prefix "eval_".
     """
 
@@ -95,12 +140,14 @@ class DraftTrainer(Trainer):
         kl_chunk: int,
         mask_seed: int,
         rate: Callable[[int], float],
-        evaluate_drafter: Callable[[EddModel], dict[str, float]],
+        evaluate_drafter: Callable[[DraftModel], dict[str, float]],
+        labels: bool = False,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.target, self.block_length, self.kl_chunk = target, block_length, kl_chunk
         self.mask_seed, self.rate, self.evaluate_drafter = mask_seed, rate, evaluate_drafter
+        self.labels = labels
         self.model_accepts_loss_kwargs = True
         self._forwards = (-1, 0)  # optimizer step, forward passes of this process in it so far
         # agreements, trained positions, tokens and positions without finite states since the last log line
@@ -142,15 +189,16 @@ class DraftTrainer(Trainer):
         inputs = with_states(self.target, inputs)
         trained = inputs["loss_mask"].sum()
         self._refuse_broken(bool((trained == 0) & (wanted > 0)))
-        loss, agree = draft_kl(
-            model, self.model, self.target, inputs, layout, self.kl_chunk, bf16=self.args.bf16
+        found = draft_loss(
+            model, self.model, self.target, inputs, layout, self.kl_chunk, self.args.bf16, self.labels
         )
+        loss = found.total
         if not torch.isfinite(loss):
             raise UserError(
                 f"the loss became {loss.item()} at step {self.state.global_step}: lower training.lr, or look "
                 "for damaged weights of the target; checkpoints of earlier steps are good"
             )
-        self._sums += torch.stack([agree, trained, inputs["n_tokens"].sum(), wanted - trained])
+        self._sums += torch.stack([found.agree, trained, inputs["n_tokens"].sum(), wanted - trained])
         return loss / num_items_in_batch.clamp(min=1) * self.accelerator.num_processes
 
     def _refuse_broken(self, is_broken: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import default_collate
 
-from drafttrain.drafters.edd import EddModel
+from drafttrain.drafters.model import DraftModel
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
@@ -17,7 +17,7 @@ from drafttrain.inference.proposer import TreeProposer
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.trainer import draft_kl, with_states
+from drafttrain.training.trainer import draft_loss, with_states
 from drafttrain.trees.chain import ChainPolicy
 
 if TYPE_CHECKING:
@@ -49,36 +49,37 @@ class Validation:
         self.prompts = validation_prompts(config, target, rows)
         self._lost_mass: float | None = None  # a training changes neither target nor draft vocabulary
 
-    def __call__(self, drafter: EddModel) -> dict[str, float]:
+    def __call__(self, drafter: DraftModel) -> dict[str, float]:
         return {**self.held_out(drafter), **self.acceptance(drafter)}
 
     @torch.no_grad()
-    def held_out(self, drafter: EddModel) -> dict[str, float]:
+    def held_out(self, drafter: DraftModel) -> dict[str, float]:
         config, device = self.config, self.target.device
         length = config.eval_draft_length
-        kl = agree = lost = positions = 0.0
+        kl = agree = lost = positions = judged = 0.0
         for index in range(min(EVAL_ROWS, len(self.rows))):
             batch = {name: value.to(device) for name, value in default_collate([self.rows[index]]).items()}
             batch = with_states(self.target, batch)
             generator = torch.Generator().manual_seed(index)
             layout = random_blocks(batch["document_start"], length, length, generator)
-            loss, same = draft_kl(
+            found = draft_loss(
                 drafter, drafter, self.target, batch, layout, config.kl_chunk, bf16=config.bf16
             )
             wanted = batch["loss_mask"].bool()
-            kl, agree, positions = kl + loss.item(), agree + same.item(), positions + wanted.sum().item()
+            kl, agree = kl + found.kl.item(), agree + found.agree.item()
+            positions, judged = positions + found.positions, judged + wanted.sum().item()
             if self._lost_mass is None:
                 lost += self._lost(drafter, batch["final"][wanted].to(self.target.dtype))
         positions = max(positions, 1)
         if self._lost_mass is None:
-            self._lost_mass = lost / positions
+            self._lost_mass = lost / max(judged, 1)
         return {
             "loss": kl / positions,
             "top1_agreement": agree / positions,
             "lost_mass": self._lost_mass,
         }
 
-    def _lost(self, drafter: EddModel, final: torch.Tensor) -> float:
+    def _lost(self, drafter: DraftModel, final: torch.Tensor) -> float:
         """Probability outside the draft vocabulary, summed over positions [N, H]."""
         total = 0.0
         for part in final.split(self.config.kl_chunk):
@@ -86,8 +87,9 @@ class Validation:
             total += (1 - probs[:, drafter.draft_to_target].sum(-1)).sum().item()
         return total
 
-    def acceptance(self, drafter: EddModel) -> dict[str, float]:
-        proposer = TreeProposer(drafter, ChainPolicy(self.config.eval_draft_length))
+    def acceptance(self, drafter: DraftModel) -> dict[str, float]:
+        length = min(self.config.eval_draft_length, drafter.max_depth or self.config.eval_draft_length)
+        proposer = TreeProposer(drafter, ChainPolicy(length))
         _, stats = decode_all(self.target, proposer, self.prompts, self.config.eval_new_tokens)
         return {
             "accept_len": stats.accept_len,

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.target.frozen import FrozenTarget
 
 ROPES = {

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel
 
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.training.attention import block_attention
@@ -203,7 +204,7 @@ def test_impossible_shapes_are_refused(settings, words, make_target):
 def test_unknown_architectures_are_refused(make_target):
     target = make_target("llama")
     target.config.model_type = "gpt2"
-    with pytest.raises(UserError, match="gpt2 model; EDD drafters are for llama"):
+    with pytest.raises(UserError, match="gpt2 model; edd drafters are for llama"):
         EddConfig.for_target(target, DrafterConfig(), 10)
 
 

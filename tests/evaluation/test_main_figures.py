@@ -10,7 +10,7 @@ import pytest
 
 from drafttrain.calibration import stage
 from drafttrain.corpus.build import CorpusConfig, Source
-from drafttrain.drafters.edd import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
 from drafttrain.evaluation import benchmark, figures
 from drafttrain.evaluation.benchmark import EvaluateConfig

@@ -2,7 +2,7 @@
 
 from datasets import Dataset
 
-from drafttrain.drafters.edd import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.evaluation import throughput
 from drafttrain.evaluation.throughput import TrainingSpeed, forward_speed, training_speed
 from drafttrain.training.stage import TrainingConfig

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from drafttrain import SpeculativeDecoder
 from drafttrain.classifier.model import Classifier
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.export.bundle import ExportConfig, export, find_bundle, load_bundle
 from drafttrain.target.loading import load_target
@@ -224,7 +225,7 @@ def test_an_untrained_folder_is_refused(missing, trained_folder, tmp_path):
 def test_what_is_no_bundle_is_refused(target_folder, tmp_path):
     with pytest.raises(UserError, match="no config.json there"):
         find_bundle(tmp_path)
-    with pytest.raises(UserError, match="holds a qwen2 model; give the folder of an EDD drafter"):
+    with pytest.raises(UserError, match="holds a qwen2 model; give the folder of a drafter"):
         load_bundle(target_folder)
     with pytest.raises(UserError, match="no such folder"):
         load_bundle(tmp_path / "nowhere" / "at" / "all")

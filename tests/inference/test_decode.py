@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from drafttrain.drafters.edd import EddModel
-from drafttrain.drafters.edd_config import DrafterConfig, EddConfig
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import DRAFT_SLOTS, decode, decode_all

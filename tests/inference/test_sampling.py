@@ -4,7 +4,8 @@ without."""
 import pytest
 import torch
 
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptDrawn, AcceptSampled
 from drafttrain.inference.decode import decode, decode_all

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from drafttrain.drafters.edd import EddModel
-from drafttrain.drafters.edd_config import DrafterConfig, EddConfig
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode, decode_all

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from transformers import LlamaForCausalLM
 
 from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
-from drafttrain.drafters.edd import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.target.attention import causal_document_mask
 from drafttrain.target.loading import load_target
 from drafttrain.training.packing import PackedRows

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.training.optimizer import MuonWithAdamW
 
 

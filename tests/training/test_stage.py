@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from drafttrain.drafters.edd import DrafterConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer

@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from datasets import load_from_disk
 from torch.utils.data import default_collate
 
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.target.collect import CollectConfig, collect
 from drafttrain.target.store import Document, HiddenStateStore, target_info
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.trainer import draft_kl, with_states
+from drafttrain.training.trainer import draft_loss, with_states
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def batch_of(rows: PackedRows) -> dict[str, torch.Tensor]:
 def loss_of(drafter, target, batch, bf16=False) -> torch.Tensor:
     layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
     batch = with_states(target, batch)
-    loss, _ = draft_kl(drafter, drafter, target, batch, layout, chunk=64, bf16=bf16)
+    loss = draft_loss(drafter, drafter, target, batch, layout, chunk=64, bf16=bf16).total
     return loss / batch["loss_mask"].sum()
 
 
@@ -89,7 +90,8 @@ def test_loss_is_the_kl_of_the_next_tokens_distribution(documents, target, draft
     rows = PackedRows(documents, 192, 0)
     batch = with_states(target, batch_of(rows))
     layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
-    got, agree = draft_kl(drafter, drafter, target, batch, layout, chunk=7, bf16=False)
+    found = draft_loss(drafter, drafter, target, batch, layout, chunk=7, bf16=False)
+    got, agree = found.total, found.agree
 
     everywhere = torch.ones_like(batch["loss_mask"])
     from drafttrain.training.attention import block_attention

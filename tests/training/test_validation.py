@@ -6,7 +6,8 @@ import pytest
 import torch
 from datasets import Dataset, load_from_disk
 
-from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer

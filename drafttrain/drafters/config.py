@@ -1,10 +1,10 @@
-"""Shape of an EDD drafter, and which target it belongs to."""
+"""Shape of a drafter, and which target it belongs to."""
 
 import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PretrainedConfig
 
@@ -15,32 +15,55 @@ from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.store import target_info
 
 FORMAT_VERSION = 1
+MODEL_TYPES = tuple(f"drafttrain_{kind}" for kind in ("edd", "vdm", "eagle", "medusa", "causal_lm"))
 # What two tokenizers rarely read alike: digits, an accent, a symbol, white space.
 TOKENIZER_PROBE = "In 2024, naïve 3.14 → f(x):\n\treturn"
 SUPPORTED_TARGETS = ("llama", "mistral", "qwen2", "qwen3")
 
 
+# Which target states a kind reads: chosen blocks (EDD), the last hidden state, or none.
+READS_LAST = ("eagle", "medusa")
+READS_NONE = ("vdm", "causal_lm")
+ONE_LAYER = ("vdm", "eagle", "medusa")
+
+
 @dataclass
 class DrafterConfig:
-    """What is chosen about an EDD drafter.
+    """What is chosen about a drafter.
 
     Attributes:
-        tapped_blocks: target blocks whose outputs are the soft prompts, from 0; negative counts from the end.
-            Several are joined by a trained projection.
-        layers: decoder layers; 1 is the paper's.
+        kind: "edd"; "vdm", the vanilla draft model (EDD's layer without target states); "eagle" (the
+            target's last hidden state and the next token's embedding, joined); "medusa" (heads on the last
+            hidden state); "causal_lm" (any small Hugging Face LM of the target's vocabulary).
+        tapped_blocks: target blocks whose outputs are EDD's soft prompts, from 0; negative counts from the
+            end. Several are joined by a trained projection. Other kinds read no blocks.
+        layers: decoder layers of EDD; 1 is the paper's, and the other kinds have 1.
         draft_vocab_size: how many of the target's tokens can be drafted: the most frequent trained tokens of
             the corpus. null: all.
         init: "random", or the number of the target block that the layers start from (negative from the end).
         train_embeddings: train the token embeddings instead of reading the target's.
         train_head: train the LM head, which starts from the target's.
+        heads: MEDUSA's heads, one for each draft token.
+        noise: EAGLE's noise, uniform within this distance, on the states it is trained with.
+        input_norms: EAGLE with RMS norms on embedding, state and output, as in an MTP layer (C2T, Appendix
+            F).
+        model: folder or Hub id of the small LM ("causal_lm").
+        lora_rank: train low-rank adapters of this rank in place of the small LM's weights; they are merged at
+            the end. null: train the weights.
     """
 
+    kind: Literal["edd", "vdm", "eagle", "medusa", "causal_lm"] = "edd"
     tapped_blocks: list[int] = field(default_factory=lambda: [-4])
     layers: int = 1
     draft_vocab_size: int | None = 8192
     init: str | int = "random"
     train_embeddings: bool = False
     train_head: bool = True
+    heads: int = 5
+    noise: float = 0.1
+    input_norms: bool = False
+    model: str | None = None
+    lora_rank: int | None = None
 
     def check(self) -> None:
         """Refuses what no drafter can be, whatever the target.
@@ -48,10 +71,30 @@ class DrafterConfig:
         Raises:
             UserError: the key and its remedy.
         """
+        kind = self.kind
         if self.layers < 1:
             raise UserError(f"drafter.layers is {self.layers}: a drafter has at least 1")
-        if not self.tapped_blocks:
+        if self.layers > 1 and kind in ONE_LAYER:
+            raise UserError(f"drafter.layers is {self.layers}, and {kind} has 1: leave it out")
+        if kind == "edd" and not self.tapped_blocks:
             raise UserError("drafter.tapped_blocks is empty: name a block, such as [-4]")
+        if self.heads < 1:
+            raise UserError(f"drafter.heads is {self.heads}: MEDUSA has at least 1")
+        if not self.noise >= 0:  # NaN fails too
+            raise UserError(f"drafter.noise is {self.noise}: it must be 0 or more")
+        if self.lora_rank is not None and self.lora_rank < 1:
+            raise UserError(f"drafter.lora_rank is {self.lora_rank}: name one above 0, or null for none")
+        if kind == "medusa" and not self.train_head:
+            raise UserError("drafter.train_head is false, and MEDUSA's heads are all it has: leave it out")
+        if (kind == "causal_lm") != (self.model is not None):
+            raise UserError(
+                "drafter.model names the small LM of kind causal_lm, and of no other: "
+                + ("name a folder or Hub id" if kind == "causal_lm" else "leave it out")
+            )
+        foreign = {"input_norms": "eagle", "lora_rank": "causal_lm"}
+        for key, owner in foreign.items():
+            if getattr(self, key) and kind != owner:
+                raise UserError(f"drafter.{key} is for kind {owner}, and this is {kind}: leave it out")
         if self.draft_vocab_size is not None and self.draft_vocab_size < 1:
             raise UserError(
                 f"drafter.draft_vocab_size is {self.draft_vocab_size}: name one above 0, or null for all "
@@ -66,9 +109,9 @@ class DrafterConfig:
         Raises:
             UserError: the key and its remedy.
         """
-        if target.config.model_type not in SUPPORTED_TARGETS:
+        if self.kind != "causal_lm" and target.config.model_type not in SUPPORTED_TARGETS:
             raise UserError(
-                f"{target.name} is a {target.config.model_type} model; EDD drafters are for "
+                f"{target.name} is a {target.config.model_type} model; {self.kind} drafters are for "
                 f"{', '.join(SUPPORTED_TARGETS)}: choose such a target"
             )
         self.check()
@@ -78,11 +121,22 @@ class DrafterConfig:
                 if block != "random" and not -n <= block < n:
                     raise UserError(f"drafter.{key}: {target.name} has blocks {-n} to {n - 1}, not {block}")
 
+    def read_blocks(self, n_blocks: int) -> list[int]:
+        """Blocks of a target of so many whose outputs this kind reads; `n_blocks` stands for the last hidden
+        state, after the final norm."""
+        if self.kind in READS_NONE:
+            return []
+        return [n_blocks] if self.kind in READS_LAST else [block % n_blocks for block in self.tapped_blocks]
 
-class EddConfig(PretrainedConfig):
-    """Shape of an EDD drafter and of the target it belongs to."""
 
-    model_type = "drafttrain_edd"
+class DraftModelConfig(PretrainedConfig):
+    """Shape of a drafter and of the target it belongs to; each kind has a model type of its own.
+
+    Attributes:
+        tapped_blocks: target blocks that it reads; the number of blocks stands for the last hidden state.
+    """
+
+    model_type = "drafttrain"
 
     def __init__(
         self,
@@ -107,12 +161,15 @@ class EddConfig(PretrainedConfig):
         draft_vocab_size: int = 512,
         train_embeddings: bool = False,
         train_head: bool = True,
+        heads: int = 5,
+        noise: float = 0.1,
+        input_norms: bool = False,
         training: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         self.format_version = format_version
         self.target = target or {}
-        self.tapped_blocks = list(tapped_blocks or [0])
+        self.tapped_blocks = list(tapped_blocks or [])
         self.layers = layers
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
@@ -124,11 +181,14 @@ class EddConfig(PretrainedConfig):
         self.max_position_embeddings = max_position_embeddings
         self.target_vocab_size, self.draft_vocab_size = target_vocab_size, draft_vocab_size
         self.train_embeddings, self.train_head = train_embeddings, train_head
+        self.heads, self.noise, self.input_norms = heads, noise, input_norms
         self.training = training or {}
         super().__init__(**kwargs)
 
     @classmethod
-    def for_target(cls, target: FrozenTarget, drafter: DrafterConfig, draft_vocab_size: int) -> "EddConfig":
+    def for_target(
+        cls, target: FrozenTarget, drafter: DrafterConfig, draft_vocab_size: int
+    ) -> "DraftModelConfig":
         """The target's own layer shape, rope fields included.
 
         Raises:
@@ -138,7 +198,7 @@ class EddConfig(PretrainedConfig):
         config, attention = target.config, target.blocks[0].self_attn
         return cls(
             target=identity(target),
-            tapped_blocks=[block % target.n_blocks for block in drafter.tapped_blocks],
+            tapped_blocks=drafter.read_blocks(target.n_blocks),
             layers=drafter.layers,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -157,6 +217,9 @@ class EddConfig(PretrainedConfig):
             draft_vocab_size=draft_vocab_size,
             train_embeddings=drafter.train_embeddings,
             train_head=drafter.train_head,
+            heads=drafter.heads,
+            noise=drafter.noise,
+            input_norms=drafter.input_norms,
         )
 
 
@@ -164,12 +227,12 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
     """The `config.json` of a drafter's folder.
 
     Raises:
-        UserError: there is none, or it is not that of an EDD drafter of this format.
+        UserError: there is none, or it is not that of a drafter of this format.
     """
     config = read_json(Path(folder) / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else "broken"
-    if kind != EddConfig.model_type:
-        raise UserError(f"{folder}: holds a {kind} model; give the folder of an EDD drafter or of its bundle")
+    if kind not in MODEL_TYPES:
+        raise UserError(f"{folder}: holds a {kind} model; give the folder of a drafter or of its bundle")
     if config.get("format_version") != FORMAT_VERSION:
         raise UserError(
             f"{folder}: drafter format {config.get('format_version')}, and this version reads "

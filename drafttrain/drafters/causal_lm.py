@@ -1,0 +1,188 @@
+"""A small causal LM of the target's vocabulary as drafter, distilled to the target or as it is: any that
+transformers loads. It reads tokens alone.
+
+With `lora_rank` low-rank adapters are trained in place of its weights (peft), and merged at the end.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
+
+from drafttrain.drafters.config import TOKENIZER_PROBE, DrafterConfig, DraftModelConfig
+from drafttrain.drafters.model import DraftModel, Prediction
+from drafttrain.errors import UserError
+from drafttrain.inference.cache import TreeCache, attention_mask
+from drafttrain.target import attention
+from drafttrain.target.frozen import FrozenTarget, run_packed
+from drafttrain.target.loading import load_target
+from drafttrain.target.packed import pack_linears
+from drafttrain.trees.tree import TokenTree
+
+
+class CausalLmConfig(DraftModelConfig):
+    """With the small LM's own config under `lm`."""
+
+    model_type = "drafttrain_causal_lm"
+
+    def __init__(self, lm: dict[str, Any] | None = None, **kwargs: Any):
+        self.lm = lm or {}
+        super().__init__(**kwargs)
+
+    def lm_config(self) -> PreTrainedConfig:
+        return AutoConfig.for_model(**self.lm)
+
+
+@dataclass
+class CausalLmState:
+    """Keys and values of everything verified, and of the tree in flight behind it."""
+
+    cache: TreeCache
+
+
+class CausalLmModel(DraftModel):
+    """The small LM, restricted to the draft vocabulary."""
+
+    config_class = CausalLmConfig
+    base_model_prefix = "causal_lm"
+
+    def __init__(self, config: CausalLmConfig):
+        super().__init__(config)
+        self.lm = AutoModelForCausalLM.from_config(config.lm_config())
+        attention.use(self.lm)
+        self.register_buffer("draft_to_target", torch.arange(config.draft_vocab_size))
+        self.freeze([])
+        self.post_init()
+
+    @classmethod
+    def from_small_lm(
+        cls, target: FrozenTarget, drafter: DrafterConfig, draft_vocab_size: int
+    ) -> "CausalLmModel":
+        """The LM that `drafter.model` names, in fp32.
+
+        Raises:
+            UserError: there is none, or its tokenizer is not the target's.
+        """
+        small = load_target(drafter.model, dtype="float32", device="cpu")
+        if target.tokenizer:
+            ids = [made(TOKENIZER_PROBE)["input_ids"] for made in (small.tokenizer, target.tokenizer)]
+            if ids[0] != ids[1]:
+                raise UserError(
+                    f"drafter.model: {drafter.model} reads {TOKENIZER_PROBE!r} as {ids[0]} and "
+                    f"{target.name} as {ids[1]}: name an LM with the target's tokenizer"
+                )
+        if small.vocab_size < target.vocab_size:
+            raise UserError(
+                f"drafter.model: {drafter.model} knows {small.vocab_size} tokens and {target.name} "
+                f"{target.vocab_size}: name an LM with the target's vocabulary"
+            )
+        config = CausalLmConfig.for_target(target, drafter, draft_vocab_size)
+        config.lm = small.model.config.to_dict()
+        config.hidden_size = small.hidden_size
+        model = cls(config)
+        model.lm.load_state_dict(small.model.state_dict())
+        if drafter.lora_rank is not None:
+            from peft import LoraConfig, inject_adapter_in_model
+
+            settings = LoraConfig(r=drafter.lora_rank, target_modules="all-linear")
+            model.lm = inject_adapter_in_model(settings, model.lm)
+        return model
+
+    def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
+        self.draft_to_target.copy_(draft_ids)
+        self.attach(target)
+
+    def pack(self) -> None:
+        pack_linears(self.lm.base_model)
+
+    def finish(self) -> None:
+        """Merges adapters into the weights."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        for name, module in list(self.lm.named_modules()):
+            if isinstance(module, BaseTunerLayer):
+                module.merge()
+                parent, _, child = name.rpartition(".")
+                setattr(self.lm.get_submodule(parent), child, module.get_base_layer())
+
+    @property
+    def _head(self) -> nn.Module:
+        return self.lm.get_output_embeddings()
+
+    # training
+
+    def forward(self, input_ids: torch.Tensor, document_start: torch.Tensor, wanted: torch.Tensor):
+        """States that the head reads, [N, H], at the wanted tokens, bool [B, T], of packed rows [B, T]."""
+        states = run_packed(self.lm.base_model, self.lm.config.get_text_config(), input_ids, document_start)
+        return states[wanted]
+
+    def predictions(self, model, batch, attend, wanted) -> list[Prediction]:
+        states = model(batch["input_ids"], batch["document_start"], wanted)  # [N, H]
+        return [Prediction(states, self._head.weight[self.draft_to_target], wanted)]
+
+    # drafting
+
+    def new_state(self, batch: int, max_len: int) -> CausalLmState:
+        weight = self._head.weight
+        layers = self.lm.config.get_text_config().num_hidden_layers
+        return CausalLmState(TreeCache(layers, batch, max_len, weight.dtype, weight.device))
+
+    def keep_rows(self, state: CausalLmState, rows: torch.Tensor) -> CausalLmState:
+        state.cache.keep_rows(rows)
+        return state
+
+    def put_rows(self, state: CausalLmState, rows: torch.Tensor, other: CausalLmState) -> None:
+        state.cache.put_rows(rows, other.cache)
+
+    @torch.no_grad()
+    def observe(
+        self, state: CausalLmState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        """Runs verified tokens [B, n] behind those that are known."""
+        cache, (batch, n) = state.cache, tokens.shape
+        order = torch.arange(n, device=tokens.device)  # [n]
+        cache.reserve(n)
+        slots, view = cache.open(n)  # [B, n]
+        known = torch.arange(view, device=tokens.device)  # [view]
+        self._run(state, tokens, known <= slots[..., None], slots)
+        cache.commit(order.expand(batch, n), counts)
+
+    @torch.no_grad()
+    def expand(self, state: CausalLmState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        cache, n = state.cache, tree.width
+        cache.reserve(n)
+        starts = cache.lengths[:, None]  # [B, 1]
+        slots, view = starts + frontier, int(cache.lengths.max()) + n  # [B, f]
+        cache.open_at(slots, view)
+        known = torch.arange(view, device=slots.device) < starts  # [B, view]
+        seen = known[:, None].expand(-1, frontier.shape[1], -1).clone()  # [B, f, view]
+        ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
+        nodes = starts + torch.arange(n, device=slots.device)  # [B, n]
+        seen.scatter_(2, nodes[:, None].expand_as(ancestors), ancestors)
+        tokens = tree.tokens.gather(1, frontier)  # [B, f]
+        states = self._run(state, tokens, seen, starts + tree.depths.gather(1, frontier))
+        logits = self._head(states)[..., self.draft_to_target]  # [B, f, D]
+        return torch.log_softmax(logits, dim=-1, dtype=torch.float)
+
+    def _run(
+        self, state: CausalLmState, tokens: torch.Tensor, seen: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """States that the head reads [B, n, H]; bool [B, n, view] says which slots each token sees."""
+        config, view = self.lm.config.get_text_config(), seen.shape[-1]
+        # a window counts positions; those of verified tokens are their slots, and a tree is far from its edge
+        slots = torch.arange(view, device=tokens.device).expand(len(tokens), view)  # [B, view]
+        mask = attention_mask(seen, slots, positions, config, self._head.weight.dtype)
+        return self.lm.base_model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=state.cache,
+            use_cache=True,
+        ).last_hidden_state
+
+
+AutoConfig.register(CausalLmConfig.model_type, CausalLmConfig)
+AutoModel.register(CausalLmConfig, CausalLmModel)

@@ -1,0 +1,139 @@
+"""EAGLE: one decoder layer that goes on with the target's last hidden state instead of with tokens.
+
+Its input at position j is the embedding of token j joined with the target's last hidden state at j - 1 (after
+the final norm: what the LM head reads); its output there foretells the state at j, which the head turns into
+the distribution of token j + 1. While drafting, a node's own output stands for the state that the target has
+not computed yet. Trained with uniform noise on the states, by smooth L1 on the states and 0.1 times the
+cross-entropy of the distributions (EAGLE paper, §3 and §4). The first token of a text has no state before it
+and is no input.
+
+`input_norms` norms both inputs and the output, as the layer of an MTP model does (C2T paper, Appendix F).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoConfig, AutoModel
+
+from drafttrain.drafters.config import DrafterConfig, DraftModelConfig
+from drafttrain.drafters.layered import KvState, LayeredDrafter, RMSNorm
+from drafttrain.drafters.model import Prediction
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.tree import TokenTree
+
+DISTRIBUTION_WEIGHT = 0.1  # of the cross-entropy, beside 1 for smooth L1
+
+
+class EagleConfig(DraftModelConfig):
+    model_type = "drafttrain_eagle"
+
+    def __init__(self, **kwargs: Any):  # transformers makes a dataclass of a config without one
+        super().__init__(**kwargs)
+
+
+@dataclass
+class EagleState(KvState):
+    """With the last verified state of each row, and what the layer has put out for nodes of the tree."""
+
+    last: torch.Tensor | None = None  # [B, H]; None: nothing has been observed
+    nodes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # [B, n, H]
+
+    def reserve(self, n: int) -> int:
+        if self.nodes.ndim == 3 and self.nodes.shape[1] < n:
+            self.nodes = F.pad(self.nodes, (0, 0, 0, max(n - self.nodes.shape[1], 64)))
+        return super().reserve(n)
+
+
+class EagleModel(LayeredDrafter):
+    """EAGLE's autoregression head."""
+
+    config_class = EagleConfig
+    base_model_prefix = "eagle"
+    first_token = False
+
+    def __init__(self, config: EagleConfig):
+        super().__init__(config, input_norm=config.input_norms, final_norm=config.input_norms)
+        hidden = config.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        if config.input_norms:
+            self.embed_norm = RMSNorm(hidden, config.rms_norm_eps)
+            self.state_norm = RMSNorm(hidden, config.rms_norm_eps)
+        else:
+            self.embed_norm = self.state_norm = nn.Identity()
+        self.post_init()
+
+    def _join(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """[B, n, H] of tokens [B, n] and the states before them [B, n, H]."""
+        embedded = self.embed_norm(self.embed_tokens(tokens))  # [B, n, H]
+        return self.fc(torch.cat((embedded, self.state_norm(states.to(embedded.dtype))), dim=-1))
+
+    # training
+
+    def inputs(
+        self, input_ids: torch.Tensor, tapped: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        before = F.pad(tapped[:, :-1], (0, 0, 1, 0))  # [B, T, H]
+        before = before * (positions > 0)[..., None]  # nothing of the document before
+        if self.training and self.config.noise:
+            before = before + self.config.noise * (2 * torch.rand_like(before) - 1)
+        return self._join(input_ids, before), None
+
+    def predictions(self, model, batch, attend, wanted) -> list[Prediction]:
+        wanted = wanted & (batch["positions"] > 0)
+        [told] = super().predictions(model, batch, attend, wanted)
+        told.weight, told.state_weight = DISTRIBUTION_WEIGHT, 1.0
+        return [told]
+
+    # drafting
+
+    def new_state(self, batch: int, max_len: int) -> EagleState:
+        state = super().new_state(batch, max_len)
+        return EagleState(state.kv, state.lengths, state.rows)
+
+    def keep_rows(self, state: EagleState, rows: torch.Tensor) -> EagleState:
+        kept = super().keep_rows(state, rows)
+        return EagleState(kept.kv, kept.lengths, kept.rows, state.last[rows], state.nodes[rows])
+
+    def put_rows(self, state: EagleState, rows: torch.Tensor, other: EagleState) -> None:
+        super().put_rows(state, rows, other)
+        state.last[rows] = other.last
+
+    @torch.no_grad()
+    def observe(
+        self, state: EagleState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        """Appends verified tokens, each with the target's state before it."""
+        batch, n = tokens.shape
+        tapped = tapped.to(state.kv.dtype)  # [B, n, H]
+        if state.last is None:  # the first token has none before it
+            x, read = self._join(tokens[:, 1:], tapped[:, :-1]), counts - 1
+            state.nodes = tapped.new_zeros(batch, 1, tapped.shape[-1])
+        else:
+            x, read = self._join(tokens, torch.cat((state.last[:, None], tapped[:, :-1]), 1)), counts
+        self.read(state, x, read)
+        state.last = tapped[torch.arange(batch, device=tokens.device), counts - 1]  # [B, H]
+
+    def draft_inputs(
+        self, state: EagleState, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        parents = tree.parents.gather(1, frontier)[..., None]  # [B, f, 1]
+        before = state.nodes.gather(1, parents.clamp(min=0).expand(-1, -1, state.nodes.shape[-1]))
+        return self._join(tokens, torch.where(parents < 0, state.last[:, None], before))
+
+    def keep_outputs(self, state: EagleState, frontier: torch.Tensor, states: torch.Tensor) -> None:
+        state.nodes.scatter_(1, frontier[..., None].expand_as(states), states)
+
+    def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
+        """Beside what `LayeredDrafter` copies: where nothing is learned yet, the state stays as it is."""
+        super().initialize_from(target, drafter, draft_ids)
+        hidden = self.config.hidden_size
+        with torch.no_grad():
+            self.fc.weight[:, :hidden] *= 0.5
+            self.fc.weight[:, hidden:] = torch.eye(hidden)
+
+
+AutoConfig.register(EagleConfig.model_type, EagleConfig)
+AutoModel.register(EagleConfig, EagleModel)

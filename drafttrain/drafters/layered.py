@@ -1,0 +1,327 @@
+"""What drafters of decoder layers share: the layer, its keys and values per sequence, and drafting with them.
+
+A drafter of this kind says what its layers read in training (`inputs`) and what they have read of verified
+text (`observe`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from drafttrain.drafters.config import DrafterConfig, DraftModelConfig
+from drafttrain.drafters.model import Attend, DraftModel, Prediction
+from drafttrain.target.attention import grouped_attention
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.tree import TokenTree
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in fp32."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of x [B, heads, n, dim] with cos, sin [B, 1, n, dim] (halves convention)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
+
+
+class DraftLayer(nn.Module):
+    """A decoder layer of the target's architecture. Keys and values are made apart from queries, because they
+    may come from other states.
+
+    Args:
+        input_norm: whether it norms its input.
+    """
+
+    def __init__(self, config: DraftModelConfig, input_norm: bool = True):
+        super().__init__()
+        hidden, dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, dim
+        self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps) if input_norm else nn.Identity()
+        self.q_proj = nn.Linear(hidden, self.heads * dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(hidden, self.kv_heads * dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden, self.kv_heads * dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(self.heads * dim, hidden, bias=config.output_bias)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_proj = nn.Linear(hidden, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(hidden, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def keys_values(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (rotated) and values [B, kv_heads, n, dim] of normed states x [B, n, H]."""
+        shape = (*x.shape[:2], self.kv_heads, self.head_dim)
+        k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
+        v = self.v_proj(x).view(shape).transpose(1, 2)
+        return rotate(k, cos, sin), v
+
+    def queries(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Queries (rotated) [B, heads, n, dim] of normed states x [B, n, H]."""
+        shape = (*x.shape[:2], self.heads, self.head_dim)
+        return rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), cos, sin)
+
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Output projection, residuals and MLP; residual [..., H], attended [..., heads · dim]."""
+        x = residual + self.o_proj(attended)
+        h = self.post_attention_layernorm(x)
+        return x + self.down_proj(self.act(self.gate_proj(h)) * self.up_proj(h))
+
+
+@dataclass
+class KvState:
+    """Keys and values of what is verified and of the tree in flight; `lengths` [B] verified slots per row.
+
+    The K/V of node j of the tree lies in slot `lengths[b] + j`, where the next observation overwrites it.
+    """
+
+    kv: torch.Tensor  # [layers, 2, B, kv_heads, max_len, dim]
+    lengths: torch.Tensor  # [B]
+    rows: torch.Tensor  # [B, 1]
+
+    def reserve(self, n: int) -> int:
+        """Makes room for n slots behind each row's verified ones; returns how many are then in view."""
+        view = int(self.lengths.max()) + n
+        missing = view - self.kv.shape[4]
+        if missing > 0:  # a tree reaches beyond the longest output: rare, so a copy is fine
+            self.kv = F.pad(self.kv, (0, 0, 0, max(missing, 64)))
+        return view
+
+
+class LayeredDrafter(DraftModel):
+    """Token embeddings, decoder layers, a norm and a head over the draft vocabulary.
+
+    Args:
+        input_norm, final_norm: whether layers norm their input, and the last one's output is normed.
+    """
+
+    def __init__(self, config: DraftModelConfig, input_norm: bool = True, final_norm: bool = True):
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.target_vocab_size, hidden)
+        self.layers = nn.ModuleList(DraftLayer(config, input_norm) for _ in range(config.layers))
+        self.norm = RMSNorm(hidden, config.rms_norm_eps) if final_norm else nn.Identity()
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.register_buffer("draft_to_target", torch.arange(config.draft_vocab_size))
+        frozen = [] if config.train_embeddings else ["embed_tokens.weight"]
+        self.freeze(frozen + ([] if config.train_head else ["lm_head.weight"]))
+        self._rope: torch.Tensor | None = None
+
+    # making and loading
+
+    def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
+        """Copies what starts from the target: embeddings, head rows of `draft_ids` [D], final norm, and the
+        layers where `drafter.init` names a block."""
+        with torch.no_grad():
+            self.draft_to_target.copy_(draft_ids)
+            self.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
+            self.lm_head.weight.copy_(target.lm_head.weight[draft_ids.to(target.device)])
+            if isinstance(self.norm, RMSNorm):
+                self.norm.weight.copy_(target.base.norm.weight)
+            for layer in self.layers:
+                if drafter.init == "random":
+                    layer.o_proj.weight.mul_(0.5)  # start close to the residual stream
+                    layer.down_proj.weight.mul_(0.5)
+                else:
+                    block = target.blocks[int(drafter.init)].state_dict()
+                    own = {
+                        name.removeprefix("self_attn.").removeprefix("mlp."): block[name] for name in block
+                    }
+                    if isinstance(layer.input_layernorm, nn.Identity):
+                        del own["input_layernorm.weight"]
+                    layer.load_state_dict(own)
+        self.attach(target)
+
+    def grow_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
+        """Makes `draft_ids` [D] the draft vocabulary, the tokens of the present one among them. Head rows of
+        tokens that are new start from the target's, the others stay."""
+        with torch.no_grad():
+            rows = target.lm_head.weight[draft_ids.to(target.device)].to(self.lm_head.weight)  # [D, H]
+            rows[torch.searchsorted(draft_ids, self.draft_to_target.cpu())] = self.lm_head.weight
+        self.lm_head.weight = nn.Parameter(rows, requires_grad=self.lm_head.weight.requires_grad)
+        self.lm_head.out_features = self.config.draft_vocab_size = len(draft_ids)
+        self.draft_to_target = draft_ids.to(self.draft_to_target.device)
+
+    def lend(self, target: FrozenTarget) -> None:
+        """Embeddings are shared, not copied, where dtype and device agree."""
+        config, weight = self.config, self.layers[0].post_attention_layernorm.weight
+        if not config.train_embeddings:
+            shared = target.model.get_input_embeddings().weight.detach().to(weight.device, weight.dtype)
+            self.embed_tokens.weight = nn.Parameter(shared, requires_grad=False)  # [V, H]
+        if not config.train_head:
+            self.lm_head.weight.copy_(target.lm_head.weight[self.draft_to_target.to(target.device)])
+            self.lm_head.weight.requires_grad_(False)
+
+    # positions
+
+    def rope(self, positions: torch.Tensor, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin [B, 1, n, dim] at positions [B, n], from a table in the type of the weights that grows.
+
+        Args:
+            limit: all positions are below it, where the caller knows; asking a GPU for their maximum waits.
+        """
+        need = int(positions.max()) + 1 if limit is None else limit
+        table, weight = self._rope, self.layers[0].post_attention_layernorm.weight
+        if table is None or len(table) < need or (table.dtype, table.device) != (weight.dtype, weight.device):
+            table = self._rope = self._rope_table(max(need, 1024) * 2)
+        cos, sin = table[positions].unbind(2)  # [B, n, dim]
+        return cos[:, None], sin[:, None]
+
+    def _rope_table(self, n: int) -> torch.Tensor:
+        """cos and sin of n positions, [n, 2, dim]."""
+        parameters, dim = self.config.rope_parameters, self.config.head_dim
+        weight = self.layers[0].post_attention_layernorm.weight
+        device = weight.device
+        if parameters.get("rope_type", "default") == "default":
+            exponents = torch.arange(0, dim, 2, device=device, dtype=torch.float) / dim
+            inv_freq, scaling = parameters["rope_theta"] ** -exponents, 1.0  # [dim / 2]
+        else:
+            inv_freq, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](self.config, device)
+        angles = torch.arange(n, device=device, dtype=torch.float)[:, None] * inv_freq  # [n, dim / 2]
+        angles = torch.cat((angles, angles), dim=-1)  # [n, dim]
+        return (torch.stack((angles.cos(), angles.sin()), 1) * scaling).to(weight.dtype)
+
+    # training
+
+    def inputs(
+        self, input_ids: torch.Tensor, tapped: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the first layer reads of packed rows, [B, T, H], and soft prompts [B, T, H] for every layer.
+
+        Args:
+            input_ids: [B, T].
+            tapped: the target's states that the drafter reads, [B, T, K·H].
+            positions: [B, T].
+        """
+        raise NotImplementedError
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        tapped: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """States that the head reads, [N, H], at the wanted tokens of packed rows.
+
+        Args:
+            input_ids: [B, T].
+            tapped: hidden states of the target [B, T, K·H].
+            positions: [B, T] positions in each document.
+            attend: `attend(q, k, v) -> [B, heads, T, dim]`, attention under the mask of this step, over T
+                tokens, or 2·T keys where there are soft prompts: those first, tokens after them.
+            wanted: bool [B, T]; only these are carried through the last layer's MLP.
+        """
+        cos, sin = self.rope(positions)
+        x, soft = self.inputs(input_ids, tapped, positions)  # [B, T, H]
+        for i, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(x)
+            keys, values = layer.keys_values(normed, cos, sin)  # [B, kv_heads, T, dim]
+            if soft is not None:
+                soft_k, soft_v = layer.keys_values(layer.input_layernorm(soft), cos, sin)
+                keys = torch.cat((soft_k, keys), dim=2)  # [B, kv_heads, 2T, dim]
+                values = torch.cat((soft_v, values), dim=2)
+            attended = attend(layer.queries(normed, cos, sin), keys, values)  # [B, heads, T, dim]
+            attended = attended.transpose(1, 2).flatten(2)  # [B, T, heads · dim]
+            if i == len(self.layers) - 1:
+                x, attended = x[wanted], attended[wanted]  # [N, …]
+            x = layer.finish(x, attended)
+        return self.norm(x)
+
+    def predictions(self, model, batch, attend, wanted) -> list[Prediction]:
+        states = model(batch["input_ids"], batch["tapped"], batch["positions"], attend, wanted)  # [N, H]
+        return [Prediction(states, self.lm_head.weight, wanted)]
+
+    # drafting
+
+    def new_state(self, batch: int, max_len: int) -> KvState:
+        config, weight = self.config, self.layers[0].post_attention_layernorm.weight
+        shape = (config.layers, 2, batch, config.num_key_value_heads, max_len, config.head_dim)
+        kv = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        lengths = torch.zeros(batch, dtype=torch.long, device=weight.device)
+        return KvState(kv=kv, lengths=lengths, rows=torch.arange(batch, device=weight.device)[:, None])
+
+    def keep_rows(self, state: KvState, rows: torch.Tensor) -> KvState:
+        return KvState(state.kv.index_select(2, rows), state.lengths[rows], state.rows[: len(rows)])
+
+    def put_rows(self, state: KvState, rows: torch.Tensor, other: KvState) -> None:
+        used = int(other.lengths.max())
+        state.kv[:, :, rows, :, :used] = other.kv[..., :used, :]
+        state.lengths[rows] = other.lengths
+
+    def read(self, state: KvState, x: torch.Tensor, counts: torch.Tensor) -> None:
+        """Appends every layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
+        n = x.shape[1]
+        view = state.reserve(n)
+        slots = state.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
+        cos, sin = self.rope(slots, view)
+        for i, layer in enumerate(self.layers):
+            self._write(state, i, slots, *layer.keys_values(layer.input_layernorm(x), cos, sin))
+        state.lengths = state.lengths + counts
+
+    @staticmethod
+    def _write(state: KvState, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        for which, new in ((0, k), (1, v)):
+            kept = state.kv[layer, which]  # [B, kv_heads, max_len, dim]
+            if len(slots) == 1:
+                kept.index_copy_(2, slots[0], new)
+            else:
+                kept.transpose(1, 2).index_put_((state.rows, slots), new.transpose(1, 2))
+
+    @staticmethod
+    def _seen(state: KvState, tree: TokenTree, frontier: torch.Tensor, view: int) -> torch.Tensor:
+        """Which of the slots in view the frontier's nodes attend to, bool [B, f, view]."""
+        n = tree.width
+        ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
+        if len(frontier) == 1:  # the block ends where the view does
+            return F.pad(ancestors, (view - n, 0), value=True)
+        slots = torch.arange(view, device=frontier.device)  # [view]
+        seen = slots < state.lengths[:, None]  # [B, view]
+        seen = seen[:, None].expand(-1, frontier.shape[1], -1).clone()  # [B, f, view]
+        block = state.lengths[:, None] + slots[:n]  # [B, n]
+        return seen.scatter_(2, block[:, None].expand_as(ancestors), ancestors)
+
+    def draft_inputs(
+        self, state: Any, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """What the first layer reads of the frontier's nodes [B, f], whose tokens are [B, f]: [B, f, H]."""
+        return self.embed_tokens(tokens)
+
+    def keep_outputs(self, state: Any, frontier: torch.Tensor, states: torch.Tensor) -> None:
+        """Told what the head reads at the frontier's nodes, [B, f, H]."""
+
+    @torch.no_grad()
+    def expand(self, state: KvState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        view, starts = state.reserve(tree.width), state.lengths[:, None]  # [B, 1]
+        seen = self._seen(state, tree, frontier, view)[:, None]  # [B, 1, f, view]
+        slots = starts + frontier  # [B, f]
+        cos, sin = self.rope(starts + tree.depths.gather(1, frontier), view)
+        tokens = tree.tokens.gather(1, frontier)  # [B, f]
+        x = self.draft_inputs(state, tree, frontier, tokens)  # [B, f, H]
+        for i, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(x)
+            self._write(state, i, slots, *layer.keys_values(normed, cos, sin))
+            k, v = state.kv[i, 0, :, :, :view], state.kv[i, 1, :, :, :view]
+            q = layer.queries(normed, cos, sin)
+            attended = grouped_attention(q, k, v, seen)  # [B, f, heads, dim]
+            x = layer.finish(x, attended.flatten(2))
+        x = self.norm(x)
+        self.keep_outputs(state, frontier, x)
+        return torch.log_softmax(self.lm_head(x), dim=-1, dtype=torch.float)

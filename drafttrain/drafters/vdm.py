@@ -1,0 +1,45 @@
+"""VDM, the vanilla draft model that EDD is compared with: the same single decoder layer over the same frozen
+embeddings, without the target's states (EDD paper, Table 1). It is a small causal LM.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel
+
+from drafttrain.drafters.config import DraftModelConfig
+from drafttrain.drafters.layered import KvState, LayeredDrafter
+
+
+class VdmConfig(DraftModelConfig):
+    model_type = "drafttrain_vdm"
+
+    def __init__(self, **kwargs: Any):  # transformers makes a dataclass of a config without one
+        super().__init__(**kwargs)
+
+
+class VdmModel(LayeredDrafter):
+    """One causal decoder layer."""
+
+    config_class = VdmConfig
+    base_model_prefix = "vdm"
+
+    def __init__(self, config: VdmConfig):
+        super().__init__(config)
+        self.post_init()
+
+    def inputs(
+        self, input_ids: torch.Tensor, tapped: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        return self.embed_tokens(input_ids), None
+
+    @torch.no_grad()
+    def observe(
+        self, state: KvState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        """Appends verified tokens; in a single layer a token's key and value depend on nothing before it."""
+        self.read(state, self.embed_tokens(tokens), counts)
+
+
+AutoConfig.register(VdmConfig.model_type, VdmConfig)
+AutoModel.register(VdmConfig, VdmModel)
