@@ -1,0 +1,349 @@
+"""EDD beside the drafters that its paper compares it with, trained on the same states for as many steps.
+
+    python scripts/baselines.py table1     EDD, EAGLE, MEDUSA-1 and VDM as chains of 5 (EDD paper, Table 1)
+    python scripts/baselines.py table3     without states, on tokens, with blocks of one length (Table 3)
+    python scripts/baselines.py figure5    EDD reading other blocks, on GSM8K train (Figure 5)
+    python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F)
+    python scripts/baselines.py exports    drafters that other engines can serve: frozen heads, all tokens
+
+Every kind gets the same learning rates to choose from, on prompts of no benchmark; the best is trained with
+two more seeds. Trained drafters and raw results lie under `runs/baselines/` (or --out); what is there is not
+trained again. `--limit` and `--max-steps` make all of it smaller; `table1 --kinds` shares the work between
+processes.
+"""
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.kinds import load_drafter
+from drafttrain.errors import UserError
+from drafttrain.evaluation.prompts import read_prompts, spread
+from drafttrain.files import new_folder, read_json, write_json
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.provenance import git_commit
+from drafttrain.target.collect import CollectConfig, collect
+from drafttrain.target.loading import load_for_decoding, load_tokenizer, resolve_target
+from drafttrain.training.stage import TrainingConfig, train
+from drafttrain.trees.named import parse_policy
+
+TARGET = "smollm2-135m-instruct"
+RESPONSES = "data/train/responses.jsonl.gz"  # written by the target itself
+CONVERSATIONS = 1600  # of them
+MATH = "gsm8k"  # how ids of answers to GSM8K's training questions begin
+TASKS = {
+    "mt_bench": "data/eval/mt_bench.jsonl",
+    "gsm8k": "data/eval/gsm8k_test_80.jsonl",
+    "humaneval": "data/eval/humaneval.jsonl.gz",
+}
+EXCLUDE = [
+    *TASKS.values(),
+    "data/eval/summarization.jsonl",
+    "data/eval/questions.jsonl",
+    "data/eval/mbpp.jsonl",
+    "data/tuning_prompts.jsonl",
+    "data/validation_prompts.jsonl",
+    "data/heldout_prompts.jsonl",
+]
+RATES = (1e-3, 2e-3, 4e-3)
+SEEDS = (0, 1, 2)
+BLOCKS = (4, 10, 16, 22, 26, 29)  # of 30; 26 is the fourth-to-last
+CHAIN = "chain:length=5"
+NEW_TOKENS = 64
+ROWS = 4  # prompts decoded at a time
+DRAFTER = DrafterConfig(draft_vocab_size=8192)
+TRAINING = TrainingConfig(
+    optimizer="muon",
+    schedule="cosine",
+    final_lr_ratio=0.05,
+    warmup_steps=40,
+    adam_betas=(0.9, 0.95),
+    rows_per_batch=2,
+    row_length=1024,
+    epochs=2,
+    block_length=(1, 6),
+    eval_steps=10**6,  # at the end alone
+    eval_prompts="data/validation_prompts.jsonl",
+    eval_prompt_limit=24,
+    logging_steps=50,
+    save_steps=100,
+    save_total_limit=1,
+)
+KINDS = ("edd", "eagle", "medusa", "vdm")
+
+
+class Bench:
+    """Where trained drafters and their results lie.
+
+    Args:
+        limit: prompts of each task.
+        max_steps: optimizer steps of each training; None for two passes over the corpus.
+    """
+
+    def __init__(self, out: Path, limit: int, max_steps: int | None):
+        self.out, self.limit, self.max_steps = out, limit, max_steps
+        self.target = load_for_decoding(TARGET)
+        self.prompts = {
+            task: [prompt.token_ids(self.target.tokenizer) for prompt in spread(read_prompts(path), limit)]
+            for task, path in TASKS.items()
+        }
+
+    def states(self, name: str, responses: str, most: int | None, blocks: list[int]) -> dict[str, Path]:
+        """A corpus of answers and the target's states over it."""
+        corpus, states = self.out / name / "corpus", self.out / name / "states"
+        if not (corpus / "corpus.json").exists():
+            sources = [Source(responses, max_conversations=most)]
+            config = CorpusConfig(sources=sources, validation_fraction=0.01, exclude=EXCLUDE, processes=2)
+            build_corpus(config, load_tokenizer(resolve_target(TARGET)), corpus)
+        config = CollectConfig(mode="offline", max_disk_gb=20)
+        collect(config, resolve_target(TARGET), blocks, corpus, states)  # what is there is not computed again
+        return {"corpus": corpus, "hidden_states": states}
+
+    def trained(
+        self, name: str, drafter: DrafterConfig, training: TrainingConfig, made_from: dict[str, Path]
+    ) -> dict[str, Any]:
+        """Trains a drafter and decodes with it; the result of an earlier call for just this is taken."""
+        if self.max_steps is not None:
+            training = replace(training, max_steps=self.max_steps, warmup_steps=min(40, self.max_steps // 4))
+        folder = self.out / name
+        asked = {"drafter": asdict(drafter), "training": asdict(training), "limit": self.limit}
+        asked = json.loads(json.dumps(asked))
+        if (folder / "result.json").exists():
+            found = read_json(folder / "result.json")
+            if found["asked"] == asked:
+                return found
+            raise UserError(f"{folder}: trained with other settings; remove it, or give another --out")
+        print(f"training {name}", file=sys.stderr, flush=True)
+        place = train(
+            training, drafter, resolve_target(TARGET), out=folder, target_dtype="bfloat16", **made_from
+        )
+        summary = read_json(place / "config.json")["training"]
+        result = {
+            "name": name,
+            "kind": drafter.kind,
+            "lr": training.lr,
+            "seed": training.seed,
+            "validation": summary["final"],
+            "tokens": summary["tokens"],
+            "seconds": summary["seconds"],
+            "tasks": self.accepted(place),
+            "commit": git_commit(),
+            "asked": asked,
+        }
+        result["accept_len"] = total(result["tasks"])
+        write_json(folder / "result.json", result)
+        print(f"{name}: accept_len {result['accept_len']:.3f}", file=sys.stderr, flush=True)
+        return result
+
+    def accepted(self, place: Path) -> dict[str, dict[str, Any]]:
+        """Real greedy chains of 5 on each task."""
+        drafter = load_drafter(place, self.target, dtype=torch.bfloat16)
+        found = {}
+        for task, prompts in self.prompts.items():
+            proposer = TreeProposer(drafter, parse_policy(CHAIN))
+            stats = decode_all(self.target, proposer, prompts, NEW_TOKENS, max_rows=ROWS)[1]
+            found[task] = {
+                "prompts": len(prompts),
+                "emitted": stats.new_tokens - stats.prompts,  # by steps: the first comes from the prompt
+                "steps": stats.steps,
+                "accept_len": stats.accept_len,
+                "accept_len_fresh": stats.accept_len_fresh,
+                "repetition": stats.repetition,
+                "acceptance_by_depth": stats.acceptance_by_depth,
+            }
+        return found
+
+
+def total(tasks: dict[str, dict[str, Any]]) -> float:
+    """accept_len over all tasks together."""
+    return sum(row["emitted"] for row in tasks.values()) / sum(row["steps"] for row in tasks.values())
+
+
+def best_rate(bench: Bench, kind: str, made_from: dict[str, Path]) -> tuple[float, list[dict[str, Any]]]:
+    """The learning rate with the longest accept_len on the validation prompts, and all trials."""
+    trials = [
+        bench.trained(
+            f"{kind}-{rate:g}-seed0",
+            replace(DRAFTER, kind=kind),
+            replace(TRAINING, lr=rate, seed=0),
+            made_from,
+        )
+        for rate in RATES
+    ]
+    best = max(trials, key=lambda trial: trial["validation"]["eval_accept_len"])
+    return best["lr"], trials
+
+
+def answers(bench: Bench) -> dict[str, Path]:
+    """The states that all but `figure5` train on."""
+    return bench.states("answers", RESPONSES, CONVERSATIONS, [-4])
+
+
+def several_seeds(
+    bench: Bench, name: str, drafter: DrafterConfig, training: TrainingConfig, made_from: dict[str, Path]
+) -> list[dict[str, Any]]:
+    """The same training from several seeds."""
+    return [
+        bench.trained(f"{name}-{training.lr:g}-seed{seed}", drafter, replace(training, seed=seed), made_from)
+        for seed in SEEDS
+    ]
+
+
+def table1(bench: Bench, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
+    """Each kind at its best learning rate, three seeds."""
+    made_from, rows, rates = answers(bench), {}, {}
+    for kind in kinds:
+        rate, trials = best_rate(bench, kind, made_from)
+        rates[kind] = {
+            f"{trial['lr']:g}": [trial["validation"]["eval_accept_len"], trial["accept_len"]]
+            for trial in trials
+        }
+        rows[kind] = several_seeds(
+            bench, kind, replace(DRAFTER, kind=kind), replace(TRAINING, lr=rate), made_from
+        )
+    return {"rows": summarize(rows), "rates (validation, tasks)": rates}
+
+
+def table3(bench: Bench) -> dict[str, Any]:
+    """EDD with one thing left out."""
+    made_from = answers(bench)
+    full = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0])
+    rows = {"everything": several_seeds(bench, "edd", DRAFTER, full, made_from)}
+    none = replace(TRAINING, lr=best_rate(bench, "vdm", made_from)[0])
+    rows["no target states"] = several_seeds(bench, "vdm", replace(DRAFTER, kind="vdm"), none, made_from)
+    for what, name, change in (
+        ("cross-entropy with the text", "edd-ce", {"loss": "ce"}),
+        ("blocks of 5", "edd-fixed5", {"block_length": (5, 5)}),
+        ("blocks of 5 to 10 (the paper)", "edd-5to10", {"block_length": (5, 10)}),
+    ):
+        rows[what] = several_seeds(bench, name, DRAFTER, replace(full, **change), made_from)
+    return {"rows": summarize(rows)}
+
+
+def figure5(bench: Bench) -> dict[str, Any]:
+    """EDD on other blocks' outputs."""
+    math = bench.out / "gsm8k_answers.jsonl"
+    if not math.exists():
+        write_math(Path(RESPONSES), math)
+    made_from, rows = bench.states("math", str(math), None, list(BLOCKS)), {}
+    rate = best_rate(bench, "edd", answers(bench))[0]
+    for block in BLOCKS:
+        drafter = replace(DRAFTER, tapped_blocks=[block], draft_vocab_size=4096)
+        name = f"edd-block{block}-seed0"
+        training = replace(TRAINING, lr=rate, seed=0, warmup_steps=20)
+        rows[f"block {block}"] = [bench.trained(name, drafter, training, made_from)]
+    return {"rows": summarize(rows)}
+
+
+def write_math(responses: Path, out: Path) -> None:
+    """The answers to GSM8K's training questions."""
+    with gzip.open(responses, "rt", encoding="utf-8") as lines:
+        kept = [line for line in lines if json.loads(line)["id"].startswith(MATH)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(kept), encoding="utf-8")
+
+
+def mtp(bench: Bench) -> dict[str, Any]:
+    """EAGLE with the norms of an MTP layer, at EAGLE's learning rate."""
+    made_from = answers(bench)
+    training = replace(TRAINING, lr=best_rate(bench, "eagle", made_from)[0], seed=0)
+    drafter = replace(DRAFTER, kind="eagle", input_norms=True)
+    return {"rows": summarize({"mtp": [bench.trained("mtp-seed0", drafter, training, made_from)]})}
+
+
+def exports(bench: Bench) -> dict[str, Any]:
+    """EAGLE and VDM with the target's own head, which then draft all of its tokens."""
+    made_from, rows = answers(bench), {}
+    for kind in ("eagle", "vdm"):
+        training = replace(TRAINING, lr=best_rate(bench, kind, made_from)[0], seed=0)
+        drafter = replace(DRAFTER, kind=kind, train_head=False)
+        rows[f"{kind}, the target's head"] = [
+            bench.trained(f"{kind}-frozen-seed0", drafter, training, made_from)
+        ]
+        draft_all_tokens(bench.out / f"{kind}-frozen-seed0/drafter", bench.out / f"{kind}-served")
+    return {"rows": summarize(rows)}
+
+
+def draft_all_tokens(drafter: Path, out: Path) -> None:
+    """A copy of a drafter that reads the target's head, over all of the target's tokens."""
+    settings, tensors = read_json(drafter / "config.json"), load_file(drafter / "model.safetensors")
+    settings["draft_vocab_size"] = settings["target_vocab_size"]
+    tensors["draft_to_target"] = torch.arange(settings["target_vocab_size"])
+    with new_folder(out) as folder:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_json(folder / "config.json", settings)
+
+
+def summarize(rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Mean and range over seeds of accept_len, in all and by task."""
+    return {
+        name: {
+            "lr": results[0]["lr"],
+            "seeds": [result["seed"] for result in results],
+            "accept_len": statistics.mean(result["accept_len"] for result in results),
+            "range": [min(r["accept_len"] for r in results), max(r["accept_len"] for r in results)],
+            "fresh": statistics.mean(
+                row["accept_len_fresh"] for result in results for row in result["tasks"].values()
+            ),
+            "validation": statistics.mean(r["validation"]["eval_accept_len"] for r in results),
+            "tasks": {
+                task: statistics.mean(result["tasks"][task]["accept_len"] for result in results)
+                for task in TASKS
+            },
+            "train_tokens": results[0]["tokens"],
+        }
+        for name, results in rows.items()
+    }
+
+
+def print_rows(rows: dict[str, dict[str, Any]]) -> None:
+    """A Markdown table."""
+    print(f"| drafter | lr | seeds | accept_len | range | {' | '.join(TASKS)} |")
+    print("|---" * (5 + len(TASKS)) + "|")
+    for name, row in rows.items():
+        tasks = " | ".join(f"{row['tasks'][task]:.3f}" for task in TASKS)
+        low, high = row["range"]
+        print(
+            f"| {name} | {row['lr']:g} | {len(row['seeds'])} | {row['accept_len']:.3f} "
+            f"| {low:.3f} to {high:.3f} | {tasks} |"
+        )
+
+
+STUDIES = {study.__name__: study for study in (table1, table3, figure5, mtp, exports)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--limit", type=int, default=14, metavar="N", help="prompts of each task")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="optimizer steps of each training")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of table1")
+    parser.add_argument("--out", type=Path, default=Path("runs/baselines"), metavar="DIR")
+    args = parser.parse_args()
+    try:
+        bench = Bench(args.out, args.limit, args.max_steps)
+        wanted = {"kinds": args.kinds} if args.study == "table1" else {}
+        found = STUDIES[args.study](bench, **wanted)
+    except UserError as error:
+        print(f"baselines: {error}", file=sys.stderr)
+        return 2
+    if set(args.kinds) == set(KINDS):
+        write_json(args.out / f"{args.study}.json", found)
+    print_rows(found["rows"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
