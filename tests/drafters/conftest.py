@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.kinds import new_drafter
+from drafttrain.drafters.model import DraftModel
 from drafttrain.target.frozen import FrozenTarget
 
 ROPES = {
@@ -46,17 +47,17 @@ def make_target(request) -> Callable[[str, str], FrozenTarget]:
 
 
 @pytest.fixture(scope="session")
-def make_drafter() -> Callable[..., EddModel]:
+def make_drafter() -> Callable[..., DraftModel]:
     """A random fp32 drafter over every second token of a target; keywords are those of `DrafterConfig`."""
 
-    def make(target: FrozenTarget, seed: int = 0, **settings) -> EddModel:
+    def make(target: FrozenTarget, seed: int = 0, **settings) -> DraftModel:
         config = DrafterConfig(**{"tapped_blocks": [-2], **settings})
-        draft_ids = torch.arange(0, target.vocab_size, 2)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            drafter = EddModel(EddConfig.for_target(target, config, len(draft_ids)))
-            drafter.initialize_from(target, config, draft_ids)
-            for parameter in drafter.layers.parameters():
+            drafter = new_drafter(target, config, torch.arange(0, target.vocab_size, 2))
+            for parameter in drafter.get_submodule(
+                "layers" if hasattr(drafter, "layers") else ""
+            ).parameters():
                 if parameter.ndim == 1:  # norms start at 1 and biases at 0: losing either would go unnoticed
                     parameter.data += 0.2 * torch.randn_like(parameter)
         return drafter.eval()

@@ -1,0 +1,94 @@
+"""A small LM drafts what it would say itself."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drafttrain.drafters.causal_lm import CausalLmModel
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.kinds import load_drafter, new_drafter
+from drafttrain.errors import UserError
+from drafttrain.trees.tree import TokenTree
+
+IDS = torch.arange(0, 512, 3)
+
+
+@pytest.fixture
+def small(tiny_llama):
+    """Another model of the target's shape."""
+    model = copy.deepcopy(tiny_llama[0])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture
+def small_lm(small, tiny_llama, tmp_path):
+    small.save_pretrained(tmp_path / "lm")
+    tiny_llama[1].save_pretrained(tmp_path / "lm")
+    return str(tmp_path / "lm")
+
+
+@torch.no_grad()
+def test_trees_and_rows(small, small_lm, make_target):
+    target = make_target("llama")
+    drafter = new_drafter(target, DrafterConfig(kind="causal_lm", model=small_lm), IDS).eval()
+    assert target.tapped_blocks == []
+    ids, counts = torch.randint(3, 512, (2, 7)), torch.tensor([7, 4])
+
+    def expected(row: int, path: list[int]) -> torch.Tensor:
+        text = torch.cat((ids[row, : counts[row]], torch.tensor([20 + row, *path])))
+        return torch.log_softmax(small(text[None]).logits[0, -1, IDS], -1)
+
+    state = drafter.new_state(2, 4)  # too short on purpose: it must grow
+    drafter.observe(state, ids[:, :3], torch.zeros(2, 3, 0), torch.tensor([3, 3]))
+    drafter.observe(state, torch.cat((ids[:1, 3:7], ids[1:, 3:7])), torch.zeros(2, 4, 0), counts - 3)
+
+    def check(state, rows):
+        tree = TokenTree.root_only(torch.tensor([20 + row for row in rows]))
+        found = [drafter.expand(state, tree, torch.tensor([[0]] * len(rows)))]
+        children = torch.tensor([[7, 8]] * len(rows))
+        tree = tree.append(torch.tensor([[0, 0]] * len(rows)), children, torch.zeros(len(rows), 2))
+        found.append(drafter.expand(state, tree, torch.tensor([[1, 2]] * len(rows))))
+        for place, row in enumerate(rows):
+            for node, path in enumerate(([], [7], [8])):
+                got = torch.cat(found, 1)[place, node]
+                torch.testing.assert_close(got, expected(row, path), atol=1e-4, rtol=1e-4)
+
+    check(state, [0, 1])
+    check(drafter.keep_rows(state, torch.tensor([1])), [1])
+
+
+def test_saves_loads_and_merges_adapters(small_lm, make_target, tmp_path):
+    target = make_target("llama")
+    config = DrafterConfig(kind="causal_lm", model=small_lm, lora_rank=2)
+    drafter = new_drafter(target, config, IDS).train()
+    trained = [name for name, p in drafter.named_parameters() if p.requires_grad]
+    assert trained and all("lora" in name for name in trained)
+    ids = torch.randint(3, 512, (1, 10))
+    start = torch.zeros_like(ids)
+    everywhere = torch.ones_like(ids, dtype=torch.bool)
+    plain = drafter(ids, start, everywhere)
+    for name, parameter in drafter.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted = drafter(ids, start, everywhere)
+    assert (adapted - plain).abs().max() > 0.01
+    drafter.eval().finish()
+    drafter.save_pretrained(tmp_path / "drafter")
+    assert not any("lora" in name for name in load_file(tmp_path / "drafter/model.safetensors"))
+    again = load_drafter(tmp_path / "drafter", target)
+    assert isinstance(again, CausalLmModel)
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids, start, everywhere), adapted, atol=1e-4, rtol=1e-4)
+
+
+def test_an_lm_with_another_tokenizer_is_refused(small_lm, make_target):
+    target = make_target("llama")
+    target.tokenizer = copy.deepcopy(target.tokenizer)
+    target.tokenizer.add_tokens(["naïve"])
+    with pytest.raises(UserError, match="name an LM with the target's tokenizer"):
+        new_drafter(target, DrafterConfig(kind="causal_lm", model=small_lm), IDS)
