@@ -33,7 +33,7 @@ from drafttrain.calibration.stage import CalibrateConfig, calibrate
 from drafttrain.corpus.build import build_corpus, load_corpus
 from drafttrain.errors import UserError
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
-from drafttrain.evaluation.benchmark import EXAMPLE_COSTS, evaluate
+from drafttrain.evaluation.evaluate import EXAMPLE_COSTS, evaluate
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.figures import RAW, Group, Measured, Run, measure_topic, run_and_watch
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure

@@ -7,8 +7,8 @@ import pytest
 
 from drafttrain.classifier.model import Classifier
 from drafttrain.errors import UserError
-from drafttrain.evaluation import benchmark
-from drafttrain.evaluation.benchmark import EvaluateConfig, evaluate
+from drafttrain.evaluation import evaluate as stage
+from drafttrain.evaluation.evaluate import EvaluateConfig, evaluate
 from drafttrain.evaluation.metrics import Measurement, tabulate
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
@@ -41,8 +41,8 @@ def small(config, questions) -> EvaluateConfig:
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: None)
-    monkeypatch.setattr(benchmark, "forward_speed", lambda target, rows, length: 100.0)
+    monkeypatch.setattr(stage, "check_quiet", lambda refuse: None)
+    monkeypatch.setattr(stage, "forward_speed", lambda target, rows, length: 100.0)
 
 
 def lines(path) -> list[dict]:
@@ -126,7 +126,7 @@ def test_measurements_of_other_prompts_or_elsewhere_are_not_continued(small, tin
     def key(names: str = "xy", device: str = "cpu") -> str:
         prompts = [PromptSet(name, str(folder / file)) for name, file in zip(names, ("a.txt", "b.txt"))]
         config = dataclasses.replace(small, prompts=[*prompts, PromptSet("folder", str(folder))])
-        return benchmark._measured_key(config, tiny_bundle, "target", "float32", device)
+        return stage._measured_key(config, tiny_bundle, "target", "float32", device)
 
     keys = [key(), key("yx"), key(device="cuda")]
     (folder / "b.txt").write_text("How not?\n")
@@ -178,7 +178,7 @@ def test_unusable_settings_are_refused_before_anything_is_loaded(config, tmp_pat
 
 def test_busy_machines_can_be_refused(small, tiny_bundle, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: asked.append(refuse) or "others are busy")
+    monkeypatch.setattr(stage, "check_quiet", lambda refuse: asked.append(refuse) or "others are busy")
     evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
     evaluate(dataclasses.replace(small, busy="refuse"), tiny_bundle, tmp_path / "out", dtype="float32")
     assert asked == [False, True]
