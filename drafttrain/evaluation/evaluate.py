@@ -27,7 +27,7 @@ from drafttrain.evaluation.measure import (
     measure,
     transformers_generate,
 )
-from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
+from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
 from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.throughput import forward_speed
@@ -40,7 +40,6 @@ from drafttrain.trees.costs import CostCurve, Costs, Promise
 from drafttrain.trees.named import parse_policy
 
 FORMAT_VERSION = 2  # of summary.json and eval.json
-ALL = "all"  # the row over all tasks
 # the EDD paper's machine, to check settings without a calibration
 EXAMPLE_COSTS = Costs(
     *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()

@@ -147,7 +147,8 @@ class FrozenTarget:
     # taps
 
     def tap(self, blocks: Sequence[int]) -> None:
-        """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice.
+        """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice. Drafters
+        that share a target and read different blocks take turns by it.
 
         Raises:
             UserError: no such block.

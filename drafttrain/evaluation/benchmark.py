@@ -1,0 +1,251 @@
+"""`drafttrain benchmark`: any methods on any tasks with one target, interleaved.
+
+Nothing is tuned here: what is compared is named on the command line, and prompts are only reported on.
+`measurements.jsonl` is written turn by turn, and an interrupted benchmark continues there.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from drafttrain.errors import UserError
+from drafttrain.evaluation.benchmark_report import print_benchmark
+from drafttrain.evaluation.evaluate import progress
+from drafttrain.evaluation.hub_prompts import PREFIX, read_hub_prompts
+from drafttrain.evaluation.machine import check_quiet, describe_machine
+from drafttrain.evaluation.measure import MeasurementLog, measure
+from drafttrain.evaluation.memory import covered, peak_bytes
+from drafttrain.evaluation.methods import Methods, MethodSpec
+from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
+from drafttrain.evaluation.prompts import Task, read_prompts, spread
+from drafttrain.files import fingerprint, write_json
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.provenance import git_commit, versions
+from drafttrain.target.loading import load_for_decoding
+
+FORMAT_VERSION = 1  # of benchmark.json
+FIRST_BUCKET = 256  # tokens; the buckets of context lengths above it double
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task as the command line names it: a name, and a file, folder, archive or `hub:` data set."""
+
+    name: str
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> "TaskSpec":
+        """Reads NAME=SOURCE.
+
+        Raises:
+            UserError: it is something else.
+        """
+        name, _, source = (part.strip() for part in text.partition("="))
+        if not name or not source or name == ALL or "/" in name:
+            raise UserError(
+                f"task {text!r}: write NAME=FILE or NAME={PREFIX}org/dataset, with a name other than {ALL} "
+                "and without /"
+            )
+        return cls(name, source)
+
+
+@dataclass
+class BenchmarkConfig:
+    """What to compare, and on what.
+
+    Attributes:
+        target: what `load_target` takes.
+        methods: beside plain decoding by us and by transformers, which are always measured.
+        tasks: prompt sets.
+        limit: prompts of each task, or of each of its groups, at equal distances; None for all.
+        turns: of each chat, at most.
+        temperatures: each is measured by itself; 0 is greedy.
+        repeats: interleaved repetitions of each measurement.
+        max_new_tokens: tokens decoded per chat turn at most.
+        seed: other draws where the temperature is above 0.
+        dtype: of the target, and of drafters.
+        device: as `load_target` takes it.
+        skip_long: leave out chat turns that do not fit the target, instead of ending with an error.
+        busy: what to do when other processes would spoil the timings.
+    """
+
+    target: str
+    methods: list[MethodSpec]
+    tasks: list[TaskSpec]
+    limit: int | None = None
+    turns: int = 2
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    repeats: int = 3
+    max_new_tokens: int = 96
+    seed: int = 0
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: str = "auto"
+    skip_long: bool = False
+    busy: Literal["warn", "refuse"] = "warn"
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        for name in ("limit", "turns", "repeats", "max_new_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"benchmark: {name} is {getattr(self, name)}: at least 1 is needed")
+        for what, named in (("method", self.methods), ("task", self.tasks)):
+            names = [one.name for one in named]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise UserError(f"benchmark: {what} {twice[0]} is named twice; give one another name")
+        if not self.tasks:
+            raise UserError("benchmark: no task; name at least one")
+        if len(set(self.temperatures)) < len(self.temperatures) or not self.temperatures:
+            raise UserError("benchmark: name each temperature once")
+        for temperature in self.temperatures:
+            SamplingParams(temperature)
+
+
+def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]:
+    """Measures all methods on all tasks and prints a table for each task and temperature.
+
+    Args:
+        out: folder to write to: `benchmark.json` (what is returned) and, as it goes, `measurements.jsonl`. A
+            benchmark of the same things that was interrupted, or had fewer prompts, repeats or temperatures,
+            is continued.
+
+    Raises:
+        UserError: settings, prompts or a bundle are unusable, the folder holds a benchmark of other things, a
+            prompt is too long, or the machine is busy and `busy` says refuse.
+    """
+    out, console = Path(out), Console()
+    config.check()
+    read = {spec.name: read_task(spec, config.turns) for spec in config.tasks}
+    tasks = [part for task in read.values() for part in limited(task, config.limit)]
+    if warning := check_quiet(refuse=config.busy == "refuse"):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+    target = load_for_decoding(config.target, dtype=config.dtype, device=config.device)
+    methods = Methods(target, config.methods)
+    for warning in methods.warnings:
+        console.print(f"[yellow]{warning}[/]", highlight=False)
+    machine = describe_machine(target.device)
+    depends = [target.fingerprint, config.dtype, config.max_new_tokens, config.seed, machine, versions()]
+    contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
+    key = fingerprint([*depends, methods.identity, contents])
+    log = MeasurementLog(out / "measurements.jsonl", key, replace=False)
+    peaks = [peak_bytes(target.device)]  # of loading
+    measured: list[Measurement] = []
+    skipped: set[tuple[str, str, int]] = set()
+    with progress("measuring", tasks, config.repeats * len(config.temperatures)) as step:
+        for temperature in config.temperatures:
+            compared = methods.at(SamplingParams(temperature, seed=config.seed))
+            for task in tasks:
+                measured += measure(
+                    target,
+                    compared,
+                    task,
+                    log,
+                    config.max_new_tokens,
+                    config.repeats,
+                    on_turn=step,
+                    temperature=temperature,
+                    on_long=_skip(skipped, task.name) if config.skip_long else None,
+                )
+    if not measured:
+        raise UserError(f"benchmark: no prompt fits the positions of {target.name}; lower --max-new-tokens")
+    sources = {spec.name: spec.source for spec in config.tasks}
+    peaks += [run.peak_bytes for one in measured for run in one.runs.values()]
+    summary = {
+        "format_version": FORMAT_VERSION,
+        "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "target": {"name": config.target, "dtype": config.dtype, "fingerprint": target.fingerprint},
+        "settings": {
+            name: getattr(config, name)
+            for name in ("limit", "turns", "temperatures", "repeats", "max_new_tokens", "seed", "skip_long")
+        },
+        "methods": methods.described,
+        "tasks": {
+            task.name: {
+                "source": sources[task.name.partition("/")[0]],
+                "fingerprint": contents[task.name.partition("/")[0]],
+                "prompts": len(task.prompts),
+                "too_long": len([place for place in skipped if place[0] == task.name]),
+            }
+            for task in tasks
+        },
+        "machine": machine,
+        "versions": versions(),
+        "commit": git_commit(),
+        "crowding": crowding(measured),
+        "harness": harness_share(measured),
+        "peak_memory": {
+            "bytes": max((peak for peak in peaks if peak is not None), default=None),
+            "covers": covered(target.device),
+        },
+        "rows": make_rows(measured, list(methods.described)),
+    }
+    write_json(out / "benchmark.json", summary)
+    print_benchmark(summary, console)
+    return summary
+
+
+def read_task(spec: TaskSpec, turns: int) -> Task:
+    """All prompts of a task.
+
+    Raises:
+        UserError: there are none, or they cannot be read.
+    """
+    is_hub = spec.source.startswith(PREFIX)
+    return Task(spec.name, read_hub_prompts(spec.source) if is_hub else read_prompts(spec.source), turns)
+
+
+def limited(task: Task, limit: int | None) -> list[Task]:
+    """The task's parts with so many prompts each, at equal distances."""
+    return [Task(part.name, spread(part.prompts, limit), part.turns) for part in task.parts()]
+
+
+def bucket(tokens: int) -> str:
+    """The range of context lengths that a number of tokens belongs to, such as 256-511."""
+    if tokens < FIRST_BUCKET:
+        return f"0-{FIRST_BUCKET - 1}"
+    low = 1 << (tokens.bit_length() - 1)
+    return f"{low}-{2 * low - 1}"
+
+
+def make_rows(measured: Sequence[Measurement], methods: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each temperature, task and method, and over all tasks for each range of context lengths.
+
+    Returns:
+        `Row` as a dictionary, with `temperature`, `task`, `context` (None for all lengths) and `method`.
+    """
+    rows = []
+    for temperature in dict.fromkeys(one.temperature for one in measured):
+        here = [one for one in measured if one.temperature == temperature]
+        lengths = sorted({one.prompt_tokens for one in here})
+        parts = [
+            (task, None, [one for one in here if one.task == task])
+            for task in dict.fromkeys(one.task for one in here)
+        ]
+        parts.append((ALL, None, here))
+        for context in dict.fromkeys(map(bucket, lengths)):
+            parts.append((ALL, context, [one for one in here if bucket(one.prompt_tokens) == context]))
+        for task, context, part in parts:
+            table = tabulate(part)
+            place = {"temperature": temperature, "task": task, "context": context}
+            rows += [{**place, "method": method, **asdict(table[method])} for method in methods]
+    return rows
+
+
+def harness_share(measured: Sequence[Measurement]) -> dict[str, float]:
+    """What measuring itself took: seconds of the measured turns outside the methods' runs, and their share of
+    the turns' time. Loading and warm-up are no part of either."""
+    known = [one for one in measured if one.harness_seconds is not None]
+    outside = sum(one.harness_seconds for one in known)
+    inside = sum(run.seconds for one in known for run in one.runs.values())
+    return {"seconds": outside, "share": outside / (outside + inside) if known else 0.0}
+
+
+def _skip(skipped: set[tuple[str, str, int]], task: str):
+    return lambda prompt, turn: skipped.add((task, prompt, turn))
