@@ -203,6 +203,15 @@ def test_missing_and_foreign_files_are_refused(tmp_path):
         ("mt_bench.jsonl", 80, 2, "Compose an engaging travel blog post"),
         ("gsm8k_test_80.jsonl", 80, 1, "Janet\u2019s ducks lay 16 eggs per day."),
         ("mbpp.jsonl", 80, 1, "You are an expert Python programmer, and here is your task: Write a"),
+        ("drop.jsonl", 80, 1, "Passage: In the city, the age distribution of the population"),
+        (
+            "mmlu.jsonl",
+            80,
+            1,
+            "Answer this multiple choice question about abstract algebra, and say why.\n\n",
+        ),
+        ("nq_open.jsonl", 80, 1, "when was the last time anyone was on the moon"),
+        ("rag.jsonl", 40, 1, "Some researchers state that forests do not only provide benefits"),
         ("humaneval.jsonl.gz", 164, 1, "Complete the code I provided.\n\nfrom typing import List"),
     ],
 )
@@ -219,7 +228,9 @@ def test_readme_has_every_checksum(path):
     line = next(
         line for line in (DATA / "README.md").read_text().splitlines() if f"eval/{path.name}`" in line
     )
-    assert digest in line and any(licence in line for licence in ("MIT", "Apache-2.0", "OANC:", "CC BY 4.0"))
+    assert digest in line and any(
+        licence in line for licence in ("MIT", "Apache-2.0", "OANC:", "CC BY 4.0", "CC BY-SA")
+    )
 
 
 # chats
