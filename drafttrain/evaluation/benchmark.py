@@ -131,19 +131,49 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     for warning in methods.warnings:
         console.print(f"[yellow]{warning}[/]", highlight=False)
     machine = describe_machine(target.device)
-    depends = [target.fingerprint, config.dtype, config.max_new_tokens, config.seed, machine, versions()]
     contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
+    depends = [target.fingerprint, config.dtype, config.max_new_tokens, config.seed, machine, versions()]
     key = fingerprint([*depends, methods.identity, contents])
     log = MeasurementLog(out / "measurements.jsonl", key, replace=False)
-    peaks = [peak_bytes(target.device)]  # of loading
+    loading = peak_bytes(target.device)
+    measured, too_long = _measure_all(config, methods, tasks, log)
+    settings = ("limit", "turns", "temperatures", "repeats", "max_new_tokens", "seed", "skip_long")
+    summary = {
+        "format_version": FORMAT_VERSION,
+        "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "target": {"name": config.target, "dtype": config.dtype, "fingerprint": target.fingerprint},
+        "settings": {name: getattr(config, name) for name in settings},
+        "methods": methods.described,
+        "tasks": _describe_tasks(config, tasks, contents, too_long),
+        "machine": machine,
+        "versions": versions(),
+        "commit": git_commit(),
+        "crowding": crowding(measured),
+        "harness": harness_share(measured),
+        "peak_memory": {"bytes": _peak(loading, measured), "covers": covered(target.device)},
+        "rows": make_rows(measured, list(methods.described)),
+    }
+    write_json(out / "benchmark.json", summary)
+    print_benchmark(summary, console)
+    return summary
+
+
+def _measure_all(
+    config: BenchmarkConfig, methods: Methods, tasks: Sequence[Task], log: MeasurementLog
+) -> tuple[list[Measurement], set[tuple[str, str, int]]]:
+    """Every measurement, and the chat turns left out because they are too long: task, prompt, turn."""
     measured: list[Measurement] = []
-    skipped: set[tuple[str, str, int]] = set()
+    too_long: set[tuple[str, str, int]] = set()
     with progress("measuring", tasks, config.repeats * len(config.temperatures)) as step:
         for temperature in config.temperatures:
             compared = methods.at(SamplingParams(temperature, seed=config.seed))
             for task in tasks:
+
+                def leave_out(prompt: str, turn: int, name: str = task.name) -> None:
+                    too_long.add((name, prompt, turn))
+
                 measured += measure(
-                    target,
+                    methods.target,
                     compared,
                     task,
                     log,
@@ -151,44 +181,37 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
                     config.repeats,
                     on_turn=step,
                     temperature=temperature,
-                    on_long=_skip(skipped, task.name) if config.skip_long else None,
+                    on_long=leave_out if config.skip_long else None,
                 )
     if not measured:
-        raise UserError(f"benchmark: no prompt fits the positions of {target.name}; lower --max-new-tokens")
+        name = methods.target.name
+        raise UserError(f"benchmark: no prompt fits the positions of {name}; lower --max-new-tokens")
+    return measured, too_long
+
+
+def _describe_tasks(
+    config: BenchmarkConfig,
+    tasks: Sequence[Task],
+    contents: dict[str, str],
+    too_long: set[tuple[str, str, int]],
+) -> dict[str, dict[str, Any]]:
     sources = {spec.name: spec.source for spec in config.tasks}
-    peaks += [run.peak_bytes for one in measured for run in one.runs.values()]
-    summary = {
-        "format_version": FORMAT_VERSION,
-        "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "target": {"name": config.target, "dtype": config.dtype, "fingerprint": target.fingerprint},
-        "settings": {
-            name: getattr(config, name)
-            for name in ("limit", "turns", "temperatures", "repeats", "max_new_tokens", "seed", "skip_long")
-        },
-        "methods": methods.described,
-        "tasks": {
-            task.name: {
-                "source": sources[task.name.partition("/")[0]],
-                "fingerprint": contents[task.name.partition("/")[0]],
-                "prompts": len(task.prompts),
-                "too_long": len([place for place in skipped if place[0] == task.name]),
-            }
-            for task in tasks
-        },
-        "machine": machine,
-        "versions": versions(),
-        "commit": git_commit(),
-        "crowding": crowding(measured),
-        "harness": harness_share(measured),
-        "peak_memory": {
-            "bytes": max((peak for peak in peaks if peak is not None), default=None),
-            "covers": covered(target.device),
-        },
-        "rows": make_rows(measured, list(methods.described)),
-    }
-    write_json(out / "benchmark.json", summary)
-    print_benchmark(summary, console)
-    return summary
+    described = {}
+    for task in tasks:
+        whole = task.name.partition("/")[0]
+        described[task.name] = {
+            "source": sources[whole],
+            "fingerprint": contents[whole],
+            "prompts": len(task.prompts),
+            "too_long": sum(name == task.name for name, _, _ in too_long),
+        }
+    return described
+
+
+def _peak(loading: int | None, measured: Sequence[Measurement]) -> int | None:
+    """Most memory in use while everything was loaded or measured; None where nothing is known."""
+    peaks = [loading, *(run.peak_bytes for one in measured for run in one.runs.values())]
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def read_task(spec: TaskSpec, turns: int) -> Task:
@@ -245,7 +268,3 @@ def harness_share(measured: Sequence[Measurement]) -> dict[str, float]:
     outside = sum(one.harness_seconds for one in known)
     inside = sum(run.seconds for one in known for run in one.runs.values())
     return {"seconds": outside, "share": outside / (outside + inside) if known else 0.0}
-
-
-def _skip(skipped: set[tuple[str, str, int]], task: str):
-    return lambda prompt, turn: skipped.add((task, prompt, turn))
