@@ -80,12 +80,13 @@ def _context_table(title: str, buckets: list[tuple[str, dict[str, dict[str, Any]
 def _notes(summary: dict[str, Any]) -> list[str]:
     machine, memory, settings = summary["machine"], summary["peak_memory"], summary["settings"]
     device = machine.get("gpu") or f"{machine['threads']} threads of {machine['processor']}"
+    repeats = f"{settings['repeats']} repeat{'s' if settings['repeats'] > 1 else ''}"
     lines = [
         "accept_len: tokens per target forward, the target's own token included. speedup: ratio of total "
         "times against our own autoregressive decoding (of times per token where texts are sampled); spread: "
         "interquartile range of the repeats' speedups. Definitions: docs/benchmark.md",
         f"{summary['target']['name']}, {summary['target']['dtype']}, {device}, at most "
-        f"{settings['max_new_tokens']} new tokens, batch 1, {settings['repeats']} repeats",
+        f"{settings['max_new_tokens']} new tokens, batch 1, {repeats}",
     ]
     if memory["bytes"] is not None:
         lines.append(f"peak memory {memory['bytes'] / 1e9:.2f} GB: {memory['covers']}")
