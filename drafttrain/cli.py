@@ -235,6 +235,39 @@ def _parser() -> argparse.ArgumentParser:
     text = "for c2t and c2t_chain (default: the bundle's own)"
     command.add_argument("--classifier", metavar="DIR", help=text)
 
+    text = "measure any drafting methods on any tasks against plain decoding"
+    example = (
+        "--target smollm2-135m-instruct --method edd=model_cards/smollm2-135m-edd --method prompt_lookup"
+    )
+    example += " \\\n    --task mt_bench=data/eval/mt_bench.jsonl --limit 10 --out runs/benchmark"
+    command = add("benchmark", text, example, _benchmark)
+    command.add_argument("--target", required=True, help="known name, folder, .gguf file or Hub id")
+    text = (
+        "NAME=BUNDLE or NAME=BUNDLE@TREE (folder or Hub id, and a growth policy such as timed), "
+        "assistant=FOLDER (a small causal LM for transformers), prompt_lookup, lookahead or self_draft; "
+        "repeatable"
+    )
+    command.add_argument("--method", dest="methods", action="append", default=[], metavar="METHOD", help=text)
+    text = "NAME=FILE (or folder, archive) or NAME=hub:org/dataset[/config][:split]; repeatable"
+    command.add_argument("--task", dest="tasks", action="append", required=True, metavar="TASK", help=text)
+    text = "prompts of each task, or of each of its groups, at equal distances (default: all)"
+    command.add_argument("--limit", type=_positive, metavar="N", help=text)
+    text = "turns of each chat at most (default: 2)"
+    command.add_argument("--turns", type=_positive, default=2, metavar="N", help=text)
+    text = "0 is greedy (the default); repeatable"
+    command.add_argument("--temperature", type=float, action="append", metavar="T", help=text)
+    text = "interleaved repetitions (default: 3)"
+    command.add_argument("--repeats", type=_positive, default=3, metavar="N", help=text)
+    command.add_argument("--max-new-tokens", type=_positive, default=96, metavar="N")
+    command.add_argument("--seed", type=_natural, default=0, metavar="N", help="of the draws")
+    command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    text = "leave out chat turns that are too long for the target"
+    command.add_argument("--skip-long", action="store_true", help=text)
+    text = "refuse to time on a busy machine, or only warn (the default)"
+    command.add_argument("--busy", choices=["refuse", "warn"], default="warn", help=text)
+    text = "folder to write; an interrupted benchmark of the same things continues there"
+    command.add_argument("--out", required=True, metavar="DIR", help=text)
+
     text = "find how Self-Draft is fastest on this machine"
     example = "--target smollm2-135m-instruct --ngrams runs/ngrams --prompts data/tuning_prompts.jsonl"
     command = add("tune-self-draft", text, example, _tune_self_draft)
@@ -405,6 +438,20 @@ def _sweep(args: argparse.Namespace) -> None:
     prompts = PromptSet("prompts", args.prompts, args.limit, args.turns)
     names = ("trees", "out", "reference", "max_new_tokens", "target", "dtype", "calibration", "classifier")
     sweep(args.bundle, prompts, **{name: getattr(args, name) for name in names})
+
+
+def _benchmark(args: argparse.Namespace) -> None:
+    from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark
+    from drafttrain.evaluation.methods import MethodSpec
+
+    names = ("target", "limit", "turns", "repeats", "max_new_tokens", "seed", "dtype", "skip_long", "busy")
+    config = BenchmarkConfig(
+        methods=[MethodSpec.parse(text) for text in args.methods],
+        tasks=[TaskSpec.parse(text) for text in args.tasks],
+        temperatures=args.temperature or [0.0],
+        **{name: getattr(args, name) for name in names},
+    )
+    benchmark(config, args.out)
 
 
 def _compare(args: argparse.Namespace) -> int:

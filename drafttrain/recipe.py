@@ -26,7 +26,7 @@ from drafttrain.corpus.build import CorpusConfig
 from drafttrain.corpus.regenerate import RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
-from drafttrain.evaluation.benchmark import EvaluateConfig
+from drafttrain.evaluation.evaluate import EvaluateConfig
 from drafttrain.export.bundle import ExportConfig
 from drafttrain.target.collect import CollectConfig
 from drafttrain.training.stage import TrainingConfig

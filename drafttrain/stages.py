@@ -16,7 +16,7 @@ from drafttrain.classifier.stage import make_classifier
 from drafttrain.corpus.build import Source, build_corpus
 from drafttrain.corpus.regenerate import RegenerateReport, regenerate
 from drafttrain.errors import UserError
-from drafttrain.evaluation.benchmark import evaluate
+from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.report import print_tables
 from drafttrain.export.bundle import bundled_files, export
 from drafttrain.files import read_json, sha256_file, write_json

@@ -27,7 +27,7 @@ from drafttrain.classifier.metrics import recall_curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.train import ClassifierConfig, predict, train_classifier
 from drafttrain.errors import UserError
-from drafttrain.evaluation.benchmark import progress, try_trees
+from drafttrain.evaluation.evaluate import progress, try_trees
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
 from drafttrain.evaluation.sweep import sweep

@@ -25,6 +25,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import figures_baselines
 import figures_c2t
 import figures_self_draft
 
@@ -33,7 +34,7 @@ from drafttrain.calibration.stage import CalibrateConfig, calibrate
 from drafttrain.corpus.build import build_corpus, load_corpus
 from drafttrain.errors import UserError
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
-from drafttrain.evaluation.benchmark import EXAMPLE_COSTS, evaluate
+from drafttrain.evaluation.evaluate import EXAMPLE_COSTS, evaluate
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.figures import RAW, Group, Measured, Run, measure_topic, run_and_watch
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
@@ -493,6 +494,7 @@ TOPICS = {
     ],
     "c2t": figures_c2t.GROUPS,
     "self-draft": figures_self_draft.GROUPS,
+    "baselines": figures_baselines.GROUPS,
 }
 
 
@@ -505,7 +507,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
-    text = "prompts of each task at most, for trees, c2t and self-draft"
+    text = "prompts of each task at most, for trees, c2t, self-draft, baselines"
     parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
     parser.add_argument("--oanc", metavar="FILE", help="OANC's oanc_written_2.zip, for self-draft")

@@ -1,268 +1,270 @@
-"""The evaluation stage: how much faster a bundle decodes, on this machine, and whether it is exact.
+"""`drafttrain benchmark`: any methods on any tasks with one target, interleaved.
 
-The tree is chosen on tuning prompts, never on the prompts that are reported. What is measured goes to
-`measurements.jsonl` turn by turn, and an interrupted evaluation continues there.
+Nothing is tuned here: what is compared is named on the command line, and prompts are only reported on.
+`measurements.jsonl` is written turn by turn, and an interrupted benchmark continues there.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
-from rich.progress import Progress
 
-from drafttrain.calibration.calibration import Calibration
 from drafttrain.errors import UserError
-from drafttrain.evaluation.exactness import check_lossless
+from drafttrain.evaluation.benchmark_report import print_benchmark
+from drafttrain.evaluation.evaluate import progress
+from drafttrain.evaluation.hub_prompts import PREFIX, read_hub_prompts
 from drafttrain.evaluation.machine import check_quiet, describe_machine
-from drafttrain.evaluation.measure import (
-    MeasurementLog,
-    autoregressive,
-    drafting,
-    measure,
-    transformers_generate,
-)
-from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
-from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each
-from drafttrain.evaluation.report import print_tables
-from drafttrain.evaluation.throughput import forward_speed
-from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.evaluation.measure import MeasurementLog, measure
+from drafttrain.evaluation.memory import covered, peak_bytes
+from drafttrain.evaluation.methods import Methods, MethodSpec
+from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
+from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.files import fingerprint, write_json
-from drafttrain.provenance import content_hash, versions
-from drafttrain.target.frozen import weights_hash
-from drafttrain.trees.c2t import Plain
-from drafttrain.trees.costs import CostCurve, Costs, Promise
-from drafttrain.trees.named import parse_policy
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.provenance import git_commit, versions
+from drafttrain.target.loading import load_for_decoding
 
-FORMAT_VERSION = 2  # of summary.json and eval.json
-ALL = "all"  # the row over all tasks
-# the EDD paper's machine, to check settings without a calibration
-EXAMPLE_COSTS = Costs(
-    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()
-)
+FORMAT_VERSION = 1  # of benchmark.json
+FIRST_BUCKET = 256  # tokens; the buckets of context lengths above it double
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task as the command line names it: a name, and a file, folder, archive or `hub:` data set."""
+
+    name: str
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> "TaskSpec":
+        """Reads NAME=SOURCE.
+
+        Raises:
+            UserError: it is something else.
+        """
+        name, _, source = (part.strip() for part in text.partition("="))
+        if not name or not source or name == ALL or "/" in name:
+            raise UserError(
+                f"task {text!r}: write NAME=FILE or NAME={PREFIX}org/dataset, with a name other than {ALL} "
+                "and without /"
+            )
+        return cls(name, source)
 
 
 @dataclass
-class EvaluateConfig:
-    """What a bundle is measured on (section `evaluate` of a recipe).
+class BenchmarkConfig:
+    """What to compare, and on what.
 
     Attributes:
-        prompts: the prompt sets; each gets a row of the table.
-        tune_prompts: prompts on which the tree is chosen; none of a benchmark.
-        trees: growth policies to try on them, such as `chain:length=4`, `eagle2:top_k=4,max_depth=5,total=12`
-            `timed` or `c2t`; the fastest is used. Empty: what the bundle recommends.
-        max_new_tokens: tokens decoded per chat turn at most.
+        target: what `load_target` takes.
+        methods: beside plain decoding by us and by transformers, which are always measured.
+        tasks: prompt sets.
+        limit: prompts of each task, or of each of its groups, at equal distances; None for all.
+        turns: of each chat, at most.
+        temperatures: each is measured by itself; 0 is greedy.
         repeats: interleaved repetitions of each measurement.
-        lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
-        lossless_new_tokens: tokens decoded per prompt there.
+        max_new_tokens: tokens decoded per chat turn at most.
+        seed: other draws where the temperature is above 0.
+        dtype: of the target, and of drafters.
+        device: as `load_target` takes it.
+        skip_long: leave out chat turns that do not fit the target, instead of ending with an error.
         busy: what to do when other processes would spoil the timings.
     """
 
-    prompts: list[PromptSet] = field(default_factory=list)
-    tune_prompts: PromptSet | None = None
-    trees: list[str] = field(default_factory=lambda: [f"chain:length={n}" for n in range(1, 7)])
+    target: str
+    methods: list[MethodSpec]
+    tasks: list[TaskSpec]
+    limit: int | None = None
+    turns: int = 2
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    repeats: int = 3
     max_new_tokens: int = 96
-    repeats: int = 1
-    lossless_prompts: int = 16
-    lossless_new_tokens: int = 96
-    busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
+    seed: int = 0
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: str = "auto"
+    skip_long: bool = False
+    busy: Literal["warn", "refuse"] = "warn"
 
     def check(self) -> None:
         """Raises:
-        UserError: a value that makes no sense, or there is nothing to choose the tree on.
+        UserError: a value that makes no sense.
         """
-        for name, least in (
-            ("max_new_tokens", 1),
-            ("repeats", 1),
-            ("lossless_prompts", 0),
-            ("lossless_new_tokens", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"evaluate.{name} is {getattr(self, name)}: at least {least} is needed")
-        for tree in self.trees:
-            parse_policy(tree, EXAMPLE_COSTS, Plain("P"))  # only the settings are looked at
-        names = [prompts.name for prompts in self.prompts]
-        if len({*names, ALL}) <= len(names):
-            raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
-        for prompts in [*self.prompts, *([self.tune_prompts] if self.tune_prompts else [])]:
-            if prompts.turns < 1 or (prompts.limit is not None and prompts.limit < 1):
-                raise UserError(f"evaluate: limit and turns of {prompts.name} must be at least 1")
-        if self.prompts and len(self.trees) > 1 and self.tune_prompts is None:
-            raise UserError(
-                "evaluate.tune_prompts is missing: the tree is chosen there, not on the prompts that are "
-                "reported; name a file, or give a single tree"
-            )
+        for name in ("limit", "turns", "repeats", "max_new_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"benchmark: {name} is {getattr(self, name)}: at least 1 is needed")
+        for what, named in (("method", self.methods), ("task", self.tasks)):
+            names = [one.name for one in named]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise UserError(f"benchmark: {what} {twice[0]} is named twice; give one another name")
+        if not self.tasks:
+            raise UserError("benchmark: no task; name at least one")
+        if len(set(self.temperatures)) < len(self.temperatures) or not self.temperatures:
+            raise UserError("benchmark: name each temperature once")
+        for temperature in self.temperatures:
+            SamplingParams(temperature)
 
 
-def try_trees(
-    loaded: Bundle, task: Task, trees: Sequence[str], log: MeasurementLog, **options: Any
-) -> list[dict[str, Any]]:
-    """Speed and accept_len of several growth policies, interleaved.
+def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]:
+    """Measures all methods on all tasks and prints a table for each task and temperature.
 
     Args:
-        options: of `measure`.
-    """
-    proposers = loaded.proposers(trees)
-    methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
-    rows = tabulate(measure(loaded.target, methods, task, log, **options))
-    return [
-        {"tree": tree, "tokens_per_second": row.tokens_per_second, "accept_len": row.accept_len}
-        for tree, row in rows.items()
-    ]
-
-
-def evaluate(
-    config: EvaluateConfig,
-    bundle: str | os.PathLike,
-    out: str | os.PathLike,
-    target: str | None = None,
-    dtype: str = "bfloat16",
-    device: str = "auto",
-    calibration: str | os.PathLike | None = None,
-    classifier: str | os.PathLike | None = None,
-) -> dict[str, Any]:
-    """Measures a bundle and prints a table per task.
-
-    Writes `summary.json` (everything), `eval.json` (what a bundle carries, with the `tree` to use)
-    and, as it goes, the raw `measurements.jsonl` and `lossless.jsonl`.
-
-    Args:
-        bundle: folder or Hub id.
-        out: folder to write to; an interrupted evaluation of the same things is continued.
-        target: None for the one that the bundle names.
-        dtype: of the timed decoding.
-        calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
-        classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
-
-    Returns:
-        what sums it up, over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second,
-        lossless (None if that was not asked for), lossless_prompts, tree, and
-        teacher_tokens_per_second (the target without LM head over whole rows).
+        out: folder to write to: `benchmark.json` (what is returned) and, as it goes, `measurements.jsonl`. A
+            benchmark of the same things that was interrupted, or had fewer prompts, repeats or temperatures,
+            is continued.
 
     Raises:
-        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
+        UserError: settings, prompts or a bundle are unusable, the folder holds a benchmark of other things, a
+            prompt is too long, or the machine is busy and `busy` says refuse.
     """
     out, console = Path(out), Console()
-    tasks, tuning = _read_tasks(config)
+    config.check()
+    read = {spec.name: read_task(spec, config.turns) for spec in config.tasks}
+    tasks = [part for task in read.values() for part in limited(task, config.limit)]
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
-    key = _measured_key(config, bundle, str(target), dtype, device)
-    costs = None if calibration is None else Calibration.load(calibration)
-    made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
-    loaded = load_bundle(bundle, dtype=dtype, **made)
-    if costs:
-        key = fingerprint([key, costs])
-    if classifier:
-        key = fingerprint([key, weights_hash(loaded.classifier)])
-    speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
-    del loaded  # the fp32 models take its place
-    tree, lossless = speed["tree"], None
-    if config.lossless_prompts:
-        exact = load_bundle(bundle, dtype="float32", **made)
-        share = first_of_each(tasks, config.lossless_prompts)
-        proposer = exact.proposer(tree)
-        log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, tree]))
-        with progress("comparing outputs in fp32", share) as step:
-            lossless = check_lossless(exact.target, proposer, share, config.lossless_new_tokens, log, step)
+    target = load_for_decoding(config.target, dtype=config.dtype, device=config.device)
+    methods = Methods(target, config.methods)
+    for warning in methods.warnings:
+        console.print(f"[yellow]{warning}[/]", highlight=False)
+    machine = describe_machine(target.device)
+    contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
+    depends = [target.fingerprint, config.dtype, config.max_new_tokens, config.seed, machine, versions()]
+    key = fingerprint([*depends, methods.identity, contents])
+    log = MeasurementLog(out / "measurements.jsonl", key, replace=False)
+    loading = peak_bytes(target.device)
+    measured, too_long = _measure_all(config, methods, tasks, log)
+    settings = ("limit", "turns", "temperatures", "repeats", "max_new_tokens", "seed", "skip_long")
     summary = {
         "format_version": FORMAT_VERSION,
-        "max_new_tokens": config.max_new_tokens,
-        "dtype": dtype,
-        "versions": versions(),
         "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        **speed,
-        "lossless": lossless,
+        "target": {"name": config.target, "dtype": config.dtype, "fingerprint": target.fingerprint},
+        "settings": {name: getattr(config, name) for name in settings},
+        "methods": methods.described,
+        "tasks": _describe_tasks(config, tasks, contents, too_long),
+        "machine": machine,
+        "versions": versions(),
+        "commit": git_commit(),
+        "crowding": crowding(measured),
+        "harness": harness_share(measured),
+        "peak_memory": {"bytes": _peak(loading, measured), "covers": covered(target.device)},
+        "rows": make_rows(measured, list(methods.described)),
     }
-    write_json(out / "summary.json", summary)
-    write_json(out / "eval.json", _for_bundle(summary))
-    print_tables(summary, console)
-    return _figures(summary)
+    write_json(out / "benchmark.json", summary)
+    print_benchmark(summary, console)
+    return summary
 
 
-def _measure_speed(
-    config: EvaluateConfig, loaded: Bundle, tasks: Sequence[Task], tuning: Task | None, log: MeasurementLog
-) -> dict[str, Any]:
-    """The part of the summary that is about time: the chosen tree and a row per task and method."""
-    target = loaded.target
-    options: dict[str, Any] = {"max_new_tokens": config.max_new_tokens, "repeats": config.repeats}
-    tree, trials = [*config.trees, loaded.tree][0], []
-    if tuning:
-        with progress("choosing the tree", [tuning], config.repeats) as step:
-            trials = try_trees(loaded, tuning, config.trees, log, on_turn=step, **options)
-        tree = max(trials, key=lambda trial: trial["tokens_per_second"])["tree"]
-    methods = {
-        AUTOREGRESSIVE: autoregressive(target),
-        TRANSFORMERS: transformers_generate(target),
-        tree: drafting(target, loaded.proposer(tree)),
-    }
-    with progress("measuring", tasks, config.repeats) as step:
-        parts = {task.name: measure(target, methods, task, log, on_turn=step, **options) for task in tasks}
-    every = [measurement for part in parts.values() for measurement in part]
-    rows = {name: tabulate(part) for name, part in {**parts, ALL: every}.items()}
-    return {
-        "tree": tree,
-        "tuning": trials,
-        "machine": describe_machine(target.device),
-        "crowding": crowding(every),
-        "tasks": {name: {method: asdict(row) for method, row in part.items()} for name, part in rows.items()},
-        "teacher_tokens_per_second": forward_speed(target, rows=4, length=512),
-    }
+def _measure_all(
+    config: BenchmarkConfig, methods: Methods, tasks: Sequence[Task], log: MeasurementLog
+) -> tuple[list[Measurement], set[tuple[str, str, int]]]:
+    """Every measurement, and the chat turns left out because they are too long: task, prompt, turn."""
+    measured: list[Measurement] = []
+    too_long: set[tuple[str, str, int]] = set()
+    with progress("measuring", tasks, config.repeats * len(config.temperatures)) as step:
+        for temperature in config.temperatures:
+            compared = methods.at(SamplingParams(temperature, seed=config.seed))
+            for task in tasks:
+
+                def leave_out(prompt: str, turn: int, name: str = task.name) -> None:
+                    too_long.add((name, prompt, turn))
+
+                measured += measure(
+                    methods.target,
+                    compared,
+                    task,
+                    log,
+                    config.max_new_tokens,
+                    config.repeats,
+                    on_turn=step,
+                    temperature=temperature,
+                    on_long=leave_out if config.skip_long else None,
+                )
+    if not measured:
+        name = methods.target.name
+        raise UserError(f"benchmark: no prompt fits the positions of {name}; lower --max-new-tokens")
+    return measured, too_long
 
 
-def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
-    """The tasks, and the tuning prompts if there is a tree to choose."""
-    if not config.prompts:
-        raise UserError("evaluate.prompts names no prompts: list at least one set")
-    config.check()
-    if len(config.trees) < 2:
-        return [Task.read(prompts) for prompts in config.prompts], None
-    tuning = Task.read(config.tune_prompts)
-    return [Task.read(prompts) for prompts in config.prompts], Task("(tuning)", tuning.prompts, tuning.turns)
+def _describe_tasks(
+    config: BenchmarkConfig,
+    tasks: Sequence[Task],
+    contents: dict[str, str],
+    too_long: set[tuple[str, str, int]],
+) -> dict[str, dict[str, Any]]:
+    sources = {spec.name: spec.source for spec in config.tasks}
+    described = {}
+    for task in tasks:
+        whole = task.name.partition("/")[0]
+        described[task.name] = {
+            "source": sources[whole],
+            "fingerprint": contents[whole],
+            "prompts": len(task.prompts),
+            "too_long": sum(name == task.name for name, _, _ in too_long),
+        }
+    return described
 
 
-def _measured_key(
-    config: EvaluateConfig, bundle: str | os.PathLike, target: str, dtype: str, device: str
-) -> str:
-    """Fingerprint of what measurements depend on: an evaluation of something else does not continue them."""
-    sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
-    made_from = content_hash(bundle) if Path(bundle).exists() else str(bundle)
-    prompts = [[item.name, content_hash(item.path)] for item in sets]
-    tokens = [config.max_new_tokens, config.lossless_new_tokens]
-    machine = [device, torch.get_num_threads(), versions()]
-    return fingerprint([made_from, target, dtype, prompts, tokens, *machine])
+def _peak(loading: int | None, measured: Sequence[Measurement]) -> int | None:
+    """Most memory in use while everything was loaded or measured; None where nothing is known."""
+    peaks = [loading, *(run.peak_bytes for one in measured for run in one.runs.values())]
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
-@contextmanager
-def progress(title: str, tasks: Sequence[Task], repeats: int = 1) -> Iterator[Callable[[], None]]:
-    """A progress bar over all chat turns; yields what advances it by one."""
-    with Progress(transient=True) as bars:
-        bar = bars.add_task(title, total=repeats * sum(task.n_turns for task in tasks))
-        yield lambda: bars.advance(bar)
+def read_task(spec: TaskSpec, turns: int) -> Task:
+    """All prompts of a task.
+
+    Raises:
+        UserError: there are none, or they cannot be read.
+    """
+    is_hub = spec.source.startswith(PREFIX)
+    return Task(spec.name, read_hub_prompts(spec.source) if is_hub else read_prompts(spec.source), turns)
 
 
-def _for_bundle(summary: dict[str, Any]) -> dict[str, Any]:
-    """What the bundle and its card carry: the drafting rows, and how they were made."""
-    left_out = ("tuning", "crowding", "tasks", "lossless")
-    kept = {name: value for name, value in summary.items() if name not in left_out}
-    kept["threads"] = summary["machine"]["threads"]
-    if lossless := summary["lossless"]:
-        kept["lossless"] = {name: lossless[name] for name in ("prompts", "mismatches", "dtype")}
-    tree = summary["tree"]
-    return kept | {"tasks": {name: part[tree] for name, part in summary["tasks"].items()}}
+def limited(task: Task, limit: int | None) -> list[Task]:
+    """The task's parts with so many prompts each, at equal distances."""
+    return [Task(part.name, spread(part.prompts, limit), part.turns) for part in task.parts()]
 
 
-def _figures(summary: dict[str, Any]) -> dict[str, Any]:
-    row = summary["tasks"][ALL][summary["tree"]]
-    lossless = summary["lossless"]
-    names = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")
-    return {name: row[name] for name in names} | {
-        "lossless": lossless["mismatches"] == 0 if lossless else None,
-        "lossless_prompts": lossless["prompts"] if lossless else 0,
-        "tree": summary["tree"],
-        "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
-    }
+def bucket(tokens: int) -> str:
+    """The range of context lengths that a number of tokens belongs to, such as 256-511."""
+    if tokens < FIRST_BUCKET:
+        return f"0-{FIRST_BUCKET - 1}"
+    low = 1 << (tokens.bit_length() - 1)
+    return f"{low}-{2 * low - 1}"
+
+
+def make_rows(measured: Sequence[Measurement], methods: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each temperature, task and method, and over all tasks for each range of context lengths.
+
+    Returns:
+        `Row` as a dictionary, with `temperature`, `task`, `context` (None for all lengths) and `method`.
+    """
+    rows = []
+    for temperature in dict.fromkeys(one.temperature for one in measured):
+        here = [one for one in measured if one.temperature == temperature]
+        lengths = sorted({one.prompt_tokens for one in here})
+        parts = [
+            (task, None, [one for one in here if one.task == task])
+            for task in dict.fromkeys(one.task for one in here)
+        ]
+        parts.append((ALL, None, here))
+        for context in dict.fromkeys(map(bucket, lengths)):
+            parts.append((ALL, context, [one for one in here if bucket(one.prompt_tokens) == context]))
+        for task, context, part in parts:
+            table = tabulate(part)
+            place = {"temperature": temperature, "task": task, "context": context}
+            rows += [{**place, "method": method, **asdict(table[method])} for method in methods]
+    return rows
+
+
+def harness_share(measured: Sequence[Measurement]) -> dict[str, float]:
+    """What measuring itself took: seconds of the measured turns outside the methods' runs, and their share of
+    the turns' time. Loading and warm-up are no part of either."""
+    known = [one for one in measured if one.harness_seconds is not None]
+    outside = sum(one.harness_seconds for one in known)
+    inside = sum(run.seconds for one in known for run in one.runs.values())
+    return {"seconds": outside, "share": outside / (outside + inside) if known else 0.0}

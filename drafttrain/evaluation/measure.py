@@ -10,7 +10,9 @@ import itertools
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import OtherLoad
 from drafttrain.evaluation.metrics import Measurement, MethodRun
 from drafttrain.evaluation.prompts import Task
+from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
+from drafttrain.inference.sampling import SamplingParams
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_stock_model
 
@@ -30,36 +34,70 @@ WARM_UP_TOKENS = 16
 Method = Callable[[list[int], int], MethodRun]  # prompt ids, max_new_tokens
 
 
-def drafting(target: FrozenTarget, proposer: Proposer) -> Method:
-    """Our decode loop with any proposer, batch 1, greedy."""
+def drafting(
+    target: FrozenTarget,
+    proposer: Proposer,
+    sampling: SamplingParams | None = None,
+    taps: Sequence[int] | None = None,
+) -> Method:
+    """Our decode loop with any proposer, batch 1.
+
+    Args:
+        sampling: None is greedy; see `seeded` for the draws.
+        taps: blocks that the proposer reads, where several proposers share the target. None: as it is tapped.
+    """
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
+        if taps is not None:
+            target.tap(taps)
+        rule = accept_greedy
+        if sampling is not None and sampling.temperature:
+            rule = AcceptSampled([seeded(sampling, prompt_ids)])
         started = time.perf_counter()
-        outputs, stats = decode_all(target, proposer, [prompt_ids], max_new_tokens)
+        outputs, stats = decode_all(target, proposer, [prompt_ids], max_new_tokens, accept=rule)
         return MethodRun(time.perf_counter() - started, outputs[0], stats)
 
     return run
 
 
-def autoregressive(target: FrozenTarget) -> Method:
+def autoregressive(
+    target: FrozenTarget, sampling: SamplingParams | None = None, taps: Sequence[int] | None = None
+) -> Method:
     """The same loop without drafts: what speedup is measured against."""
-    return drafting(target, NoProposer())
+    return drafting(target, NoProposer(), sampling, taps)
 
 
-def transformers_generate(target: FrozenTarget, lookup: int | None = None) -> Method:
-    """`generate` of the same model as transformers loads it, greedy, with its default cache.
+def transformers_generate(
+    target: FrozenTarget,
+    lookup: int | None = None,
+    model: PreTrainedModel | None = None,
+    assistant: PreTrainedModel | None = None,
+    sampling: SamplingParams | None = None,
+) -> Method:
+    """`generate` of the same model as transformers loads it, with its default cache.
 
     Args:
         lookup: tokens of its prompt lookup; None goes without.
+        model: the target's, loaded by `load_stock_model`. None loads it.
+        assistant: a small causal LM of the same tokenizer that drafts for it.
+        sampling: None is greedy. Draws are transformers' own, with a seed from `seeded`.
     """
-    model = load_stock_model(target)
+    model = load_stock_model(target) if model is None else model
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
+        params = None if sampling is None else seeded(sampling, prompt_ids)
         started = time.perf_counter()
-        [new] = generate_batch(model, target, [prompt_ids], max_new_tokens, lookup)
+        [new] = generate_batch(model, target, [prompt_ids], max_new_tokens, lookup, assistant, params)
         return MethodRun(time.perf_counter() - started, new)
 
     return run
+
+
+def seeded(sampling: SamplingParams, prompt_ids: Sequence[int]) -> SamplingParams:
+    """The same parameters with a seed for this prompt: each prompt has draws of its own, which are the same
+    for all methods and in all repeats."""
+    text = ",".join(map(str, (sampling.seed, *prompt_ids)))
+    return replace(sampling, seed=zlib.crc32(text.encode()))
 
 
 def generate_batch(
@@ -68,17 +106,24 @@ def generate_batch(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     lookup: int | None = None,
+    assistant: PreTrainedModel | None = None,
+    sampling: SamplingParams | None = None,
 ) -> list[list[int]]:
-    """Greedy `generate` over prompts padded on the left; a stop token ends a row and is part of it.
+    """`generate` over prompts padded on the left; a stop token ends a row and is part of it.
 
     Args:
         target: whose stop tokens count.
         lookup: tokens of prompt lookup, for one prompt; None goes without.
+        assistant: drafts for the model, for one prompt; None goes without.
+        sampling: None is greedy. Its seed becomes torch's.
     """
     stop = sorted(target.eos_token_ids)
     pad, longest = stop[0] if stop else 0, max(map(len, prompts))
     ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])  # [B, n]
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])  # [B, n]
+    sampled = sampling is not None and sampling.temperature > 0
+    if sampled:
+        torch.manual_seed(sampling.seed)
     out = model.generate(
         ids.to(target.device),
         attention_mask=mask.to(target.device),
@@ -86,13 +131,14 @@ def generate_batch(
         eos_token_id=stop or None,
         pad_token_id=pad,
         # said in full, because checkpoints bring defaults of their own (Qwen: a repetition penalty)
-        do_sample=False,
+        do_sample=sampled,
         num_beams=1,
         repetition_penalty=1.0,
-        temperature=None,
-        top_p=None,
-        top_k=None,
+        temperature=sampling.temperature if sampled else None,
+        top_p=sampling.top_p if sampled else None,
+        top_k=(sampling.top_k or 0) if sampled else None,
         prompt_lookup_num_tokens=lookup,
+        assistant_model=assistant,
     )
     rows = out[:, longest:].tolist()
     ends = (next((i for i, token in enumerate(row) if token in stop), len(row)) for row in rows)
@@ -105,14 +151,23 @@ class MeasurementLog:
     Args:
         path: the file. Its first line says what was measured; a file about something else is replaced.
         key: fingerprint of everything that the measurements depend on, apart from prompt and methods.
+        replace: False refuses a file about something else.
+
+    Raises:
+        UserError: that.
     """
 
-    def __init__(self, path: str | os.PathLike, key: str):
+    def __init__(self, path: str | os.PathLike, key: str, replace: bool = True):
         self.path, self.key = Path(path), key
         self._found: dict[tuple, dict[str, Any]] = {}
         # the last element is empty, or a line that a kill cut off
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         head = json.dumps({"measured": key}).encode()
+        if len(lines) > 1 and lines[0] != head and not replace:
+            raise UserError(
+                f"{self.path}: holds measurements of other things (methods, prompts, settings or machine); "
+                "name another folder, or delete it"
+            )
         kept = lines if lines[:1] == [head] else [head]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
@@ -123,13 +178,20 @@ class MeasurementLog:
 
     @staticmethod
     def _name(value: dict[str, Any]) -> tuple:
-        return value["task"], value["prompt"], value["turn"], value["repeat"], frozenset(value["runs"])
+        place = value["task"], value["prompt"], value["turn"], value["repeat"]
+        return *place, frozenset(value["runs"]), value.get("temperature", 0.0)
 
     def find(
-        self, task: str, prompt: str, turn: int, repeat: int, methods: Sequence[str]
+        self,
+        task: str,
+        prompt: str,
+        turn: int,
+        repeat: int,
+        methods: Sequence[str],
+        temperature: float = 0.0,
     ) -> Measurement | None:
         """An earlier measurement of just these methods."""
-        value = self._found.get((task, prompt, turn, repeat, frozenset(methods)))
+        value = self._found.get((task, prompt, turn, repeat, frozenset(methods), temperature))
         return None if value is None else Measurement.from_json(value)
 
     def add(self, measurement: Measurement) -> None:
@@ -145,6 +207,8 @@ def measure(
     max_new_tokens: int = 96,
     repeats: int = 1,
     on_turn: Callable[[], None] = lambda: None,
+    temperature: float = 0.0,
+    on_long: Callable[[str, int], None] | None = None,
 ) -> list[Measurement]:
     """Decodes every chat turn of a task by every method, interleaved; what the log holds is not repeated.
 
@@ -153,26 +217,41 @@ def measure(
     Args:
         methods: by name; the order rotates from turn to turn.
         on_turn: called after each chat turn, measured or found in the log.
+        temperature: that the methods sample with, for the record.
+        on_long: called with prompt and turn where one does not fit the target; the rest of that chat is left
+            out. None: that is an error.
 
     Raises:
         UserError: a prompt does not fit the target; names it.
     """
     tokenizer, names = target.tokenizer, list(methods)
     done, is_warm = [], False
+    lap = time.perf_counter()
     for repeat, (number, prompt) in itertools.product(range(repeats), enumerate(task.prompts)):
         answers: list[str] = []
         for turn in range(min(task.turns, len(prompt.turns))):
-            found = log.find(task.name, prompt.id, turn, repeat, names)
+            found = log.find(task.name, prompt.id, turn, repeat, names, temperature)
             if found is None:
                 ids = prompt.token_ids(tokenizer, answers)
+                if on_long and not fits(target, ids, max_new_tokens):
+                    on_long(prompt.id, turn)
+                    break
                 check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
                 if not is_warm:
+                    cold = time.perf_counter()
                     _run_all(methods, ids, min(WARM_UP_TOKENS, max_new_tokens))
                     is_warm = True
+                    lap += time.perf_counter() - cold
                 load = OtherLoad()
                 runs = _run_all(methods, ids, max_new_tokens, first=number + turn + repeat)
                 found = Measurement(task.name, prompt.id, turn, repeat, len(ids), runs, load.lap())
+                found.temperature = temperature
+                measured = time.perf_counter()
+                found.harness_seconds = measured - lap - sum(run.seconds for run in runs.values())
                 log.add(found)
+                lap = measured  # writing is part of the next turn's
+            else:
+                lap = time.perf_counter()
             done.append(found)
             answers.append(tokenizer.decode(found.runs[names[0]].token_ids, skip_special_tokens=True))
             on_turn()
@@ -188,12 +267,18 @@ def _run_all(
     return {name: methods[name](prompt_ids, max_new_tokens) for name in names[start:] + names[:start]}
 
 
+def fits(target: FrozenTarget, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
+    """Whether prompt and new tokens keep within the target's positions."""
+    limit = getattr(target.config, "max_position_embeddings", None)
+    return not limit or len(prompt_ids) + max_new_tokens <= limit
+
+
 def check_length(target: FrozenTarget, prompt_ids: list[int], max_new_tokens: int, which: str) -> None:
     """Raises:
     UserError: prompt and new tokens exceed the target's positions; names the prompt.
     """
-    limit = getattr(target.config, "max_position_embeddings", None)
-    if limit and len(prompt_ids) + max_new_tokens > limit:
+    if not fits(target, prompt_ids, max_new_tokens):
+        limit = target.config.max_position_embeddings
         raise UserError(
             f"{which} has {len(prompt_ids)} tokens, which with {max_new_tokens} new ones exceed the {limit} "
             f"positions of {target.name}; remove it or lower max_new_tokens"

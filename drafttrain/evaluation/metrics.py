@@ -1,9 +1,10 @@
 """From raw measurements to the numbers that are reported.
 
 A measurement is one chat turn decoded by every method, one after the other. Times are compared as ratios of
-totals: the total of a method is the sum over turns of the median over repeats. Counts come from the first
-repeat, because greedy decoding does the same in each. What accept_len and its kin mean is defined in
-`inference/stats.py`.
+totals: the total of a method is the sum over turns of the median over repeats. Where texts are sampled their
+lengths differ, so there the ratios are of times per new token. Counts come from the first repeat, because
+greedy decoding, and sampling with the same seed, does the same in each. What accept_len and its kin mean is
+defined in `inference/stats.py`.
 """
 
 import statistics
@@ -17,8 +18,9 @@ from drafttrain.inference.stats import DecodeStats
 
 AUTOREGRESSIVE = "autoregressive"  # our own loop without drafts
 TRANSFORMERS = "transformers"  # `generate` of the same model
+ALL = "all"  # the task that stands for all tasks together
 
-NOISY = 0.1  # interquartile range of the repeats' speedups / speedup, above which a row is flagged
+NOISY = 0.15  # interquartile range of the repeats' speedups / speedup, above which a row is flagged
 CROWDED = 0.1  # cores taken by other processes above which a row is flagged
 UNEQUAL = 0.02  # difference in emitted tokens above which times do not compare the same work
 
@@ -31,11 +33,13 @@ class MethodRun:
         seconds: wall time, prompt included.
         token_ids: what it emitted.
         stats: counts and times of our own loop; None for other engines.
+        peak_bytes: most memory in use meanwhile, as `memory.py` defines it; None where nobody looked.
     """
 
     seconds: float
     token_ids: list[int]
     stats: DecodeStats | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass
@@ -50,6 +54,8 @@ class Measurement:
         prompt_tokens: tokens of the chat so far.
         runs: by method.
         crowding: cores of which other processes deprived us meanwhile; None where the system does not tell.
+        temperature: of the texts; 0 is greedy.
+        harness_seconds: since the turn before was measured, without the runs themselves and their warm-up.
     """
 
     task: str
@@ -59,6 +65,8 @@ class Measurement:
     prompt_tokens: int
     runs: dict[str, MethodRun]
     crowding: float | None = None
+    temperature: float = 0.0
+    harness_seconds: float | None = None
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Measurement":
@@ -82,11 +90,14 @@ class Row:
         prompt_tokens, new_tokens: tokens of one repeat.
         seconds: sum over turns of the median over repeats.
         tokens_per_second: new tokens per second, prompt encoding included.
-        speedup: total time of our own autoregressive decoding divided by this method's.
+        speedup: total time of our own autoregressive decoding divided by this method's; of times per new
+            token where texts are sampled.
         speedup_transformers: the same for `transformers` `generate`.
         speedup_repeats: quartiles of the speedups of single repeats: the noise of the measurement.
+        spread: distance of the outer ones, divided by the speedup.
         speedup_turns: quartiles of the speedups of single turns: how much it depends on the prompt.
-        identical: share of outputs that equal the autoregressive ones (bf16 decides near-ties by tree shape).
+        identical: share of outputs that equal the autoregressive ones (bf16 decides near-ties by tree shape);
+            None for other engines that sample, whose draws are their own.
         accept_len: tokens per target forward, the target's own included.
         accept_len_fresh: the same over tokens outside repeated 4-grams.
         repetition: share of tokens in repeated 4-grams.
@@ -96,6 +107,7 @@ class Row:
         acceptance_by_depth: share of judged drafts at depth 1, 2, … that were accepted.
         time_split: shares of time in prefill, drafting, the target's modules, and everything else.
         outside_share: share of the steps' time outside forwards of target and drafter.
+        peak_bytes: most memory in use during any of its runs.
         flags: why the row should not be taken at its word.
     """
 
@@ -108,6 +120,7 @@ class Row:
     speedup: float | None = None
     speedup_transformers: float | None = None
     speedup_repeats: list[float] | None = None
+    spread: float | None = None
     speedup_turns: list[float] | None = None
     identical: float | None = None
     accept_len: float | None = None
@@ -120,6 +133,7 @@ class Row:
     acceptance_by_depth: list[float] | None = None
     time_split: dict[str, float] | None = None
     outside_share: float | None = None
+    peak_bytes: int | None = None
     flags: list[str] = field(default_factory=list)
 
 
@@ -178,6 +192,18 @@ def _total(times: list[list[float]]) -> float:
     return sum(statistics.median(repeats) for repeats in times)
 
 
+def _new_tokens(method: str, measurements: Sequence[Measurement]) -> int:
+    return sum(len(m.runs[method].token_ids) for m in measurements)
+
+
+def _work(method: str, base: str, measurements: Sequence[Measurement]) -> float:
+    """By what a ratio of times is multiplied to compare equal work: tokens of the method for each token of
+    the base where they are sampled, 1 elsewhere (greedy texts are the same up to near-ties)."""
+    if not any(m.temperature for m in measurements):
+        return 1.0
+    return _new_tokens(method, measurements) / _new_tokens(base, measurements)
+
+
 def _row(
     method: str,
     measurements: Sequence[Measurement],
@@ -185,7 +211,8 @@ def _row(
     times: dict[str, list[list[float]]],
 ) -> Row:
     seconds = _total(times[method])
-    new_tokens = sum(len(m.runs[method].token_ids) for m in first)
+    new_tokens = _new_tokens(method, first)
+    row_is_ours = first[0].runs[method].stats is not None
     row = Row(
         prompts=len(first),
         repeats=len(measurements) // len(first),
@@ -194,17 +221,28 @@ def _row(
         seconds=seconds,
         tokens_per_second=new_tokens / seconds,
     )
+    peaks = [m.runs[method].peak_bytes for m in measurements]
+    row.peak_bytes = max((peak for peak in peaks if peak is not None), default=None)
     if TRANSFORMERS in times:
-        row.speedup_transformers = _total(times[TRANSFORMERS]) / seconds
+        work = _work(method, TRANSFORMERS, first)
+        row.speedup_transformers = work * _total(times[TRANSFORMERS]) / seconds
     if AUTOREGRESSIVE in times:
-        base, own = times[AUTOREGRESSIVE], times[method]
-        row.speedup = _total(base) / seconds
-        row.speedup_repeats = quartiles([sum(b) / sum(o) for b, o in zip(zip(*base), zip(*own))])
-        row.speedup_turns = quartiles([_total([b]) / _total([o]) for b, o in zip(base, own)])
-        row.identical = statistics.fmean(
-            m.runs[method].token_ids == m.runs[AUTOREGRESSIVE].token_ids for m in first
+        base, own, work = times[AUTOREGRESSIVE], times[method], _work(method, AUTOREGRESSIVE, first)
+        row.speedup = work * _total(base) / seconds
+        row.speedup_repeats = quartiles([work * sum(b) / sum(o) for b, o in zip(zip(*base), zip(*own))])
+        low, _, high = row.speedup_repeats
+        row.spread = (high - low) / row.speedup
+        row.speedup_turns = quartiles(
+            [
+                _work(method, AUTOREGRESSIVE, [m]) * _total([b]) / _total([o])
+                for m, b, o in zip(first, base, own)
+            ]
         )
-    if first[0].runs[method].stats is not None:
+        if row_is_ours or not first[0].temperature:
+            row.identical = statistics.fmean(
+                m.runs[method].token_ids == m.runs[AUTOREGRESSIVE].token_ids for m in first
+            )
+    if row_is_ours:
         _add_decoding(
             row, [m.runs[method].stats for m in first], [m.runs[method].stats for m in measurements]
         )
@@ -244,10 +282,10 @@ def _flags(
         if row.speedup < 1:
             flags.append("slower than autoregressive decoding")
         low, _, high = row.speedup_repeats
-        if high - low > NOISY * row.speedup:
+        if row.spread > NOISY:
             flags.append(f"noisy: half of the repeats lie outside {low:.2f} to {high:.2f}")
-        base = sum(len(m.runs[AUTOREGRESSIVE].token_ids) for m in first)
-        if abs(row.new_tokens - base) > UNEQUAL * base:
+        base = _new_tokens(AUTOREGRESSIVE, first)
+        if not first[0].temperature and abs(row.new_tokens - base) > UNEQUAL * base:
             flags.append(
                 f"{row.new_tokens} tokens against {base} autoregressive ones: times differ for that too"
             )

@@ -1,39 +1,26 @@
-"""Evaluation prompts out of the files that benchmarks come in.
+"""Evaluation prompts: sets of them, read out of the files that benchmarks come in.
 
-What a row is shows in its keys:
-
-    turns                    MT-bench, and the files that EAGLE and Spec-Bench made in its form
-    question                 GSM8K
-    prompt and entry_point   HumanEval
-    text and test_list       MBPP
-    prompt                   one prompt
-    a chat or instruction    any row that the corpus reader knows: what the user says in it
-
-A .txt file holds one prompt per line. Only the user's words are read, never a reference answer.
+What a row holds is `prompt_rows.py`'s business. A .txt or .tsv file holds one prompt per line, or a question
+and, after a tab, its answers (TriviaQA); a .csv file is one of MMLU's.
 """
 
+import csv
+import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.conversation import Message
-from drafttrain.corpus.rows import row_to_conversation
-from drafttrain.corpus.streams import Stream, open_streams, read_json_values, read_jsonl, read_lines
+from drafttrain.corpus.streams import Stream, open_streams, read_json_values, read_jsonl, read_lines, readable
 from drafttrain.errors import UserError
+from drafttrain.evaluation.prompt_rows import group_of, prompt_turns
 
-# HumanEval is code to be continued, and a chat model has to be told so. The words are EAGLE's; one blank line
-# always follows here (EAGLE has what the problem itself begins with: nothing, or one to three line ends).
-CODE_REQUEST = "Complete the code I provided.\n\n"
-# The words of MBPP's authors (Austin et al. 2021, fig. 1).
-MBPP_REQUEST = (
-    "You are an expert Python programmer, and here is your task: {task} Your code should pass these tests:"
-    "\n\n{tests}"
-)
+MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
 
 
 @dataclass
@@ -44,11 +31,13 @@ class Prompt:
         id: unique in its file.
         turns: the user's turns; the target answers each before the next is put.
         system: the system prompt, if the row brings one.
+        group: the part of its benchmark that it belongs to, if the row says so.
     """
 
     id: str
     turns: list[str]
     system: str | None = None
+    group: str | None = None
 
     def token_ids(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str] = ()) -> list[int]:
         """Ids of the chat up to the answer that comes next.
@@ -92,6 +81,15 @@ class Task:
     prompts: list[Prompt]
     turns: int = 1
 
+    def parts(self) -> list["Task"]:
+        """The task itself, or one for each group of its prompts where it has several (Spec-Bench)."""
+        by_group: dict[str, list[Prompt]] = {}
+        for prompt in self.prompts:
+            by_group.setdefault(prompt.group or "other", []).append(prompt)
+        if len(by_group) < 2:
+            return [self]
+        return [Task(f"{self.name}/{group}", prompts, self.turns) for group, prompts in by_group.items()]
+
     @property
     def n_turns(self) -> int:
         """Chat turns that are played in all."""
@@ -103,7 +101,8 @@ class Task:
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
-    """Reads prompts from a .jsonl, .json or .txt file, gzipped or not, or from a folder or archive of such.
+    """Reads prompts from a .jsonl, .json, .csv, .tsv or .txt file, gzipped or not, or from a folder or
+    archive of such. Of MMLU's archive only the test split is read.
 
     Args:
         limit: how many, from the start; None for all.
@@ -111,19 +110,31 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     Raises:
         UserError: the file is missing, damaged or not UTF-8, or holds no prompt, or a row has none.
     """
-    prompts: list[Prompt] = []
-    seen: Counter[str] = Counter()
-    for stream in open_streams(path):
-        for row, value in _rows(stream):
-            if limit is not None and len(prompts) >= limit:
-                return prompts
-            prompt = _prompt(value, f"{stream.source}:row {row}", str(row))
-            seen[prompt.id] += 1
-            if seen[prompt.id] > 1:  # ids name measurements, so two prompts must not share one
-                prompt.id = f"{prompt.id}#{row}"
-            prompts.append(prompt)
+    is_mmlu = any(stream.name.endswith(MMLU_TEST) for stream in open_streams(path))
+    streams = (stream for stream in open_streams(path) if not is_mmlu or stream.name.endswith(MMLU_TEST))
+    rows = ((row, f"{stream.source}:row {row}", value) for stream in streams for row, value in _rows(stream))
+    prompts = make_prompts(rows, limit)
     if not prompts:
         raise UserError(f"{path}: holds no prompts; expected rows with turns, question, prompt or a chat")
+    return prompts
+
+
+def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None) -> list[Prompt]:
+    """Prompts with unique ids out of rows: number, source for messages, value.
+
+    Raises:
+        UserError: a row has no prompt.
+    """
+    prompts: list[Prompt] = []
+    seen: Counter[str] = Counter()
+    for number, source, value in rows:
+        if limit is not None and len(prompts) >= limit:
+            break
+        prompt = _prompt(value, source, str(number))
+        seen[prompt.id] += 1
+        if seen[prompt.id] > 1:  # ids name measurements, so two prompts must not share one
+            prompt.id = f"{prompt.id}#{number}"
+        prompts.append(prompt)
     return prompts
 
 
@@ -145,13 +156,32 @@ def spread(prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
 
 
 def _rows(stream: Stream) -> Iterator[tuple[int, Any]]:
-    if stream.suffix == ".txt":
+    if stream.suffix in (".txt", ".tsv"):
         for row, line in read_lines(stream):
-            yield row, {"prompt": line.strip()}
+            question, _, answers = line.partition("\t")
+            is_trivia = answers.lstrip('"').startswith("[")
+            yield row, {"prompt": (question if is_trivia else line).strip()}
+    elif stream.suffix == ".csv":
+        yield from _mmlu_rows(stream)
     elif stream.suffix in (".jsonl", ".ndjson"):
         yield from read_jsonl(stream)
     else:
         yield from read_json_values(stream)
+
+
+def _mmlu_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """Rows of one of MMLU's files: question, four choices and the answer's letter, without a header."""
+    name = PurePosixPath(stream.name).stem
+    with readable(stream.source):
+        text = io.StringIO(stream.bytes.read().decode("utf-8-sig"), newline="")
+    for row, cells in enumerate(csv.reader(text), 1):
+        if len(cells) != 6 or cells[5] not in ("A", "B", "C", "D"):
+            raise UserError(
+                f"{stream.source}:row {row}: not as in MMLU (question, four choices, letter of the answer); "
+                "write other prompts as .jsonl"
+            )
+        subject = name.rpartition("_")[0] or name
+        yield row, {"id": f"{name}-{row}", "question": cells[0], "choices": cells[1:5], "subject": subject}
 
 
 def _prompt(row: Any, source: str, number: str) -> Prompt:
@@ -160,25 +190,5 @@ def _prompt(row: Any, source: str, number: str) -> Prompt:
     ids = (
         row[key] for key in ("question_id", "task_id", "id", "conversation_id") if row.get(key) is not None
     )
-    name = str(next(ids, number))
-    system = None
-    if "turns" in row:
-        turns = row["turns"] if isinstance(row["turns"], list) else [row["turns"]]
-    elif "question" in row:
-        turns = [row["question"]]
-    elif "prompt" in row:
-        turns = [row["prompt"]]
-        if "entry_point" in row and isinstance(row["prompt"], str):
-            turns = [CODE_REQUEST + row["prompt"].lstrip("\n")]
-    elif "text" in row and "test_list" in row:
-        turns = [MBPP_REQUEST.format(task=row["text"], tests="\n".join(map(str, row["test_list"])))]
-    else:
-        chat = row_to_conversation(row, "auto", name, source, Counter(), Counter())
-        messages = chat.messages if chat and not chat.is_text else []
-        turns = [message.content for message in messages if message.role == "user"]
-        system = next((message.content for message in messages if message.role == "system"), None)
-    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise UserError(
-            f"{source}: no prompt in it; give it one under turns, question or prompt, or remove the row"
-        )
-    return Prompt(name, turns, system)
+    turns, system = prompt_turns(row, source)
+    return Prompt(str(next(ids, number)), turns, system, group_of(row))

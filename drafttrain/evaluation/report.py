@@ -1,5 +1,6 @@
 """The result of an evaluation on the terminal: a table per task, and what to distrust about it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -25,13 +26,11 @@ NAMES = {AUTOREGRESSIVE: "autoregressive", TRANSFORMERS: "transformers\ngenerate
 def print_tables(summary: dict[str, Any], console: Console) -> None:
     """Prints what `evaluate` wrote to summary.json."""
     for task, rows in summary["tasks"].items():
-        console.print("\n", task_table(task, rows), sep="")
-        by_flag: dict[str, list[str]] = {}
-        for method, row in rows.items():
-            for flag in row["flags"]:
-                by_flag.setdefault(flag, []).append(method)
-        for flag, methods in by_flag.items():
-            console.print(f"[yellow]{escape(task)}, {', '.join(methods)}:[/] {escape(flag)}", highlight=False)
+        table = task_table(task, rows)
+        if drafted := [row for row in rows.values() if row["acceptance_by_depth"]]:
+            table.caption, table.caption_justify = describe_drafting(drafted[-1]), "left"
+        console.print("\n", table, sep="")
+        print_flags(task, rows, console)
     machine, lossless = summary["machine"], summary["lossless"]
     lines = [
         "accept_len: tokens per target forward, the target's own token included; "
@@ -50,8 +49,33 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
         console.print(escape(line), highlight=False)
 
 
-def task_table(task: str, rows: dict[str, dict[str, Any]]) -> Table:
-    """The rows of one task, by method; 80 columns wide, as plain terminals and log files are."""
+def print_flags(task: str, rows: dict[str, dict[str, Any]], console: Console) -> None:
+    """Prints why rows should not be taken at their word, each reason once."""
+    by_flag: dict[str, list[str]] = {}
+    for method, row in rows.items():
+        for flag in row["flags"]:
+            by_flag.setdefault(flag, []).append(method)
+    for flag, methods in by_flag.items():
+        everything = len(methods) == len(rows) > 3
+        names = "all methods" if everything else escape(", ".join(methods))
+        console.print(f"[yellow]{escape(task)}, {names}:[/] {escape(flag)}", highlight=False)
+
+
+def describe_drafting(row: dict[str, Any]) -> str:
+    """Acceptance by depth, and where the time went, of a row of our own loop."""
+    by_depth = " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])
+    split = ", ".join(f"{part} {share:.0%}" for part, share in row["time_split"].items())
+    return f"accepted by depth: {by_depth}; time: {split}"
+
+
+def task_table(
+    task: str, rows: dict[str, dict[str, Any]], columns: Sequence[tuple[str, str, str]] = COLUMNS
+) -> Table:
+    """The rows of one task, by method; 80 columns wide, as plain terminals and log files are.
+
+    Args:
+        columns: heading, key of the row, format.
+    """
     some = next(iter(rows.values()))
     repeats = f", {some['repeats']} repeats" if some["repeats"] > 1 else ""
     table = Table(
@@ -62,18 +86,12 @@ def task_table(task: str, rows: dict[str, dict[str, Any]]) -> Table:
         padding=0,
     )
     table.add_column("method", overflow="fold", max_width=18)
-    for heading, _, _ in COLUMNS:
+    for heading, _, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for method, row in rows.items():
-        cells = ("" if row[key] is None else form.format(row[key]) for _, key, form in COLUMNS)
+        cells = ("" if row[key] is None else form.format(row[key]) for _, key, form in columns)
         name = NAMES.get(method) or method.replace(":", "\n").replace(",", "\n")
         table.add_row(name, *cells)
-    drafted = [row for row in rows.values() if row["acceptance_by_depth"]]
-    if drafted:
-        by_depth = " ".join(f"{share:.2f}" for share in drafted[-1]["acceptance_by_depth"])
-        split = ", ".join(f"{part} {share:.0%}" for part, share in drafted[-1]["time_split"].items())
-        table.caption = f"accepted by depth: {by_depth}; time: {split}"
-        table.caption_justify = "left"
     return table
 
 

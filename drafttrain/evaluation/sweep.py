@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.evaluation.benchmark import progress
+from drafttrain.evaluation.evaluate import progress
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
 from drafttrain.evaluation.metrics import tabulate
 from drafttrain.evaluation.prompts import PromptSet, Task

@@ -186,7 +186,8 @@ class FrozenTarget:
 
     def tap(self, blocks: Sequence[int]) -> None:
         """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice. The number
-        of blocks stands for the state after the final norm.
+        of blocks stands for the state after the final norm. Drafters that share a target and read different
+        blocks take turns by it.
 
         Raises:
             UserError: no such block.

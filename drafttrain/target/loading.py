@@ -81,10 +81,20 @@ def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
         UserError: it is no longer there.
     """
     place = target.model.name_or_path
-    if not place:
-        return target.model
+    return load_model_like(place, target) if place else target.model
+
+
+def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
+    """Any causal LM as transformers loads it, in a target's type and on its device.
+
+    Args:
+        model: what `load_target` takes.
+
+    Raises:
+        UserError: as `load_target`.
+    """
     name = str(target.dtype).removeprefix("torch.")
-    return _load_model(place, name if name in DTYPES else "auto").to(target.device).eval()
+    return _load_model(resolve_target(model), name if name in DTYPES else "auto").to(target.device).eval()
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:

@@ -23,7 +23,7 @@ from drafttrain.calibration.timing import Curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
-from drafttrain.evaluation.benchmark import EXAMPLE_COSTS
+from drafttrain.evaluation.evaluate import EXAMPLE_COSTS
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode, decode_all

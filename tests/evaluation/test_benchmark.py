@@ -1,184 +1,261 @@
-"""The evaluation stage end to end on a tiny target with a random drafter."""
+"""The benchmark end to end on a tiny target: two drafters that read different blocks, and what needs none."""
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
-from drafttrain.classifier.model import Classifier
+from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.errors import UserError
-from drafttrain.evaluation import benchmark
-from drafttrain.evaluation.benchmark import EvaluateConfig, evaluate
-from drafttrain.evaluation.metrics import Measurement, tabulate
-from drafttrain.evaluation.prompts import PromptSet
-from drafttrain.export.bundle import load_bundle
+from drafttrain.evaluation import benchmark as module
+from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark, bucket, limited, make_rows
+from drafttrain.evaluation.methods import MethodSpec
+from drafttrain.evaluation.metrics import Measurement
+from drafttrain.evaluation.prompts import Prompt, Task
+from drafttrain.target.loading import load_target
+from tests.conftest import write_jsonl
+
+OURS = ["autoregressive", "edd", "other", "ngram", "prompt_lookup"]
 
 
-@pytest.fixture
-def config(questions) -> EvaluateConfig:
-    return EvaluateConfig(
-        prompts=[
-            PromptSet("both turns", str(questions), limit=2, turns=2),
-            PromptSet("first turns", str(questions), limit=3),
-        ],
-        tune_prompts=PromptSet("held out", str(questions), limit=1),
-        trees=["chain:length=1", "eagle2:top_k=2,max_depth=2,total=4"],
-        max_new_tokens=12,
-        repeats=2,
-        lossless_prompts=3,
-        lossless_new_tokens=10,
-    )
-
-
-@pytest.fixture
-def small(config, questions) -> EvaluateConfig:
-    """One prompt, one length, nothing in fp32."""
-    prompts = [PromptSet("one", str(questions), limit=1)]
-    return dataclasses.replace(
-        config, prompts=prompts, trees=["chain:length=2"], lossless_prompts=0, repeats=1
-    )
+@pytest.fixture(scope="module")
+def other_bundle(tiny_target_folder, tmp_path_factory) -> Path:
+    """A drafter that reads two blocks, neither of which is `tiny_bundle`'s."""
+    target = load_target(str(tiny_target_folder), dtype="float32", device="cpu")
+    settings = DrafterConfig(tapped_blocks=[0, 3])
+    torch.manual_seed(1)
+    drafter = EddModel(EddConfig.for_target(target, settings, 300))
+    drafter.initialize_from(target, settings, torch.arange(300))
+    folder = tmp_path_factory.mktemp("bundles") / "other"
+    drafter.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: None)
-    monkeypatch.setattr(benchmark, "forward_speed", lambda target, rows, length: 100.0)
+    monkeypatch.setattr(module, "check_quiet", lambda refuse: None)
 
 
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
-    out = tmp_path / "out"
-    figures = evaluate(config, tiny_bundle, out, dtype="float32")
-    printed = capsys.readouterr().out
-    summary = json.loads((out / "summary.json").read_text())
-    assert set(summary["tasks"]) == {"both turns", "first turns", "all"}
-    for task in summary["tasks"]:
-        assert f"{task}: {summary['tasks'][task]['autoregressive']['prompts']} answers" in printed
-
-    # the tree is the fastest one on the tuning prompts
-    speeds = {trial["tree"]: trial["tokens_per_second"] for trial in summary["tuning"]}
-    assert list(speeds) == config.trees and speeds[summary["tree"]] == max(speeds.values())
-    chain = summary["tree"]
-    assert list(summary["tasks"]["all"]) == ["autoregressive", "transformers", chain]
-
-    # every row can be computed again from the raw measurements; tuning prompts are in none of them
-    raw = [Measurement.from_json(row) for row in lines(out / "measurements.jsonl")[1:]]
-    tasks = {"both turns": 4, "first turns": 3}
-    assert len(raw) == 2 * (1 + sum(tasks.values()))
-    for task, turns in tasks.items():
-        part = [m for m in raw if m.task == task]
-        rows = {method: dataclasses.asdict(row) for method, row in tabulate(part).items()}
-        assert rows == summary["tasks"][task] and rows[chain]["prompts"] == turns
-    assert summary["tasks"]["all"][chain]["prompts"] == 7
-    for m in raw:
-        assert len({tuple(run.token_ids) for run in m.runs.values()}) == 1  # fp32: all say the same
-
-    row = summary["tasks"]["all"][chain]
-    assert summary["lossless"] == {"prompts": 3, "mismatches": 0, "dtype": "float32", "differences": []}
-    assert figures == {
-        **{k: row[k] for k in ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")},
-        "lossless": True,
-        "lossless_prompts": 3,
-        "tree": summary["tree"],
-        "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
-    }
-    assert figures["accept_len"] >= 1 and figures["teacher_tokens_per_second"] == 100
-
-    # what the bundle carries tells how its trees should grow
-    carried = json.loads((out / "eval.json").read_text())
-    assert carried["tree"] == summary["tree"] and carried["dtype"] == "float32"
-    assert (
-        carried["tasks"]["first turns"]["accept_len"] == summary["tasks"]["first turns"][chain]["accept_len"]
+@pytest.fixture
+def config(tiny_target_folder, tiny_bundle, other_bundle, questions, tmp_path) -> BenchmarkConfig:
+    rows = [{"question_id": i, "category": c, "turns": [f"Say {i}."]} for i, c in enumerate("aabb")]
+    grouped = write_jsonl(tmp_path / "grouped.jsonl", rows)
+    methods = [
+        f"edd={tiny_bundle}@chain:length=3",
+        f"other={other_bundle}@eagle2:top_k=2,max_depth=3,total=6",
+    ]
+    methods += [f"ngram={tiny_bundle}@ngram", "prompt_lookup"]
+    return BenchmarkConfig(
+        target=str(tiny_target_folder),
+        methods=[MethodSpec.parse(text) for text in methods],
+        tasks=[TaskSpec.parse(f"chats={questions}"), TaskSpec.parse(f"bench={grouped}")],
+        limit=1,
+        temperatures=[0.0, 1.0],
+        repeats=2,
+        max_new_tokens=6,
+        dtype="float32",
+        device="cpu",
     )
-    assert carried["lossless"] == {"prompts": 3, "mismatches": 0, "dtype": "float32"}
-
-    # again: nothing is decoded any more, and everything but the date is the same
-    before = (out / "measurements.jsonl").read_bytes(), (out / "lossless.jsonl").read_bytes()
-    evaluate(config, tiny_bundle, out, dtype="float32")
-    assert before == ((out / "measurements.jsonl").read_bytes(), (out / "lossless.jsonl").read_bytes())
-    again = json.loads((out / "summary.json").read_text())
-    del summary["measured"], again["measured"]
-    assert again == summary
 
 
-def test_another_drafter_is_measured_anew(small, tiny_bundle, tmp_path):
-    evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
-    before = lines(tmp_path / "out" / "measurements.jsonl")
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in tiny_bundle.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    (other / "training_log.json").write_text("[]")
-    evaluate(small, other, tmp_path / "out", dtype="float32")
-    after = lines(tmp_path / "out" / "measurements.jsonl")
-    assert len(after) == len(before) and after[0] != before[0]
+@pytest.fixture
+def small(config) -> BenchmarkConfig:
+    """One chat, two methods, once."""
+    once = {"limit": 1, "temperatures": [0.0], "repeats": 1}
+    return dataclasses.replace(config, methods=config.methods[:2], tasks=config.tasks[:1], **once)
 
 
-def test_measurements_of_other_prompts_or_elsewhere_are_not_continued(small, tiny_bundle, tmp_path):
-    folder = tmp_path / "prompts"
-    folder.mkdir()
-    (folder / "a.txt").write_text("Why?\n")
-    (folder / "b.txt").write_text("How?\n")
-
-    def key(names: str = "xy", device: str = "cpu") -> str:
-        prompts = [PromptSet(name, str(folder / file)) for name, file in zip(names, ("a.txt", "b.txt"))]
-        config = dataclasses.replace(small, prompts=[*prompts, PromptSet("folder", str(folder))])
-        return benchmark._measured_key(config, tiny_bundle, "target", "float32", device)
-
-    keys = [key(), key("yx"), key(device="cuda")]
-    (folder / "b.txt").write_text("How not?\n")
-    assert len({*keys, key()}) == 4
+def raw(out: Path) -> list[Measurement]:
+    lines = (out / "measurements.jsonl").read_text().splitlines()[1:]
+    return [Measurement.from_json(json.loads(line)) for line in lines]
 
 
-def test_one_tree_needs_no_tuning(small, tiny_bundle, tmp_path):
-    small = dataclasses.replace(small, tune_prompts=None)
-    figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
-    assert figures["tree"] == "chain:length=2" and figures["lossless"] is None
+def test_end_to_end_and_resumed(config, tmp_path, capsys):
+    out = tmp_path / "out"
+    summary = benchmark(config, out)
+    printed = capsys.readouterr().out
+    assert json.loads((out / "benchmark.json").read_text()) == summary
+    names = [*OURS[:1], "transformers", *OURS[1:]]
+    assert list(summary["methods"]) == names
+    assert list(summary["tasks"]) == ["chats", "bench/a", "bench/b"]
+
+    # both turns of a chat, a prompt of each group; two repeats, two temperatures
+    measured = raw(out)
+    assert len(measured) == 2 * 2 * (2 + 1 + 1)
+    for one in measured:
+        ours = {tuple(one.runs[name].token_ids) for name in OURS}
+        assert len(ours) == 1  # exact, whatever is drafted; sampled too, because draws belong to positions
+        if not one.temperature:
+            assert one.runs["transformers"].token_ids in map(list, ours)
+        assert one.harness_seconds > 0
+    texts = {tuple(one.runs["edd"].token_ids) for one in measured if one.temperature and one.repeat == 0}
+    assert len(texts) == 4  # each prompt has draws of its own
+    by_place: dict[tuple, list] = {}
+    for one in measured:
+        texts = by_place.setdefault((one.temperature, one.task, one.prompt, one.turn), [])
+        texts.append([run.token_ids for _, run in sorted(one.runs.items())])
+    assert all(len(texts) == 2 and texts[0] == texts[1] for texts in by_place.values())  # repeats, all alike
+
+    # the rows say the same as the raw file
+    assert summary["rows"] == json.loads(json.dumps(make_rows(measured, names)))
+    whole = [row for row in summary["rows"] if row["context"] is None]
+    assert len(whole) == 2 * 4 * len(names)
+    everything = [row for row in whole if row["task"] == "all" and row["temperature"] == 1.0]
+    assert [row["prompts"] for row in everything] == [4] * len(names)
+    by_method = {row["method"]: row for row in everything}
+    assert all(by_method[name]["identical"] == 1 for name in OURS)
+    assert by_method["transformers"]["identical"] is None
+    assert by_method["edd"]["acceptance_by_depth"] and by_method["edd"]["speedup_transformers"] > 0
+    by_length = [row for row in summary["rows"] if row["context"] and row["method"] == "edd"]
+    assert sum(row["prompts"] for row in by_length) == 2 * 4
+    assert 0 < summary["harness"]["share"] < 1
+
+    for part in ("chats, greedy: 2 answers, 2 repeats", "bench/b, temperature 1", "all, greedy"):
+        assert part in printed
+    assert all(len(line) <= 80 for line in printed.split("\n"))
+
+    # again: nothing is decoded any more
+    before = (out / "measurements.jsonl").read_bytes()
+    again = benchmark(config, out)
+    assert (out / "measurements.jsonl").read_bytes() == before and again["rows"] == summary["rows"]
 
 
-def test_each_classifier_is_measured_by_itself(small, tiny_bundle, tmp_path):
-    small = dataclasses.replace(small, trees=["c2t:beta=0.1,max_depth=2"])
-    with pytest.raises(UserError, match="takes a classifier and there is none"):
-        evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
-    Classifier(hidden=2).save(tmp_path / "one", {})
-    Classifier(hidden=3).save(tmp_path / "two", {})
-    measured = []
-    for name in ("one", "one", "two"):
-        evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32", classifier=tmp_path / name)
-        measured.append((tmp_path / "out" / "measurements.jsonl").read_bytes())
-    assert measured[0] == measured[1] != measured[2]
+def test_drafters_that_read_different_blocks_do_not_disturb_each_other(config, tmp_path):
+    once = {"tasks": config.tasks[:1], "repeats": 1}
+    together = dataclasses.replace(config, methods=config.methods[:2], **once)
+    rows = {row["method"]: row for row in _whole(benchmark(together, tmp_path / "both"))}
+    counts = ("accept_len", "steps", "verify_tokens", "acceptance_by_depth", "new_tokens")
+    both = raw(tmp_path / "both")
+    for spec in together.methods:
+        alone = dataclasses.replace(together, methods=[spec])
+        [row] = [r for r in _whole(benchmark(alone, tmp_path / spec.name)) if r["method"] == spec.name]
+        assert [row[key] for key in counts] == [rows[spec.name][key] for key in counts]
+        for one, two in zip(raw(tmp_path / spec.name), both, strict=True):
+            assert one.runs[spec.name].token_ids == two.runs[spec.name].token_ids
+            assert one.runs[spec.name].stats.granted == two.runs[spec.name].stats.granted
+    # the drafters differ at all
+    assert rows["edd"]["verify_tokens"] != rows["other"]["verify_tokens"]
 
 
-def test_no_tree_takes_the_bundles(small, tiny_bundle, tmp_path):
-    small = dataclasses.replace(small, trees=[])
-    figures = evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
-    assert figures["tree"] == load_bundle(tiny_bundle, dtype="float32").tree
+def _whole(summary) -> list[dict]:
+    place = ("all", 0.0, None)
+    return [r for r in summary["rows"] if (r["task"], r["temperature"], r["context"]) == place]
+
+
+def test_an_interrupted_benchmark_continues(small, tmp_path, monkeypatch):
+    whole = dataclasses.replace(small, limit=3)
+    add, left = module.MeasurementLog.add, [3]
+
+    def interrupted(self, measurement):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        add(self, measurement)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.MeasurementLog, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            benchmark(whole, tmp_path)
+    kept = (tmp_path / "measurements.jsonl").read_bytes()
+    assert len(raw(tmp_path)) == 3 and not (tmp_path / "benchmark.json").exists()
+    benchmark(whole, tmp_path)
+    assert len(raw(tmp_path)) == 6 and (tmp_path / "measurements.jsonl").read_bytes().startswith(kept)
+
+
+def test_more_of_the_same_continues_and_other_things_are_refused(small, tmp_path):
+    benchmark(small, tmp_path)
+    kept = (tmp_path / "measurements.jsonl").read_bytes()
+    more = dataclasses.replace(small, repeats=2, temperatures=[0.0, 0.5])
+    summary = benchmark(more, tmp_path)
+    assert (tmp_path / "measurements.jsonl").read_bytes().startswith(kept)
+    assert {row["repeats"] for row in summary["rows"]} == {2}
+    for changes in (
+        {"methods": small.methods[:1]},
+        {"max_new_tokens": 4},
+        {"seed": 1},
+        {"tasks": more.tasks},
+    ):
+        if changes.get("tasks"):
+            source = write_jsonl(tmp_path / "changed.jsonl", [{"prompt": "Other?"}])
+            changes = {"tasks": [TaskSpec("chats", str(source))]}
+        with pytest.raises(UserError, match="holds measurements of other things"):
+            benchmark(dataclasses.replace(small, **changes), tmp_path)
+    assert len(raw(tmp_path)) == 2 * 2 * 2
+
+
+def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
+    rows = [
+        {"id": "fits", "turns": ["One?", "so long " * 300]},
+        {"id": "long", "turns": ["very long " * 300]},
+    ]
+    tasks = [TaskSpec("long", str(write_jsonl(tmp_path / "long.jsonl", rows)))]
+    config = dataclasses.replace(small, tasks=tasks, limit=None, repeats=2)
+    with pytest.raises(UserError, match="long: prompt fits has .* exceed the 512 positions") as error:
+        benchmark(config, tmp_path / "a")
+    assert "\n" not in str(error.value)
+    summary = benchmark(dataclasses.replace(config, skip_long=True), tmp_path / "b")
+    assert summary["tasks"]["long"]["too_long"] == 2
+    assert [(one.prompt, one.turn, one.repeat) for one in raw(tmp_path / "b")] == [
+        ("fits", 0, 0),
+        ("fits", 0, 1),
+    ]
+    rows = write_jsonl(tmp_path / "all.jsonl", rows[1:])
+    config = dataclasses.replace(config, tasks=[TaskSpec("long", str(rows))], skip_long=True)
+    with pytest.raises(UserError, match="no prompt fits"):
+        benchmark(config, tmp_path / "c")
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"prompts": []}, "evaluate.prompts names no prompts"),
-        ({"tune_prompts": None}, "evaluate.tune_prompts is missing"),
-        ({"trees": ["chain:lenth=2"]}, "did you mean length"),
-        ({"repeats": 0}, "evaluate.repeats"),
-        ({"prompts": [PromptSet("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),
-        ({"prompts": [PromptSet("a", "x"), PromptSet("a", "x")]}, "must differ"),
-        ({"prompts": [PromptSet("all", "x")]}, "must differ"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"limit": 0}, "limit is 0"),
+        ({"tasks": []}, "no task"),
+        ({"tasks": [TaskSpec("a", "x"), TaskSpec("a", "y")]}, "task a is named twice"),
+        ({"methods": [MethodSpec("lookahead")] * 2}, "method lookahead is named twice"),
+        ({"temperatures": [1.0, 1.0]}, "each temperature once"),
+        ({"temperatures": [-1.0]}, "temperature is -1"),
+        ({"tasks": [TaskSpec("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),
     ],
 )
-def test_unusable_settings_are_refused_before_anything_is_loaded(config, tmp_path, changes, message):
+def test_unusable_settings_are_refused_before_anything_is_loaded(config, changes, message, tmp_path):
+    config = dataclasses.replace(config, target="/no/such/target", **changes)
     with pytest.raises(UserError, match=message) as error:
-        evaluate(dataclasses.replace(config, **changes), tmp_path / "no bundle", tmp_path / "out")
-    assert "\n" not in str(error.value)
+        benchmark(config, tmp_path / "out")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_busy_machines_can_be_refused(small, tiny_bundle, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: asked.append(refuse) or "others are busy")
-    evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
-    evaluate(dataclasses.replace(small, busy="refuse"), tiny_bundle, tmp_path / "out", dtype="float32")
-    assert asked == [False, True]
+@pytest.mark.parametrize("text", ["x", "=x", "x=", "all=x", "a/b=x"])
+def test_tasks_are_spelled_name_and_source(text):
+    assert TaskSpec.parse("a = b=c") == TaskSpec("a", "b=c")
+    with pytest.raises(UserError, match="write NAME=FILE"):
+        TaskSpec.parse(text)
+
+
+@pytest.mark.parametrize(
+    "tokens, expected",
+    [
+        (1, "0-255"),
+        (255, "0-255"),
+        (256, "256-511"),
+        (511, "256-511"),
+        (512, "512-1023"),
+        (5000, "4096-8191"),
+    ],
+)
+def test_buckets(tokens, expected):
+    low, high = map(int, bucket(tokens).split("-"))
+    assert bucket(tokens) == expected and low <= tokens <= high
+
+
+def test_a_limit_is_for_each_group():
+    prompts = [Prompt(str(i), ["?"], group="ab"[i % 2]) for i in range(10)]
+    parts = limited(Task("t", prompts, 2), 2)
+    assert [(p.name, [one.id for one in p.prompts]) for p in parts] == [
+        ("t/a", ["0", "4"]),
+        ("t/b", ["1", "5"]),
+    ]
+    [whole] = limited(Task("t", [Prompt("0", ["?"], group="a"), Prompt("1", ["?"], group="a")], 2), None)
+    assert whole.name == "t" and len(whole.prompts) == 2

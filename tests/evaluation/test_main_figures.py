@@ -12,8 +12,8 @@ from drafttrain.calibration import stage
 from drafttrain.corpus.build import CorpusConfig, Source
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
-from drafttrain.evaluation import benchmark, figures
-from drafttrain.evaluation.benchmark import EvaluateConfig
+from drafttrain.evaluation import evaluate, figures
+from drafttrain.evaluation.evaluate import EvaluateConfig
 from drafttrain.evaluation.figures import Run
 from drafttrain.evaluation.policies import tune
 from drafttrain.evaluation.prompts import PromptSet
@@ -34,9 +34,9 @@ def script(tmp_path, monkeypatch, tiny_bundle, questions):
         monkeypatch.setattr(module, name, tiny_bundle)
     monkeypatch.setattr(module, "PROMPTS", dict.fromkeys(("mt_bench", "gsm8k"), str(questions)))
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
-    monkeypatch.setattr(benchmark, "check_quiet", lambda refuse: None)
+    monkeypatch.setattr(evaluate, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(figures, "check_quiet", lambda refuse: None)
-    monkeypatch.setattr(benchmark, "forward_speed", lambda target, rows, length: 100.0)
+    monkeypatch.setattr(evaluate, "forward_speed", lambda target, rows, length: 100.0)
     monkeypatch.setattr(module, "OTHER_TASKS", {"gsm8k": str(questions)})
     monkeypatch.setattr(module, "TUNING", str(questions))
     monkeypatch.setattr(stage, "check_quiet", lambda refuse: None)

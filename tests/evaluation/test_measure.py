@@ -1,6 +1,7 @@
 """Interleaving, later turns, resume, and that every method decodes the same thing."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from drafttrain.evaluation.measure import (
     autoregressive,
     drafting,
     measure,
+    seeded,
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun, tabulate
 from drafttrain.evaluation.prompts import Prompt, Task
+from drafttrain.inference.sampling import SamplingParams
 from drafttrain.trees.tree import TokenTree
 
 TASK = Task("t", [Prompt("a", ["One?", "Two?"]), Prompt("b", ["Three?"]), Prompt("c", ["Four?", "Five?"])])
@@ -135,6 +138,75 @@ def test_other_measurements_are_not_continued(tiny_target, tmp_path):
     measure(tiny_target, methods, TASK, MeasurementLog(tmp_path / "m", "other"), 30)  # another bundle, say
     assert len(calls) == 1 + 3
     assert len((tmp_path / "m").read_text().splitlines()) == 4
+
+
+def test_temperatures_are_measured_apart(tiny_target, tmp_path):
+    methods, calls = named("x")
+    for temperature in (0.0, 1.0, 1.0):
+        log = MeasurementLog(tmp_path / "m", "key")
+        [*_, last] = measure(tiny_target, methods, TASK, log, 30, temperature=temperature)
+        assert last.temperature == temperature
+    assert len([1 for _, _, limit in calls if limit == 30]) == 2 * 3  # the third time all was there
+
+
+def test_files_from_before_temperatures_are_read_on(tiny_target, tmp_path):
+    methods, calls = named("x")
+    whole = measure(tiny_target, methods, TASK, MeasurementLog(tmp_path / "m", "key"), 30)
+    head, *lines = (tmp_path / "m").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        del row["temperature"], row["harness_seconds"]
+        del row["runs"]["x"]["peak_bytes"]
+    (tmp_path / "m").write_text("\n".join([head, *map(json.dumps, rows)]) + "\n")
+    calls.clear()
+    again = measure(tiny_target, methods, TASK, MeasurementLog(tmp_path / "m", "key"), 30)
+    assert calls == [] and [one.runs for one in again] == [one.runs for one in whole]
+    assert {(one.temperature, one.harness_seconds) for one in again} == {(0.0, None)}
+
+
+def test_a_log_of_other_things_can_be_refused(tiny_target, tmp_path):
+    MeasurementLog(tmp_path / "m", "old")  # nothing in it yet
+    log = MeasurementLog(tmp_path / "m", "key", replace=False)
+    measure(tiny_target, named("x")[0], TASK, log, 30)
+    kept = (tmp_path / "m").read_bytes()
+    MeasurementLog(tmp_path / "m", "key", replace=False)
+    with pytest.raises(UserError, match="holds measurements of other things"):
+        MeasurementLog(tmp_path / "m", "other", replace=False)
+    assert (tmp_path / "m").read_bytes() == kept
+
+
+def test_sampled_drafts_say_what_sampling_alone_says(tiny_target):
+    sampling = SamplingParams(1.0, top_p=0.9, seed=2)
+    proposer = Oracle(tiny_target)
+    ids = [[5, 6, 7], [8, 9, 10]]
+    plain = [autoregressive(tiny_target, sampling)(prompt, 12).token_ids for prompt in ids]
+    assert [drafting(tiny_target, proposer, sampling)(prompt, 12).token_ids for prompt in ids] == plain
+    assert plain != [autoregressive(tiny_target)(prompt, 12).token_ids for prompt in ids]
+    assert len({seeded(sampling, prompt).seed for prompt in ids}) == 2
+    assert seeded(sampling, ids[0]) == seeded(SamplingParams(1.0, top_p=0.9, seed=2), tuple(ids[0]))
+    assert seeded(SamplingParams(1.0, seed=3), ids[0]).seed != seeded(sampling, ids[0]).seed
+
+
+def test_what_measuring_takes_is_told_apart_from_the_methods(tiny_target, log):
+    def slow(prompt_ids, max_new_tokens):
+        started = time.perf_counter()
+        time.sleep(0.05)
+        return MethodRun(time.perf_counter() - started, [40])
+
+    measured = measure(tiny_target, {"slow": slow}, TASK, log, 30, on_turn=lambda: time.sleep(0.02))
+    first, *later = [one.harness_seconds for one in measured]
+    assert 0 < first < 0.02  # neither the run nor the warm-up
+    assert all(0.02 < seconds < 0.05 for seconds in later)  # what follows a turn belongs to the next one
+
+
+def test_long_turns_can_be_left_out(tiny_target, log):
+    prompts = [Prompt("a", ["x", "many words " * 200, "y"]), Prompt("b", ["z"])]
+    long: list = []
+    methods, _ = named("x")
+    task = Task("t", prompts, turns=3)
+    measured = measure(tiny_target, methods, task, log, 30, on_long=lambda *place: long.append(place))
+    assert [(m.prompt, m.turn) for m in measured] == [("a", 0), ("b", 0)]
+    assert long == [("a", 1)]  # what would follow is longer still
 
 
 def test_too_long_prompts_are_named(tiny_target, log):

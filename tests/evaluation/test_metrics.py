@@ -167,6 +167,54 @@ def test_noise_is_flagged():
     assert "noisy" in tabulate(measurements)["chain"].flags[0]
 
 
+@pytest.mark.parametrize("factor, flagged", [(0.98, False), (1.02, True)])
+def test_noise_begins_at_15_percent(factor, flagged):
+    ids = list(range(1, 9))
+    width = 0.15 * factor  # of the speedups 3, 3 (1 - w), 3 (1 + w): quartiles at half of that
+    measurements = [
+        measured(
+            "a", {AUTOREGRESSIVE: plain(ids, 3.0), "chain": decoded(ids, [4, 3], 4, 1 / (1 + shift))}, repeat
+        )
+        for repeat, shift in enumerate([0.0, -width, width])
+    ]
+    row = tabulate(measurements)["chain"]
+    assert row.spread == pytest.approx(width) and bool(row.flags) is flagged
+
+
+def test_sampled_texts_are_compared_by_time_per_token():
+    lengths = {AUTOREGRESSIVE: (10, 30), TRANSFORMERS: (20, 20), "chain": (8, 16)}
+    seconds = {AUTOREGRESSIVE: (1.0, 3.0), TRANSFORMERS: (4.0, 4.0), "chain": (0.4, 2.0)}
+
+    def run(method, turn):
+        ids = list(range(lengths[method][turn]))
+        if method == TRANSFORMERS:
+            return MethodRun(seconds[method][turn], ids)
+        return plain(ids, seconds[method][turn])
+
+    measurements = []
+    for turn in (0, 1):
+        measurements.append(measured(str(turn), {method: run(method, turn) for method in lengths}))
+        measurements[-1].temperature = 0.7
+    rows = tabulate(measurements)
+    row = rows["chain"]
+    assert row.speedup == pytest.approx((4.0 / 40) / (2.4 / 24))
+    assert row.speedup_transformers == pytest.approx((8.0 / 40) / (2.4 / 24))
+    each = [(1.0 / 10) / (0.4 / 8), (3.0 / 30) / (2.0 / 16)]
+    assert row.speedup_turns == pytest.approx(list(numpy.percentile(each, [25, 50, 75])))
+    assert rows[TRANSFORMERS].identical is None and row.identical == 0
+    assert not any("tokens against" in flag for flag in row.flags)
+    for one in measurements:
+        one.temperature = 0.0
+    assert tabulate(measurements)["chain"].speedup == pytest.approx(4.0 / 2.4)
+
+
+def test_peak_memory_is_that_of_the_largest_run():
+    runs = [decoded([1, 2], [1], 1) for _ in range(3)]
+    runs[0].peak_bytes, runs[2].peak_bytes = 5, 7
+    assert tabulate([measured(str(i), {"x": run}) for i, run in enumerate(runs)])["x"].peak_bytes == 7
+    assert tabulate([measured("a", {"x": runs[1]})])["x"].peak_bytes is None
+
+
 def test_outputs_that_differ_are_counted():
     ids = list(range(1, 9))
     other = [*ids[:-1], 99]

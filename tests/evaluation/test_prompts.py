@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ import pytest
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
+from drafttrain.evaluation.prompt_rows import CODE_REQUEST, MBPP_REQUEST, MMLU_REQUEST
 from drafttrain.evaluation.prompts import (
-    CODE_REQUEST,
-    MBPP_REQUEST,
     Prompt,
     PromptSet,
     Task,
@@ -41,6 +41,40 @@ def write(path: Path, *rows) -> Path:
             {"task_id": 11, "text": "Add.", "code": "x", "test_list": ["assert f(1)", "assert f(2)"]},
             Prompt("11", [MBPP_REQUEST.format(task="Add.", tests="assert f(1)\nassert f(2)")]),
         ),
+        (
+            {"task_id": 2, "prompt": "Subtract.", "test_list": ["assert g(1)"]},
+            Prompt("2", [MBPP_REQUEST.format(task="Subtract.", tests="assert g(1)")]),
+        ),
+        ({"question": {"text": "who?", "tokens": ["who"]}}, Prompt("1", ["who?"])),
+        ({"question": "who sang it", "answer": ["A", "B"]}, Prompt("1", ["who sang it"])),
+        (
+            {"context": "Passage: x\nQuestion: y\nAnswer:", "completion": " z", "ref_text": "z|zz"},
+            Prompt("1", ["Passage: x\nQuestion: y\nAnswer:"]),
+        ),
+        (
+            {"passage": "x", "question": "y", "answers_spans": {"spans": ["z"]}},
+            Prompt("1", ["Passage: x\nQuestion: y\nAnswer:"]),
+        ),
+        ({"id": "a", "article": "News. ", "highlights": "N"}, Prompt("a", ["Summarize: News."])),
+        (
+            {"translation": {"de": "Guten Tag", "en": "Good day"}},
+            Prompt("1", ["Translate German to English: Guten Tag"]),
+        ),
+        (
+            {"translation": {"fr": "Bonjour", "xx": "?"}},
+            Prompt("1", ["Translate French to xx: Bonjour"]),
+        ),
+        (
+            {"question": "1 + 1?", "choices": ["1", "2"], "subject": "abstract_algebra", "answer": 1},
+            Prompt(
+                "1",
+                [MMLU_REQUEST.format(subject="abstract algebra", question="1 + 1?", choices="A. 1\nB. 2")],
+            ),
+        ),
+        ({"category": "qa", "turns": ["a?"]}, Prompt("1", ["a?"], group="qa")),
+        ({"category": "humanities", "turns": ["a?"]}, Prompt("1", ["a?"], group="mt_bench")),
+        ({"category": "", "turns": ["a?"]}, Prompt("1", ["a?"])),
+        ({"instruction": "Name it.", "input": "<noinput>"}, Prompt("1", ["Name it."])),
         ({"prompt": "Say hi."}, Prompt("1", ["Say hi."])),
         ({"id": "p7", "prompt": "Line\u2028separator"}, Prompt("p7", ["Line\u2028separator"])),
         (
@@ -69,6 +103,57 @@ def test_text_files_hold_a_prompt_per_line(tmp_path):
     assert [prompt.turns for prompt in read_prompts(tmp_path / "p.txt")] == [["First?"], ["Second?"]]
 
 
+def test_trivia_qa_has_answers_behind_a_tab(tmp_path):
+    text = "Who?\t['A', 'B']\nWhat?\t\"['\"\"C\"\"']\"\nLine\u2028separator\t['x']\nnot\ttrivia\n"
+    (tmp_path / "topics.txt").write_text(text, encoding="utf-8")
+    prompts = read_prompts(tmp_path / "topics.txt")
+    assert [p.turns[0] for p in prompts] == ["Who?", "What?", "Line\u2028separator", "not\ttrivia"]
+
+
+@pytest.fixture
+def mmlu(tmp_path) -> Path:
+    """An archive as MMLU's is, with cells of several lines."""
+    with zipfile.ZipFile(tmp_path / "mmlu.zip", "w") as archive:
+        for split, rows in (("dev", 1), ("val", 2), ("test", 3)):
+            for subject in ("anatomy", "us_law"):
+                line = '"Is it, or\nnot, {}?",yes,"no, ""never""",0,1,B\r\n'
+                text = "".join(line.format(i) for i in range(rows))
+                archive.writestr(f"data/{split}/{subject}_{split}.csv", text)
+        archive.writestr("data/README.txt", "not a prompt\n")
+    return tmp_path / "mmlu.zip"
+
+
+def test_mmlu_is_its_test_split(mmlu, tmp_path):
+    prompts = read_prompts(mmlu)
+    assert sorted(p.id for p in prompts) == [
+        f"{s}_test-{i}" for s in ("anatomy", "us_law") for i in (1, 2, 3)
+    ]
+    text = next(p.turns[0] for p in prompts if p.id == "us_law_test-2")
+    choices = 'A. yes\nB. no, "never"\nC. 0\nD. 1'
+    assert text == MMLU_REQUEST.format(subject="us law", question="Is it, or\nnot, 1?", choices=choices)
+    zipfile.ZipFile(mmlu).extractall(tmp_path / "unpacked")
+    assert len(read_prompts(tmp_path / "unpacked/data/val")) == 4  # another split, asked for
+
+
+def test_other_tables_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n")
+    with pytest.raises(UserError, match="x.csv:row 1: not as in MMLU"):
+        read_prompts(tmp_path / "x.csv")
+
+
+def test_spec_bench_comes_apart_by_group():
+    groups = ["mt_bench", "qa", "mt_bench", "rag", None]
+    task = Task("spec", [Prompt(str(i), ["?"] * 2, group=group) for i, group in enumerate(groups)], 2)
+    parts = task.parts()
+    assert [(p.name, [one.id for one in p.prompts], p.turns) for p in parts] == [
+        ("spec/mt_bench", ["0", "2"], 2),
+        ("spec/qa", ["1"], 2),
+        ("spec/rag", ["3"], 2),
+        ("spec/other", ["4"], 2),
+    ]
+    assert parts[0].parts() == [parts[0]]
+
+
 def test_arrays_gzip_and_limit(tmp_path):
     rows = [{"prompt": f"p{i}"} for i in range(5)]
     with gzip.open(tmp_path / "p.json.gz", "wt", encoding="utf-8") as file:
@@ -88,6 +173,8 @@ def test_ids_are_unique(tmp_path):
         ('{"prompt": "a"}\n{"prompt": " "}\n', "p.jsonl:row 2: no prompt in it"),
         ('{"turns": []}\n', "row 1: no prompt in it"),
         ('{"prompt": 3}\n', "row 1: no prompt in it"),
+        ('{"article": 3}\n', "row 1: no prompt in it"),
+        ('{"translation": {"de": "x"}}\n', "row 1: no prompt in it"),
         ('["a"]\n', "row 1: a list in place of a JSON object"),
         ('{"prompt": "a"}\n{"prompt": "b', "row 2: not JSON"),
     ],
@@ -116,6 +203,15 @@ def test_missing_and_foreign_files_are_refused(tmp_path):
         ("mt_bench.jsonl", 80, 2, "Compose an engaging travel blog post"),
         ("gsm8k_test_80.jsonl", 80, 1, "Janet\u2019s ducks lay 16 eggs per day."),
         ("mbpp.jsonl", 80, 1, "You are an expert Python programmer, and here is your task: Write a"),
+        ("drop.jsonl", 80, 1, "Passage: In the city, the age distribution of the population"),
+        (
+            "mmlu.jsonl",
+            80,
+            1,
+            "Answer this multiple choice question about abstract algebra, and say why.\n\n",
+        ),
+        ("nq_open.jsonl", 80, 1, "when was the last time anyone was on the moon"),
+        ("rag.jsonl", 40, 1, "Some researchers state that forests do not only provide benefits"),
         ("humaneval.jsonl.gz", 164, 1, "Complete the code I provided.\n\nfrom typing import List"),
     ],
 )
@@ -132,7 +228,9 @@ def test_readme_has_every_checksum(path):
     line = next(
         line for line in (DATA / "README.md").read_text().splitlines() if f"eval/{path.name}`" in line
     )
-    assert digest in line and any(licence in line for licence in ("MIT", "Apache-2.0", "OANC:", "CC BY 4.0"))
+    assert digest in line and any(
+        licence in line for licence in ("MIT", "Apache-2.0", "OANC:", "CC BY 4.0", "CC BY-SA")
+    )
 
 
 # chats

@@ -1,0 +1,267 @@
+"""The evaluation stage: how much faster a bundle decodes, on this machine, and whether it is exact.
+
+The tree is chosen on tuning prompts, never on the prompts that are reported. What is measured goes to
+`measurements.jsonl` turn by turn, and an interrupted evaluation continues there.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from drafttrain.calibration.calibration import Calibration
+from drafttrain.errors import UserError
+from drafttrain.evaluation.exactness import check_lossless
+from drafttrain.evaluation.machine import check_quiet, describe_machine
+from drafttrain.evaluation.measure import (
+    MeasurementLog,
+    autoregressive,
+    drafting,
+    measure,
+    transformers_generate,
+)
+from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
+from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each
+from drafttrain.evaluation.report import print_tables
+from drafttrain.evaluation.throughput import forward_speed
+from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.files import fingerprint, write_json
+from drafttrain.provenance import content_hash, versions
+from drafttrain.target.frozen import weights_hash
+from drafttrain.trees.c2t import Plain
+from drafttrain.trees.costs import CostCurve, Costs, Promise
+from drafttrain.trees.named import parse_policy
+
+FORMAT_VERSION = 2  # of summary.json and eval.json
+# the EDD paper's machine, to check settings without a calibration
+EXAMPLE_COSTS = Costs(
+    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()
+)
+
+
+@dataclass
+class EvaluateConfig:
+    """What a bundle is measured on (section `evaluate` of a recipe).
+
+    Attributes:
+        prompts: the prompt sets; each gets a row of the table.
+        tune_prompts: prompts on which the tree is chosen; none of a benchmark.
+        trees: growth policies to try on them, such as `chain:length=4`, `eagle2:top_k=4,max_depth=5,total=12`
+            `timed` or `c2t`; the fastest is used. Empty: what the bundle recommends.
+        max_new_tokens: tokens decoded per chat turn at most.
+        repeats: interleaved repetitions of each measurement.
+        lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
+        lossless_new_tokens: tokens decoded per prompt there.
+        busy: what to do when other processes would spoil the timings.
+    """
+
+    prompts: list[PromptSet] = field(default_factory=list)
+    tune_prompts: PromptSet | None = None
+    trees: list[str] = field(default_factory=lambda: [f"chain:length={n}" for n in range(1, 7)])
+    max_new_tokens: int = 96
+    repeats: int = 1
+    lossless_prompts: int = 16
+    lossless_new_tokens: int = 96
+    busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense, or there is nothing to choose the tree on.
+        """
+        for name, least in (
+            ("max_new_tokens", 1),
+            ("repeats", 1),
+            ("lossless_prompts", 0),
+            ("lossless_new_tokens", 1),
+        ):
+            if getattr(self, name) < least:
+                raise UserError(f"evaluate.{name} is {getattr(self, name)}: at least {least} is needed")
+        for tree in self.trees:
+            parse_policy(tree, EXAMPLE_COSTS, Plain("P"))  # only the settings are looked at
+        names = [prompts.name for prompts in self.prompts]
+        if len({*names, ALL}) <= len(names):
+            raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
+        for prompts in [*self.prompts, *([self.tune_prompts] if self.tune_prompts else [])]:
+            if prompts.turns < 1 or (prompts.limit is not None and prompts.limit < 1):
+                raise UserError(f"evaluate: limit and turns of {prompts.name} must be at least 1")
+        if self.prompts and len(self.trees) > 1 and self.tune_prompts is None:
+            raise UserError(
+                "evaluate.tune_prompts is missing: the tree is chosen there, not on the prompts that are "
+                "reported; name a file, or give a single tree"
+            )
+
+
+def try_trees(
+    loaded: Bundle, task: Task, trees: Sequence[str], log: MeasurementLog, **options: Any
+) -> list[dict[str, Any]]:
+    """Speed and accept_len of several growth policies, interleaved.
+
+    Args:
+        options: of `measure`.
+    """
+    proposers = loaded.proposers(trees)
+    methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
+    rows = tabulate(measure(loaded.target, methods, task, log, **options))
+    return [
+        {"tree": tree, "tokens_per_second": row.tokens_per_second, "accept_len": row.accept_len}
+        for tree, row in rows.items()
+    ]
+
+
+def evaluate(
+    config: EvaluateConfig,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    calibration: str | os.PathLike | None = None,
+    classifier: str | os.PathLike | None = None,
+) -> dict[str, Any]:
+    """Measures a bundle and prints a table per task.
+
+    Writes `summary.json` (everything), `eval.json` (what a bundle carries, with the `tree` to use)
+    and, as it goes, the raw `measurements.jsonl` and `lossless.jsonl`.
+
+    Args:
+        bundle: folder or Hub id.
+        out: folder to write to; an interrupted evaluation of the same things is continued.
+        target: None for the one that the bundle names.
+        dtype: of the timed decoding.
+        calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
+        classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
+
+    Returns:
+        what sums it up, over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second,
+        lossless (None if that was not asked for), lossless_prompts, tree, and
+        teacher_tokens_per_second (the target without LM head over whole rows).
+
+    Raises:
+        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
+    """
+    out, console = Path(out), Console()
+    tasks, tuning = _read_tasks(config)
+    if warning := check_quiet(refuse=config.busy == "refuse"):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+    key = _measured_key(config, bundle, str(target), dtype, device)
+    costs = None if calibration is None else Calibration.load(calibration)
+    made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
+    loaded = load_bundle(bundle, dtype=dtype, **made)
+    if costs:
+        key = fingerprint([key, costs])
+    if classifier:
+        key = fingerprint([key, weights_hash(loaded.classifier)])
+    speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
+    del loaded  # the fp32 models take its place
+    tree, lossless = speed["tree"], None
+    if config.lossless_prompts:
+        exact = load_bundle(bundle, dtype="float32", **made)
+        share = first_of_each(tasks, config.lossless_prompts)
+        proposer = exact.proposer(tree)
+        log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, tree]))
+        with progress("comparing outputs in fp32", share) as step:
+            lossless = check_lossless(exact.target, proposer, share, config.lossless_new_tokens, log, step)
+    summary = {
+        "format_version": FORMAT_VERSION,
+        "max_new_tokens": config.max_new_tokens,
+        "dtype": dtype,
+        "versions": versions(),
+        "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **speed,
+        "lossless": lossless,
+    }
+    write_json(out / "summary.json", summary)
+    write_json(out / "eval.json", _for_bundle(summary))
+    print_tables(summary, console)
+    return _figures(summary)
+
+
+def _measure_speed(
+    config: EvaluateConfig, loaded: Bundle, tasks: Sequence[Task], tuning: Task | None, log: MeasurementLog
+) -> dict[str, Any]:
+    """The part of the summary that is about time: the chosen tree and a row per task and method."""
+    target = loaded.target
+    options: dict[str, Any] = {"max_new_tokens": config.max_new_tokens, "repeats": config.repeats}
+    tree, trials = [*config.trees, loaded.tree][0], []
+    if tuning:
+        with progress("choosing the tree", [tuning], config.repeats) as step:
+            trials = try_trees(loaded, tuning, config.trees, log, on_turn=step, **options)
+        tree = max(trials, key=lambda trial: trial["tokens_per_second"])["tree"]
+    methods = {
+        AUTOREGRESSIVE: autoregressive(target),
+        TRANSFORMERS: transformers_generate(target),
+        tree: drafting(target, loaded.proposer(tree)),
+    }
+    with progress("measuring", tasks, config.repeats) as step:
+        parts = {task.name: measure(target, methods, task, log, on_turn=step, **options) for task in tasks}
+    every = [measurement for part in parts.values() for measurement in part]
+    rows = {name: tabulate(part) for name, part in {**parts, ALL: every}.items()}
+    return {
+        "tree": tree,
+        "tuning": trials,
+        "machine": describe_machine(target.device),
+        "crowding": crowding(every),
+        "tasks": {name: {method: asdict(row) for method, row in part.items()} for name, part in rows.items()},
+        "teacher_tokens_per_second": forward_speed(target, rows=4, length=512),
+    }
+
+
+def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
+    """The tasks, and the tuning prompts if there is a tree to choose."""
+    if not config.prompts:
+        raise UserError("evaluate.prompts names no prompts: list at least one set")
+    config.check()
+    if len(config.trees) < 2:
+        return [Task.read(prompts) for prompts in config.prompts], None
+    tuning = Task.read(config.tune_prompts)
+    return [Task.read(prompts) for prompts in config.prompts], Task("(tuning)", tuning.prompts, tuning.turns)
+
+
+def _measured_key(
+    config: EvaluateConfig, bundle: str | os.PathLike, target: str, dtype: str, device: str
+) -> str:
+    """Fingerprint of what measurements depend on: an evaluation of something else does not continue them."""
+    sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
+    made_from = content_hash(bundle) if Path(bundle).exists() else str(bundle)
+    prompts = [[item.name, content_hash(item.path)] for item in sets]
+    tokens = [config.max_new_tokens, config.lossless_new_tokens]
+    machine = [device, torch.get_num_threads(), versions()]
+    return fingerprint([made_from, target, dtype, prompts, tokens, *machine])
+
+
+@contextmanager
+def progress(title: str, tasks: Sequence[Task], repeats: int = 1) -> Iterator[Callable[[], None]]:
+    """A progress bar over all chat turns; yields what advances it by one."""
+    with Progress(transient=True) as bars:
+        bar = bars.add_task(title, total=repeats * sum(task.n_turns for task in tasks))
+        yield lambda: bars.advance(bar)
+
+
+def _for_bundle(summary: dict[str, Any]) -> dict[str, Any]:
+    """What the bundle and its card carry: the drafting rows, and how they were made."""
+    left_out = ("tuning", "crowding", "tasks", "lossless")
+    kept = {name: value for name, value in summary.items() if name not in left_out}
+    kept["threads"] = summary["machine"]["threads"]
+    if lossless := summary["lossless"]:
+        kept["lossless"] = {name: lossless[name] for name in ("prompts", "mismatches", "dtype")}
+    tree = summary["tree"]
+    return kept | {"tasks": {name: part[tree] for name, part in summary["tasks"].items()}}
+
+
+def _figures(summary: dict[str, Any]) -> dict[str, Any]:
+    row = summary["tasks"][ALL][summary["tree"]]
+    lossless = summary["lossless"]
+    names = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")
+    return {name: row[name] for name in names} | {
+        "lossless": lossless["mismatches"] == 0 if lossless else None,
+        "lossless_prompts": lossless["prompts"] if lossless else 0,
+        "tree": summary["tree"],
+        "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
+    }

@@ -1,0 +1,186 @@
+"""The methods that a benchmark compares: drafters out of bundles and what needs no training, all on one
+target."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.corpus.chat import tokenizer_hash
+from drafttrain.errors import UserError
+from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
+from drafttrain.evaluation.memory import peak_bytes, reset_peak
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun
+from drafttrain.export.bundle import NGRAM, Bundle, find_bundle, load_bundle
+from drafttrain.export.self_draft import load_self_draft
+from drafttrain.files import fingerprint
+from drafttrain.inference.lookahead import Lookahead
+from drafttrain.inference.lookup import PromptLookup
+from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.provenance import content_hash
+from drafttrain.target.frozen import FrozenTarget, weights_hash
+from drafttrain.target.loading import load_model_like, load_stock_model, load_tokenizer
+
+PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT = "prompt_lookup", "lookahead", "self_draft"
+WITHOUT_FILES = (PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT)
+ASSISTANT = "assistant"  # `generate` of transformers with a small causal LM
+LOOKAHEAD_SIZES = {"window": 9, "gram": 5, "verified": 3}  # 48 tokens in flight
+DECIDING = (".json", ".safetensors", ".bin")  # files of a bundle that decoding depends on
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method as the command line names it.
+
+    Attributes:
+        name: in the tables.
+        source: folder or Hub id of a bundle, or of the model of `assistant`; None for those without files.
+        tree: growth policy, as `parse_policy` reads it. None: what the bundle recommends.
+    """
+
+    name: str
+    source: str | None = None
+    tree: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "MethodSpec":
+        """Reads NAME=BUNDLE, NAME=BUNDLE@TREE, assistant=FOLDER or one of `WITHOUT_FILES`.
+
+        Raises:
+            UserError: it is none of these.
+        """
+        name, equals, source = (part.strip() for part in text.partition("="))
+        if not equals and name in WITHOUT_FILES:
+            return cls(name)
+        if not name or not source:
+            raise UserError(
+                f"method {text!r}: write NAME=BUNDLE, NAME=BUNDLE@TREE, {ASSISTANT}=FOLDER, or one of "
+                f"{', '.join(WITHOUT_FILES)}"
+            )
+        if name in (AUTOREGRESSIVE, TRANSFORMERS):
+            raise UserError(f"method {text!r}: {name} is always measured; choose another name")
+        if name in WITHOUT_FILES:
+            raise UserError(f"method {text!r}: {name} takes no files; choose another name for a bundle")
+        tree = None
+        if "@" in source and not Path(source).exists():
+            source, tree = (part.strip() for part in source.rsplit("@", 1))
+            if not source or not tree:
+                raise UserError(f"method {text!r}: a bundle and a tree are needed before and behind the @")
+        return cls(name, source, tree)
+
+
+@dataclass
+class _Drafting:
+    """A proposer and the blocks of the target that it reads."""
+
+    proposer: Proposer
+    taps: Sequence[int]
+
+
+class Methods:
+    """Everything that is compared on one target, loaded once. Methods out of the same bundle share its
+    weights.
+
+    Args:
+        target: loaded for decoding. Methods tap it as they need, each before it runs.
+        specs: what to compare with plain decoding.
+
+    Attributes:
+        described: what each method is, for the record.
+        identity: fingerprint of what each method's measurements depend on.
+        warnings: of bundles that go by a calibration of something else.
+
+    Raises:
+        UserError: a bundle or model cannot be loaded, belongs to another target, or has no such tree.
+    """
+
+    def __init__(self, target: FrozenTarget, specs: Sequence[MethodSpec]):
+        self.target, self.stock = target, load_stock_model(target)
+        self.described: dict[str, Any] = {AUTOREGRESSIVE: {}, TRANSFORMERS: {}}
+        self.identity: dict[str, str] = {}
+        self.warnings: list[str] = []
+        self._drafting: dict[str, _Drafting] = {}
+        self._assistants: dict[str, PreTrainedModel] = {}
+        bundles: dict[str, tuple[Bundle, list[int], str]] = {}
+        for spec in specs:
+            if spec.source is None:
+                proposer, settings = self._without_files(spec.name)
+                self._drafting[spec.name] = _Drafting(proposer, ())
+                self.described[spec.name] = settings
+                self.identity[spec.name] = fingerprint([spec.name, settings])
+            elif spec.name == ASSISTANT:
+                self._assistants[spec.name] = self._load_assistant(spec.source)
+                self.identity[spec.name] = weights_hash(self._assistants[spec.name])[:16]
+                self.described[spec.name] = {"model": spec.source}
+            else:
+                if spec.source not in bundles:
+                    bundles[spec.source] = self._load_bundle(spec.source)
+                self._add_bundle(spec, *bundles[spec.source])
+
+    def at(self, sampling: SamplingParams) -> dict[str, Method]:
+        """The methods by name, plain decoding first; temperature 0 is greedy."""
+        target = self.target
+        methods = {
+            AUTOREGRESSIVE: autoregressive(target, sampling, taps=()),
+            TRANSFORMERS: transformers_generate(target, model=self.stock, sampling=sampling),
+        }
+        for name in list(self.described)[2:]:
+            if name in self._assistants:
+                options: dict[str, Any] = {"assistant": self._assistants[name], "sampling": sampling}
+                methods[name] = transformers_generate(target, model=self.stock, **options)
+            else:
+                one = self._drafting[name]
+                methods[name] = drafting(target, one.proposer, sampling, one.taps)
+        return {name: _watched(method, target.device) for name, method in methods.items()}
+
+    def _without_files(self, name: str) -> tuple[Proposer, dict[str, Any]]:
+        """A proposer that needs no training, and its settings."""
+        if name == PROMPT_LOOKUP:
+            lookup = PromptLookup()
+            return lookup, asdict(lookup)
+        if name == LOOKAHEAD:
+            return Lookahead(**LOOKAHEAD_SIZES, vocab_size=self.target.vocab_size), LOOKAHEAD_SIZES
+        ngrams = load_self_draft(self.target)
+        return ngrams, asdict(ngrams.config)
+
+    def _load_assistant(self, source: str) -> PreTrainedModel:
+        model, tokenizer = load_model_like(source, self.target), load_tokenizer(source)
+        if tokenizer_hash(tokenizer) != tokenizer_hash(self.target.tokenizer):
+            raise UserError(f"{source}: has another tokenizer than {self.target.name}; it cannot assist it")
+        return model
+
+    def _load_bundle(self, source: str) -> tuple[Bundle, list[int], str]:
+        """A bundle, the blocks that its drafter reads, and a fingerprint of its files."""
+        folder = find_bundle(source)
+        self.target.tap(())  # so that what is tapped afterwards is this drafter's doing
+        bundle = load_bundle(folder, self.target)
+        files = {file.name: content_hash(file) for file in folder.iterdir() if file.suffix in DECIDING}
+        return bundle, list(self.target.tapped_blocks), fingerprint(files)
+
+    def _add_bundle(self, spec: MethodSpec, bundle: Bundle, taps: list[int], made_from: str) -> None:
+        try:
+            proposer = bundle.proposer(spec.tree)
+        except UserError as error:
+            raise UserError(f"method {spec.name}: {error}") from None
+        tree = spec.tree or bundle.tree
+        if warning := bundle.warning(tree):
+            self.warnings.append(f"{spec.name}: {warning}")
+        self._drafting[spec.name] = _Drafting(proposer, () if tree == NGRAM else taps)
+        self.identity[spec.name] = fingerprint([made_from, tree])
+        self.described[spec.name] = {"bundle": spec.source, "tree": tree, "fingerprint": made_from}
+
+
+def _watched(method: Method, device: torch.device) -> Method:
+    """A method that notes the peak memory of its runs."""
+
+    def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
+        is_new = reset_peak(device)
+        found = method(prompt_ids, max_new_tokens)
+        found.peak_bytes = peak_bytes(device) if is_new else None
+        return found
+
+    return run
