@@ -5,12 +5,13 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from drafttrain import cli, estimates
 from drafttrain.corpus.build import Source
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.kinds import new_drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
@@ -119,7 +120,9 @@ def test_an_own_target_is_an_input(folder):
 
 def test_states_are_collected_for_the_drafter_that_training_starts_from(folder):
     Path("old").mkdir()
-    Path("old/config.json").write_text(json.dumps({"layers": 1, "tapped_blocks": [1]}))
+    Path("old/config.json").write_text(
+        json.dumps({"model_type": "drafttrain_edd", "layers": 1, "tapped_blocks": [1]})
+    )
     collect = next(stage for stage in STAGES if stage.name == "collect")
     for words, expected in (([], [-2]), (["--training.init_from", "old"], [1])):
         section = collect.section(load_recipe("tiny.yaml", words))
@@ -146,7 +149,9 @@ def test_what_each_stage_reads(folder):
 def test_estimates_take_the_shape_of_what_training_starts_from(folder):
     Path("old").mkdir()
     Path("old/config.json").write_text(
-        json.dumps({"layers": 2, "draft_vocab_size": 100, "tapped_blocks": [1]})
+        json.dumps(
+            {"model_type": "drafttrain_edd", "layers": 2, "draft_vocab_size": 100, "tapped_blocks": [1]}
+        )
     )
     folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
     one, two = (
@@ -220,12 +225,16 @@ def test_target_of_a_corpus(folder):
         DrafterConfig(draft_vocab_size=100),
         DrafterConfig(draft_vocab_size=None, layers=2, train_head=False),
         DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], train_embeddings=True),
+        DrafterConfig(draft_vocab_size=64, kind="vdm"),
+        DrafterConfig(draft_vocab_size=64, kind="eagle"),
+        DrafterConfig(draft_vocab_size=64, kind="eagle", input_norms=True, train_head=False),
+        DrafterConfig(draft_vocab_size=64, kind="medusa", heads=3),
     ],
 )
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2"])
 def test_estimated_parameters_are_those_of_the_model(drafter, family, request, tmp_path):
     target = FrozenTarget(*request.getfixturevalue(family), "tiny")
-    EddModel(EddConfig.for_target(target, drafter, drafter.draft_vocab_size or 512)).save_pretrained(tmp_path)
+    new_drafter(target, drafter, torch.arange(drafter.draft_vocab_size or 512)).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors").values()
     trained = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
     stored = sum(tensor.numel() for tensor in tensors)
