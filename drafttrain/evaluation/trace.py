@@ -29,7 +29,8 @@ class Iteration:
     """What one target forward verified and brought.
 
     Attributes:
-        tokens, parents, depths: the tree's nodes as in `TokenTree`, root first; none for the prompt's forward.
+        tokens, parents, depths: the tree's nodes as in `TokenTree`, root first; none for the prompt's own
+            forward.
         texts: of each node's token by itself.
         log_probs: of each node given its parent, natural logarithm; 0 throughout where drafts come from no
             distribution.

@@ -12,6 +12,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from drafttrain.errors import UserError
+from drafttrain.evaluation.page.bundles import costs, operating_points, reliability, training
 from drafttrain.evaluation.page.panels import Panel, Tree
 from drafttrain.evaluation.page.raw import (
     Benchmark,
@@ -21,20 +22,16 @@ from drafttrain.evaluation.page.raw import (
     read_points,
     source,
 )
-from drafttrain.evaluation.page.sections import (
+from drafttrain.evaluation.page.rows import (
     Headline,
     Measured,
-    Section,
     acceptance,
-    costs,
     headline,
-    operating_points,
-    reliability,
     speed,
     styles,
-    training,
     verify_accept,
 )
+from drafttrain.evaluation.page.sections import Section
 from drafttrain.evaluation.page.svg import draw, swatch
 from drafttrain.evaluation.page.traced import text_section, tree_section
 from drafttrain.evaluation.sweep import Point
@@ -197,8 +194,8 @@ def _tiles(
         )
         claims.append(
             f"These numbers are of {found.method}, {chosen}, over {row.prompts} answers of "
-            f"{', '.join(found.tasks)}. Speedup is the ratio of total times against autoregressive decoding by the "
-            "same engine."
+            f"{', '.join(found.tasks)}. Speedup is the ratio of total times against autoregressive "
+            "decoding by the same engine."
         )
         claims += [f"⚑ {flag}." for flag in row.flags]
     tiles.append(Tile("machine", *_machine(benchmark), long=True))

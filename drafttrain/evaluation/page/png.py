@@ -4,6 +4,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from drafttrain.evaluation.page.panels import Bars, Chart, Panel, Tree
 from drafttrain.evaluation.page.sections import Section
@@ -78,15 +79,13 @@ def _draw_chart(axis: Axes, panel: Chart) -> None:
         if joined:
             axis.plot(*zip(*joined), color=color, linestyle=dash, linewidth=1.2)
         size = 2 if series.small else 4
-        axis.plot(
-            series.xs,
-            series.ys,
-            color=color,
-            linestyle="",
-            marker=marker,
-            markersize=size,
-            label=_plain(series.name),
-        )
+        hollow = series.open or [False] * len(series.xs)
+        for is_open in (False, True):
+            points = [(x, y) for x, y, o in zip(series.xs, series.ys, hollow) if o == is_open]
+            face = "white" if is_open else color
+            label = None if is_open else _plain(series.name)
+            style = {"linestyle": "", "marker": marker, "markersize": size, "markerfacecolor": face}
+            axis.plot(*(zip(*points) if points else ([], [])), color=color, label=label, **style)
         if series.low:
             axis.fill_between(series.xs, series.low, series.high, color=color, alpha=0.15, linewidth=0)
     if panel.diagonal:
@@ -96,6 +95,7 @@ def _draw_chart(axis: Axes, panel: Chart) -> None:
         axis.annotate(_plain(label), (at, panel.y_range[0]), fontsize=6, rotation=90, va="bottom", ha="right")
     if panel.log_x:
         axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_label, ylabel=panel.y_label)
     axis.legend(fontsize=5)
 

@@ -24,9 +24,10 @@ def tree_section(trace: Trace | None) -> Section:
         section.panels.append(draw_tree(f"{words}: iteration {number}", step))
     tree = f" ({trace.tree})" if trace.tree else ""
     section.words = [
-        f"Drafted by {trace.target}'s drafter{tree} in one greedy decoding. Each box is a token with its probability "
-        "given its parent. ✓ and thick lines: accepted; + : the target's own token, emitted behind the path "
-        "and root of the next tree; all others were refused or not reached. ␣ is a space, ⏎ a line break."
+        f"Drafted by {trace.target}'s drafter{tree} in one greedy decoding. Each box is a token with its "
+        "probability given its parent. ✓ and thick lines: accepted; + : the target's own token, emitted "
+        "behind the path and root of the next tree; all others were refused or not reached. ␣ is a "
+        "space, ⏎ a line break."
     ]
     return section
 
@@ -69,10 +70,10 @@ def text_section(trace: Trace | None) -> Section:
     tree = f" with {trace.tree}" if trace.tree else ""
     tokens = sum(len(step.emitted) for step in trace.iterations)
     section.words = [
-        f"{trace.target}{tree}, greedy, {trace.dtype}: {tokens} tokens in {len(trace.iterations)} target forwards, "
-        f"accept_len {trace.accept_len:.2f} (one text; the tables above are the measurement). Each change of "
-        "color, and each bar ▏, is a new forward; underlined is the target's own token, the rest was "
-        "drafted."
+        f"{trace.target}{tree}, greedy, {trace.dtype}: {tokens} tokens in {len(trace.iterations)} target "
+        f"forwards, accept_len {trace.accept_len:.2f} (one text; the tables above are the measurement). "
+        "Each change of color, and each bar ▏, is a new forward; underlined is the target's own token, "
+        "the rest was drafted."
     ]
     for number, step in enumerate(trace.iterations):
         pieces, n = step.pieces, len(step.emitted)
