@@ -187,11 +187,11 @@ def _tiles(
         repeats = f"{row.accept_len_fresh:.2f} without repeats ({row.repetition:.0%} of tokens)"
         tiles.append(Tile("accept_len, tokens per forward", f"{row.accept_len:.2f}", repeats))
         tiles.append(Tile("tokens per second", f"{row.tokens_per_second:.1f}", "prompts included"))
-        chosen = (
-            "the method that was chosen on tuning prompts"
-            if found.tuned
-            else f"the fastest of {found.of} methods on these very prompts"
-        )
+        chosen = f"the fastest of {found.of} methods on these very prompts"
+        if found.tuned:
+            chosen = "the method that was chosen on tuning prompts"
+        elif found.of == 1:
+            chosen = "the only drafting method here"
         claims.append(
             f"These numbers are of {found.method}, {chosen}, over {row.prompts} answers of "
             f"{', '.join(found.tasks)}. Speedup is the ratio of total times against autoregressive "
@@ -227,13 +227,18 @@ def render(page: Page) -> str:
         for panel in panels:
             yield panel, draw(panel, next(numbers)), isinstance(panel, Tree)
 
-    environment.filters |= {"inline_code": inline_code, "drawn": drawn}
+    environment.filters |= {"inline_code": inline_code, "breakable": breakable, "drawn": drawn}
     template = environment.from_string(
         (files("drafttrain.evaluation.page") / "page.html").read_text(encoding="utf-8")
     )
     return template.render(vars(page), swatch=swatch, version=versions().get("drafttrain", ""))
 
 
+def breakable(words: str) -> Markup:
+    """Escaped words that may be broken behind every comma: policies have no spaces."""
+    return Markup(re.sub(r",(?=\S)", ",<wbr>", str(escape(words))))
+
+
 def inline_code(words: str) -> Markup:
-    """Escaped words, with what stands between backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
+    """The same, with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(breakable(words))))

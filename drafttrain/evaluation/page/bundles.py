@@ -80,6 +80,7 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, list[tuple[str, floa
         where = f"{found.dtype}, {here.get('threads')} threads of {here.get('processor')}"
         if here.get("gpu"):
             where = f"{found.dtype}, {here['gpu']}"
+        verify = min(found.target, key=lambda curve: abs(curve.context - CONTEXT)).cost()
         for kind, curves, label in (
             ("the target's forward", found.target, "tokens verified (the root included)"),
             ("a drafting step", found.drafter, "nodes expanded"),
@@ -92,7 +93,7 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, list[tuple[str, floa
                 f"{s.name}: {s.ys[0]:.1f} ms for {s.xs[0]:g}, {s.ys[-1]:.1f} ms for {s.xs[-1]:g}"
                 for s in series
             )
-            lines = [(tokens, f"{tokens:.1f} tokens") for _, tokens in marks]
+            lines = [(tokens, f"{tokens:.1f} tokens, {1000 * verify(tokens):.1f} ms") for _, tokens in marks]
             section.panels.append(
                 Chart(
                     f"{bundle.name}: {kind}",
@@ -109,9 +110,8 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, list[tuple[str, floa
             if not section.legend:
                 section.legend = [(s.style, s.name, True) for s in series]
         section.words.append(f"{bundle.name} was timed with {where}: medians, quartiles as bands.")
-        costs_of_target = min(found.target, key=lambda curve: abs(curve.context - CONTEXT)).cost()
         for name, tokens in points.get(bundle.name, []):
-            taken, one = costs_of_target(tokens), costs_of_target(1)
+            taken, one = verify(tokens), verify(1)
             section.words.append(
                 f"The line marks the operating point of {name}: {tokens:.1f} tokens per step on average, "
                 f"which take {1000 * taken:.1f} ms, {taken / one:.2f} times as long as one token does "

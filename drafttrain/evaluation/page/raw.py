@@ -91,7 +91,8 @@ class BundleFiles:
 
 
 def read_benchmark(path: str | os.PathLike) -> Benchmark:
-    """Reads a folder with `measurements.jsonl` (or `.jsonl.gz`), or such a file of any name.
+    """Reads a folder with `measurements.jsonl` (or `.jsonl.gz`), or such a file of any name NAME.jsonl, whose
+    settings stand in NAME_summary.json.
 
     A last line that a kill cut off is left out, and so are measurements of a repeat that is not finished.
 
@@ -104,15 +105,14 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
     file = next((path / name for name in MEASUREMENTS if (path / name).exists()), path)
     if file.is_dir():
         raise UserError(f"{path}: no {MEASUREMENTS[0]} there; {MEASURE}")
-    folder, settings, files = file.parent, {}, [file]
-    for name, version in SETTINGS.items() if path.is_dir() else ():
-        if (folder / name).exists():
-            settings = read_json(folder / name)
+    settings, files = {}, [file]
+    beside = {f"{file.name.partition('.')[0]}_summary.json": SUMMARY_VERSION}  # of a file that stands alone
+    for name, version in (SETTINGS if path.is_dir() else beside).items():
+        if (place := file.parent / name).exists():
+            settings = read_json(place)
             if not isinstance(settings, dict) or settings.get("format_version") != version:
-                raise UserError(
-                    f"{folder / name}: not of format {version}, which this version reads; {MEASURE}"
-                )
-            files.append(folder / name)
+                raise UserError(f"{place}: not of format {version}, which this version reads; {MEASURE}")
+            files.append(place)
             break
     by_key: dict[tuple, list[Measurement]] = {}
     for temperature, measurement in _measurements(file):

@@ -108,7 +108,7 @@ def speed(measured: Sequence[Measured], best: str | None) -> Section:
     section.words = [
         "Ratio of total times, prompt encoding included: autoregressive decoding by the same engine in "
         "the same run, divided by the method. Methods take turns prompt by prompt; the time of a turn is "
-        "the median over repeats. Whiskers are 95 % bootstrap intervals over chat turns. The mark ▏ "
+        "the median over repeats. Whiskers are 95 % bootstrap intervals over chat turns. The upright mark  "
         "right of a bar is accept_len, tokens emitted per target forward: no speedup can pass it unless "
         "the baseline was slowed by something, and what lies between is the cost of drafting and "
         "verifying."

@@ -72,7 +72,7 @@ def text_section(trace: Trace | None) -> Section:
     section.words = [
         f"{trace.target}{tree}, greedy, {trace.dtype}: {tokens} tokens in {len(trace.iterations)} target "
         f"forwards, accept_len {trace.accept_len:.2f} (one text; the tables above are the measurement). "
-        "Each change of color, and each bar ▏, is a new forward; underlined is the target's own token, "
+        "Each change of color, with a bar before it, is a new forward; underlined is the target's own token, "
         "the rest was drafted."
     ]
     for number, step in enumerate(trace.iterations):
