@@ -297,6 +297,20 @@ def test_headline(folder):
         assert part in text
 
 
+def test_settings_of_a_benchmark(folder):
+    target = {"name": "some/model", "dtype": "float32", "fingerprint": "x"}
+    settings = {
+        "format_version": 1,
+        "target": target,
+        "settings": {"max_new_tokens": 77},
+        "machine": {"gpu": "G1"},
+    }
+    (folder / "benchmark.json").write_text(json.dumps({**settings, "measured": "2026-01-02T03:04"}))
+    text = page(folder)
+    for part in ("<h1>model: bench</h1>", "float32, at most 77 new tokens, measured 2026-01-02", ">G1<"):
+        assert part in text
+
+
 def test_every_number_is_in_a_table(folder):
     text = page(folder)
     table = re.search(r"<summary>chat.*?<tbody>(.*?)</tbody>", text, re.S)[1]

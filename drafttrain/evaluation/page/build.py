@@ -162,12 +162,14 @@ def _title(benchmark: Benchmark) -> str:
 
 
 def _subtitle(benchmark: Benchmark) -> str:
-    settings = benchmark.settings
+    settings, target = benchmark.settings, benchmark.settings.get("target")
     parts = ["drafts measured against plain decoding, batch 1"]
-    if settings.get("dtype"):
-        parts.append(str(settings["dtype"]))
-    if settings.get("max_new_tokens"):
-        parts.append(f"at most {settings['max_new_tokens']} new tokens")
+    dtype = settings.get("dtype") or (target.get("dtype") if isinstance(target, dict) else None)
+    if dtype:
+        parts.append(str(dtype))
+    limit = settings.get("max_new_tokens") or settings.get("settings", {}).get("max_new_tokens")
+    if limit:
+        parts.append(f"at most {limit} new tokens")
     if settings.get("measured"):
         parts.append(f"measured {str(settings['measured'])[:10]}")
     return ", ".join(parts)
@@ -213,9 +215,9 @@ def _machine(benchmark: Benchmark) -> tuple[str, str]:
     if not isinstance(machine, dict):
         return "not recorded", "with these measurements"
     name = machine.get("gpu") or machine.get("processor") or "unknown"
-    return str(
-        name
-    ), f"{machine.get('threads')} threads of {machine.get('cores')} cores, {machine.get('device')}"
+    threads = f"{machine['threads']} threads" if "threads" in machine else ""
+    cores = f" of {machine['cores']} cores" if threads and "cores" in machine else ""
+    return str(name), threads + cores
 
 
 def render(page: Page) -> str:

@@ -6,11 +6,12 @@ from typing import Any
 from drafttrain.calibration.calibration import CONTEXT
 from drafttrain.calibration.confidence import BINS
 from drafttrain.calibration.timing import Curve
-from drafttrain.evaluation.benchmark import ALL
 from drafttrain.evaluation.page.panels import Chart, Series, span
 from drafttrain.evaluation.page.raw import BundleFiles
 from drafttrain.evaluation.page.rows import Headline
 from drafttrain.evaluation.page.sections import FEW, Section
+
+ALL = "all"  # the row of eval.json over all tasks
 
 
 def reliability(bundles: Sequence[BundleFiles]) -> Section:

@@ -14,14 +14,14 @@ from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.classifier.train import REPORT as CLASSIFIER_REPORT
 from drafttrain.errors import UserError
-from drafttrain.evaluation.benchmark import FORMAT_VERSION as SUMMARY_VERSION
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement
 from drafttrain.evaluation.sweep import Point
 from drafttrain.export.bundle import EVALUATION, find_bundle
 from drafttrain.files import read_json, sha256_file
 
 MEASUREMENTS = ("measurements.jsonl", "measurements.jsonl.gz")
-SETTINGS = {"benchmark.json": 1, "summary.json": SUMMARY_VERSION}  # and their formats
+EVALUATION_VERSION = 2  # format of summary.json and eval.json that is read here
+SETTINGS = {"benchmark.json": 1, "summary.json": EVALUATION_VERSION}
 TRAINING_LOG = "training_log.json"
 BUNDLE_FILES = (CALIBRATION, TRAINING_LOG, EVALUATION, CLASSIFIER_REPORT)
 TUNING = "(tuning)"  # the task whose prompts only chose settings
@@ -106,7 +106,9 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
     if file.is_dir():
         raise UserError(f"{path}: no {MEASUREMENTS[0]} there; {MEASURE}")
     settings, files = {}, [file]
-    beside = {f"{file.name.partition('.')[0]}_summary.json": SUMMARY_VERSION}  # of a file that stands alone
+    beside = {
+        f"{file.name.partition('.')[0]}_summary.json": EVALUATION_VERSION
+    }  # of a file that stands alone
     for name, version in (SETTINGS if path.is_dir() else beside).items():
         if (place := file.parent / name).exists():
             settings = read_json(place)
@@ -190,9 +192,11 @@ def read_bundle(path: str | os.PathLike) -> BundleFiles:
     calibration = Calibration.load(folder) if folder / CALIBRATION in files else None
     evaluation = found.get(EVALUATION)
     if evaluation is not None and (
-        not isinstance(evaluation, dict) or evaluation.get("format_version") != SUMMARY_VERSION
+        not isinstance(evaluation, dict) or evaluation.get("format_version") != EVALUATION_VERSION
     ):
-        raise UserError(f"{folder / EVALUATION}: not of format {SUMMARY_VERSION}; evaluate the bundle again")
+        raise UserError(
+            f"{folder / EVALUATION}: not of format {EVALUATION_VERSION}; evaluate the bundle again"
+        )
     return BundleFiles(
         Path(path).name or folder.resolve().name, calibration, log, evaluation, classifier, files
     )
