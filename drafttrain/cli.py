@@ -267,6 +267,29 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--busy", choices=["refuse", "warn"], default="warn", help=text)
     text = "folder to write; an interrupted benchmark of the same things continues there"
     command.add_argument("--out", required=True, metavar="DIR", help=text)
+    text = "note each iteration's tree and accepted path while a prompt is decoded, for report"
+    example = 'runs/quickstart/bundle --prompt "Why is the sky blue?" --out runs/trace.json'
+    command = add("trace", text, example, _trace)
+    _add_bundle(command)
+    command.add_argument("--prompt", required=True, help="what the user says; - reads it from standard input")
+    command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
+    text = "calibration.json for pct, timed and c2t (default: the bundle's own)"
+    command.add_argument("--calibration", metavar="FILE", help=text)
+    command.add_argument("--max-new-tokens", type=_positive, default=96, metavar="N")
+    command.add_argument("--out", required=True, metavar="FILE", help="JSON file to write")
+
+    text = "write one HTML page with figures of measurements, from raw files alone"
+    example = "runs/quickstart/evaluation --bundle runs/quickstart/bundle --out report.html"
+    command = add("report", text, example, _report)
+    text = "folder of benchmark or evaluate, or a measurements.jsonl"
+    command.add_argument("benchmark", metavar="FOLDER", help=text)
+    text = "folder or Hub id whose calibration, training log and classifier report to show; may be repeated"
+    command.add_argument("--bundle", action="append", default=[], metavar="DIR", help=text)
+    text = "points.jsonl of a sweep; may be repeated"
+    command.add_argument("--sweep", action="append", default=[], metavar="FILE", help=text)
+    command.add_argument("--trace", metavar="FILE", help="what drafttrain trace wrote")
+    command.add_argument("--out", required=True, metavar="FILE", help="HTML file to write")
+    command.add_argument("--png", metavar="DIR", help="folder for the figures as PNG files")
 
     text = "find how Self-Draft is fastest on this machine"
     example = "--target smollm2-135m-instruct --ngrams runs/ngrams --prompts data/tuning_prompts.jsonl"
@@ -452,6 +475,20 @@ def _benchmark(args: argparse.Namespace) -> None:
         **{name: getattr(args, name) for name in names},
     )
     benchmark(config, args.out)
+def _trace(args: argparse.Namespace) -> None:
+    from drafttrain.evaluation.trace import trace_prompt
+
+    names = ("out", "target", "dtype", "tree", "calibration", "max_new_tokens")
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    found = trace_prompt(args.bundle, prompt, **{name: getattr(args, name) for name in names})
+    print(f"{args.out}: {len(found.iterations)} iterations, accept_len {found.accept_len:.2f}")
+
+
+def _report(args: argparse.Namespace) -> None:
+    from drafttrain.evaluation.page.build import write_report
+
+    page = write_report(args.benchmark, args.out, args.bundle, args.sweep, args.trace, args.png)
+    print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
 
 
 def _compare(args: argparse.Namespace) -> int:

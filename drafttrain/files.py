@@ -59,11 +59,11 @@ def _sha256(file) -> str:  # Python 3.10 has no file_digest
     return digest.hexdigest()
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path, dpi: int = 100) -> None:
     """Writes a matplotlib figure as a PNG file, whole or not at all."""
     figure.tight_layout()
     temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=100)
+    figure.savefig(temporary, dpi=dpi)
     os.replace(temporary, path)
 
 

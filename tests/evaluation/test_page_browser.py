@@ -1,0 +1,86 @@
+"""The page of the committed raw data in a real browser, as a phone, a desk and a printer show it."""
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from drafttrain.evaluation.page.build import write_report
+from tests.browser import Browser, find_chromium
+from tests.evaluation.test_page import a_trace
+
+ROOT = Path(__file__).parents[2]
+RAW = ROOT / "docs/results/raw"
+CHROMIUM = find_chromium()
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium: install one (Debian: apt-get install chromium) or set CHROMIUM"
+)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    a_trace().save(folder / "trace.json")
+    return write_report(
+        RAW / "trees",
+        folder / "report.html",
+        bundles=[ROOT / "model_cards/smollm2-135m-edd", RAW / "c2t"],
+        sweeps=[RAW / "c2t/points_mt_bench.jsonl"],
+        trace=folder / "trace.json",
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(CHROMIUM, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_it_fits_and_fetches_nothing(page, browser, width):
+    browser.open(page, width)
+    assert browser.evaluate("innerWidth") == width
+    assert (
+        browser.evaluate("document.documentElement.scrollWidth") <= width
+    )  # the body does not scroll sideways
+    assert browser.requests == [page.as_uri()]
+    boxes = browser.evaluate(
+        "[...document.querySelectorAll('.scroll')].map(b => [b.scrollWidth, b.clientWidth])"
+    )
+    assert len(boxes) == 6  # four tables, two trees
+    assert any(inner > outer for inner, outer in boxes) == (width < 600)  # they scroll in boxes of their own
+    size = browser.evaluate("Math.min(...[...document.querySelectorAll('main svg text')].map(t =>"
+                            " parseFloat(getComputedStyle(t).fontSize) * t.getCTM().a))")  # fmt: skip
+    assert size > 8.5  # letters of figures, in pixels
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_is_not_blank(page, browser, width):
+    pictures = []
+    for scheme in ("light", "dark"):
+        browser.open(page, width, scheme=scheme)
+        with Image.open(io.BytesIO(browser.screenshot())) as picture:
+            assert picture.width == width and picture.height > 3000
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 200
+            pictures.append(picture.convert("RGB").getpixel((2, 2)))
+    assert pictures == [(255, 255, 255), (20, 24, 29)]
+
+
+@pytest.mark.parametrize("raw", ["trees", "speed_32_prompts.jsonl", "self_draft"])
+def test_labels_stay_within_their_figures(browser, tmp_path, raw):
+    browser.open(write_report(RAW / raw, tmp_path / "report.html"), 390)
+    outside = browser.evaluate(
+        "[...document.querySelectorAll('main figure svg')].flatMap(svg => {"
+        " const frame = svg.getBoundingClientRect();"
+        " return [...svg.querySelectorAll('text')].filter(t => { const box = t.getBoundingClientRect();"
+        " return box.left < frame.left - 1 || box.right > frame.right + 1 })"
+        ".map(t => t.textContent) })"
+    )
+    assert outside == []
+
+
+def test_it_prints(page, browser):
+    browser.open(page, 1280)
+    pdf = browser.pdf()
+    assert pdf.startswith(b"%PDF") and len(pdf) > 50_000
