@@ -45,7 +45,6 @@ CONTENTS = {
     "LICENSE": "the licence",
     "NOTICE": "notices that the licence asks for",
 }
-LABELS = {"edd": "EDD", "vdm": "vanilla draft model (VDM)", "eagle": "EAGLE", "medusa": "MEDUSA-1"}
 METRICS = {
     "accept_len": "tokens per target forward",
     "speedup": "speedup over autoregressive decoding by the same engine",
@@ -142,7 +141,6 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         template_str=(files("drafttrain.export") / "card.md").read_text(encoding="utf-8"),
         name=name,
         kind=kind,
-        label=LABELS.get(kind, kind),
         repo=repo or "PATH_OR_HUB_ID",
         base_model=base_model,
         target=target,
@@ -208,6 +206,7 @@ def _eval_results(tasks: dict[str, Any]) -> list[EvalResult]:
         )
         for task, row in tasks.items()
         for metric in METRICS
+        if row.get(metric) is not None
     ]
 
 

@@ -44,7 +44,13 @@ MEDUSA = """@misc{medusa,
   year   = {2024}
 }"""
 
-DRAFTER = {"edd": EDD, "vdm": SPECULATIVE, "eagle": EAGLE, "medusa": MEDUSA}  # by its kind
+DRAFTER = {
+    "edd": EDD,
+    "vdm": SPECULATIVE,
+    "causal_lm": SPECULATIVE,
+    "eagle": EAGLE,
+    "medusa": MEDUSA,
+}  # by its kind
 TREE = {"pct": EDD, "eagle2": EAGLE2, "c2t": C2T, "c2t_chain": C2T, "ngram": SELF_DRAFT}  # by its policy
 
 

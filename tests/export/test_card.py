@@ -74,6 +74,9 @@ def test_calibration_in_a_few_lines(bundle):
     assert "- a drafting step over 1 / 8 nodes: 1.1 / 1.4 ms\n" in text
     assert "77 drafts: mean confidence 0.50, accepted 0.60, ECE 0.123, AUROC 0.800\n" in text
     assert "- `calibration.json`:" in text
+    few = {"tokens": 2, "confidence": 0.5, "accepted": 1.0, "ece": 0.5, "auroc": None}  # all were accepted
+    (bundle / "calibration.json").write_text(json.dumps({**CALIBRATION, "confidence": {"raw": {"all": few}}}))
+    assert "ECE 0.500, AUROC unknown\n" in model_card(bundle)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +85,17 @@ def test_calibration_in_a_few_lines(bundle):
         ("edd", "as soft prompts", "@misc{edd_pct", "@misc{medusa"),
         ("vdm", "none of the target's states", "@inproceedings{speculative_decoding", "soft prompts"),
         ("eagle", "predicts the state that the target would\nhave", "@inproceedings{eagle,", "soft prompts"),
+        (
+            "causal_lm",
+            "2 decoder layers of hidden size 32",
+            "@inproceedings{speculative_decoding",
+            "soft prompts",
+        ),
         ("medusa", "3 small heads on the target's last hidden state", "@misc{medusa", "soft prompts"),
     ],
 )
 def test_kinds(kind, says, cites, never, bundle):
-    change(bundle, model_type=f"drafttrain_{kind}", heads=3)
+    change(bundle, model_type=f"drafttrain_{kind}", heads=3, lm={"num_hidden_layers": 2, "hidden_size": 32})
     text = model_card(bundle)
     assert says in text and cites in text and never not in text
     assert kind in ModelCard(text).data.tags
