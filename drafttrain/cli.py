@@ -284,7 +284,8 @@ def _parser() -> argparse.ArgumentParser:
     command = add("push", text, example, _push)
     command.add_argument("bundle", metavar="BUNDLE", help="folder of export, evaluated")
     command.add_argument("--repo", required=True, metavar="USER/NAME", help="where; made if it is not there")
-    command.add_argument("--private", action="store_true", help="only if the repository is private")
+    text = "make the repository private; refuse one that is public"
+    command.add_argument("--private", action="store_true", help=text)
     text = "branch to commit to; made if it is not there (default: main)"
     command.add_argument("--revision", default="main", metavar="BRANCH", help=text)
     text = "write what would be uploaded to a folder and send nothing"

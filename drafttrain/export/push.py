@@ -180,7 +180,7 @@ def _reason(error: BaseException) -> str:
     answered = next((cause for cause in chain if getattr(cause, "response", None) is not None), None)
     detail = " ".join(str(answered or chain[-1]).split())[:200].replace(get_token() or "\0", "***")
     if answered is None:
-        if any(isinstance(cause, HTTPError | OSError) for cause in chain):
+        if any(isinstance(cause, HTTPError | ConnectionError | TimeoutError) for cause in chain):
             return f"the Hub at {constants.ENDPOINT} cannot be reached ({detail}); repeat when it can be"
         return f"the upload failed ({detail})"
     status = answered.response.status_code  # type: ignore[attr-defined]

@@ -112,6 +112,11 @@ def test_papers_of_what_the_bundle_holds(bundle):
     assert model_card(bundle).count("@inproceedings{eagle2") == 1
 
 
+def test_results_of_format_1_knew_chains_only(bundle):
+    (bundle / "eval.json").write_text('{"draft_length": 3, "dtype": "float32", "threads": 1, "tasks": {}}')
+    assert "Trees: `chain:length=3`, greedy, float32, 1 threads." in model_card(bundle)
+
+
 def test_from_the_command_line(bundle, tmp_path, capsys):
     assert main(["card", str(bundle)]) == 0
     assert capsys.readouterr().out == model_card(bundle) == (bundle / "README.md").read_text()

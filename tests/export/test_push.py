@@ -3,6 +3,7 @@ again decodes the same tokens."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -270,6 +271,16 @@ def test_without_the_hub(bundle, hub, monkeypatch, capsys):
     assert "switched off by HF_HUB_OFFLINE" in refused(capsys)
 
 
+def test_a_fault_of_this_machine_is_not_blamed_on_the_hub(bundle, hub, monkeypatch, capsys):
+    def unreadable(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", "model.safetensors")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", unreadable)
+    assert run(bundle) == 2
+    line = refused(capsys)
+    assert "Permission denied: 'model.safetensors'" in line and "cannot be reached" not in line
+
+
 @pytest.mark.parametrize("repo", ["drafter", "a/b/c", "some one/drafter", "someone/", "someone/x..y"])
 def test_no_repository(repo, bundle, capsys):
     assert main(["push", str(bundle), "--repo", repo]) == 2
@@ -293,8 +304,6 @@ def test_no_repository(repo, bundle, capsys):
     ],
 )
 def test_what_is_no_finished_bundle(spoil, expected, bundle, hub, capsys):
-    import re
-
     spoil(bundle)
     assert run(bundle) == 2
     assert re.search(expected, refused(capsys)) and hub.calls == []
@@ -317,7 +326,7 @@ def test_the_committed_card_is_what_its_bundle_renders():
     assert unknown == set()  # all of it would be published
 
 
-def test_a_bundle_of_an_earlier_version_keeps_what_its_readme_says(bundle, tmp_path):
+def test_a_bundle_of_an_earlier_version_keeps_what_its_readme_says(tmp_path):
     folder = shutil.copytree(ROOT / "model_cards" / "smollm2-135m-edd", tmp_path / "old")
     card = model_card(folder)
     facts = json.loads((folder / "card.json").read_text())
