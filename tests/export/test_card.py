@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 
 from drafttrain.cli import main
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.kinds import new_drafter
 from drafttrain.errors import UserError
 from drafttrain.export.bundle import ExportConfig, export
 from drafttrain.export.card import model_card, read_facts, write_card
@@ -87,17 +90,21 @@ def test_calibration_in_a_few_lines(bundle):
         ("eagle", "predicts the state that the target would\nhave", "@inproceedings{eagle,", "soft prompts"),
         (
             "causal_lm",
-            "2 decoder layers of hidden size 32",
+            "4 decoder layers of hidden size 64",
             "@inproceedings{speculative_decoding",
             "soft prompts",
         ),
         ("medusa", "3 small heads on the target's last hidden state", "@misc{medusa", "soft prompts"),
     ],
 )
-def test_kinds(kind, says, cites, never, bundle):
-    change(bundle, model_type=f"drafttrain_{kind}", heads=3, lm={"num_hidden_layers": 2, "hidden_size": 32})
-    text = model_card(bundle)
+def test_kinds(kind, says, cites, never, tiny_target, tiny_target_folder, tmp_path):
+    model = {"model": str(tiny_target_folder)} if kind == "causal_lm" else {}
+    config = DrafterConfig(kind=kind, heads=3, tapped_blocks=[-2], **model)
+    new_drafter(tiny_target, config, torch.arange(200)).save_pretrained(tmp_path / "drafter")
+    config = ExportConfig(name="tiny", base_model="someone/tiny")
+    text = model_card(export(config, tmp_path / "drafter", tmp_path / "bundle"))
     assert says in text and cites in text and never not in text
+    assert "over 200 of the target's 512 tokens" in text
     assert kind in ModelCard(text).data.tags
     assert ("No serving engine" in text) == (kind == "edd")
 
