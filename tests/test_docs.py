@@ -84,7 +84,7 @@ def test_command(page, number, monkeypatch, capsys):
             continue
         for path in value if isinstance(value, list) else [value]:
             if args.command == "benchmark" and isinstance(path, str):
-                path = path.partition("=")[2] or path  # NAME=FILE
+                path = (path.partition("=")[2] or path).partition("@")[0]  # NAME=FILE, NAME=BUNDLE@POLICY
             if isinstance(path, str) and "/" in path and not PLACEHOLDER.fullmatch(path):
                 known = (ROOT / path).exists() or any(f"{path}/".startswith(f"{place}/") for place in made)
                 assert known, f"{page.name}: {path} is neither there nor made by an earlier command"
