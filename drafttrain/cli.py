@@ -302,6 +302,25 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=_positive, default=96, metavar="N")
     command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
 
+    text = "publish a bundle on the Hugging Face Hub, with its model card"
+    example = "runs/quickstart/bundle --repo user/name --dry-run"
+    command = add("push", text, example, _push)
+    command.add_argument("bundle", metavar="BUNDLE", help="folder of export, evaluated")
+    command.add_argument("--repo", required=True, metavar="USER/NAME", help="where; made if it is not there")
+    text = "make the repository private; refuse one that is public"
+    command.add_argument("--private", action="store_true", help=text)
+    text = "branch to commit to; made if it is not there (default: main)"
+    command.add_argument("--revision", default="main", metavar="BRANCH", help=text)
+    text = "write what would be uploaded to a folder and send nothing"
+    command.add_argument("--dry-run", action="store_true", help=text)
+    text = "folder of a dry run (default: runs/push/NAME)"
+    command.add_argument("--out", metavar="DIR", help=text)
+
+    text = "render the model card of a bundle from the bundle alone"
+    command = add("card", text, "runs/quickstart/bundle --out CARD.md", _card)
+    command.add_argument("bundle", metavar="BUNDLE", help="folder of export")
+    command.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
+
     text = "generate text with a bundle, each iteration's tokens in their own color"
     example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
     command = add("generate", text, example, _generate)
@@ -505,6 +524,38 @@ def _compare(args: argparse.Namespace) -> int:
         calibration=args.calibration,
     )
     return 1 if differing else 0
+
+
+def _push(args: argparse.Namespace) -> None:
+    from drafttrain.export.push import prepare, push, write_publication
+
+    if args.out and not args.dry_run:
+        raise UserError("--out is the folder of a dry run: add --dry-run, or leave it out")
+    publication = prepare(args.bundle, args.repo)
+    sizes = publication.sizes()
+    for name, size in sizes.items():
+        print(f"{size:>13,}  {name}")
+    print(f"{sum(sizes.values()):>13,}  bytes to {args.repo}, branch {args.revision}")
+    for warning in publication.warnings:
+        print(f"drafttrain: look before you publish: {warning}", file=sys.stderr)
+    if args.dry_run:
+        out = args.out or f"runs/push/{args.repo.split('/')[-1]}"
+        write_publication(publication, out)
+        print(f"nothing was sent; all of it lies in {out}")
+    else:
+        print(push(publication, args.private, args.revision))
+
+
+def _card(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from drafttrain.export.card import model_card
+
+    card = model_card(args.bundle)
+    if args.out:
+        Path(args.out).write_text(card, encoding="utf-8")
+    else:
+        print(card, end="")
 
 
 def _generate(args: argparse.Namespace) -> None:

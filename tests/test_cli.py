@@ -14,6 +14,7 @@ from drafttrain.errors import UserError
 ROOT = Path(__file__).parents[1]
 COMMANDS = ["run", *cli.RECIPE_COMMANDS, "fetch-target", "view-corpus", "generate"]
 COMMANDS += ["build-ngrams", "dump-trees", "train-classifier", "sweep", "benchmark", "trace", "report"]
+COMMANDS += ["push", "card"]
 RECIPE = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"
 
 
@@ -96,6 +97,9 @@ def test_help_of_each_command_has_an_example(name, capsys):
         (["benchmark", "--target", "x", "--out", "y", "--task", "a=b.jsonl"], "b.jsonl: no such file"),
         (["trace", "x", "--out", "y"], "the following arguments are required: --prompt"),
         (["report", "nowhere", "--out", "y.html"], "nowhere: no such folder; measure with drafttrain"),
+        (["push", "x"], "the following arguments are required: --repo"),
+        (["push", "x", "--repo", "a/b", "--out", "y"], "--out is the folder of a dry run"),
+        (["card", "nowhere"], "nowhere: no config.json there"),
         (["view-corpus", "nowhere"], "nowhere: no corpus here"),
         (["view-corpus", "nowhere", "--number", "x"], "x is not a number from 0 up"),
     ],

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -25,9 +24,9 @@ from drafttrain.drafters.config import read_config
 from drafttrain.drafters.kinds import load_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.errors import UserError
-from drafttrain.export.card import model_card
+from drafttrain.export.card import EVALUATION, WEIGHTS, ExportConfig, read_evaluation, write_card
 from drafttrain.export.self_draft import holds_self_draft, load_self_draft
-from drafttrain.files import fingerprint, new_folder, read_json, require_free_disk
+from drafttrain.files import fingerprint, new_folder, require_free_disk
 from drafttrain.inference.joined import JoinedProposer
 from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.inference.self_draft import SelfDraft
@@ -40,34 +39,9 @@ from drafttrain.target.loading import load_for_decoding
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.named import parse_policy, uses_calibration
 
-WEIGHTS = "model.safetensors"
-EVALUATION = "eval.json"
 REDO = "drafttrain calibrate BUNDLE --prompts FILE"
 NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been measured yet
-
-
-@dataclass
-class ExportConfig:
-    """What the bundle and its model card say beside what training recorded (section `export` of a recipe).
-
-    Attributes:
-        name: title of the model card. null: the recipe's name.
-        license: licence of the drafter's weights, as the Hub spells it.
-        base_model: Hub id of the target for the card's metadata. null: the target's name in the recipe.
-        language: languages for the card's metadata.
-        datasets: what the drafter was trained on, one line each, for the card.
-        command: the command that made it, for the card.
-        ngrams: folder of an n-gram cache that the bundle takes along. null: none.
-    """
-
-    name: str | None = None
-    license: str = "apache-2.0"
-    base_model: str | None = None
-    language: str = "en"
-    datasets: list[str] | None = None
-    command: str | None = None
-    ngrams: str | None = None
 
 
 @dataclass
@@ -190,9 +164,9 @@ def export(
         (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
         settings["dtype"] = "bfloat16"
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        results: dict[str, Any] | None = None
         if evaluation is not None:
-            results = _read_evaluation(Path(evaluation))
+            if read_evaluation(Path(evaluation)) is None:
+                raise UserError(f"{evaluation}: no such file; evaluate the drafter first")
             shutil.copyfile(evaluation, folder / EVALUATION)
         if calibration is not None:
             for file in sorted(Path(calibration).glob("[!.]*")):
@@ -205,21 +179,12 @@ def export(
             shutil.copyfile(file, folder / Path(file).name)
         if log.exists():
             shutil.copyfile(log, folder / "training_log.json")
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        card = model_card(config, settings, results, read_json(log) if log.exists() else [], size)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        write_card(config, folder)
     return out
 
 
-def _read_evaluation(path: Path) -> dict[str, Any]:
-    results = read_json(path)
-    if not isinstance(results, dict):
-        raise UserError(f"{path}: holds no results of an evaluation; give what drafttrain evaluate wrote")
-    return results
-
-
 def find_bundle(path: str | os.PathLike) -> Path:
-    """The folder of a bundle given by its path or Hub id (downloaded once).
+    """The folder of a bundle given by its path or Hub id, downloaded once; `user/name@branch` names a branch.
 
     Raises:
         UserError: there is none.
@@ -229,8 +194,9 @@ def find_bundle(path: str | os.PathLike) -> Path:
         if not (folder / "config.json").exists():
             raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
         return folder
+    repo, _, revision = str(path).partition("@")
     try:
-        return Path(snapshot_download(str(path)))
+        return Path(snapshot_download(repo, revision=revision or None))
     except HFValidationError:
         raise UserError(f"{path}: no such folder, and not a Hub id (user/name) either") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -289,8 +255,7 @@ def load_bundle(
     drafter = load_drafter(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
-    measured = folder / EVALUATION
-    results = _read_evaluation(measured) if measured.exists() else {}
+    results = read_evaluation(folder / EVALUATION) or {}
     tree = results.get("tree")
     if "draft_length" in results:  # of format 1, which knew chains only
         tree = f"chain:length={results['draft_length']}"

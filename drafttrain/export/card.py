@@ -1,64 +1,263 @@
-"""The model card of a bundle: what it is, how it was made, what it reaches, how to load it."""
+"""The model card of a bundle: what it is, how it was made, what it reaches, how to load it.
 
+All of it comes out of the bundle's own files, so the card can be rendered again at any time.
+"""
+
+import os
+import re
+from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-if TYPE_CHECKING:
-    from drafttrain.export.bundle import ExportConfig
+from drafttrain.errors import UserError
+from drafttrain.export.papers import papers
+from drafttrain.files import read_json, write_json
+
+CARD = "card.json"  # what the recipe's section `export` said, kept for the card
+README = "README.md"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+EVALUATION = "eval.json"
+LOG = "training_log.json"
+# Everything that belongs to a bundle, and what it is. Whatever else lies in the folder is never published.
+CONTENTS = {
+    CONFIG: "the drafter's shape, the target it is for, how it was trained",
+    WEIGHTS: "its weights, bf16",
+    CARD: "what this card says beside the other files",
+    EVALUATION: "the evaluation, raw",
+    LOG: "the training log",
+    "calibration.json": "what drafting and verifying cost on one machine, for `pct`, `timed`, `c2t`",
+    "costs.png": "the same as a picture",
+    "reliability.png": "the drafter's confidence against what the target accepts",
+    "classifier.json": "a C2T classifier, for `--tree c2t`: its shape and training",
+    "classifier.safetensors": "its weights",
+    "classifier_report.json": "what it reaches on held-out trees",
+    "classifier_reliability.png": "the same by confidence",
+    "classifier_recall.png": "the same by share of nodes kept",
+    "ngrams.json": "an n-gram cache for Self-Draft (`--tree ngram`, `--tree ngram+POLICY`): its header",
+    "ngrams.bin": "its n-grams",
+    "ngrams_report.json": "what was counted for it",
+    "self_draft.json": "settings of Self-Draft, tuned on one machine",
+    "LICENSE": "the licence",
+    "NOTICE": "notices that the licence asks for",
+}
+METRICS = {
+    "accept_len": "tokens per target forward",
+    "speedup": "speedup over autoregressive decoding by the same engine",
+}
+CONTEXT = 256  # tokens, of the costs that the card tells
+SIZES = (1, 8, 16)
 
 
-def model_card(
-    config: "ExportConfig",
-    settings: dict[str, Any],
-    evaluation: dict[str, Any] | None,
-    log: list[dict[str, Any]],
-    n_bytes: int,
-) -> str:
-    """Renders the card (Markdown with the Hub's metadata in front).
+@dataclass
+class ExportConfig:
+    """What the bundle and its model card say beside what training recorded (section `export` of a recipe).
+
+    Attributes:
+        name: title of the model card. null: the recipe's name.
+        license: licence of the drafter's weights, as the Hub spells it.
+        base_model: Hub id of the target for the card's metadata. null: the target's name in the recipe.
+        language: languages for the card's metadata.
+        datasets: what the drafter was trained on, one line each, for the card.
+        hub_datasets: Hub ids of data sets among them, for the card's metadata.
+        command: the command that made it, for the card.
+        hardware: what it was trained on, for the card. null: the machine that training recorded.
+        notes: what else the card tells, one line each, such as how an n-gram cache was made.
+        ngrams: folder of an n-gram cache that the bundle takes along. null: none.
+    """
+
+    name: str | None = None
+    license: str = "apache-2.0"
+    base_model: str | None = None
+    language: str = "en"
+    datasets: list[str] | None = None
+    hub_datasets: list[str] | None = None
+    command: str | None = None
+    hardware: str | None = None
+    notes: list[str] | None = None
+    ngrams: str | None = None
+
+
+def write_card(config: ExportConfig, folder: str | os.PathLike) -> None:
+    """Keeps in a bundle what only the recipe knows, and writes its card."""
+    kept = asdict(config)
+    del kept["ngrams"]  # a path of the maker's; the n-grams themselves lie in the bundle
+    write_json(Path(folder) / CARD, kept)
+    (Path(folder) / README).write_text(model_card(folder), encoding="utf-8")
+
+
+def read_facts(folder: str | os.PathLike) -> ExportConfig:
+    """What the recipe said of a bundle: its `card.json`, or for a bundle of earlier versions what its README
+    says.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    folder = Path(folder)
+    if not (folder / CARD).exists():
+        return _facts_of_readme(folder / README)
+    kept = read_json(folder / CARD)
+    known = {item.name for item in fields(ExportConfig)}
+    if not isinstance(kept, dict) or not kept.keys() <= known:
+        raise UserError(f"{folder / CARD}: holds other keys than {', '.join(sorted(known))}; export again")
+    return ExportConfig(**kept)
+
+
+def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
+    """Renders the card of a bundle (Markdown with the Hub's metadata in front) from the bundle alone.
 
     Args:
-        settings: the drafter's `config.json`.
-        evaluation: its `eval.json`; without it the card says that nothing was measured.
-        log: the trainer's log history.
-        n_bytes: size of the bundle.
+        folder: of a bundle, or of a trained drafter.
+        repo: Hub id under which it will be found.
+
+    Raises:
+        UserError: no bundle there, or one of its files is damaged.
     """
-    target, training = settings["target"], settings.get("training", {})
-    name = config.name or f"{str(target['name']).rstrip('/').split('/')[-1]}-edd"
-    base_model = config.base_model or target["name"]
-    tasks = (evaluation or {}).get("tasks", {})
+    folder = Path(folder)
+    settings = read_settings(folder)
+    facts, evaluation = read_facts(folder), read_evaluation(folder / EVALUATION)
+    target, training = settings["target"], settings.get("training") or {}
+    kind = drafter_kind(settings)
+    present = {name: (folder / name).stat().st_size for name in CONTENTS if (folder / name).is_file()}
+    name = facts.name or f"{str(target.get('name')).rstrip('/').split('/')[-1]}-{kind}"
+    base_model = facts.base_model or target.get("name")
+    tree, tasks = (evaluation or {}).get("tree"), (evaluation or {}).get("tasks", {})
     data = ModelCardData(
-        language=config.language,
-        license=config.license,
+        language=facts.language,
+        license=facts.license,
         library_name="drafttrain",
-        tags=["speculative-decoding", "edd", "drafter"],
+        tags=["speculative-decoding", kind, "drafter"],
         base_model=base_model,
+        datasets=facts.hub_datasets,
         model_name=name,
-        eval_results=[
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=task,
-                dataset_name=task,
-                metric_type="accept_len",
-                metric_value=round(row["accept_len"], 3),
-            )
-            for task, row in tasks.items()
-        ]
-        or None,
+        eval_results=_eval_results(tasks) or None,
     )
     return ModelCard.from_template(
         data,
         template_str=(files("drafttrain.export") / "card.md").read_text(encoding="utf-8"),
         name=name,
+        kind=kind,
+        repo=repo or "PATH_OR_HUB_ID",
         base_model=base_model,
         target=target,
         settings=settings,
         training=training,
-        held_out=[entry for entry in log if "eval_loss" in entry],
+        facts=facts,
+        hardware=facts.hardware or _machine(training.get("machine")),
+        held_out=[entry for entry in _log(folder / LOG) if "eval_loss" in entry],
         evaluation=evaluation,
+        evaluated_on=_machine((evaluation or {}).get("machine")),
         tasks=tasks,
-        datasets=config.datasets or [],
-        command=config.command,
-        megabytes=round(n_bytes / 1e6, 1),
+        calibration=_calibration(folder / "calibration.json"),
+        contents={file: text for file, text in CONTENTS.items() if file in present},
+        megabytes=round(sum(present.values()) / 1e6, 1),
+        weights=round(present.get(WEIGHTS, 0) / 1e6, 1),
+        papers=papers(kind, tree, "classifier.json" in present, "ngrams.json" in present),
     ).content
+
+
+def drafter_kind(settings: dict[str, Any]) -> str:
+    """`edd` for a `config.json` whose `model_type` is `drafttrain_edd`."""
+    return str(settings.get("model_type", "")).removeprefix("drafttrain_")
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """A bundle's `config.json`.
+
+    Raises:
+        UserError: there is none, or it is no drafter's.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
+    settings = read_json(folder / CONFIG)
+    is_drafter = isinstance(settings, dict) and str(settings.get("model_type", "")).startswith("drafttrain_")
+    if not is_drafter or not isinstance(settings.get("target"), dict):
+        raise UserError(f"{folder / CONFIG}: no drafter's; give the folder that `drafttrain export` wrote")
+    return settings
+
+
+def read_evaluation(path: Path) -> dict[str, Any] | None:
+    """An evaluation's results; None where there are none.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    if not path.exists():
+        return None
+    results = read_json(path)
+    if not isinstance(results, dict):
+        raise UserError(f"{path}: holds no results of an evaluation; give what drafttrain evaluate wrote")
+    return results
+
+
+def _eval_results(tasks: dict[str, Any]) -> list[EvalResult]:
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=task,
+            dataset_name=task,
+            metric_type=metric,
+            metric_name=METRICS[metric],
+            metric_value=round(row[metric], 3),
+        )
+        for task, row in tasks.items()
+        for metric in METRICS
+        if row.get(metric) is not None
+    ]
+
+
+def _machine(machine: dict[str, Any] | None) -> str | None:
+    """A recorded machine in words."""
+    if not machine:
+        return None
+    words = f"{machine['threads']} of {machine['cores']} cores of {machine['processor']}"
+    return f"{machine['gpu']}, {words}" if "gpu" in machine else words
+
+
+def _calibration(path: Path) -> dict[str, Any] | None:
+    """The figures of a calibration that fit a card: milliseconds of a target forward (s_t) and of a drafting
+    step (s_d) by size, at one length of context, and how well the drafter's confidence fits acceptance."""
+    if not path.exists():
+        return None
+    found = read_json(path)
+    rows = {}
+    for name in ("target", "drafter"):
+        curve = min(found[name], key=lambda curve: abs(curve["context"] - CONTEXT))
+        by_size = dict(zip(curve["sizes"], curve["median"]))
+        rows[name] = [(size, 1000 * by_size[size]) for size in SIZES if size in by_size]
+        rows["context"] = curve["context"]
+    machine, dtype = _machine(found["machine"]), found["dtype"]
+    return {**rows, "machine": machine, "dtype": dtype, "confidence": found["confidence"]["raw"]["all"]}
+
+
+def _log(path: Path) -> list[dict[str, Any]]:
+    return read_json(path) if path.exists() else []
+
+
+def _facts_of_readme(path: Path) -> ExportConfig:
+    """What a README of an earlier version tells of the recipe: metadata, command and data sets."""
+    if not path.exists():
+        return ExportConfig()
+    text = path.read_text(encoding="utf-8")
+    front = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    try:
+        data = yaml.safe_load(front[1]) if front else {}
+    except yaml.YAMLError:
+        raise UserError(f"{path}: its metadata are no YAML; mend the lines between --- and ---") from None
+    how = text.partition("\n## How it was made\n")[2].partition("\n## ")[0]
+    command = re.search(r"^Command: `(.+)`$", how, re.MULTILINE)
+    before_files = re.split(r"^- (?:`|.* optimizer steps over )", how, maxsplit=1, flags=re.MULTILINE)[0]
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return ExportConfig(
+        name=title and title[1],
+        license=data.get("license", ExportConfig.license),
+        base_model=data.get("base_model"),
+        language=data.get("language", ExportConfig.language),
+        datasets=re.findall(r"^- (.+)$", before_files, re.MULTILINE),
+        hub_datasets=data.get("datasets"),
+        command=command and command[1],
+    )

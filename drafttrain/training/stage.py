@@ -22,6 +22,7 @@ from drafttrain.drafters.kinds import load_drafter, new_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.errors import UserError
+from drafttrain.evaluation.machine import describe_machine
 from drafttrain.files import new_folder, read_json, require_free_disk, write_json
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
@@ -455,6 +456,7 @@ def training_summary(
         **settings,
         "steps": trainer.state.global_step,
         "processes": trainer.args.world_size,
+        "machine": describe_machine(trainer.args.device),
         "corpus_tokens": rows.tokens,
         "corpus_files": [
             {

@@ -103,6 +103,7 @@ def test_decodes_what_the_target_says(prompt, bundle):
 def test_holds_the_drafter_alone_in_bf16(bundle, trained_folder):
     assert sorted(path.name for path in bundle.iterdir()) == [
         "README.md",
+        "card.json",
         "config.json",
         "eval.json",
         "model.safetensors",
@@ -157,7 +158,12 @@ def test_card(trained_folder, tmp_path):
     metadata = card.data.to_dict()
     assert metadata["base_model"] == "someone/tiny" and metadata["license"] == "mit"
     assert metadata["library_name"] == "drafttrain" and "speculative-decoding" in metadata["tags"]
-    assert {r.dataset_name: r.metric_value for r in card.data.eval_results} == {"MT-bench": 2.046, "all": 2.5}
+    assert {(r.dataset_name, r.metric_type): r.metric_value for r in card.data.eval_results} == {
+        ("MT-bench", "accept_len"): 2.046,
+        ("MT-bench", "speedup"): 1.493,
+        ("all", "accept_len"): 2.5,
+        ("all", "speedup"): 1.493,
+    }
     lines = card.text.splitlines()
     assert "# tiny-edd" in lines
     assert "| MT-bench | 80 | 2.05 | 1.95 | 13 % | 51.3 | 1.49 (1.71) |" in lines

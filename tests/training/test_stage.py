@@ -69,6 +69,7 @@ def test_learns_to_draft(run_training, taught_folder):
     assert training["tokens"] == sum(entry["tokens"] for entry in log if "tokens" in entry)
     (file,) = training["corpus_files"]
     assert file["conversations"] > 0 and len(file["sha256"]) == 64 and "/" not in file["name"]
+    assert training["machine"]["threads"] == 1 and training["machine"]["device"] == "cpu"
     assert training["processes"] == 1 and training["optimizer"] == "adamw"
     assert training["tokens"] > training["corpus_tokens"] and training["seconds"] > 0
     assert training["final"]["eval_accept_len"] == evaluated[-1]["eval_accept_len"]

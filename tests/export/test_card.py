@@ -1,0 +1,142 @@
+"""The card comes out of the bundle alone, and says of each kind of drafter what is so."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from drafttrain.cli import main
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.kinds import new_drafter
+from drafttrain.errors import UserError
+from drafttrain.export.bundle import ExportConfig, export
+from drafttrain.export.card import model_card, read_facts, write_card
+
+CALIBRATION = {
+    "machine": {"processor": "Some CPU", "cores": 8, "threads": 4, "device": "cuda", "gpu": "Some GPU"},
+    "dtype": "bfloat16",
+    "target": [
+        {"context": 64, "sizes": [1, 8], "median": [0.9, 0.9]},
+        {"context": 256, "sizes": [1, 8, 16], "median": [0.0201, 0.0222, 0.0253]},
+    ],
+    "drafter": [{"context": 256, "sizes": [1, 8, 32], "median": [0.0011, 0.0014, 0.003]}],
+    "confidence": {
+        "raw": {"all": {"tokens": 77, "confidence": 0.5, "accepted": 0.6, "ece": 0.1234, "auroc": 0.8}}
+    },
+}
+
+
+@pytest.fixture
+def bundle(tiny_bundle, tmp_path):
+    return export(ExportConfig(name="tiny", base_model="someone/tiny"), tiny_bundle, tmp_path / "bundle")
+
+
+def change(folder, **settings) -> None:
+    stored = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stored, **settings}))
+
+
+def test_what_the_recipe_said_is_kept_without_paths_of_the_maker(bundle, tmp_path):
+    config = ExportConfig(
+        name="tiny",
+        license="mit",
+        base_model="someone/tiny",
+        datasets=["chats"],
+        hub_datasets=["openai/gsm8k"],
+        hardware="8 GPUs",
+        notes=["a word"],
+        ngrams=str(tmp_path),
+    )
+    write_card(config, bundle)
+    text = (bundle / "README.md").read_text()
+    assert text == model_card(bundle) and str(tmp_path) not in (bundle / "card.json").read_text()
+    config.ngrams = None
+    assert read_facts(bundle) == config
+    assert ModelCard(text).data.datasets == ["openai/gsm8k"]
+    assert "- a word\n" in text and "- chats\n" in text
+
+
+def test_hours_and_hardware_of_training(bundle):
+    machine = {"processor": "Some CPU", "cores": 8, "threads": 4, "device": "cuda", "gpu": "Some GPU"}
+    change(bundle, training={"seconds": 9000.0, "processes": 2, "machine": machine, "steps": 5})
+    text = model_card(bundle)
+    assert "in 150.0 minutes (2.5 hours, evaluations left out)" in text
+    assert "- hardware: Some GPU, 4 of 8 cores of Some CPU, 2 processes\n" in text
+    facts = read_facts(bundle)
+    facts.hardware = "a borrowed machine"
+    write_card(facts, bundle)
+    assert "- hardware: a borrowed machine, 2 processes\n" in model_card(bundle)
+
+
+def test_calibration_in_a_few_lines(bundle):
+    (bundle / "calibration.json").write_text(json.dumps(CALIBRATION))
+    text = model_card(bundle)
+    assert "On Some GPU, 4 of 8 cores of Some CPU, bfloat16, 256 tokens of context, medians:" in text
+    assert "- the target's forward over 1 / 8 / 16 tokens: 20.1 / 22.2 / 25.3 ms\n" in text
+    assert "- a drafting step over 1 / 8 nodes: 1.1 / 1.4 ms\n" in text
+    assert "77 drafts: mean confidence 0.50, accepted 0.60, ECE 0.123, AUROC 0.800\n" in text
+    assert "- `calibration.json`:" in text
+    few = {"tokens": 2, "confidence": 0.5, "accepted": 1.0, "ece": 0.5, "auroc": None}  # all were accepted
+    (bundle / "calibration.json").write_text(json.dumps({**CALIBRATION, "confidence": {"raw": {"all": few}}}))
+    assert "ECE 0.500, AUROC unknown\n" in model_card(bundle)
+
+
+@pytest.mark.parametrize(
+    "kind, says, cites, never",
+    [
+        ("edd", "as soft prompts", "@misc{edd_pct", "@misc{medusa"),
+        ("vdm", "none of the target's states", "@inproceedings{speculative_decoding", "soft prompts"),
+        ("eagle", "predicts the state that the target would\nhave", "@inproceedings{eagle,", "soft prompts"),
+        (
+            "causal_lm",
+            "4 decoder layers of hidden size 64",
+            "@inproceedings{speculative_decoding",
+            "soft prompts",
+        ),
+        ("medusa", "3 small heads on the target's last hidden state", "@misc{medusa", "soft prompts"),
+    ],
+)
+def test_kinds(kind, says, cites, never, tiny_target, tiny_target_folder, tmp_path):
+    model = {"model": str(tiny_target_folder)} if kind == "causal_lm" else {}
+    config = DrafterConfig(kind=kind, heads=3, tapped_blocks=[-2], **model)
+    new_drafter(tiny_target, config, torch.arange(200)).save_pretrained(tmp_path / "drafter")
+    config = ExportConfig(name="tiny", base_model="someone/tiny")
+    text = model_card(export(config, tmp_path / "drafter", tmp_path / "bundle"))
+    assert says in text and cites in text and never not in text
+    assert "over 200 of the target's 512 tokens" in text
+    assert kind in ModelCard(text).data.tags
+    assert ("No serving engine" in text) == (kind == "edd")
+
+
+def test_papers_of_what_the_bundle_holds(bundle):
+    assert "@misc{c2t" not in model_card(bundle) and "@inproceedings{self_draft" not in model_card(bundle)
+    (bundle / "classifier.json").write_text("{}")
+    (bundle / "ngrams.json").write_text("{}")
+    text = model_card(bundle)
+    assert text.count("@misc{c2t") == text.count("@inproceedings{self_draft") == 1
+    (bundle / "eval.json").write_text('{"tree": "ngram+eagle2:total=20", "tasks": {}}')
+    assert model_card(bundle).count("@inproceedings{eagle2") == 1
+
+
+def test_results_of_format_1_knew_chains_only(bundle):
+    (bundle / "eval.json").write_text('{"draft_length": 3, "dtype": "float32", "threads": 1, "tasks": {}}')
+    assert "Trees: `chain:length=3`, greedy, float32, 1 threads." in model_card(bundle)
+
+
+def test_from_the_command_line(bundle, tmp_path, capsys):
+    assert main(["card", str(bundle)]) == 0
+    assert capsys.readouterr().out == model_card(bundle) == (bundle / "README.md").read_text()
+    assert main(["card", str(bundle), "--out", str(tmp_path / "card.md")]) == 0
+    assert (tmp_path / "card.md").read_text() == model_card(bundle)
+    assert main(["card", str(tmp_path)]) == 2
+    assert "no config.json there" in capsys.readouterr().err
+
+
+def test_damaged_metadata_of_an_old_readme_is_told(bundle):
+    (bundle / "card.json").unlink()
+    (bundle / "README.md").write_text("---\n{a: [\n---\n# x\n")
+    with pytest.raises(UserError, match="README.md: its metadata are no YAML"):
+        model_card(bundle)
+    (bundle / "README.md").unlink()
+    assert "base_model: " in model_card(bundle)

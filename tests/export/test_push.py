@@ -1,0 +1,337 @@
+"""Publishing, with the real client against a stand-in for the Hub: whole or not at all, and what comes down
+again decodes the same tokens."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from drafttrain.cli import main
+from drafttrain.export.bundle import ExportConfig, export
+from drafttrain.export.card import CONTENTS, model_card
+from drafttrain.export.push import prepare, push
+from tests.export.hub import Hub, Repo
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "hf_secretsecretsecret"
+ROW = {
+    "prompts": 8,
+    "accept_len": 2.0,
+    "accept_len_fresh": 1.9,
+    "repetition": 0.1,
+    "tokens_per_second": 50.0,
+    "speedup": 1.5,
+    "speedup_transformers": 1.7,
+}
+EVALUATION = {"tree": "chain:length=3", "dtype": "float32", "threads": 1, "tasks": {"MT-bench": ROW}}
+
+
+@pytest.fixture
+def bundle(tiny_bundle, tmp_path) -> Path:
+    (tmp_path / "eval.json").write_text(json.dumps(EVALUATION))
+    config = ExportConfig(name="tiny", base_model="someone/tiny", command="drafttrain run tiny.yaml")
+    return export(config, tiny_bundle, tmp_path / "bundle", tmp_path / "eval.json")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A stand-in that this process's client talks to, with a token that may write."""
+    hub = Hub()
+    hub.tokens = {TOKEN: ("someone", True), "hf_reader": ("someone", False)}
+    for name, value in (("ENDPOINT", hub.url), ("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", True)):
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    yield hub
+    hub.close()
+
+
+def run(bundle, *words: str) -> int:
+    return main(["push", str(bundle), "--repo", "someone/drafter", *words])
+
+
+def refused(capsys) -> str:
+    """The one line on standard error behind the list of files; it never holds the token."""
+    out, err = capsys.readouterr()
+    line = [line for line in err.splitlines() if line.startswith("drafttrain: ")]
+    assert len(line) == 1 and TOKEN not in out + err and "Traceback" not in err, err
+    return line[0]
+
+
+# publishing
+
+
+def test_round_trip_in_processes_of_their_own(bundle, tiny_target_folder, hub, tmp_path):
+    hub.repos["someone/tiny"] = Repo(private=False)
+    target = {path.name: path.read_bytes() for path in tiny_target_folder.iterdir()}
+    hub.repos["someone/tiny"].commit("main", target)
+    code = f"""
+from drafttrain.cli import main
+assert main(["push", {str(bundle)!r}, "--repo", "someone/drafter", "--revision", "v2"]) == 0
+from drafttrain import SpeculativeDecoder
+from drafttrain.export.bundle import load_bundle
+places = [{str(bundle)!r}, "someone/drafter@v2"]
+decoders = [SpeculativeDecoder.from_pretrained(p, dtype="float32", device="cpu") for p in places]
+results = [d.generate("Could you please explain", 24) for d in decoders]
+assert decoders[1].target.name == "someone/tiny", decoders[1].target.name
+assert results[0].token_ids == results[1].token_ids and len(results[0].token_ids) == 24
+assert results[0].stats.verify_tokens == results[1].stats.verify_tokens > 0
+assert results[0].token_ids == decoders[1].autoregressive("Could you please explain", 24).token_ids
+assert load_bundle("someone/drafter@v2", target=decoders[1].target).tree == "chain:length=3"
+print("same tokens")
+"""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": TOKEN,
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and done.stdout.endswith("same tokens\n"), done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    assert set(hub.repos["someone/drafter"].files("main")) == {".gitattributes"}
+
+
+def test_the_files_of_the_bundle_and_nothing_else(bundle, hub, capsys):
+    (bundle / "notes.txt").write_text("mine")
+    (bundle / ".env").write_text("secret")
+    (bundle / "stage.json").write_text("{}")
+    (bundle / "checkpoints").mkdir()
+    (bundle / "checkpoints" / "model.safetensors").write_text("old")
+    assert run(bundle) == 0
+    out = capsys.readouterr().out
+    repo = hub.repos["someone/drafter"]
+    files = repo.files()
+    names = {"README.md", "card.json", "config.json", "eval.json", "model.safetensors"}
+    assert set(files) == {*names, ".gitattributes"}
+    assert files["model.safetensors"] == (bundle / "model.safetensors").read_bytes()
+    assert files["eval.json"] == (bundle / "eval.json").read_bytes()
+    assert json.loads(files["config.json"])["target"]["name"] == "someone/tiny"
+    assert f"{hub.url}/someone/drafter/commit/{repo.branches['main']}" in out
+    assert all(name in out for name in names) and "someone/drafter, branch main" in out
+    assert hub.steps().count("commit") == 1 and not repo.private
+
+
+def test_the_card_says_where_it_is(bundle, hub):
+    assert run(bundle) == 0
+    card = hub.repos["someone/drafter"].files()["README.md"].decode()
+    assert 'from_pretrained("someone/drafter")' in card and "PATH_OR_HUB_ID" not in card
+    assert card == model_card(bundle, "someone/drafter")
+
+
+def test_a_later_bundle_replaces_the_earlier_one(bundle, hub):
+    """A classifier that the new bundle lacks would draft for it, too."""
+    (bundle / "classifier.json").write_text("{}")
+    (bundle / "costs.png").write_bytes(b"picture")
+    assert run(bundle) == 0
+    repo = hub.repos["someone/drafter"]
+    repo.commit("main", {**repo.files(), "someones-own.md": b"theirs"})
+    (bundle / "classifier.json").unlink()
+    (bundle / "costs.png").unlink()
+    assert run(bundle) == 0
+    assert "someones-own.md" in repo.files()
+    assert not {"classifier.json", "costs.png"} & repo.files().keys()
+
+
+def test_pushed_twice_nothing_large_is_sent_again(bundle, hub):
+    assert run(bundle) == 0
+    hub.calls.clear()
+    assert run(bundle) == 0
+    assert "put" not in hub.steps()
+
+
+def test_private(bundle, hub, capsys):
+    assert run(bundle, "--private") == 0
+    assert hub.repos["someone/drafter"].private
+    hub.repos["someone/drafter"].private = False
+    assert run(bundle, "--private") == 2
+    assert "exists and is public" in refused(capsys)
+    assert hub.steps().count("commit") == 1
+
+
+def test_dry_run_sends_nothing(bundle, hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("HF_TOKEN")  # it needs no account either
+    assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 0
+    out = capsys.readouterr().out
+    assert hub.calls == [] and "someone/drafter" in out
+    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert set(written) == {"README.md", "card.json", "config.json", "eval.json", "model.safetensors"}
+    for name, content in written.items():
+        assert f"{len(content):>13,}  {name}\n" in out
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert run(bundle) == 0
+    uploaded = hub.repos["someone/drafter"].files()
+    assert written == {name: content for name, content in uploaded.items() if name != ".gitattributes"}
+    assert run(bundle, "--out", "x") == 2
+
+
+def test_folders_of_the_maker_are_told(bundle, hub, capsys, tmp_path):
+    facts = json.loads((bundle / "card.json").read_text())
+    facts["command"] = "drafttrain run x.yaml --corpus.sources '[{path: /home/me/chats.json}]'"
+    facts["notes"] = ["and/or 3/4 of it, see https://example.org/a/b"]
+    (bundle / "card.json").write_text(json.dumps(facts))
+    found = prepare(bundle, "someone/drafter").warnings
+    assert [warning.split(" is ")[0] for warning in found] == ["card.json: command"]
+    assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 0
+    assert "look before you publish: card.json: command is drafttrain run" in refused(capsys)
+
+
+# what goes wrong
+
+
+@pytest.mark.parametrize(
+    "step, status, expected",
+    [
+        ("create", 500, "the Hub answered 500: repeat the same command"),
+        ("validate-yaml", 500, "the Hub answered 500"),
+        ("preupload", 403, "no right to write there"),
+        ("batch", 500, "the Hub answered 500"),
+        ("put", 500, "the Hub answered 500"),
+        ("put", 403, "no right to write there"),
+        ("put", 0, "cannot be reached"),
+        ("verify", 500, "the Hub answered 500"),
+        ("commit", 401, "the Hub does not accept the token: log in with"),
+        ("commit", 500, "the Hub answered 500"),
+        ("commit", 0, "cannot be reached"),
+    ],
+)
+def test_an_interrupted_upload_leaves_no_visible_revision(step, status, expected, bundle, hub, capsys):
+    (bundle / "costs.png").write_bytes(b"picture")
+    hub.fail(step, status, after=1 if step == "put" else 0)  # one large file is there already
+    assert run(bundle, "--revision", "v2") == 2
+    line = refused(capsys)
+    assert expected in line and line.endswith("nothing was published")
+    for repo in hub.repos.values():
+        assert set(repo.branches) == {"main"} and set(repo.files()) == {".gitattributes"}
+    hub.failures.clear()
+    assert run(bundle, "--revision", "v2") == 0
+    assert "model.safetensors" in hub.repos["someone/drafter"].files("v2")
+
+
+def test_a_failure_leaves_the_branch_that_was_there(bundle, hub, capsys):
+    assert run(bundle, "--revision", "v2") == 0
+    repo = hub.repos["someone/drafter"]
+    before = dict(repo.branches)
+    (bundle / "eval.json").write_text(json.dumps({**EVALUATION, "threads": 2}))
+    hub.fail("commit", 500)
+    assert run(bundle, "--revision", "v2") == 2
+    assert repo.branches == before
+
+
+def test_ctrl_c_leaves_no_branch(bundle, hub, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        push(prepare(bundle, "someone/drafter"), revision="v2")
+    assert set(hub.repos["someone/drafter"].branches) == {"main"}
+
+
+@pytest.mark.parametrize(
+    "token, repo, expected",
+    [
+        ("hf_wrong", "someone/drafter", "the Hub does not accept the token"),
+        ("hf_reader", "someone/drafter", "no right to write there"),
+        (TOKEN, "another/drafter", "no right to write there"),
+        ("hf_wr\u00f6ng", "someone/drafter", "the upload failed"),
+    ],
+)
+def test_tokens_and_rights(token, repo, expected, bundle, hub, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", token)
+    assert main(["push", str(bundle), "--repo", repo]) == 2
+    line = refused(capsys)
+    assert expected in line and token not in line
+    assert hub.repos == {}
+
+
+def test_without_a_token(bundle, hub, monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert run(bundle) == 2
+    assert "no token for the Hub: log in with" in refused(capsys) and hub.calls == []
+
+
+def test_without_the_hub(bundle, hub, monkeypatch, capsys):
+    hub.close()
+    assert run(bundle) == 2
+    assert f"the Hub at {hub.url} cannot be reached" in refused(capsys)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert run(bundle) == 2
+    assert "switched off by HF_HUB_OFFLINE" in refused(capsys)
+
+
+def test_a_fault_of_this_machine_is_not_blamed_on_the_hub(bundle, hub, monkeypatch, capsys):
+    def unreadable(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", "model.safetensors")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", unreadable)
+    assert run(bundle) == 2
+    line = refused(capsys)
+    assert "Permission denied: 'model.safetensors'" in line and "cannot be reached" not in line
+
+
+@pytest.mark.parametrize("repo", ["drafter", "a/b/c", "some one/drafter", "someone/", "someone/x..y"])
+def test_no_repository(repo, bundle, capsys):
+    assert main(["push", str(bundle), "--repo", repo]) == 2
+    assert "write it as user/name" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    "spoil, expected",
+    [
+        (lambda folder: (folder / "eval.json").unlink(), "no eval.json with results"),
+        (lambda folder: (folder / "eval.json").write_text('{"tasks": {}}'), "no eval.json with results"),
+        (lambda folder: (folder / "config.json").unlink(), "no config.json there"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'), "no drafter's"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: cannot be read"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50),
+            "model.safetensors: cannot be read",
+        ),
+        (lambda folder: (folder / "card.json").write_text('{"nmae": "x"}'), "holds other keys than"),
+        (lambda folder: (folder / "card.json").write_text("{}"), "is no Hub id .* set export.base_model"),
+    ],
+)
+def test_what_is_no_finished_bundle(spoil, expected, bundle, hub, capsys):
+    spoil(bundle)
+    assert run(bundle) == 2
+    assert re.search(expected, refused(capsys)) and hub.calls == []
+
+
+def test_known_files_are_those_that_the_parts_of_a_bundle_write(tmp_path):
+    from drafttrain.calibration.calibration import FILE as calibration
+    from drafttrain.calibration.self_draft import FILE as self_draft
+    from drafttrain.classifier import model, plots, train
+    from drafttrain.ngrams.corpus_cache import DATA, FILE
+
+    written = {calibration, self_draft, model.FILE, model.WEIGHTS, plots.RECALL, plots.RELIABILITY}
+    assert written | {train.REPORT, DATA, FILE, "costs.png", "reliability.png"} <= CONTENTS.keys()
+
+
+def test_the_committed_card_is_what_its_bundle_renders():
+    folder = ROOT / "model_cards" / "smollm2-135m-edd"
+    assert model_card(folder) == (folder / "README.md").read_text(encoding="utf-8")
+    unknown = {path.name for path in folder.iterdir()} - CONTENTS.keys() - {"README.md"}
+    assert unknown == set()  # all of it would be published
+
+
+def test_a_bundle_of_an_earlier_version_keeps_what_its_readme_says(tmp_path):
+    folder = shutil.copytree(ROOT / "model_cards" / "smollm2-135m-edd", tmp_path / "old")
+    card = model_card(folder)
+    facts = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").unlink()
+    again = model_card(folder)
+    assert f"Command: `{facts['command']}`" in again
+    assert all(f"- {line}\n" in again for line in facts["datasets"])
+    assert again.split("\n# ")[0] == card.split("\n# ")[0]  # the metadata
