@@ -1,11 +1,11 @@
 """Serves exported drafters with vLLM and counts what it accepts, run by the Python of an environment that has
 vLLM (`scripts/check_vllm.sh` makes one).
 
-Reads {"target", "prompts" (token ids), "max_new_tokens", "stop", "drafters": [{"name", "method", "model",
-"tokens"}]} from standard input; a drafter whose method is null decodes plainly. Writes {name: {"outputs"
-(token ids), "drafts", "accepted", "seconds"}} to the file that the command line names: `drafts` is the number
-of steps that had drafts, `accepted` in how many of them the draft token at each position was accepted.
-Greedy. Knows nothing of drafttrain, which is not installed there.
+Reads {"target", "dtype", "prompts" (token ids), "max_new_tokens", "stop", "drafters": [{"name", "method",
+"model", "tokens"}]} from standard input; a drafter whose method is null decodes plainly. Writes {name:
+{"outputs" (token ids), "drafts", "accepted", "seconds"}} to the file that the command line names: `drafts` is
+the number of steps that had drafts, `accepted` in how many of them the draft token at each position was
+accepted. Greedy. Knows nothing of drafttrain, which is not installed there.
 """
 
 import gc
@@ -42,7 +42,7 @@ def serve(job: dict, drafter: dict) -> dict:
         }
     model = LLM(
         job["target"],
-        dtype="bfloat16",
+        dtype=job["dtype"],
         max_model_len=2048,
         max_num_seqs=8,
         speculative_config=speculation,

@@ -7,13 +7,14 @@ medusa-original   MEDUSA-1 for the authors' code
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from drafttrain.drafters.edd_config import FORMAT_VERSION
+from drafttrain.drafters.config import read_config
 from drafttrain.errors import UserError
 from drafttrain.export.bundle import find_bundle
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
@@ -22,10 +23,11 @@ from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 
 KINDS = {  # model_type: what the drafter is called
-    "drafttrain_edd": "an EDD drafter",
-    "drafttrain_vdm": "a VDM",
-    "drafttrain_eagle": "an EAGLE drafter",
-    "drafttrain_medusa": "a MEDUSA drafter",
+    "drafttrain_edd": "EDD drafters",
+    "drafttrain_vdm": "VDMs",
+    "drafttrain_eagle": "EAGLE drafters",
+    "drafttrain_medusa": "MEDUSA drafters",
+    "drafttrain_causal_lm": "small causal LMs",
 }
 
 
@@ -34,20 +36,22 @@ class Format:
     """A layout that a tool reads.
 
     Attributes:
-        kind: model type of the drafters that it can express.
+        kinds: model types of the drafters that it can express.
         to, back: the exporter and its inverse.
         problems: what is wrong with a folder.
         name: for messages.
+        check: refuses what the layout cannot express, going by the drafter's config alone.
         serve: vLLM's `method`; None where vLLM is not who reads it.
         file: of the weights.
         with_tokenizer: whether the folder brings the target's tokenizer.
     """
 
-    kind: str
+    kinds: tuple[str, ...]
     to: Callable[[Config, Tensors, TargetParts], Layout]
     back: Callable[[Config, Tensors], tuple[Config, Tensors]]
     problems: Callable[[Config, Tensors], list[str]]
     name: str
+    check: Callable[[Config], None] = lambda config: None
     serve: str | None = None
     file: str = layout.WEIGHTS
     with_tokenizer: bool = False
@@ -55,32 +59,34 @@ class Format:
 
 FORMATS = {
     "causal-lm": Format(
-        "drafttrain_vdm",
+        ("drafttrain_vdm", "drafttrain_causal_lm"),
         causal_lm.to_causal_lm,
         causal_lm.from_causal_lm,
         causal_lm.causal_lm_problems,
         "a causal LM of a known kind",
+        causal_lm.check_causal_lm,
         "draft_model",
         with_tokenizer=True,
     ),
     "eagle": Format(
-        "drafttrain_eagle",
+        ("drafttrain_eagle",),
         eagle.to_eagle,
         eagle.from_eagle,
         eagle.eagle_problems,
         "in EAGLE-1's layout",
+        eagle.check_eagle,
         "eagle",
     ),
     "medusa": Format(
-        "drafttrain_medusa",
+        ("drafttrain_medusa",),
         medusa.to_medusa,
         medusa.from_medusa,
         medusa.medusa_problems,
         "MEDUSA heads for vLLM",
-        "medusa",
+        serve="medusa",
     ),
     "medusa-original": Format(
-        "drafttrain_medusa",
+        ("drafttrain_medusa",),
         medusa.to_medusa_original,
         medusa.from_medusa_original,
         medusa.medusa_original_problems,
@@ -124,24 +130,19 @@ def export_to(
             damaged.
     """
     known, folder = find_format(format), find_bundle(bundle)
-    config, tensors = layout.read(folder)
+    config = read_config(folder)
     _check_kind(config, known, format, folder)
+    with _about(folder):
+        known.check(config)
+    tensors = layout.read_tensors(folder / layout.WEIGHTS)
     if dtype is not None:
         wide = getattr(torch, dtype)
         tensors = {
             n: tensor.to(wide) if tensor.is_floating_point() else tensor for n, tensor in tensors.items()
         }
     parts = target if isinstance(target, TargetParts) else _parts(config, target, folder)
-    if tuple(parts.embeddings.shape) != (config["target_vocab_size"], config["hidden_size"]):
-        raise UserError(
-            f"{folder}: made for a target with embeddings {config['target_vocab_size']} x "
-            f"{config['hidden_size']}, and these are "
-            f"{' x '.join(map(str, parts.embeddings.shape))}: name its own"
-        )
-    try:
+    with _about(folder):
         found = known.to(config, tensors, parts)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
     layout.refuse(folder, known.name, known.problems(found.config, found.tensors))
     layout.write(out, found, known.file, parts.tokenizer if known.with_tokenizer else None)
     return found
@@ -165,26 +166,33 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
     """
     known = find_format(format)
     validate(format, folder)
-    try:
+    with _about(folder):
         config, tensors = known.back(*layout.read(folder, known.file))
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
     layout.write(out, Layout(config, tensors))
 
 
+@contextmanager
+def _about(folder: str | os.PathLike) -> Iterator[None]:
+    """Says which folder a mistake is in."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+
+
 def _check_kind(config: Config, known: Format, format: str, folder: Path) -> None:
-    kind = config.get("model_type")
-    if kind not in KINDS:
-        raise UserError(f"{folder}: holds a {kind} model; give the folder of a drafter or of its bundle")
-    if config.get("format_version") != FORMAT_VERSION:
-        raise UserError(
-            f"{folder}: drafter format {config.get('format_version')}, and this version reads "
-            f"{FORMAT_VERSION}; export it again"
+    kind = config["model_type"]
+    if kind not in known.kinds:
+        fitting = [name for name, other in FORMATS.items() if kind in other.kinds]
+        remedy = (
+            f"export it to {' or '.join(fitting)}"
+            if fitting
+            else "no other engine hands such drafters what they read"
         )
-    if kind != known.kind:
-        fitting = [name for name, other in FORMATS.items() if other.kind == kind]
-        remedy = f"export it to {' or '.join(fitting)}" if fitting else "nobody else can run it"
-        raise UserError(f"{folder}: {KINDS[kind]}, and {format} is for {KINDS[known.kind]}; {remedy}")
+        raise UserError(
+            f"{folder}: {format} is for {' and '.join(KINDS[k] for k in known.kinds)}, and this is one "
+            f"of the {KINDS[kind]}: {remedy}"
+        )
 
 
 def _parts(config: Config, target: FrozenTarget | str | None, folder: Path) -> TargetParts:

@@ -1,7 +1,13 @@
-"""A vanilla draft model (VDM) as a plain causal LM: `AutoModelForCausalLM` loads it, transformers takes it as
-`assistant_model`, vLLM as `method: draft_model`."""
+"""A drafter that reads tokens alone as a plain causal LM: `AutoModelForCausalLM` loads it, transformers takes
+it as `assistant_model`, vLLM as `method: draft_model`.
+
+A vanilla draft model (VDM) becomes a Llama or Qwen of one layer; a small LM becomes itself again.
+"""
 
 from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from drafttrain.errors import UserError
 from drafttrain.export.formats.layout import (
@@ -59,6 +65,7 @@ OPTIONAL = {
 }
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 HEAD = "lm_head.weight"
+SMALL_LM = "drafttrain_causal_lm"
 
 
 def own_shapes(config: Config) -> Shapes:
@@ -70,6 +77,16 @@ def own_shapes(config: Config) -> Shapes:
     if config["train_head"]:
         shapes[HEAD] = (config["draft_vocab_size"], hidden)
     return shapes
+
+
+def check_causal_lm(config: Config) -> None:
+    """Refuses a drafter that is no causal LM.
+
+    Raises:
+        UserError: no model type has such layers.
+    """
+    if config["model_type"] != SMALL_LM:
+        architecture(config)
 
 
 def architecture(config: Config) -> Config:
@@ -89,12 +106,15 @@ def architecture(config: Config) -> Config:
 
 
 def to_causal_lm(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """A VDM as a causal LM over all of the target's tokens, which drafts what the VDM drafts (`full_head`).
+    """A VDM as a causal LM over all of the target's tokens, which drafts what the VDM drafts (`full_head`),
+    or a small LM as it is.
 
     Raises:
-        UserError: no model type has such layers.
+        UserError: no model type has such layers, or the drafter is not whole.
     """
-    ids = check_own(config, tensors, own_shapes(config))
+    if config["model_type"] == SMALL_LM:
+        return _small_lm(config, tensors)
+    ids = check_own(config, tensors, own_shapes(config), target)
     dtype, size = dtype_of(tensors), config["target_vocab_size"]
     whole = len(ids) == size
     inner = {name: tensor for name, tensor in without_ids(tensors).items() if name != HEAD}
@@ -124,12 +144,14 @@ def to_causal_lm(config: Config, tensors: Tensors, target: TargetParts) -> Layou
 
 
 def from_causal_lm(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """The inverse of `to_causal_lm`: a VDM's own config and tensors.
+    """The inverse of `to_causal_lm`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
     """
     own, ids = unpack_own(config)
+    if own["model_type"] == SMALL_LM:
+        return own, {**{f"lm.{name}": tensor for name, tensor in tensors.items()}, IDS: ids}
     found = {own_name(name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
     head = found.pop(HEAD, None)
     if own["train_head"]:
@@ -140,7 +162,10 @@ def from_causal_lm(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 
 
 def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
-    """What is wrong with a causal LM of a kind that is exported here; nothing if it is right."""
+    """What is wrong with a causal LM of a kind that is exported here; nothing if it is right. A small LM,
+    which can be any, is compared with what transformers makes of its config."""
+    if config.get(OWN, {}).get("model_type") == SMALL_LM:
+        return _small_lm_problems(config, tensors)
     problems = config_problems(config, REQUIRED, OPTIONAL) + rope_problems(config)
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
@@ -168,3 +193,25 @@ def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
     if not config["tie_word_embeddings"]:
         wanted[HEAD] = (size, hidden)
     return problems + tensor_problems(tensors, wanted)
+
+
+def _small_lm(config: Config, tensors: Tensors) -> Layout:
+    """A small LM as it was, with what has been trained."""
+    ids, inner = tensors[IDS], without_ids(tensors)
+    fields = {key: value for key, value in config["lm"].items() if value is not None}
+    fields |= {"dtype": dtype_name(dtype_of(tensors)), OWN: pack_own(config, ids)}
+    notes = ()
+    if len(ids) < fields["vocab_size"]:
+        notes = (
+            f"a small LM's head stays whole: it drafts over {fields['vocab_size']} tokens, "
+            f"here over {len(ids)}",
+        )
+    return Layout(fields, {name.removeprefix("lm."): tensor for name, tensor in inner.items()}, notes)
+
+
+def _small_lm_problems(config: Config, tensors: Tensors) -> list[str]:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied = {name: shapes[name] for name in model.all_tied_weights_keys}
+    return tensor_problems(tensors, {n: s for n, s in shapes.items() if n not in tied}, tied)

@@ -71,11 +71,11 @@ def own_shapes(config: Config) -> Shapes:
     return shapes
 
 
-def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """An EAGLE drafter in EAGLE-1's layout.
+def check_eagle(config: Config) -> None:
+    """Refuses a drafter that EAGLE-1 cannot express.
 
     Raises:
-        UserError: EAGLE-1 cannot express it.
+        UserError: why, and what to do.
     """
     if config.get("input_norms"):
         raise UserError("EAGLE-1 has no norms on what fc reads; train with drafter.input_norms: false")
@@ -87,7 +87,16 @@ def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
     if extra or config["layers"] != 1:
         what = f"{config['layers']} layers" if not extra else " and ".join(extra)
         raise UserError(f"EAGLE-1 is one Llama layer and cannot express {what} of {config['target']['name']}")
-    ids = check_own(config, tensors, own_shapes(config))
+
+
+def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
+    """An EAGLE drafter in EAGLE-1's layout.
+
+    Raises:
+        UserError: EAGLE-1 cannot express it.
+    """
+    check_eagle(config)
+    ids = check_own(config, tensors, own_shapes(config), target)
     dtype = dtype_of(tensors)
     found = {
         "embed_tokens.weight": target.embeddings.to(dtype),

@@ -254,15 +254,15 @@ def full_head(rows: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.T
     return head
 
 
-def check_own(config: Config, tensors: Tensors, shapes: Shapes) -> torch.Tensor:
-    """Refuses a drafter that is not whole; returns its draft vocabulary [D].
+def check_own(config: Config, tensors: Tensors, shapes: Shapes, target: TargetParts) -> torch.Tensor:
+    """Refuses a drafter that is not whole or not this target's; returns its draft vocabulary [D].
 
     Args:
         shapes: of its tensors, less `IDS`.
 
     Raises:
         UserError: tensors are missing, unexpected, of another shape or not finite, or the ids of the draft
-            vocabulary repeat or are no tokens of the target.
+            vocabulary repeat or are no tokens of the target, or the target has another shape.
     """
     size = config["target_vocab_size"]
     problems = tensor_problems(without_ids(tensors), shapes)
@@ -277,6 +277,11 @@ def check_own(config: Config, tensors: Tensors, shapes: Shapes) -> torch.Tensor:
         or len(ids.unique()) < len(ids)
     ):
         raise UserError(f"{IDS} holds no {len(ids)} different tokens of {size}: export the drafter again")
+    if target.head.shape != (size, config["hidden_size"]) or target.embeddings.shape != target.head.shape:
+        raise UserError(
+            f"made for a target with a head of {size} x {config['hidden_size']}, and this one's is "
+            f"{target.head.shape[0]} x {target.head.shape[1]}: name its own target"
+        )
     return ids
 
 

@@ -67,7 +67,7 @@ def own_shapes(config: Config) -> Shapes:
 
 def to_medusa(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
     """MEDUSA heads as vLLM reads them, over all of the target's tokens (`full_head`)."""
-    ids, found = _heads(config, tensors)
+    ids, found = _heads(config, tensors, target)
     fields = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -115,7 +115,7 @@ def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
 
 def to_medusa_original(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
     """MEDUSA heads as their authors' code reads them, over all of the target's tokens (`full_head`)."""
-    ids, found = _heads(config, tensors)
+    ids, found = _heads(config, tensors, target)
     fields = {
         "medusa_num_heads": config["heads"],
         "medusa_num_layers": 1,
@@ -162,9 +162,9 @@ def medusa_original_problems(config: Config, tensors: Tensors) -> list[str]:
     return problems + tensor_problems(tensors, named)
 
 
-def _heads(config: Config, tensors: Tensors) -> tuple[torch.Tensor, Tensors]:
+def _heads(config: Config, tensors: Tensors, target: TargetParts) -> tuple[torch.Tensor, Tensors]:
     """The draft vocabulary [D], and blocks and heads over all tokens by vLLM's names."""
-    ids = check_own(config, tensors, own_shapes(config))
+    ids = check_own(config, tensors, own_shapes(config), target)
     found: Tensors = {}
     for i in range(config["heads"]):
         found[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
