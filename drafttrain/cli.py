@@ -503,7 +503,8 @@ def _export_to(args: argparse.Namespace) -> None:
     for note in written.notes:
         print(f"note: {note}", file=sys.stderr)
     if method := FORMATS[args.format].serve:
-        settings = json.dumps({"method": method, "model": args.out, "num_speculative_tokens": 3})
+        tokens = min(3, written.config.get("num_heads", 3))  # MEDUSA cannot draft more than it has heads
+        settings = json.dumps({"method": method, "model": args.out, "num_speculative_tokens": tokens})
         print(f"vllm serve TARGET --speculative-config '{settings}'", file=sys.stderr)
 
 
