@@ -120,7 +120,8 @@ def export_all(bundles: Sequence[Path], folder: Path) -> dict[str, dict[str, Any
         formats = [name for name in SERVED if config["model_type"] in FORMATS[name].kinds]
         if not formats:
             raise UserError(f"{bundle}: vLLM serves no {config['model_type']}: leave it out")
-        [format], name = formats, bundle.name
+        place = bundle.resolve()
+        [format], name = formats, place.parent.name if place.name in ("drafter", "bundle") else place.name
         if name in found:
             raise UserError(f"{bundle}: another bundle has the name {name} too: rename one")
         exported = folder / name / format
