@@ -320,6 +320,28 @@ def _parser() -> argparse.ArgumentParser:
     command = add("card", text, "runs/quickstart/bundle --out CARD.md", _card)
     command.add_argument("bundle", metavar="BUNDLE", help="folder of export")
     command.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
+    text = "write a drafter in a layout that other tools read"
+    example = "eagle runs/eagle/bundle --out runs/eagle/vllm"
+    command = add("export-to", text, example, _export_to)
+    formats = "causal-lm, eagle, medusa or medusa-original"
+    command.add_argument("format", metavar="FORMAT", help=formats)
+    command.add_argument(
+        "bundle", metavar="BUNDLE", help="folder of export or of a trained drafter, or a Hub id"
+    )
+    command.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    command.add_argument("--target", help="target it is for (default: the one the bundle names)")
+    command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+
+    text = "check a folder in a layout that other tools read"
+    command = add("validate", text, "eagle runs/eagle/vllm", _validate)
+    command.add_argument("format", metavar="FORMAT", help=formats)
+    command.add_argument("folder", metavar="DIR", help="folder of export-to, or anybody's")
+
+    text = "turn what export-to wrote into a drafter's folder again"
+    command = add("import-from", text, "eagle runs/eagle/vllm --out runs/eagle/again", _import_from)
+    command.add_argument("format", metavar="FORMAT", help=formats)
+    command.add_argument("folder", metavar="DIR", help="folder of export-to")
+    command.add_argument("--out", required=True, metavar="DIR", help="folder to write")
 
     text = "generate text with a bundle, each iteration's tokens in their own color"
     example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
@@ -556,6 +578,33 @@ def _card(args: argparse.Namespace) -> None:
         Path(args.out).write_text(card, encoding="utf-8")
     else:
         print(card, end="")
+def _export_to(args: argparse.Namespace) -> None:
+    import json
+
+    from drafttrain.export.formats import FORMATS, export_to
+
+    written = export_to(args.format, args.bundle, args.out, args.target, args.dtype)
+    print(args.out)
+    for note in written.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if method := FORMATS[args.format].serve:
+        tokens = min(3, written.config.get("num_heads", 3))  # MEDUSA cannot draft more than it has heads
+        settings = json.dumps({"method": method, "model": args.out, "num_speculative_tokens": tokens})
+        print(f"vllm serve TARGET --speculative-config '{settings}'", file=sys.stderr)
+
+
+def _validate(args: argparse.Namespace) -> None:
+    from drafttrain.export.formats import validate
+
+    validate(args.format, args.folder)
+    print(f"{args.folder}: right")
+
+
+def _import_from(args: argparse.Namespace) -> None:
+    from drafttrain.export.formats import import_from
+
+    import_from(args.format, args.folder, args.out)
+    print(args.out)
 
 
 def _generate(args: argparse.Namespace) -> None:

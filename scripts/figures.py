@@ -28,6 +28,7 @@ from typing import Any
 import figures_baselines
 import figures_c2t
 import figures_self_draft
+import figures_vllm
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.stage import CalibrateConfig, calibrate
@@ -495,6 +496,7 @@ TOPICS = {
     "c2t": figures_c2t.GROUPS,
     "self-draft": figures_self_draft.GROUPS,
     "baselines": figures_baselines.GROUPS,
+    "exports": figures_vllm.GROUPS,
 }
 
 

@@ -14,7 +14,7 @@ from drafttrain.errors import UserError
 ROOT = Path(__file__).parents[1]
 COMMANDS = ["run", *cli.RECIPE_COMMANDS, "fetch-target", "view-corpus", "generate"]
 COMMANDS += ["build-ngrams", "dump-trees", "train-classifier", "sweep", "benchmark", "trace", "report"]
-COMMANDS += ["push", "card"]
+COMMANDS += ["push", "card", "export-to", "validate", "import-from"]
 RECIPE = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"
 
 

@@ -1,0 +1,205 @@
+"""Drafters in layouts that other tools read, and back.
+
+causal-lm         a VDM as a plain causal LM: transformers (`assistant_model`), vLLM (`draft_model`)
+eagle             EAGLE-1: vLLM (`eagle`), the authors' code
+medusa            MEDUSA-1 for vLLM (`medusa`)
+medusa-original   MEDUSA-1 for the authors' code
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from drafttrain.drafters.config import read_config
+from drafttrain.errors import UserError
+from drafttrain.export.bundle import find_bundle
+from drafttrain.export.formats import causal_lm, eagle, layout, medusa
+from drafttrain.export.formats.layout import Config, Layout, TargetParts, Tensors
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.loading import load_target
+
+KINDS = {  # model_type: what the drafter is called
+    "drafttrain_edd": "EDD drafters",
+    "drafttrain_vdm": "VDMs",
+    "drafttrain_eagle": "EAGLE drafters",
+    "drafttrain_medusa": "MEDUSA drafters",
+    "drafttrain_causal_lm": "small causal LMs",
+}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A layout that a tool reads.
+
+    Attributes:
+        kinds: model types of the drafters that it can express.
+        to, back: the exporter and its inverse.
+        problems: what is wrong with a folder.
+        name: for messages.
+        check: refuses what the layout cannot express, going by the drafter's config alone.
+        serve: vLLM's `method`; None where vLLM is not who reads it.
+        file: of the weights.
+        with_tokenizer: whether the folder brings the target's tokenizer.
+    """
+
+    kinds: tuple[str, ...]
+    to: Callable[[Config, Tensors, TargetParts], Layout]
+    back: Callable[[Config, Tensors], tuple[Config, Tensors]]
+    problems: Callable[[Config, Tensors], list[str]]
+    name: str
+    check: Callable[[Config], None] = lambda config: None
+    serve: str | None = None
+    file: str = layout.WEIGHTS
+    with_tokenizer: bool = False
+
+
+FORMATS = {
+    "causal-lm": Format(
+        ("drafttrain_vdm", "drafttrain_causal_lm"),
+        causal_lm.to_causal_lm,
+        causal_lm.from_causal_lm,
+        causal_lm.causal_lm_problems,
+        "a causal LM of a known kind",
+        causal_lm.check_causal_lm,
+        "draft_model",
+        with_tokenizer=True,
+    ),
+    "eagle": Format(
+        ("drafttrain_eagle",),
+        eagle.to_eagle,
+        eagle.from_eagle,
+        eagle.eagle_problems,
+        "in EAGLE-1's layout",
+        eagle.check_eagle,
+        "eagle",
+    ),
+    "medusa": Format(
+        ("drafttrain_medusa",),
+        medusa.to_medusa,
+        medusa.from_medusa,
+        medusa.medusa_problems,
+        "MEDUSA heads for vLLM",
+        serve="medusa",
+    ),
+    "medusa-original": Format(
+        ("drafttrain_medusa",),
+        medusa.to_medusa_original,
+        medusa.from_medusa_original,
+        medusa.medusa_original_problems,
+        "MEDUSA heads in their authors' layout",
+        file=medusa.ORIGINAL_WEIGHTS,
+    ),
+}
+
+
+def find_format(name: str) -> Format:
+    """The format of this name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in FORMATS:
+        raise UserError(f"{name}: no such format; there are {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def export_to(
+    format: str,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: FrozenTarget | TargetParts | str | None = None,
+    dtype: str | None = "bfloat16",
+) -> Layout:
+    """Writes a bundle's drafter in another tool's layout, checked.
+
+    Args:
+        format: one of `FORMATS`.
+        bundle: a bundle, the folder of a trained drafter, or a Hub id.
+        target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
+        dtype: of the exported weights; None for that of the bundle's.
+
+    Returns:
+        what was written.
+
+    Raises:
+        UserError: the format is for drafters of another kind or cannot express this one, or the drafter is
+            damaged.
+    """
+    known, folder = find_format(format), find_bundle(bundle)
+    config = read_config(folder)
+    _check_kind(config, known, format, folder)
+    with _about(folder):
+        known.check(config)
+    tensors = layout.read_tensors(folder / layout.WEIGHTS)
+    if dtype is not None:
+        wide = getattr(torch, dtype)
+        tensors = {
+            n: tensor.to(wide) if tensor.is_floating_point() else tensor for n, tensor in tensors.items()
+        }
+    parts = target if isinstance(target, TargetParts) else _parts(config, target, folder)
+    with _about(folder):
+        found = known.to(config, tensors, parts)
+    layout.refuse(folder, known.name, known.problems(found.config, found.tensors))
+    layout.write(out, found, known.file, parts.tokenizer if known.with_tokenizer else None)
+    return found
+
+
+def validate(format: str, folder: str | os.PathLike) -> None:
+    """Checks a folder in another tool's layout, whoever wrote it: keys, types, shapes.
+
+    Raises:
+        UserError: what is wrong with it.
+    """
+    known = find_format(format)
+    layout.refuse(folder, known.name, known.problems(*layout.read(folder, known.file)))
+
+
+def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) -> None:
+    """Writes what `export_to` exported as a drafter's folder again.
+
+    Raises:
+        UserError: the folder is damaged, or was not exported from here.
+    """
+    known = find_format(format)
+    validate(format, folder)
+    with _about(folder):
+        config, tensors = known.back(*layout.read(folder, known.file))
+    layout.write(out, Layout(config, tensors))
+
+
+@contextmanager
+def _about(folder: str | os.PathLike) -> Iterator[None]:
+    """Says which folder a mistake is in."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+
+
+def _check_kind(config: Config, known: Format, format: str, folder: Path) -> None:
+    kind = config["model_type"]
+    if kind not in known.kinds:
+        fitting = [name for name, other in FORMATS.items() if kind in other.kinds]
+        remedy = (
+            f"export it to {' or '.join(fitting)}"
+            if fitting
+            else "no other engine hands such drafters what they read"
+        )
+        raise UserError(
+            f"{folder}: {format} is for {' and '.join(KINDS[k] for k in known.kinds)}, and this is one "
+            f"of the {KINDS[kind]}: {remedy}"
+        )
+
+
+def _parts(config: Config, target: FrozenTarget | str | None, folder: Path) -> TargetParts:
+    """What exports take from a target that may have to be loaded first."""
+    if not isinstance(target, FrozenTarget):
+        name = target or config["target"].get("name")
+        if name is None:
+            raise UserError(f"{folder}: config.json names no target; pass one")
+        target = load_target(name, dtype="auto", device="cpu")
+    return TargetParts.of(target)

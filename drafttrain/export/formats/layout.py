@@ -1,0 +1,360 @@
+"""What the layouts of other tools share: names and shapes of decoder layers, config fields, reading, writing
+and checking a folder.
+
+An exporter is a function from a drafter's config and tensors to those of the other layout, and its inverse;
+files are this module's business.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from drafttrain.errors import UserError
+from drafttrain.files import new_folder, read_json, require_free_disk
+from drafttrain.target.frozen import FrozenTarget
+
+WEIGHTS = "model.safetensors"
+OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact
+IDS = "draft_to_target"
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+MLP = ("gate_proj", "up_proj", "down_proj")
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+Config = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
+Shapes = dict[str, tuple[int, ...]]
+Keys = Mapping[str, type | tuple[type, ...]]
+
+
+@dataclass(frozen=True)
+class TargetParts:
+    """What exports take from the target.
+
+    Attributes:
+        embeddings: token embeddings [V, H].
+        head: LM head [V, H].
+        config: of the language model, for its special tokens.
+        tokenizer: for layouts that bring one.
+    """
+
+    embeddings: torch.Tensor
+    head: torch.Tensor
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    @classmethod
+    def of(cls, target: FrozenTarget) -> "TargetParts":
+        embeddings = target.model.get_input_embeddings().weight
+        return cls(embeddings.detach(), target.lm_head.weight.detach(), target.config, target.tokenizer)
+
+    @property
+    def is_tied(self) -> bool:
+        return self.embeddings.data_ptr() == self.head.data_ptr() or torch.equal(self.embeddings, self.head)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A drafter as another tool reads it: `config.json`, the tensors of one file, and what the user should
+    know of it."""
+
+    config: Config
+    tensors: Tensors
+    notes: tuple[str, ...] = ()
+
+
+# files
+
+
+def read_tensors(path: Path) -> Tensors:
+    """All tensors of a safetensors file.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); make it again") from None
+
+
+def write(
+    folder: str | os.PathLike,
+    layout: Layout,
+    file: str = WEIGHTS,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Writes a layout's folder, whole or not at all; a folder that exists is replaced.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    require_free_disk(folder, sum(tensor.nbytes for tensor in layout.tensors.values()), "the export")
+    with new_folder(folder) as new:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(new)
+        stored = {name: tensor.contiguous() for name, tensor in layout.tensors.items()}
+        save_file(stored, new / file, metadata={"format": "pt"})
+        (new / file).chmod(0o644)  # safetensors lets nobody but the owner read
+        (new / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
+
+
+def read(folder: str | os.PathLike, file: str = WEIGHTS) -> tuple[Config, Tensors]:
+    """Config and tensors of a layout's folder.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    config = read_json(Path(folder) / "config.json")
+    if not isinstance(config, dict):
+        raise UserError(f"{folder}/config.json: holds no JSON object; export it again")
+    return config, read_tensors(Path(folder) / file)
+
+
+# decoder layers
+
+
+def foreign_name(name: str) -> str:
+    """Name of a tensor as transformers has it: layers.0.q_proj.weight becomes
+    layers.0.self_attn.q_proj.weight. What is in no decoder layer stays as it is."""
+    parts = name.split(".")
+    if parts[0] != "layers":
+        return name
+    parent = "self_attn" if parts[2] in ATTENTION else "mlp" if parts[2] in MLP else None
+    return ".".join([*parts[:2], *([parent] if parent else []), *parts[2:]])
+
+
+def own_name(name: str) -> str:
+    """The inverse of `foreign_name`."""
+    return re.sub(r"^(layers\.\d+\.)(self_attn|mlp)\.", r"\1", name)
+
+
+def decoder_shapes(config: Config, first_input_norm: bool = True) -> Shapes:
+    """Shapes of all tensors of the layers that a drafter's own config describes, by their own names.
+
+    Args:
+        first_input_norm: whether layer 0 norms its input.
+    """
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    query, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    linears = {  # name: (out, in, bias)
+        "q_proj": (query, hidden, config["attention_bias"]),
+        "k_proj": (kv, hidden, config["attention_bias"]),
+        "v_proj": (kv, hidden, config["attention_bias"]),
+        "o_proj": (hidden, query, config["output_bias"]),
+        "gate_proj": (inner, hidden, config["mlp_bias"]),
+        "up_proj": (inner, hidden, config["mlp_bias"]),
+        "down_proj": (hidden, inner, config["mlp_bias"]),
+    }
+    shapes: Shapes = {}
+    for i in range(config["layers"]):
+        for name, (out, into, bias) in linears.items():
+            shapes[f"layers.{i}.{name}.weight"] = (out, into)
+            if bias:
+                shapes[f"layers.{i}.{name}.bias"] = (out,)
+        shapes[f"layers.{i}.post_attention_layernorm.weight"] = (hidden,)
+        if i or first_input_norm:
+            shapes[f"layers.{i}.input_layernorm.weight"] = (hidden,)
+        if config["qk_norm"]:
+            shapes[f"layers.{i}.q_norm.weight"] = shapes[f"layers.{i}.k_norm.weight"] = (dim,)
+    return shapes
+
+
+def layer_config(config: Config) -> Config:
+    """The fields of a Llama-like `config.json` that describe a drafter's layers. Rope fields are there twice:
+    `rope_parameters` for transformers from 5 on, `rope_theta` and `rope_scaling` for everybody else."""
+    rope = dict(config["rope_parameters"])
+    fields = {
+        "hidden_size": config["hidden_size"],
+        "intermediate_size": config["intermediate_size"],
+        "num_hidden_layers": config["layers"],
+        "num_attention_heads": config["num_attention_heads"],
+        "num_key_value_heads": config["num_key_value_heads"],
+        "head_dim": config["head_dim"],
+        "hidden_act": config["hidden_act"],
+        "rms_norm_eps": config["rms_norm_eps"],
+        "max_position_embeddings": config["max_position_embeddings"],
+        "vocab_size": config["target_vocab_size"],
+        "rope_parameters": rope,
+        "rope_theta": rope["rope_theta"],
+    }
+    if rope.get("rope_type", "default") != "default":
+        fields["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    return fields
+
+
+def special_tokens(config: PreTrainedConfig) -> Config:
+    """The target's special tokens, as far as it has them."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
+
+
+def dtype_of(tensors: Tensors) -> torch.dtype:
+    """The type of a drafter's weights."""
+    return next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def pack_own(config: Config, ids: torch.Tensor) -> Config:
+    """What a layout has no place for, to be put under `OWN`: the drafter's config and, where it is not all of
+    the target's, its draft vocabulary."""
+    return {**config, **({"draft_ids": ids.tolist()} if len(ids) < config["target_vocab_size"] else {})}
+
+
+def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
+    """The inverse of `pack_own`, out of a layout's `config.json`: the drafter's config and the target's
+    ids of its draft vocabulary [D].
+
+    Raises:
+        UserError: it is not there: the folder was not exported from here.
+    """
+    if not isinstance(config.get(OWN), dict):
+        raise UserError(
+            f"config.json has no {OWN!r}: it does not say for which target and draft vocabulary this is; "
+            "only what `drafttrain export-to` wrote can be read back"
+        )
+    own = dict(config[OWN])
+    ids = own.pop("draft_ids", None)
+    return own, torch.arange(own["target_vocab_size"]) if ids is None else torch.tensor(ids)
+
+
+def without_ids(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name != IDS}
+
+
+# heads
+
+
+def full_head(rows: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """A head over all of the target's tokens [V, H] that drafts what one over the draft vocabulary drafts.
+
+    Tokens outside the draft vocabulary get the mean of its rows. Their logit then is the mean of the draft
+    vocabulary's logits for every state there can be, so none of them is ever the most probable. Rows of zeros
+    would win wherever all logits are negative. In a softmax they hold a share that depends on the state (at
+    most (V - D) / V, where all logits are equal).
+
+    Args:
+        rows: [D, H].
+        ids: the target's ids of these rows [D].
+    """
+    head = rows.float().mean(0).to(rows.dtype).repeat(vocab_size, 1)  # [V, H]
+    head[ids] = rows
+    return head
+
+
+def check_own(config: Config, tensors: Tensors, shapes: Shapes, target: TargetParts) -> torch.Tensor:
+    """Refuses a drafter that is not whole or not this target's; returns its draft vocabulary [D].
+
+    Args:
+        shapes: of its tensors, less `IDS`.
+
+    Raises:
+        UserError: tensors are missing, unexpected, of another shape or not finite, or the ids of the draft
+            vocabulary repeat or are no tokens of the target, or the target has another shape.
+    """
+    size = config["target_vocab_size"]
+    problems = tensor_problems(without_ids(tensors), shapes)
+    ids = tensors.get(IDS)
+    if ids is None or tuple(ids.shape) != (config["draft_vocab_size"],):
+        problems.append(f"no tensor {IDS} of {config['draft_vocab_size']} ids")
+    refuse("the drafter", "whole", problems)
+    if (
+        ids.dtype != torch.int64
+        or int(ids.min()) < 0
+        or int(ids.max()) >= size
+        or len(ids.unique()) < len(ids)
+    ):
+        raise UserError(f"{IDS} holds no {len(ids)} different tokens of {size}: export the drafter again")
+    if target.head.shape != (size, config["hidden_size"]) or target.embeddings.shape != target.head.shape:
+        raise UserError(
+            f"made for a target with a head of {size} x {config['hidden_size']}, and this one's is "
+            f"{target.head.shape[0]} x {target.head.shape[1]}: name its own target"
+        )
+    return ids
+
+
+# checks
+
+
+def config_problems(config: Config, required: Keys, optional: Keys) -> list[str]:
+    """What is wrong with the keys of a `config.json`: missing, unknown, null or of another type."""
+    problems = [f"config.json lacks {key}" for key in required if key not in config]
+    for key, value in config.items():
+        wanted = required.get(key, optional.get(key))
+        if wanted is None:
+            problems.append(f"config.json has {key}, which nobody reads")
+        elif value is None:
+            problems.append(f"config.json: {key} is null, which typed readers refuse")
+        elif not _is(value, wanted):
+            names = [kind.__name__ for kind in (wanted if isinstance(wanted, tuple) else (wanted,))]
+            problems.append(f"config.json: {key} is {value!r}, not {' or '.join(names)}")
+    return problems
+
+
+def _is(value: Any, wanted: type | tuple[type, ...]) -> bool:
+    kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+    if isinstance(value, bool):  # for Python a bool is an int
+        return bool in kinds
+    if isinstance(value, int) and float in kinds:
+        return True
+    return isinstance(value, kinds)
+
+
+def rope_problems(config: Config) -> list[str]:
+    """Whether both places for rope fields say the same."""
+    rope = config.get("rope_parameters")
+    if rope is None:
+        return []
+    problems = []
+    if not isinstance(rope, dict) or rope.get("rope_theta") != config.get("rope_theta"):
+        problems.append("config.json: rope_theta is not that of rope_parameters")
+    elif rope.get("rope_type", "default") != "default":
+        scaling = config.get("rope_scaling")
+        if scaling != {key: value for key, value in rope.items() if key != "rope_theta"}:
+            problems.append("config.json: rope_scaling is not that of rope_parameters")
+    return problems
+
+
+def tensor_problems(tensors: Tensors, required: Shapes, optional: Shapes | None = None) -> list[str]:
+    """What is wrong with a file's tensors: missing, unknown, of another shape or type, not finite."""
+    optional = optional or {}
+    problems = [f"no tensor {name}" for name in required if name not in tensors]
+    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(floats) > 1:
+        problems.append(f"tensors of several types: {', '.join(sorted(map(dtype_name, floats)))}")
+    for name, tensor in tensors.items():
+        shape = required.get(name, optional.get(name))
+        if shape is None:
+            problems.append(f"unexpected tensor {name}")
+        elif tuple(tensor.shape) != shape:
+            problems.append(f"{name} is {list(tensor.shape)}, not {list(shape)}")
+        elif tensor.dtype not in FLOATS:
+            problems.append(
+                f"{name} is {dtype_name(tensor.dtype)}, not {' or '.join(map(dtype_name, FLOATS))}"
+            )
+        elif not math.isfinite(tensor.float().abs().max()):
+            problems.append(f"{name} holds numbers that are not finite")
+    return problems
+
+
+def refuse(folder: str | os.PathLike, what: str, problems: list[str]) -> None:
+    """Says in one line what is wrong.
+
+    Raises:
+        UserError: if there are problems.
+    """
+    if problems:
+        more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise UserError(f"{folder}: not {what}: {'; '.join(problems[:4])}{more}; export it again")

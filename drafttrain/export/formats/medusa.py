@@ -1,0 +1,204 @@
+"""MEDUSA-1 in two layouts: the one that vLLM reads (`method: medusa`), and that of the Medusa authors.
+
+vLLM describes a `token_map` for heads over fewer tokens. In 0.32 it cannot load one beside heads of their
+own (each is made for all of the target's tokens, and D rows do not fit), so the heads are written over all
+tokens.
+"""
+
+import torch
+
+from drafttrain.export.formats.layout import (
+    IDS,
+    OWN,
+    Config,
+    Layout,
+    Shapes,
+    TargetParts,
+    Tensors,
+    check_own,
+    config_problems,
+    dtype_name,
+    dtype_of,
+    full_head,
+    pack_own,
+    tensor_problems,
+    unpack_own,
+)
+
+ORIGINAL_WEIGHTS = "medusa_lm_head.safetensors"
+REQUIRED = {
+    "architectures": list,
+    "model_type": str,
+    "hidden_size": int,
+    "vocab_size": int,
+    "truncated_vocab_size": int,
+    "num_heads": int,
+    "num_hidden_layers": int,
+    "medusa_fc_bias": bool,
+    "original_lm_head": bool,
+}
+OPTIONAL = {"dtype": str, "torch_dtype": str, "transformers_version": str, OWN: dict}
+ORIGINAL_REQUIRED = {
+    "medusa_num_heads": int,
+    "medusa_num_layers": int,
+    "base_model_name_or_path": str,
+    "version": str,
+}
+# What vLLM needs to read the authors' layout; their own code does not mind it.
+ORIGINAL_OPTIONAL = {
+    "model_type": str,
+    "hidden_size": int,
+    "vocab_size": int,
+    "medusa_fc_bias": bool,
+    "transformers_version": str,
+    "torch_dtype": str,
+    OWN: dict,
+}
+
+
+def own_shapes(config: Config) -> Shapes:
+    """Shapes of a MEDUSA drafter's own tensors, less `draft_to_target`."""
+    hidden, shapes = config["hidden_size"], {}
+    for i in range(config["heads"]):
+        shapes[f"blocks.{i}.weight"], shapes[f"blocks.{i}.bias"] = (hidden, hidden), (hidden,)
+        shapes[f"lm_heads.{i}.weight"] = (config["draft_vocab_size"], hidden)
+    return shapes
+
+
+def to_medusa(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
+    """MEDUSA heads as vLLM reads them, over all of the target's tokens (`full_head`)."""
+    ids, found = _heads(config, tensors, target)
+    fields = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": config["hidden_size"],
+        "vocab_size": config["target_vocab_size"],
+        "truncated_vocab_size": config["target_vocab_size"],
+        "num_heads": config["heads"],
+        "num_hidden_layers": 1,  # residual blocks of each head
+        "medusa_fc_bias": True,
+        "original_lm_head": False,
+        "dtype": dtype_name(dtype_of(tensors)),
+        OWN: pack_own(config, ids),
+    }
+    return Layout(fields, found, _notes(config, found, len(ids)))
+
+
+def from_medusa(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """The inverse of `to_medusa`: a drafter's own config and tensors.
+
+    Raises:
+        UserError: it was not exported from here.
+    """
+    own, ids = unpack_own(config)
+    found = {IDS: ids}
+    for name, tensor in tensors.items():
+        part, i, *rest = name.split(".")
+        found[f"{part}.{i}.{rest[-1]}"] = tensor[ids] if part == "lm_heads" else tensor
+    return own, found
+
+
+def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
+    """What is wrong with a folder of MEDUSA heads for vLLM; nothing if it is right."""
+    problems = config_problems(config, REQUIRED, OPTIONAL)
+    if problems:
+        return problems
+    if config["model_type"] != "medusa" or config["architectures"] != ["MedusaModel"]:
+        problems.append("config.json: model_type and architectures are not medusa and [MedusaModel]")
+    if config["original_lm_head"] or config["truncated_vocab_size"] != config["vocab_size"]:
+        problems.append(
+            "config.json: original_lm_head must be false and truncated_vocab_size equal to vocab_size, or "
+            "vLLM cannot load heads of their own"
+        )
+    return problems + tensor_problems(tensors, _shapes(config, config["num_hidden_layers"]))
+
+
+def to_medusa_original(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
+    """MEDUSA heads as their authors' code reads them, over all of the target's tokens (`full_head`)."""
+    ids, found = _heads(config, tensors, target)
+    fields = {
+        "medusa_num_heads": config["heads"],
+        "medusa_num_layers": 1,
+        "base_model_name_or_path": str(config["target"]["name"]),
+        "version": "2",
+        "hidden_size": config["hidden_size"],
+        "vocab_size": config["target_vocab_size"],
+        "medusa_fc_bias": True,
+        OWN: pack_own(config, ids),
+    }
+    named = {_original_name(name): tensor for name, tensor in found.items()}
+    return Layout(fields, named, _notes(config, found, len(ids)))
+
+
+def from_medusa_original(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """The inverse of `to_medusa_original`: a drafter's own config and tensors.
+
+    Raises:
+        UserError: it was not exported from here.
+    """
+    renamed = {}
+    for name, tensor in tensors.items():
+        i, layer, *rest = name.split(".")
+        new = f"blocks.{i}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{i}.weight"
+        renamed[new] = tensor
+    return from_medusa(config, renamed)
+
+
+def medusa_original_problems(config: Config, tensors: Tensors) -> list[str]:
+    """What is wrong with a folder of MEDUSA heads in their authors' layout; nothing if it is right."""
+    problems = config_problems(config, ORIGINAL_REQUIRED, ORIGINAL_OPTIONAL)
+    if problems:
+        return problems
+    first = f"0.{config['medusa_num_layers']}.weight"
+    if first not in tensors:
+        return [f"no tensor {first}"]
+    size, hidden = tensors[first].shape
+    sizes = {"hidden_size": hidden, "vocab_size": size, "num_heads": config["medusa_num_heads"]}
+    for key in ("hidden_size", "vocab_size"):
+        if config.get(key, sizes[key]) != sizes[key]:
+            problems.append(f"config.json: {key} is {config[key]}, and {first} is {[size, hidden]}")
+    shapes = _shapes({**config, **sizes, "medusa_fc_bias": True}, config["medusa_num_layers"])
+    named = {_original_name(name, config["medusa_num_layers"]): shape for name, shape in shapes.items()}
+    return problems + tensor_problems(tensors, named)
+
+
+def _heads(config: Config, tensors: Tensors, target: TargetParts) -> tuple[torch.Tensor, Tensors]:
+    """The draft vocabulary [D], and blocks and heads over all tokens by vLLM's names."""
+    ids = check_own(config, tensors, own_shapes(config), target)
+    found: Tensors = {}
+    for i in range(config["heads"]):
+        found[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
+        found[f"blocks.{i}.layers.0.bias"] = tensors[f"blocks.{i}.bias"]
+        found[f"lm_heads.{i}.weight"] = full_head(
+            tensors[f"lm_heads.{i}.weight"], ids, config["target_vocab_size"]
+        )
+    return ids, found
+
+
+def _shapes(config: Config, blocks: int) -> Shapes:
+    """Shapes of all tensors by vLLM's names."""
+    hidden, shapes = config["hidden_size"], {}
+    for i in range(config["num_heads"]):
+        for j in range(blocks):
+            shapes[f"blocks.{i}.layers.{j}.weight"] = (hidden, hidden)
+            if config["medusa_fc_bias"]:
+                shapes[f"blocks.{i}.layers.{j}.bias"] = (hidden,)
+        shapes[f"lm_heads.{i}.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _original_name(name: str, blocks: int = 1) -> str:
+    """The authors' name of a tensor that vLLM calls blocks.0.layers.0.weight or lm_heads.0.weight."""
+    part, i, *rest = name.split(".")
+    return f"{i}.{blocks}.weight" if part == "lm_heads" else f"{i}.{rest[1]}.linear.{rest[2]}"
+
+
+def _notes(config: Config, found: Tensors, draft: int) -> tuple[str, ...]:
+    size = config["target_vocab_size"]
+    if draft == size:
+        return ()
+    n_bytes = sum(tensor.nbytes for tensor in found.values())
+    return (
+        f"drafts the same {draft} tokens as here; its heads have rows for all {size} tokens, "
+        f"{n_bytes / 1e9:.2f} GB",
+    )

@@ -1,0 +1,506 @@
+"""Layouts of other tools: what they say is what the drafter says, the way back is bit by bit, and whatever is
+wrong with a folder is found."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from drafttrain import cli
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.kinds import load_drafter, new_drafter
+from drafttrain.errors import UserError
+from drafttrain.export.formats import FORMATS, export_to, import_from, validate
+from drafttrain.export.formats.layout import full_head
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.loading import load_target
+from drafttrain.trees.tree import TokenTree
+
+KINDS = {"causal-lm": "vdm", "eagle": "eagle", "medusa": "medusa", "medusa-original": "medusa"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 20000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def save_target(folder: Path, model, tokenizer) -> FrozenTarget:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_target(str(folder), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama, tmp_path_factory) -> FrozenTarget:
+    return save_target(tmp_path_factory.mktemp("targets") / "llama", *tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def qwen2(tiny_qwen2, tmp_path_factory) -> FrozenTarget:
+    return save_target(tmp_path_factory.mktemp("targets") / "qwen2", *tiny_qwen2)
+
+
+def make(folder: Path, target: FrozenTarget, kind: str, vocabulary: int = 300, **settings) -> Path:
+    """The folder of a random fp32 drafter with large weights over the last tokens of the target's."""
+    config = DrafterConfig(kind=kind, **settings)
+    ids = torch.arange(target.vocab_size - vocabulary, target.vocab_size)
+    drafter = new_drafter(target, config, ids)
+    frozen = {f"{name}" for name in drafter._keys_to_ignore_on_save}
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if name not in frozen:  # 1 and 0 in norms and biases would hide that they are lost
+                parameter += torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1)
+    drafter.save_pretrained(folder)
+    return folder
+
+
+def eagle(folder: Path, target: FrozenTarget, **settings) -> Path:
+    return make(folder, target, "eagle", **{"train_head": False, **settings})
+
+
+def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) -> torch.Tensor:
+    """What a drafter in its own format says after a text [n] and after its own next `steps` - 1 tokens:
+    log-probabilities [steps, D]."""
+    drafter = load_drafter(folder, target)
+    state = drafter.new_state(1, 64)
+    tapped = target.encode(ids[None, :-1], torch.zeros_like(ids[None, :-1])).tapped
+    drafter.observe(state, ids[None, :-1], tapped, torch.tensor([len(ids) - 1]))
+    tree, found = TokenTree.root_only(ids[-1:]), []
+    for depth in range(steps):
+        last = torch.tensor([[depth]])
+        found.append(drafter.expand(state, tree, last)[0, 0])
+        best = found[-1].argmax()
+        tree = tree.append(last, drafter.to_target(best)[None, None], found[-1][best][None, None])
+    return torch.stack(found)
+
+
+TEXT = torch.tensor([5, 301, 44, 7, 480, 12, 99, 3])
+
+
+# what is written says what the drafter says
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"train_head": False}, {"train_embeddings": True}, {"vocabulary": 512}],
+    ids=["trained head", "frozen head", "trained embeddings", "all tokens"],
+)
+def test_causal_lm_gives_our_logits(family, settings, request, tmp_path):
+    target = request.getfixturevalue(family)
+    folder = make(tmp_path / "vdm", target, "vdm", **settings)
+    export_to("causal-lm", folder, tmp_path / "out", target, dtype=None)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(model).__name__ == type(target.model).__name__
+    ids = load_file(folder / "model.safetensors")["draft_to_target"]
+    logits = model(TEXT[None]).logits[0, -1]
+    ours = says(folder, target, TEXT)[0]
+    torch.testing.assert_close(logits[ids].log_softmax(-1), ours, atol=2e-5, rtol=1e-5)
+    assert logits.argmax() in ids
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("Why is it?").input_ids == target.tokenizer("Why is it?").input_ids
+
+
+def test_tokens_outside_the_draft_vocabulary_never_win():
+    rows, ids = torch.randn(20, 16), torch.arange(5, 25)
+    for state in (torch.randn(16), -10 * rows.mean(0), rows[3]):
+        logits = full_head(rows - 10 * state / state.norm(), ids, 40) @ state
+        assert logits[ids].max() < 0  # rows of zeros would win
+        assert logits.argmax() in ids
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_eagle_is_one_llama_layer_on_joined_inputs(family, request, tmp_path):
+    """Against transformers' own layer, fed as EAGLE's paper says: embedding of token j beside the state at
+    j - 1, or beside the layer's own output where the target has computed none."""
+    target = request.getfixturevalue(family)
+    folder = eagle(tmp_path / "eagle", target, vocabulary=512)
+    export_to("eagle", folder, tmp_path / "out", target, dtype=None)
+    fields = json.loads((tmp_path / "out/config.json").read_text())
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    config = LlamaConfig(**{k: v for k, v in fields.items() if k not in ("drafttrain", "architectures")})
+    config._attn_implementation = "eager"
+    layer = LlamaDecoderLayer(config, 0)
+    layer.input_layernorm = torch.nn.Identity()
+    prefix = "layers.0."
+    weights = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    for name in ("q_proj", "k_proj", "v_proj"):
+        if f"self_attn.{name}.bias" in weights:
+            bias = torch.nn.Parameter(torch.empty_like(weights[f"self_attn.{name}.bias"]))
+            getattr(layer.self_attn, name).bias = bias
+    layer.load_state_dict(weights)
+    ours = says(folder, target, TEXT, steps=3)  # which taps the states
+    states = list(target.encode(TEXT[None, :-1], torch.zeros_like(TEXT[None, :-1])).tapped[0])
+    tokens, found = TEXT.tolist(), []
+    for _ in range(3):
+        embedded = tensors["embed_tokens.weight"][tokens[1:]]
+        x = torch.cat((embedded, torch.stack(states)), -1) @ tensors["fc.weight"].T
+        positions = torch.arange(len(x))[None]
+        rotary = LlamaRotaryEmbedding(config)(x[None], positions)
+        mask = torch.full((len(x), len(x)), -1e9).triu(1)[None, None]
+        out = layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary)
+        state = (out[0] if isinstance(out, tuple) else out)[0, -1]
+        found.append(target.head(state).log_softmax(-1))
+        states.append(state)
+        tokens.append(found[-1].argmax().item())
+    torch.testing.assert_close(torch.stack(found), ours, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("format", ["medusa", "medusa-original"])
+def test_medusa_heads_give_our_logits(format, llama, tmp_path):
+    folder = make(tmp_path / "heads", llama, "medusa", heads=3)
+    export_to(format, folder, tmp_path / "out", llama, dtype=None)
+    tensors = load_file(tmp_path / "out" / FORMATS[format].file)
+    ours = says(folder, llama, TEXT, steps=3)
+    state = llama.encode(TEXT[None, :-1], torch.zeros_like(TEXT[None, :-1])).tapped[0, -1]
+    ids = load_file(folder / "model.safetensors")["draft_to_target"]
+    names = {
+        "medusa": ("blocks.{}.layers.0.weight", "blocks.{}.layers.0.bias", "lm_heads.{}.weight"),
+        "medusa-original": ("{}.0.linear.weight", "{}.0.linear.bias", "{}.1.weight"),
+    }[format]
+    for i in range(3):
+        weight, bias, head = (tensors[name.format(i)] for name in names)
+        logits = head @ (state + torch.nn.functional.silu(weight @ state + bias))
+        assert len(logits) == 512 and logits.argmax() == ids[ours[i].argmax()]
+        torch.testing.assert_close(logits[ids].log_softmax(-1), ours[i], atol=2e-5, rtol=1e-5)
+
+
+def test_assisted_generation_gives_the_greedy_output(llama, tmp_path):
+    export_to("causal-lm", make(tmp_path / "vdm", llama, "vdm"), tmp_path / "out", llama, dtype=None)
+    small = make(tmp_path / "lm", llama, "causal_lm", model=llama.model.name_or_path, vocabulary=512)
+    export_to("causal-lm", small, tmp_path / "small", llama, dtype=None)
+    model = AutoModelForCausalLM.from_pretrained(llama.model.name_or_path, dtype=torch.float32)
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    for start in range(4):
+        prompt = TEXT[start:][None]
+        plain = model.generate(prompt, **options)
+        assert len(set(plain[0].tolist())) > 5
+        for name in ("out", "small"):
+            assistant = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+            assisted = model.generate(prompt, assistant_model=assistant, **options)
+            assert torch.equal(assisted, plain)
+
+
+# the way back
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("vocabulary", [200, 512])
+def test_the_way_back_is_exact(format, family, vocabulary, request, tmp_path):
+    target = request.getfixturevalue(family)
+    settings = {"train_head": False, "train_embeddings": True} if format == "eagle" else {}
+    folder = make(tmp_path / "own", target, KINDS[format], vocabulary, **settings)
+    written = export_to(format, folder, tmp_path / "out", target, dtype=None)
+    validate(format, tmp_path / "out")
+    import_from(format, tmp_path / "out", tmp_path / "back")
+    config, again = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "back"))
+    assert config == again
+    ours, back = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "back"))
+    assert ours.keys() == back.keys()
+    assert all(torch.equal(ours[name], back[name]) and ours[name].dtype == back[name].dtype for name in ours)
+    assert bool(written.notes) == (vocabulary == 200)
+    load_drafter(tmp_path / "back", target)
+
+
+def test_a_small_lm_comes_back(llama, tmp_path):
+    folder = make(tmp_path / "lm", llama, "causal_lm", model=llama.model.name_or_path)
+    notes = export_to("causal-lm", folder, tmp_path / "out", llama, dtype=None).notes
+    assert "drafts over 512 tokens, here over 300" in notes[0]
+    import_from("causal-lm", tmp_path / "out", tmp_path / "back")
+    ours, back = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "back"))
+    assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
+
+
+def test_weights_become_bf16_unless_told_otherwise(llama, tmp_path):
+    export_to("eagle", eagle(tmp_path / "own", llama), tmp_path / "out", llama)
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_rope_fields_survive(tiny_llama, tmp_path):
+    model, tokenizer = tiny_llama
+    config = LlamaConfig(**{**model.config.to_dict(), "rope_parameters": LLAMA3})
+    other = type(model)(config)
+    other.load_state_dict(model.state_dict())
+    target = save_target(tmp_path / "target", other, tokenizer)
+    for format, folder in (
+        ("eagle", eagle(tmp_path / "eagle", target)),
+        ("causal-lm", make(tmp_path / "vdm", target, "vdm")),
+    ):
+        export_to(format, folder, tmp_path / "out", target, dtype=None)
+        fields = json.loads((tmp_path / "out/config.json").read_text())
+        assert fields["rope_theta"] == 20000.0 and fields["rope_scaling"]["rope_type"] == "llama3"
+        read = AutoConfig.from_pretrained(tmp_path / "out").rope_parameters
+        assert {key: read[key] for key in LLAMA3} == LLAMA3
+        for keys in (("rope_parameters",), ("rope_theta", "rope_scaling")):  # each place alone is enough
+            part = {key: value for key, value in fields.items() if key in keys or not key.startswith("rope")}
+            read = LlamaConfig(**part).rope_parameters
+            assert {key: read[key] for key in LLAMA3} == LLAMA3
+        ids = load_file(folder / "model.safetensors")["draft_to_target"]
+        if format == "causal-lm":
+            logits = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(TEXT[None]).logits[0, -1, ids]
+            ours = says(folder, target, TEXT)[0]
+            torch.testing.assert_close(logits.log_softmax(-1), ours, atol=2e-5, rtol=1e-5)
+
+
+def test_a_tied_target_without_anything_trained_stays_tied(tiny_llama, tmp_path):
+    model, tokenizer = tiny_llama
+    config = LlamaConfig(**{**model.config.to_dict(), "tie_word_embeddings": True})
+    target = save_target(tmp_path / "target", type(model)(config), tokenizer)
+    folder = make(tmp_path / "vdm", target, "vdm", 512, train_head=False)
+    export_to("causal-lm", folder, tmp_path / "out", target, dtype=None)
+    assert "lm_head.weight" not in load_file(tmp_path / "out/model.safetensors")
+    logits = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(TEXT[None]).logits[0, -1]
+    torch.testing.assert_close(logits.log_softmax(-1), says(folder, target, TEXT)[0], atol=2e-5, rtol=1e-5)
+
+
+# what is wrong is found
+
+
+@pytest.fixture(scope="module")
+def written(llama, tmp_path_factory) -> Path:
+    """A right folder of each format."""
+    place = tmp_path_factory.mktemp("written")
+    torch.manual_seed(0)
+    for format, kind in KINDS.items():
+        own = eagle(place / "own", llama) if kind == "eagle" else make(place / "own", llama, kind, heads=2)
+        export_to(format, own, place / format, llama)
+    return place
+
+
+EAGLE_TENSORS = {
+    "embed_tokens.weight",
+    "fc.weight",
+    *(f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    "layers.0.post_attention_layernorm.weight",
+}
+
+
+def test_eagle_holds_what_eagle_1_holds(written):
+    tensors = load_file(written / "eagle/model.safetensors")
+    assert tensors.keys() == EAGLE_TENSORS
+    fields = json.loads((written / "eagle/config.json").read_text())
+    assert fields["architectures"] == ["LlamaForCausalLM"] and fields["num_hidden_layers"] == 1
+    assert fields["bias"] is False and None not in fields.values()
+
+
+def test_eagle_of_others_is_right_too(written, tmp_path):
+    """As published for Vicuna: few fields, a bias on fc, fp16."""
+    shutil.copytree(written / "eagle", tmp_path / "eagle")
+    fields = json.loads((tmp_path / "eagle/config.json").read_text())
+    names = ("architectures", "hidden_act", "hidden_size", "initializer_range", "intermediate_size")
+    names += ("max_position_embeddings", "model_type", "num_attention_heads", "num_key_value_heads")
+    names += ("num_hidden_layers", "rms_norm_eps", "rope_theta", "vocab_size")
+    few = {name: fields[name] for name in names if name in fields} | {"bias": True, "use_cache": True}
+    (tmp_path / "eagle/config.json").write_text(json.dumps(few))
+    tensors = load_file(tmp_path / "eagle/model.safetensors") | {"fc.bias": torch.zeros(64)}
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, tmp_path / "eagle/model.safetensors")
+    validate("eagle", tmp_path / "eagle")
+    with pytest.raises(UserError, match="does not say for which target"):
+        import_from("eagle", tmp_path / "eagle", tmp_path / "back")
+
+
+def change_config(folder: Path, **changes) -> None:
+    fields = json.loads((folder / "config.json").read_text()) | changes
+    fields = {key: value for key, value in fields.items() if value != "gone"}
+    (folder / "config.json").write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_required_key_is_required(format, written, tmp_path):
+    fields = json.loads((written / format / "config.json").read_text())
+    required = {key for key in fields if _breaks(format, written, tmp_path, key)}
+    named = {
+        "causal-lm": {"architectures", "vocab_size", "head_dim", "rope_theta", "tie_word_embeddings"},
+        "eagle": {"architectures", "vocab_size", "hidden_size", "rms_norm_eps", "rope_theta", "bias"},
+        "medusa": {"architectures", "num_heads", "truncated_vocab_size", "medusa_fc_bias"},
+        "medusa-original": {"medusa_num_heads", "medusa_num_layers", "base_model_name_or_path"},
+    }[format]
+    assert named <= required and "drafttrain" not in required
+
+
+def _breaks(format: str, written: Path, tmp_path: Path, key: str) -> bool:
+    folder = tmp_path / f"without {key}"
+    shutil.copytree(written / format, folder)
+    change_config(folder, **{key: "gone"})
+    try:
+        validate(format, folder)
+    except UserError as error:
+        assert f"config.json lacks {key}" in str(error) or "rope" in key
+        return True
+    return False
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"layer_count": 1}, "has layer_count, which nobody reads"),
+        ({"vocab_size": None}, "vocab_size is null"),
+        ({"hidden_size": "64"}, "hidden_size is '64', not int"),
+        ({"hidden_size": True}, "hidden_size is True, not int"),
+    ],
+)
+def test_wrong_configs_are_found(format, changes, message, written, tmp_path):
+    shutil.copytree(written / format, tmp_path / "wrong")
+    change_config(tmp_path / "wrong", **changes)
+    with pytest.raises(UserError, match=message):
+        validate(format, tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(
+    "format, changes, message",
+    [
+        ("eagle", {"rope_theta": 1.0}, "rope_theta is not that of rope_parameters"),
+        ("causal-lm", {"rope_theta": 1.0}, "rope_theta is not that of rope_parameters"),
+        ("eagle", {"rope_parameters": LLAMA3, "rope_theta": 20000.0}, "rope_scaling is not that"),
+        ("eagle", {"num_hidden_layers": 2}, "num_hidden_layers is 2, not 1"),
+        ("eagle", {"bias": True}, "no tensor fc.bias"),
+        ("eagle", {"num_key_value_heads": 4}, r"k_proj.weight is \[32, 64\], not \[64, 64\]"),
+        ("causal-lm", {"model_type": "gpt2"}, "model_type is gpt2"),
+        ("causal-lm", {"architectures": ["Qwen2ForCausalLM"]}, "architectures is not"),
+        ("causal-lm", {"num_hidden_layers": 2}, "no tensor model.layers.1"),
+        ("medusa", {"num_heads": 3}, "no tensor blocks.2"),
+        ("medusa", {"medusa_fc_bias": False}, "unexpected tensor blocks.0.layers.0.bias"),
+        ("medusa", {"truncated_vocab_size": 300}, "truncated_vocab_size equal to vocab_size"),
+        ("medusa-original", {"medusa_num_heads": 1}, "unexpected tensor 1.0.linear.weight"),
+        ("medusa-original", {"vocab_size": 300}, "vocab_size is 300"),
+    ],
+)
+def test_configs_that_do_not_fit_are_found(format, changes, message, written, tmp_path):
+    shutil.copytree(written / format, tmp_path / "wrong")
+    change_config(tmp_path / "wrong", **changes)
+    with pytest.raises(UserError, match=message):
+        validate(format, tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("damage", ["missing", "extra", "shape", "type", "nan"])
+def test_wrong_tensors_are_found(format, damage, written, tmp_path):
+    shutil.copytree(written / format, tmp_path / "wrong")
+    file = tmp_path / "wrong" / FORMATS[format].file
+    tensors = load_file(file)
+    name = sorted(tensors)[-1]
+    message = {
+        "missing": f"no tensor {name}",
+        "extra": "unexpected tensor d2t",
+        "shape": f"{name} is ",
+        "type": f"{name} is int64",
+        "nan": f"{name} holds numbers that are not finite",
+    }[damage]
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "extra":
+        tensors["d2t"] = torch.zeros(3)
+    elif damage == "shape":
+        tensors[name] = tensors[name][:-1].contiguous()
+    elif damage == "type":
+        tensors[name] = tensors[name].long()
+    else:
+        tensors[name].view(-1)[0] = torch.nan
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=message):
+        validate(format, tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("lm_head.weight", "unexpected tensor lm_head.weight"),
+        ("layers.0.input_layernorm.weight", "unexpected tensor layers.0.input_layernorm.weight"),
+        ("norm.weight", "unexpected tensor norm.weight"),
+    ],
+)
+def test_eagle_has_no_head_and_no_further_norms(name, message, written, tmp_path):
+    shutil.copytree(written / "eagle", tmp_path / "wrong")
+    file = tmp_path / "wrong/model.safetensors"
+    save_file(load_file(file) | {name: torch.ones(64, dtype=torch.bfloat16)}, file)
+    with pytest.raises(UserError, match=message):
+        validate("eagle", tmp_path / "wrong")
+
+
+def test_layers_that_are_off_by_one_are_found(written, tmp_path):
+    shutil.copytree(written / "eagle", tmp_path / "wrong")
+    file = tmp_path / "wrong/model.safetensors"
+    save_file({n.replace("layers.0", "layers.1"): t for n, t in load_file(file).items()}, file)
+    with pytest.raises(UserError, match="no tensor layers.0.self_attn.q_proj.weight"):
+        validate("eagle", tmp_path / "wrong")
+
+
+# what cannot be expressed is refused
+
+
+@pytest.mark.parametrize(
+    "format, kind, settings, message",
+    [
+        ("eagle", "eagle", {}, "train with drafter.train_head: false"),
+        ("eagle", "eagle", {"train_head": False, "input_norms": True}, "drafter.input_norms: false"),
+        (
+            "eagle",
+            "vdm",
+            {},
+            "eagle is for EAGLE drafters, and this is one of the VDMs: export it to causal-lm",
+        ),
+        ("causal-lm", "medusa", {}, "one of the MEDUSA drafters: export it to medusa or medusa-original"),
+        ("eagle", "edd", {}, "no other engine hands such drafters what they read"),
+        ("gguf", "vdm", {}, "gguf: no such format; there are causal-lm, eagle"),
+    ],
+)
+def test_refusals_are_one_line(format, kind, settings, message, llama, tmp_path, capsys):
+    folder = make(tmp_path / "own", llama, kind, **settings)
+    capsys.readouterr()
+    words = ["export-to", format, str(folder), "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and message in printed
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["nan", "missing", "ids"])
+def test_a_damaged_drafter_is_refused(damage, llama, tmp_path):
+    folder = eagle(tmp_path / "own", llama)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    if damage == "nan":
+        tensors["fc.weight"][0, 0] = torch.nan
+    elif damage == "missing":
+        del tensors["layers.0.k_proj.weight"]
+    else:
+        tensors["draft_to_target"][0] = tensors["draft_to_target"][1]
+    save_file(tensors, file)
+    message = {"nan": "fc.weight holds", "missing": "no tensor layers.0.k_proj", "ids": "different tokens"}
+    with pytest.raises(UserError, match=message[damage]):
+        export_to("eagle", folder, tmp_path / "out", llama)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_target_is_refused(llama, smollm2, tmp_path):
+    folder = make(tmp_path / "vdm", llama, "vdm")
+    with pytest.raises(UserError, match="head of 512 x 64, and this one's is 49152 x 576"):
+        export_to("causal-lm", folder, tmp_path / "out", str(smollm2))
+
+
+def test_commands(llama, tmp_path, capsys):
+    folder = eagle(tmp_path / "own", llama)
+    assert cli.main(["export-to", "eagle", str(folder), "--out", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'out'}\n" and "drafts over 512 tokens, here over 300" in err
+    assert '{"method": "eagle", "model": ' in err
+    assert cli.main(["validate", "eagle", str(tmp_path / "out")]) == 0
+    words = ["import-from", "eagle", str(tmp_path / "out"), "--out", str(tmp_path / "back")]
+    assert cli.main(words) == 0
+    change_config(tmp_path / "out", vocab_size=None)
+    assert cli.main(["validate", "eagle", str(tmp_path / "out")]) == 2
+    assert "vocab_size is null" in capsys.readouterr().err
