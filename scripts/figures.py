@@ -27,6 +27,8 @@ from typing import Any
 
 import figures_baselines
 import figures_c2t
+import figures_drafters
+import figures_report
 import figures_self_draft
 import figures_vllm
 
@@ -495,8 +497,12 @@ TOPICS = {
     ],
     "c2t": figures_c2t.GROUPS,
     "self-draft": figures_self_draft.GROUPS,
-    "baselines": figures_baselines.GROUPS,
-    "exports": figures_vllm.GROUPS,
+    "baselines": [
+        *figures_drafters.GROUPS,
+        *figures_vllm.GROUPS,
+        *figures_baselines.GROUPS,
+        *figures_report.GROUPS,
+    ],
 }
 
 

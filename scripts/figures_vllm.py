@@ -1,7 +1,7 @@
-"""The figures of topic `exports`: exported drafters in the tools that they are exported for.
+"""Figures of topic `baselines`: exported drafters in the tools that they are exported for.
 
     bash scripts/check_vllm.sh BUNDLE …         makes an environment with vLLM if there is none, and compares
-    python scripts/figures.py exports --vllm-python ~/vllm/bin/python
+    python scripts/figures.py baselines --vllm-python ~/vllm/bin/python
 
 vLLM and our engine decode the same prompts greedily with the same chains of drafts. Outputs may part where
 the target is undecided. In bf16 the two best logits are often the very same number, and what vLLM says with

@@ -1,4 +1,4 @@
-"""The figures of topic `exports`: what our side counts, how it is compared. A script plays vLLM."""
+"""Figures of topic `baselines`: what our side counts, how it is compared. A script plays vLLM."""
 
 import importlib
 import json
@@ -146,7 +146,7 @@ def test_figures(module, bundles, player, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "exportable", lambda kinds=(): [bundles[name] for name in kinds or bundles])
     monkeypatch.setattr(module, "DTYPES", ("float32",))
     monkeypatch.chdir(tmp_path)
-    run = Run("exports", vllm_python=str(player), limit=4)
+    run = Run("baselines", vllm_python=str(player), limit=4)
     found = module.vllm(run)
     assert found["vllm_text_mismatches"] == {"value": 0, "ok": True, "ties": {"float32": 0}, "prompts": 16}
     gap = found["vllm_acceptance_gap"]
@@ -168,9 +168,9 @@ def test_a_difference_that_is_no_tie_is_a_mismatch(module, bundles, player, tmp_
 
 def test_without_vllm_or_bundles_figures_are_skipped(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for run in (Run("exports"), Run("exports", vllm_python="python")):
+    for run in (Run("baselines"), Run("baselines", vllm_python="python")):
         assert all("skipped" in figure for figure in module.vllm(run).values())
-    assert "skipped" in module.transformers(Run("exports"))["transformers_mismatches"]
+    assert "skipped" in module.transformers(Run("baselines"))["transformers_mismatches"]
 
 
 def test_a_failing_vllm_is_one_line(module, bundles, tmp_path, capsys):
