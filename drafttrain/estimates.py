@@ -115,7 +115,10 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     if target is None:
         return estimate
     drafter = drafter_shape(recipe)
-    trained, stored = drafter_parameters(drafter, target)
+    sizes = drafter_parameters(drafter, target)
+    if sizes is None:
+        return estimate
+    trained, stored = sizes
     vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
     # fp32 logits of target and drafter, their log-probabilities and the gradient
     logits = 4 * 4 * config.kl_chunk * vocabulary + 4 * config.kl_chunk * target.vocab_size
@@ -136,7 +139,8 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
 def export(recipe: Recipe, folders: Folders) -> Estimate:
     """Disk of the bundle: bf16 weights."""
     target = _target(recipe, folders)
-    return {"disk": _bytes(2 * drafter_parameters(drafter_shape(recipe), target)[1])} if target else {}
+    sizes = drafter_parameters(drafter_shape(recipe), target) if target else None
+    return {"disk": _bytes(2 * sizes[1])} if sizes else {}
 
 
 def classifier(recipe: Recipe, folders: Folders) -> Estimate:
@@ -187,8 +191,8 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     return estimate
 
 
-def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int]:
-    """(trained parameters, stored numbers) of a drafter.
+def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int] | None:
+    """(trained parameters, stored numbers) of a drafter; None for a small LM that is not there.
 
     Trained are layers of the target's shape, a final norm, what joins several states, and embeddings and
     head if the recipe says so; MEDUSA has a matrix and a head for each token ahead. The map of the draft
@@ -200,8 +204,12 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
         trained = drafter.heads * (hidden * hidden + hidden + hidden * size)
         return trained, trained + size
     if drafter.kind == "causal_lm":
-        with torch.device("meta"):
-            lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(drafter.model))
+        try:
+            config = AutoConfig.from_pretrained(drafter.model, local_files_only=True)
+            with torch.device("meta"):
+                lm = AutoModelForCausalLM.from_config(config)
+        except (OSError, ValueError):
+            return None
         trained = sum(p.numel() for p in lm.parameters())
         return trained, trained + size
     trained = drafter.layers * sum(p.numel() for p in target.blocks[0].parameters()) + hidden

@@ -60,7 +60,7 @@ EXCLUDE = [
 RATES = (1e-3, 2e-3, 4e-3)
 TRIAL_STEPS = 200  # in which a learning rate has to show itself
 SEEDS = (0, 1, 2)
-ABLATION_SEEDS = (0, 1)
+ABLATION_SEEDS = (0,)
 BLOCKS = (8, 18, 26, 29)  # of 30; 26 is the fourth-to-last
 CHAIN = "chain:length=5"
 NEW_TOKENS = 64
