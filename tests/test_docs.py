@@ -80,7 +80,7 @@ def test_command(page, number, monkeypatch, capsys):
         return
     args, recipe = parse(words)
     for name, value in vars(args).items():
-        if name in ("prompt", "overrides", "out", "repo", "trees", "tree", "features"):
+        if name in ("prompt", "overrides", "out", "repo", "trees", "tree", "features", "png"):
             continue
         for path in value if isinstance(value, list) else [value]:
             if args.command == "benchmark" and isinstance(path, str):
