@@ -5,7 +5,7 @@
     decoder = SpeculativeDecoder.from_pretrained("path/or/hub-id")
     print(decoder.generate("Why is the sky blue?").text)
 
-`from drafttrain import EddModel` also registers the drafter with transformers, so that
+`from drafttrain import load_drafter` also registers every kind of drafter with transformers, so that
 `AutoModel.from_pretrained` knows it. Nothing heavy is imported before it is asked for: the command line
 answers `--help` at once.
 """
@@ -14,10 +14,11 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["EddConfig", "EddModel", "SamplingParams", "SpeculativeDecoder"]
+__all__ = ["EddConfig", "EddModel", "SamplingParams", "SpeculativeDecoder", "load_drafter"]
 _HOMES = {
     "EddConfig": "drafttrain.drafters.edd",
     "EddModel": "drafttrain.drafters.edd",
+    "load_drafter": "drafttrain.drafters.kinds",
     "SamplingParams": "drafttrain.inference.sampling",
     "SpeculativeDecoder": "drafttrain.inference.decoder",
 }

@@ -516,6 +516,8 @@ def _benchmark(args: argparse.Namespace) -> None:
         **{name: getattr(args, name) for name in names},
     )
     benchmark(config, args.out)
+
+
 def _trace(args: argparse.Namespace) -> None:
     from drafttrain.evaluation.trace import trace_prompt
 
@@ -578,6 +580,8 @@ def _card(args: argparse.Namespace) -> None:
         Path(args.out).write_text(card, encoding="utf-8")
     else:
         print(card, end="")
+
+
 def _export_to(args: argparse.Namespace) -> None:
     import json
 

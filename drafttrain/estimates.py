@@ -19,7 +19,7 @@ from drafttrain.calibration.stage import C2T_TRIALS
 from drafttrain.classifier.dump import ROW_BYTES
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.readers import read_conversations
-from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.files import read_json
@@ -235,7 +235,7 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     """The drafter's shape: that of `training.init_from` where there is one."""
     if not recipe.training.init_from:
         return recipe.drafter
-    stored = read_json(Path(recipe.training.init_from) / "config.json")
+    stored = read_config(recipe.training.init_from)
     names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
     kind = stored["model_type"].removeprefix("drafttrain_")
     shape = DrafterConfig(**{name: stored[name] for name in names}, kind=kind)

@@ -280,6 +280,12 @@ def _check_values(recipe: Recipe) -> None:
             "corpus.validation_fraction is 0, and training reports the loss on held-out conversations: "
             "hold some out, such as 0.01"
         )
+    stored, read = recipe.hidden_states.tapped_blocks, recipe.drafter.tapped_blocks
+    if stored is not None and recipe.drafter.kind == "edd" and not set(read) <= set(stored):
+        raise UserError(
+            f"hidden_states.tapped_blocks is {stored} and drafter.tapped_blocks {read}: store what the "
+            "drafter reads, and write it the same way"
+        )
     longest, row = recipe.corpus.max_length, recipe.training.row_length
     if longest > row:
         raise UserError(

@@ -193,6 +193,12 @@ def _evaluation_files(recipe: Recipe) -> list[str]:
     return [prompts.path for prompts in [*recipe.evaluate.prompts, *([tuning] if tuning else [])]]
 
 
+def _training_files(recipe: Recipe) -> list[str]:
+    model = recipe.drafter.model  # a Hub id is no file, but what is written as a path has to be there
+    local = model and (Path(model).exists() or model.startswith((".", "/")))
+    return _paths(recipe.training.eval_prompts, recipe.training.init_from, model if local else None)
+
+
 def _paths(*paths: str | None) -> list[str]:
     return [path for path in paths if path]
 
@@ -252,7 +258,7 @@ STAGES = [
             "training": recipe.training,
         },
         needs=lambda recipe: ["fetch-target", "corpus", *(["collect"] if _is_offline(recipe) else [])],
-        files=lambda recipe: _paths(recipe.training.eval_prompts, recipe.training.init_from),
+        files=_training_files,
         resumes=True,
         keep=True,
         ranks=True,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
@@ -105,13 +106,19 @@ class Bench:
     def states(self, name: str, responses: str, most: int | None, blocks: list[int]) -> dict[str, Path]:
         """A corpus of answers and the target's states over it."""
         corpus, states = self.out / name / "corpus", self.out / name / "states"
+        corpus.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(corpus.parent / ".lock"):  # of other processes at the same study
+            self._collect(responses, most, blocks, corpus, states)
+        return {"corpus": corpus, "hidden_states": states}
+
+    @staticmethod
+    def _collect(responses: str, most: int | None, blocks: list[int], corpus: Path, states: Path) -> None:
         if not (corpus / "corpus.json").exists():
             sources = [Source(responses, max_conversations=most)]
             config = CorpusConfig(sources=sources, validation_fraction=0.01, exclude=EXCLUDE, processes=2)
             build_corpus(config, load_tokenizer(resolve_target(TARGET)), corpus)
         config = CollectConfig(mode="offline", max_disk_gb=20)
         collect(config, resolve_target(TARGET), blocks, corpus, states)  # what is there is not computed again
-        return {"corpus": corpus, "hidden_states": states}
 
     def trained(
         self,
@@ -126,13 +133,27 @@ class Bench:
         if self.max_steps is not None:
             training = replace(training, max_steps=self.max_steps, warmup_steps=min(40, self.max_steps // 4))
         folder = self.out / name
-        asked = {"drafter": asdict(drafter), "training": asdict(training), "limit": self.limit}
-        asked = json.loads(json.dumps(asked))
-        if (folder / "result.json").exists():
-            found = read_json(folder / "result.json")
-            if found["asked"] == asked:
-                return found
-            raise UserError(f"{folder}: trained with other settings; remove it, or give another --out")
+        asked = json.loads(json.dumps({"drafter": asdict(drafter), "training": asdict(training)}))
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # of other processes at the same study
+            if (folder / "asked.json").exists() and read_json(folder / "asked.json") != asked:
+                raise UserError(f"{folder}: trained with other settings; remove it, or give another --out")
+            write_json(folder / "asked.json", asked)
+            if (folder / "result.json").exists():
+                found = read_json(folder / "result.json")
+                if not decode or found["limit"] == self.limit:
+                    return found
+            return self._train(folder, drafter, training, made_from, decode)
+
+    def _train(
+        self,
+        folder: Path,
+        drafter: DrafterConfig,
+        training: TrainingConfig,
+        made_from: dict[str, Path],
+        decode: bool,
+    ) -> dict[str, Any]:
+        name = folder.name
         print(f"training {name}", file=sys.stderr, flush=True)
         place = train(
             training, drafter, resolve_target(TARGET), out=folder, target_dtype="bfloat16", **made_from
@@ -147,8 +168,8 @@ class Bench:
             "tokens": summary["tokens"],
             "seconds": summary["seconds"],
             "tasks": self.accepted(place) if decode else {},
+            "limit": self.limit,
             "commit": git_commit(),
-            "asked": asked,
         }
         if decode:
             result["accept_len"] = total(result["tasks"])
@@ -337,11 +358,17 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 STUDIES = {study.__name__: study for study in (table1, table3, figure5, mtp, exports)}
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", choices=list(STUDIES))
-    parser.add_argument("--limit", type=int, default=14, metavar="N", help="prompts of each task")
-    parser.add_argument("--max-steps", type=int, metavar="N", help="optimizer steps of each training")
+    parser.add_argument("--limit", type=positive, default=14, metavar="N", help="prompts of each task")
+    parser.add_argument("--max-steps", type=positive, metavar="N", help="optimizer steps of each training")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of table1")
     parser.add_argument("--out", type=Path, default=Path("runs/baselines"), metavar="DIR")
     args = parser.parse_args()

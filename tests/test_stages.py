@@ -121,7 +121,15 @@ def test_an_own_target_is_an_input(folder):
 def test_states_are_collected_for_the_drafter_that_training_starts_from(folder):
     Path("old").mkdir()
     Path("old/config.json").write_text(
-        json.dumps({"model_type": "drafttrain_edd", "layers": 1, "tapped_blocks": [1]})
+        json.dumps(
+            {
+                "model_type": "drafttrain_edd",
+                "format_version": 1,
+                "target": {},
+                "layers": 1,
+                "tapped_blocks": [1],
+            }
+        )
     )
     collect = next(stage for stage in STAGES if stage.name == "collect")
     for words, expected in (([], [-2]), (["--training.init_from", "old"], [1])):
@@ -150,7 +158,14 @@ def test_estimates_take_the_shape_of_what_training_starts_from(folder):
     Path("old").mkdir()
     Path("old/config.json").write_text(
         json.dumps(
-            {"model_type": "drafttrain_edd", "layers": 2, "draft_vocab_size": 100, "tapped_blocks": [1]}
+            {
+                "model_type": "drafttrain_edd",
+                "format_version": 1,
+                "target": {},
+                "layers": 2,
+                "draft_vocab_size": 100,
+                "tapped_blocks": [1],
+            }
         )
     )
     folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}

@@ -114,6 +114,11 @@ def calibrate(
     loaded = load_bundle(
         bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
     )
+    if loaded.drafter.max_depth is not None:
+        raise UserError(
+            f"{bundle}: its drafter reaches {loaded.drafter.max_depth} tokens ahead at one cost, no curve "
+            "tells how deep to draft: leave calibrate out and give the tree's settings"
+        )
     model, drafter = loaded.target, loaded.drafter
     ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
     for prompt, prompt_ids in zip(prompts, ids):

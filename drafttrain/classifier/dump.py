@@ -124,6 +124,12 @@ def dump_trees(
     }
     shards = _earlier_shards(Path(out), made_from)
     loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
+    reach = loaded.drafter.max_depth
+    if reach is not None and config.max_depth > reach:
+        raise UserError(
+            f"{bundle}: its drafter reaches {reach} tokens ahead, and the trees are to be {config.max_depth} "
+            f"deep: set max_depth to {reach} at most"
+        )
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         check_length(

@@ -5,13 +5,14 @@ With `lora_rank` low-rank adapters are trained in place of its weights (peft), a
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 
-from drafttrain.drafters.config import TOKENIZER_PROBE, DrafterConfig, DraftModelConfig
+from drafttrain.drafters.config import TOKENIZER_PROBE, DrafterConfig, DraftModelConfig, identity
 from drafttrain.drafters.model import DraftModel, Prediction
 from drafttrain.errors import UserError
 from drafttrain.inference.cache import TreeCache, attention_mask
@@ -23,16 +24,35 @@ from drafttrain.trees.tree import TokenTree
 
 
 class CausalLmConfig(DraftModelConfig):
-    """With the small LM's own config under `lm`."""
+    """With the small LM's own config under `lm`, its name, and the rank of adapters it was trained by."""
 
     model_type = "drafttrain_causal_lm"
 
-    def __init__(self, lm: dict[str, Any] | None = None, **kwargs: Any):
-        self.lm = lm or {}
+    def __init__(
+        self,
+        lm: dict[str, Any] | None = None,
+        lm_name: str | None = None,
+        lora_rank: int | None = None,
+        **kwargs: Any,
+    ):
+        self.lm, self.lm_name, self.lora_rank = lm or {}, lm_name, lora_rank
         super().__init__(**kwargs)
 
     def lm_config(self) -> PreTrainedConfig:
         return AutoConfig.for_model(**self.lm)
+
+
+def _check_head(small: FrozenTarget, name: str) -> None:
+    """Refuses an LM whose logits are not its head's products: drafting reads the head alone.
+
+    Raises:
+        UserError: it scales or caps them, or adds a bias.
+    """
+    keys = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+    changed = [key for key in keys if getattr(small.config, key, None) not in (None, 1, 1.0)]
+    changed += ["a bias of the head"] if small.lm_head.bias is not None else []
+    if changed:
+        raise UserError(f"drafter.model: {name} has {changed[0]}, which drafting leaves out: name another LM")
 
 
 @dataclass
@@ -47,6 +67,7 @@ class CausalLmModel(DraftModel):
 
     config_class = CausalLmConfig
     base_model_prefix = "causal_lm"
+    attends = False
 
     def __init__(self, config: CausalLmConfig):
         super().__init__(config)
@@ -58,14 +79,22 @@ class CausalLmModel(DraftModel):
 
     @classmethod
     def from_small_lm(
-        cls, target: FrozenTarget, drafter: DrafterConfig, draft_vocab_size: int
+        cls, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor
     ) -> "CausalLmModel":
-        """The LM that `drafter.model` names, in fp32.
+        """The LM that `drafter.model` names, in fp32, to draft the tokens `draft_ids` [D].
 
         Raises:
-            UserError: there is none, or its tokenizer is not the target's.
+            UserError: there is none, its tokenizer is not the target's, its positions end before those of
+                the target, or it changes logits behind its head.
         """
         small = load_target(drafter.model, dtype="float32", device="cpu")
+        _check_head(small, drafter.model)
+        own, theirs = (getattr(lm.config, "max_position_embeddings", None) for lm in (small, target))
+        if own and theirs and own < theirs and not getattr(small.config, "rope_parameters", None):
+            raise UserError(
+                f"drafter.model: {drafter.model} has {own} learned positions and {target.name} {theirs}: "
+                "name an LM that reads as far"
+            )
         if target.tokenizer:
             ids = [made(TOKENIZER_PROBE)["input_ids"] for made in (small.tokenizer, target.tokenizer)]
             if ids[0] != ids[1]:
@@ -73,14 +102,23 @@ class CausalLmModel(DraftModel):
                     f"drafter.model: {drafter.model} reads {TOKENIZER_PROBE!r} as {ids[0]} and "
                     f"{target.name} as {ids[1]}: name an LM with the target's tokenizer"
                 )
-        if small.vocab_size < target.vocab_size:
+        if int(draft_ids.max()) >= small.vocab_size:
             raise UserError(
-                f"drafter.model: {drafter.model} knows {small.vocab_size} tokens and {target.name} "
-                f"{target.vocab_size}: name an LM with the target's vocabulary"
+                f"drafter.model: {drafter.model} knows {small.vocab_size} tokens, and {target.name} more "
+                f"({target.vocab_size}): set drafter.draft_vocab_size, or name a larger LM"
             )
-        config = CausalLmConfig.for_target(target, drafter, draft_vocab_size)
-        config.lm = small.model.config.to_dict()
-        config.hidden_size = small.hidden_size
+        settings = small.model.config.to_dict()
+        for name in ("dtype", "_name_or_path"):  # it computes in what it is loaded in; paths stay private
+            settings.pop(name, None)
+        config = CausalLmConfig(
+            target=identity(target),
+            target_vocab_size=target.vocab_size,
+            draft_vocab_size=len(draft_ids),
+            hidden_size=small.hidden_size,
+            lm=settings,
+            lm_name=Path(drafter.model).name,
+            lora_rank=drafter.lora_rank,
+        )
         model = cls(config)
         model.lm.load_state_dict(small.model.state_dict())
         if drafter.lora_rank is not None:

@@ -109,14 +109,16 @@ class DrafterConfig:
         Raises:
             UserError: the key and its remedy.
         """
-        if self.kind != "causal_lm" and target.config.model_type not in SUPPORTED_TARGETS:
+        if target.config.model_type not in SUPPORTED_TARGETS:
             raise UserError(
                 f"{target.name} is a {target.config.model_type} model; {self.kind} drafters are for "
                 f"{', '.join(SUPPORTED_TARGETS)}: choose such a target"
             )
         self.check()
         n = target.n_blocks
-        for key, blocks in (("tapped_blocks", self.tapped_blocks), ("init", [self.init])):
+        tapped = self.tapped_blocks if self.kind == "edd" else []
+        init = [self.init] if self.kind in ("edd", "vdm", "eagle") else []
+        for key, blocks in (("tapped_blocks", tapped), ("init", init)):
             for block in blocks:
                 if block != "random" and not -n <= block < n:
                     raise UserError(f"drafter.{key}: {target.name} has blocks {-n} to {n - 1}, not {block}")

@@ -8,7 +8,8 @@ from drafttrain.trees.tree import TokenTree
 
 
 class Drafter(Protocol):
-    """Weights apart from per-sequence state: one copy of the weights serves any number of sequences."""
+    """Weights apart from per-sequence state: one copy of the weights serves any number of sequences. One that
+    drafts so many tokens ahead and no more says so in `max_depth`."""
 
     draft_vocab_size: int
 

@@ -33,8 +33,8 @@ def new_drafter(target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.T
     """
     kind = KINDS[drafter.kind]
     if kind is CausalLmModel:
-        drafter.check_target(target)
-        model = CausalLmModel.from_small_lm(target, drafter, len(draft_ids))
+        drafter.check()
+        model = CausalLmModel.from_small_lm(target, drafter, draft_ids)
     else:
         model = kind(kind.config_class.for_target(target, drafter, len(draft_ids)))
     model.initialize_from(target, drafter, draft_ids)

@@ -42,6 +42,7 @@ class MedusaModel(DraftModel):
     config_class = MedusaConfig
     base_model_prefix = "medusa"
     _same_input = ()
+    attends = False
 
     def __init__(self, config: MedusaConfig):
         super().__init__(config)
@@ -100,7 +101,7 @@ class MedusaModel(DraftModel):
         return MedusaState(state.last[rows])
 
     def put_rows(self, state: MedusaState, rows: torch.Tensor, other: MedusaState) -> None:
-        state.last[rows] = other.last
+        state.last[rows], state.log_probs = other.last, None
 
     @torch.no_grad()
     def observe(

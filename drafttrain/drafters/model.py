@@ -49,12 +49,14 @@ class DraftModel(PreTrainedModel):
         soft_prompts: whether training gives `forward` an attention over the target's states and over blocks
             of tokens; else over the tokens of a document.
         first_token: whether the first token of a document is an input.
+        attends: whether training gives `predictions` an attention at all.
     """
 
     config_class = DraftModelConfig
     max_depth: int | None = None
     soft_prompts = False
     first_token = True
+    attends = True
     _same_input = (("k_proj", "v_proj"), ("gate_proj", "up_proj"))  # no queries: soft prompts have none
 
     draft_to_target: torch.Tensor  # int64 [D]
@@ -154,7 +156,7 @@ class DraftModel(PreTrainedModel):
         self,
         model: Callable[..., torch.Tensor],
         batch: dict[str, torch.Tensor],
-        attend: Attend,
+        attend: Attend | None,
         wanted: torch.Tensor,
     ) -> list[Prediction]:
         """What the drafter foretells of a batch in training.
@@ -162,7 +164,7 @@ class DraftModel(PreTrainedModel):
         Args:
             model: the drafter as it is called: wrapped by DDP or DeepSpeed, or itself.
             batch: rows of `PackedRows`, stacked, with the target's states.
-            attend: attention as `soft_prompts` says.
+            attend: attention as `soft_prompts` says; None where the drafter does not attend.
             wanted: bool [B, T], the inputs whose next tokens are trained.
         """
         raise NotImplementedError

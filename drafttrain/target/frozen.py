@@ -85,13 +85,7 @@ def run_packed(
 
 def block_number(block: int, n_blocks: int) -> int:
     """A block's number from 0. `n_blocks` stands for the state after the final norm, as in `hidden_states` of
-    transformers; negative numbers count from the end.
-
-    Raises:
-        ValueError: no such block.
-    """
-    if not -n_blocks <= block <= n_blocks:
-        raise ValueError(block)
+    transformers; negative numbers count from the end."""
     return block + n_blocks if block < 0 else block
 
 

@@ -23,14 +23,20 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __init__(self, drafter: torch.nn.Module, lr: float, betas: tuple[float, float], weight_decay: float):
         trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
-        matrices = [p for name, p in trained.items() if p.ndim == 2 and not _is_table(name)]
-        tables = [p for name, p in trained.items() if p.ndim == 2 and _is_table(name)]
+        embeddings = {id(m.weight) for m in drafter.modules() if isinstance(m, torch.nn.Embedding)}
+        is_table = {name: id(p) in embeddings or "lm_head" in name for name, p in trained.items()}
+        matrices = [p for name, p in trained.items() if p.ndim == 2 and not is_table[name]]
+        tables = [p for name, p in trained.items() if p.ndim == 2 and is_table[name]]
         rest = [p for p in trained.values() if p.ndim != 2]
-        muon = torch.optim.Muon(matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw")
         groups = [{"params": tables, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr, betas, fused=True)
-        self.parts = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        groups = [group for group in groups if group["params"]]
+        self.parts = []
+        if matrices:
+            muon = torch.optim.Muon(matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw")
+            self.parts.append(muon)
+        if groups:  # adapters alone have none
+            self.parts.append(torch.optim.AdamW(groups, lr, betas, fused=True))
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: None = None) -> None:
         """One step of both; they share their groups with this optimizer, so schedulers reach them."""
@@ -44,8 +50,3 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-
-def _is_table(name: str) -> bool:
-    """Whether rows of this weight stand for tokens."""
-    return any(table in name for table in ("embed_tokens", "lm_head"))

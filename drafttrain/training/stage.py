@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from drafttrain.corpus.build import load_corpus
-from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig, identity
 from drafttrain.drafters.kinds import load_drafter, new_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
@@ -304,6 +304,14 @@ def start_drafter(
     """
     if config.init_from:
         drafter = load_drafter(config.init_from, target, dtype=torch.float32)
+        kind = drafter.config.model_type.removeprefix("drafttrain_")
+        if kind != drafter_config.kind or drafter_config.lora_rank is not None:
+            asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
+            raise UserError(
+                f"training.init_from: {config.init_from} is a {kind} drafter, trained on as it is, and the "
+                f"section drafter asks for {asked}: set drafter.kind to {kind} without lora_rank"
+            )
+        drafter.config.target = identity(target)  # what it learns from now on
         if config.init_draft_vocab_size is not None:
             counts = count_trained_tokens(corpus, target.vocab_size)
             known = drafter.draft_to_target.tolist()

@@ -3,7 +3,8 @@ accumulation, bf16, DeepSpeed and wandb come from the library.
 
 What is ours: the loss; block masks keyed by (seed, step, row of the step), so that a resumed run draws what
 the interrupted one would have drawn, and a step draws the same however it is split over ranks and
-accumulation; and an evaluation that decodes for real.
+accumulation (EAGLE's noise alone comes from the process's own random state); and an evaluation that decodes
+for real.
 """
 
 import time
@@ -34,7 +35,7 @@ class DraftLoss:
         total: what is minimized.
         kl: forward KL (or cross-entropy) of the first prediction, the next draft token.
         agree: its positions where both argmaxes agree.
-        positions: its positions.
+        positions: those that were judged; of labels, the ones that can be drafted.
     """
 
     total: torch.Tensor
@@ -48,7 +49,7 @@ def draft_loss(
     drafter: DraftModel,
     target: FrozenTarget,
     batch: dict[str, torch.Tensor],
-    layout: BlockLayout,
+    layout: BlockLayout | None,
     chunk: int,
     bf16: bool,
     labels: bool = False,
@@ -59,7 +60,7 @@ def draft_loss(
         model: the drafter as it is called: wrapped by DDP or DeepSpeed, or the drafter itself.
         drafter: the bare drafter, for its head and its vocabulary.
         batch: rows of `PackedRows`, stacked, with the target's states.
-        layout: the blocks of this step; for drafters with soft prompts.
+        layout: the blocks of this step, for drafters with soft prompts.
         chunk: positions whose logits exist at once.
         bf16: compute the drafter in bf16 (autocast); the target keeps its own dtype.
         labels: cross-entropy with the text's tokens in place of the KL to the target's distribution; tokens
@@ -69,7 +70,8 @@ def draft_loss(
     if not drafter.soft_prompts:
         layout = whole_documents(batch["document_start"], drafter.first_token)
     with torch.autocast(wanted.device.type, torch.bfloat16, enabled=bf16):
-        told = drafter.predictions(model, batch, block_attention(layout), wanted)
+        attend = block_attention(layout) if drafter.attends else None
+        told = drafter.predictions(model, batch, attend, wanted)
     draft_rows = target.lm_head.weight[drafter.draft_to_target]  # [D, H]
     next_ids = _draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)] if labels else None
 
@@ -84,12 +86,14 @@ def draft_loss(
             kl, agree = head_kl(states, one.head, teacher, teacher_logits, chunk, dtype)
         else:
             ids = next_ids[one.rows]  # [N], -1 for tokens that cannot be drafted
-            kl, agree = head_ce(states[ids >= 0], one.head, ids[ids >= 0], chunk, dtype)
+            known = ids >= 0
+            kl, agree = head_ce(states[known], one.head, ids[known], chunk, dtype)
         total = one.weight * kl
         if one.state_weight:
             apart = F.smooth_l1_loss(states.float(), teacher.float(), reduction="none")  # [N, H]
             total = total + one.state_weight * apart.mean(-1).sum()
-        parts.append(DraftLoss(total, kl.detach(), agree, len(states)))
+        judged = len(states) if next_ids is None else int(known.sum())
+        parts.append(DraftLoss(total, kl.detach(), agree, judged))
     return replace(parts[0], total=sum(part.total for part in parts))
 
 
@@ -184,7 +188,7 @@ class DraftTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if self._logged_at is None:
             self._logged_at = time.perf_counter()
-        layout = self._layout(inputs["document_start"])
+        layout = self._layout(inputs["document_start"]) if self.model.soft_prompts else None
         wanted = inputs["loss_mask"].sum()
         inputs = with_states(self.target, inputs)
         trained = inputs["loss_mask"].sum()
@@ -198,7 +202,8 @@ class DraftTrainer(Trainer):
                 f"the loss became {loss.item()} at step {self.state.global_step}: lower training.lr, or look "
                 "for damaged weights of the target; checkpoints of earlier steps are good"
             )
-        self._sums += torch.stack([found.agree, trained, inputs["n_tokens"].sum(), wanted - trained])
+        judged = torch.full_like(trained, found.positions)
+        self._sums += torch.stack([found.agree, judged, inputs["n_tokens"].sum(), wanted - trained])
         return loss / num_items_in_batch.clamp(min=1) * self.accelerator.num_processes
 
     def _refuse_broken(self, is_broken: bool) -> None:

@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
 
 from drafttrain.drafters.causal_lm import CausalLmModel
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.kinds import load_drafter, new_drafter
 from drafttrain.errors import UserError
+from drafttrain.training.optimizer import MuonWithAdamW
 from drafttrain.trees.tree import TokenTree
 
 IDS = torch.arange(0, 512, 3)
@@ -80,10 +82,37 @@ def test_saves_loads_and_merges_adapters(small_lm, make_target, tmp_path):
     drafter.eval().finish()
     drafter.save_pretrained(tmp_path / "drafter")
     assert not any("lora" in name for name in load_file(tmp_path / "drafter/model.safetensors"))
+    assert "dtype" not in drafter.config.lm and drafter.config.lm_name == "lm"
+    narrow = load_drafter(tmp_path / "drafter", target, dtype=torch.bfloat16)
+    assert {weight.dtype for weight in narrow.parameters()} == {torch.bfloat16}
     again = load_drafter(tmp_path / "drafter", target)
     assert isinstance(again, CausalLmModel)
     with torch.no_grad():
         torch.testing.assert_close(again(ids, start, everywhere), adapted, atol=1e-4, rtol=1e-4)
+
+
+def test_muon_trains_adapters(small_lm, make_target):
+    """Their matrices are all there is: none of them is for AdamW."""
+    config = DrafterConfig(kind="causal_lm", model=small_lm, lora_rank=2)
+    drafter = new_drafter(make_target("llama"), config, IDS).train()
+    optimizer = MuonWithAdamW(drafter, 0.01, (0.9, 0.95), 0.0)
+    before = {name: p.clone() for name, p in drafter.named_parameters() if p.requires_grad}
+    ids = torch.randint(3, 512, (1, 10))
+    drafter(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)).square().sum().backward()
+    optimizer.step()
+    assert any(not torch.equal(p, before[name]) for name, p in drafter.named_parameters() if name in before)
+
+
+def test_an_lm_with_too_few_tokens_is_refused(small, small_lm, make_target):
+    target = make_target("llama")
+    with pytest.raises(UserError, match="knows 512 tokens"):
+        new_drafter(target, DrafterConfig(kind="causal_lm", model=small_lm), torch.tensor([3, 512]))
+
+
+def test_an_lm_that_scales_its_logits_is_refused(small, small_lm, make_target, monkeypatch):
+    monkeypatch.setattr(LlamaConfig, "logits_scaling", 8.0, raising=False)
+    with pytest.raises(UserError, match="has logits_scaling, which drafting leaves out"):
+        new_drafter(make_target("llama"), DrafterConfig(kind="causal_lm", model=small_lm), IDS)
 
 
 def test_an_lm_with_another_tokenizer_is_refused(small_lm, make_target):

@@ -45,6 +45,20 @@ def test_a_head_for_each_depth(pair):
     torch.testing.assert_close(found[0, 0], told(drafter, tapped[0, 0], 0))
 
 
+@torch.no_grad()
+def test_a_row_that_takes_anothers_place_forgets_it(pair):
+    target, drafter = pair
+    ids = torch.randint(3, 512, (2, 6))
+    tapped = target.encode(ids, torch.zeros_like(ids)).tapped
+    tree, root = TokenTree.root_only(torch.tensor([20])), torch.tensor([[0]])
+    first, second = drafter.new_state(1, 10), drafter.new_state(1, 10)
+    drafter.observe(first, ids[:1], tapped[:1], torch.tensor([6]))
+    drafter.expand(first, tree, root)  # keeps what it foretold
+    drafter.observe(second, ids[1:], tapped[1:], torch.tensor([6]))
+    drafter.put_rows(first, torch.tensor([0]), second)
+    torch.testing.assert_close(drafter.expand(first, tree, root)[0, 0], told(drafter, tapped[1, 5], 0))
+
+
 def test_loss_is_a_decaying_sum_over_heads(pair):
     target, drafter = pair
     ids = torch.randint(3, 512, (1, 9))

@@ -106,13 +106,14 @@ def test_results_of_other_settings_are_refused(modules, tmp_path, monkeypatch):
     asked = {
         "drafter": asdict(baselines.DRAFTER),
         "training": json.loads(json.dumps(asdict(baselines.TRAINING))),
-        "limit": 2,
     }
     (tmp_path / "edd").mkdir()
-    (tmp_path / "edd/result.json").write_text(json.dumps({"asked": asked, "accept_len": 1.25}))
+    (tmp_path / "edd/asked.json").write_text(json.dumps(asked))
+    (tmp_path / "edd/result.json").write_text(json.dumps({"limit": 2, "accept_len": 1.25}))
     assert bench.trained("edd", baselines.DRAFTER, baselines.TRAINING, {})["accept_len"] == 1.25
+    shorter = baselines.Bench(tmp_path, 2, 7)
     with pytest.raises(UserError, match="edd: trained with other settings; remove it"):
-        baselines.Bench(tmp_path, 3, None).trained("edd", baselines.DRAFTER, baselines.TRAINING, {})
+        shorter.trained("edd", baselines.DRAFTER, baselines.TRAINING, {})
 
 
 def test_a_drafter_with_the_targets_head_drafts_all_tokens(modules, tiny_target, tmp_path):
