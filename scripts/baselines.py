@@ -3,6 +3,7 @@
     python scripts/baselines.py table1     EDD, EAGLE, MEDUSA-1 and VDM as chains of 5 (EDD paper, Table 1)
     python scripts/baselines.py table3     without states, on tokens, with blocks of one length (Table 3)
     python scripts/baselines.py figure5    EDD reading other blocks, on GSM8K train (Figure 5)
+    python scripts/baselines.py joined     EDD that reads the last hidden state, too
     python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F)
     python scripts/baselines.py exports    drafters that other engines can serve: frozen heads, all tokens
 
@@ -297,6 +298,15 @@ def mtp(bench: Bench) -> dict[str, Any]:
     return {"rows": summarize({"mtp": [bench.trained("mtp-seed0", drafter, training, made_from)]})}
 
 
+def joined(bench: Bench) -> dict[str, Any]:
+    """EDD that reads the last hidden state beside the fourth-to-last block, which is ours."""
+    made_from = answers(bench)
+    training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0], seed=0)
+    drafter = replace(DRAFTER, tapped_blocks=[-4, bench.target.n_blocks])
+    found = bench.trained("edd-joined-seed0", drafter, training, made_from)
+    return {"rows": summarize({"EDD, two taps": [found]})}
+
+
 def exports(bench: Bench) -> dict[str, Any]:
     """EAGLE and VDM with the target's own head, which then draft all of its tokens."""
     made_from, rows = answers(bench), {}
@@ -355,7 +365,7 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
         )
 
 
-STUDIES = {study.__name__: study for study in (table1, table3, figure5, mtp, exports)}
+STUDIES = {study.__name__: study for study in (table1, table3, figure5, joined, mtp, exports)}
 
 
 def positive(text: str) -> int:

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from drafttrain.corpus.chat import template_hash
 from drafttrain.errors import UserError
 from drafttrain.files import read_json
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.frozen import FrozenTarget, block_number
 from drafttrain.target.store import target_info
 
 FORMAT_VERSION = 1
@@ -36,7 +36,8 @@ class DrafterConfig:
             target's last hidden state and the next token's embedding, joined); "medusa" (heads on the last
             hidden state); "causal_lm" (any small Hugging Face LM of the target's vocabulary).
         tapped_blocks: target blocks whose outputs are EDD's soft prompts, from 0; negative counts from the
-            end. Several are joined by a trained projection. Other kinds read no blocks.
+            end, and the number of blocks stands for the last hidden state, after the final norm. Several are
+            joined by a trained projection. Other kinds read no blocks.
         layers: decoder layers of EDD; 1 is the paper's, and the other kinds have 1.
         draft_vocab_size: how many of the target's tokens can be drafted: the most frequent trained tokens of
             the corpus. null: all.
@@ -120,7 +121,8 @@ class DrafterConfig:
         init = [self.init] if self.kind in ("edd", "vdm", "eagle") else []
         for key, blocks in (("tapped_blocks", tapped), ("init", init)):
             for block in blocks:
-                if block != "random" and not -n <= block < n:
+                is_last_state = key == "tapped_blocks" and block == n
+                if block != "random" and not -n <= block < n and not is_last_state:
                     raise UserError(f"drafter.{key}: {target.name} has blocks {-n} to {n - 1}, not {block}")
 
     def read_blocks(self, n_blocks: int) -> list[int]:
@@ -128,7 +130,9 @@ class DrafterConfig:
         state, after the final norm."""
         if self.kind in READS_NONE:
             return []
-        return [n_blocks] if self.kind in READS_LAST else [block % n_blocks for block in self.tapped_blocks]
+        if self.kind in READS_LAST:
+            return [n_blocks]
+        return [block_number(block, n_blocks) for block in self.tapped_blocks]
 
 
 class DraftModelConfig(PretrainedConfig):
