@@ -110,8 +110,13 @@ def test_a_plan_by_hand():
     assert estimates.evaluate(recipe, folders)["memory"] == f"about {fp32 / 1e9:.2f} GB of 80 GB"
 
 
+def make_wide(monkeypatch) -> None:
+    """A terminal on which no line of a plan is broken. (rich keeps the environment it was imported in.)"""
+    monkeypatch.setattr("rich.console.Console._environ", {"COLUMNS": "300"})
+
+
 def test_what_does_not_fit_is_told(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
+    make_wide(monkeypatch)
     words = ["run", "recipes/large/llama-70b-64gpu.yaml", "--dry-run", "--plan.device_memory_gb", "80"]
     assert main(words) == 0
     assert "MORE than the 80 GB of a device" in capsys.readouterr().out
@@ -121,7 +126,7 @@ def test_what_does_not_fit_is_told(capsys, monkeypatch):
 
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
 def test_the_pages_table_is_what_the_dry_run_prints(path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    make_wide(monkeypatch)
     assert main(["run", str(path.relative_to(ROOT)), "--dry-run"]) == 0
     printed = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
     page = (ROOT / "docs" / "large_targets.md").read_text(encoding="utf-8")
