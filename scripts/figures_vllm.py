@@ -267,6 +267,8 @@ def exportable(kinds: Sequence[str] = SERVED) -> list[Path]:
     )
     found: dict[str, Path] = {}
     for place in places:
+        if "checkpoints" in place.parts:  # of trainings
+            continue
         config = read_json(place)
         kind = config.get("model_type") if isinstance(config, dict) else None
         if kind in wanted and (config.get("train_head") is False or kind != "drafttrain_eagle"):
