@@ -320,6 +320,7 @@ def _parser() -> argparse.ArgumentParser:
     command = add("card", text, "runs/quickstart/bundle --out CARD.md", _card)
     command.add_argument("bundle", metavar="BUNDLE", help="folder of export")
     command.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
+
     text = "write a drafter in a layout that other tools read"
     example = "eagle runs/eagle/bundle --out runs/eagle/vllm"
     command = add("export-to", text, example, _export_to)

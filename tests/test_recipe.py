@@ -206,3 +206,15 @@ def test_every_key_is_explained():
     } <= keys.keys()
     assert [key for key, text in keys.items() if not text] == []
     assert "command" not in keys
+
+
+def test_a_store_holds_what_the_drafter_reads(write):
+    """Unless the drafter's shape is that of `init_from`."""
+    text = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"
+    text += "hidden_states: {mode: offline, tapped_blocks: [2, -4]}\n"
+    assert load_recipe(write(text)).hidden_states.tapped_blocks == [2, -4]
+    words = ["--drafter.tapped_blocks", "[3]"]
+    with pytest.raises(UserError, match=r"tapped_blocks is \[2, -4\] and drafter.tapped_blocks \[3\]"):
+        load_recipe(write(text), words)
+    load_recipe(write(text), [*words, "--training.init_from", "old"])
+    load_recipe(write(text), [*words, "--drafter.kind", "eagle"])

@@ -4,6 +4,7 @@ A drafter of this kind says what its layers read in training (`inputs`) and what
 text (`observe`).
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +199,7 @@ class LayeredDrafter(DraftModel):
 
     # training
 
+    @abstractmethod
     def inputs(
         self, input_ids: torch.Tensor, tapped: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -208,7 +210,6 @@ class LayeredDrafter(DraftModel):
             tapped: the target's states that the drafter reads, [B, T, K·H].
             positions: [B, T].
         """
-        raise NotImplementedError
 
     def forward(
         self,

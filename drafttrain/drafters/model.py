@@ -2,9 +2,9 @@
 over some of its tokens. Weights that stay the target's are not stored."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ class Prediction:
     state_weight: float = 0.0
 
 
-class DraftModel(PreTrainedModel):
+class DraftModel(PreTrainedModel, ABC):
     """A drafter without its method. It needs `attach(target)` (or `load`) before it drafts: that lends it the
     weights which stay the target's; `AutoModel.from_pretrained` alone leaves NaN there.
 
@@ -84,9 +84,9 @@ class DraftModel(PreTrainedModel):
     def draft_vocab_size(self) -> int:
         return self.config.draft_vocab_size
 
+    @abstractmethod
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
         """Copies what starts from the target, and makes `draft_ids` [D] the draft vocabulary."""
-        raise NotImplementedError
 
     def grow_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
         """Makes `draft_ids` [D] the draft vocabulary, the tokens of the present one among them.
@@ -152,6 +152,7 @@ class DraftModel(PreTrainedModel):
 
     # training
 
+    @abstractmethod
     def predictions(
         self,
         model: Callable[..., torch.Tensor],
@@ -167,12 +168,8 @@ class DraftModel(PreTrainedModel):
             attend: attention as `soft_prompts` says; None where the drafter does not attend.
             wanted: bool [B, T], the inputs whose next tokens are trained.
         """
-        raise NotImplementedError
 
     # drafting
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         return self.draft_to_target[ids]
-
-    def new_state(self, batch: int, max_len: int) -> Any:
-        raise NotImplementedError
