@@ -4,13 +4,14 @@
     python scripts/baselines.py table3     without states, on tokens, with blocks of one length (Table 3)
     python scripts/baselines.py figure5    EDD reading other blocks, on GSM8K train (Figure 5)
     python scripts/baselines.py joined     EDD that reads the last hidden state, too
+    python scripts/baselines.py long       EDD and EAGLE, eight times as long on three times the text
     python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F)
     python scripts/baselines.py exports    drafters that other engines can serve: frozen heads, all tokens
 
 Every kind gets the same learning rates to choose from, in short trainings judged on prompts of no benchmark;
 with the best it is trained longer, from three seeds. Trained drafters and raw results lie under
 `runs/baselines/` (or --out); what is there is not trained again. `--limit` and `--max-steps` make all of it
-smaller; `table1 --kinds` shares the work between processes.
+smaller; `--kinds` shares the work of table1 and of long between processes.
 """
 
 import argparse
@@ -59,10 +60,12 @@ EXCLUDE = [
     "data/validation_prompts.jsonl",
     "data/heldout_prompts.jsonl",
 ]
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 TRIAL_STEPS = 200  # in which a learning rate has to show itself
 SEEDS = (0, 1, 2)
 ABLATION_SEEDS = (0,)
+LONG_CONVERSATIONS, LONG_STEPS = 5000, 3200
+LONG_KINDS = ("edd", "eagle")
 BLOCKS = (8, 18, 26, 29)  # of 30; 26 is the fourth-to-last
 CHAIN = "chain:length=5"
 NEW_TOKENS = 64
@@ -290,6 +293,19 @@ def write_math(responses: Path, out: Path) -> None:
     out.write_text("".join(kept), encoding="utf-8")
 
 
+def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
+    """EDD and EAGLE with more steps on more text, at the learning rates of the short trainings."""
+    short, rows = answers(bench), {}
+    made_from = bench.states("many", RESPONSES, LONG_CONVERSATIONS, [-4])
+    for kind in kinds:
+        rate = best_rate(bench, kind, short)[0]
+        training = replace(TRAINING, lr=rate, max_steps=LONG_STEPS, eval_steps=LONG_STEPS // 4)
+        rows[kind] = several_seeds(
+            bench, f"{kind}-long", replace(DRAFTER, kind=kind), training, made_from, ABLATION_SEEDS
+        )
+    return {"rows": summarize(rows)}
+
+
 def mtp(bench: Bench) -> dict[str, Any]:
     """EAGLE with the norms of an MTP layer, at EAGLE's learning rate."""
     made_from = answers(bench)
@@ -365,7 +381,7 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
         )
 
 
-STUDIES = {study.__name__: study for study in (table1, table3, figure5, joined, mtp, exports)}
+STUDIES = {study.__name__: study for study in (table1, table3, figure5, joined, long, mtp, exports)}
 
 
 def positive(text: str) -> int:
@@ -379,17 +395,18 @@ def main() -> int:
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--limit", type=positive, default=14, metavar="N", help="prompts of each task")
     parser.add_argument("--max-steps", type=positive, metavar="N", help="optimizer steps of each training")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of table1")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of table1 or long, where not all")
     parser.add_argument("--out", type=Path, default=Path("runs/baselines"), metavar="DIR")
     args = parser.parse_args()
     try:
         bench = Bench(args.out, args.limit, args.max_steps)
-        wanted = {"kinds": args.kinds} if args.study == "table1" else {}
+        shared = args.study in ("table1", "long")
+        wanted = {"kinds": args.kinds} if shared and args.kinds else {}
         found = STUDIES[args.study](bench, **wanted)
     except UserError as error:
         print(f"baselines: {error}", file=sys.stderr)
         return 2
-    if set(args.kinds) == set(KINDS):
+    if not wanted:  # else it is a part of the study
         write_json(args.out / f"{args.study}.json", found)
     print_rows(found["rows"])
     return 0
