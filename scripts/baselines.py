@@ -4,7 +4,7 @@
     python scripts/baselines.py table3     without states, on tokens, with blocks of one length (Table 3)
     python scripts/baselines.py figure5    EDD reading other blocks, on GSM8K train (Figure 5)
     python scripts/baselines.py joined     EDD that reads the last hidden state, too
-    python scripts/baselines.py long       EDD and EAGLE, eight times as long on three times the text
+    python scripts/baselines.py long       EDD and EAGLE, five times as long on three times the text
     python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F)
     python scripts/baselines.py exports    drafters that other engines can serve: frozen heads, all tokens
 
@@ -64,7 +64,7 @@ RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 TRIAL_STEPS = 200  # in which a learning rate has to show itself
 SEEDS = (0, 1, 2)
 ABLATION_SEEDS = (0,)
-LONG_CONVERSATIONS, LONG_STEPS = 5000, 3200
+LONG_CONVERSATIONS, LONG_STEPS = 5000, 2000
 LONG_KINDS = ("edd", "eagle")
 BLOCKS = (8, 18, 26, 29)  # of 30; 26 is the fourth-to-last
 CHAIN = "chain:length=5"

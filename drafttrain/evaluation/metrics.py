@@ -266,7 +266,7 @@ def _add_decoding(row: Row, first: list[DecodeStats], every: list[DecodeStats]) 
     counts, times = sum(first, DecodeStats()), sum(every, DecodeStats())
     for name in _COUNTED:
         setattr(row, name, getattr(counts, name))
-    row.verify_per_step = counts.verify_tokens / counts.steps if counts.steps else 0.0
+    row.verify_per_step = counts.verify_per_step
     parts = ("prefill", "draft", "verify", "other")
     row.outside_share = times.outside_share
     row.time_split = {part: getattr(times, f"{part}_seconds") / times.seconds for part in parts}

@@ -108,6 +108,11 @@ class DecodeStats:
         return _ratio(self.new_tokens - self.prompts, self.steps)
 
     @property
+    def verify_per_step(self) -> float:
+        """Draft tokens sent to the target per forward, root excluded."""
+        return _ratio(self.verify_tokens, self.steps)
+
+    @property
     def accept_len_fresh(self) -> float:
         """accept_len over tokens outside repeated 4-grams."""
         return _ratio(self.fresh_tokens, self.fresh_steps)

@@ -1,6 +1,7 @@
 """Fronts and ratios by hand; a sweep end to end, continued, with a classifier that it is given."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,6 +82,27 @@ def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, c
     assert (tmp_path / "out" / "sweep.png").stat().st_size > 5000
     printed = capsys.readouterr().out
     assert "dymax:threshold=0.01" in printed and "eagle2" in printed
+
+
+def test_several_prompts_at_a_time(tiny_bundle, questions, tmp_path, monkeypatch):
+    trees = ["chain:length=2", "eagle2:top_k=3,max_depth=2,total=4"]
+    prompts = PromptSet("prompts", str(questions), 3)
+    options = {"max_new_tokens": 8, "dtype": "float32", "device": "cpu"}
+    single, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "single", **options)
+    batched, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "batched", rows=2, **options)
+    timeless = [replace(point, tokens_per_second=0.0) for point in single]
+    assert [replace(point, tokens_per_second=0.0) for point in batched] == timeless
+
+    decoded = []
+    real = module.decode_all
+    monkeypatch.setattr(module, "decode_all", lambda *args, **rest: decoded.append(1) or real(*args, **rest))
+    assert sweep(tiny_bundle, prompts, trees, tmp_path / "batched", rows=2, **options)[0] == batched
+    assert not decoded
+    fewer = PromptSet("prompts", str(questions), 2)
+    again, _ = sweep(tiny_bundle, fewer, trees[:1], tmp_path / "batched", rows=2, **options)
+    assert decoded and again[0].steps < batched[0].steps
+    with pytest.raises(UserError, match="rows is 0"):
+        sweep(tiny_bundle, prompts, trees, tmp_path / "none", rows=0, **options)
 
 
 def test_without_a_classifier(tiny_bundle, questions, tmp_path, capsys):
