@@ -6,8 +6,9 @@
     python scripts/c2t_analysis.py drafting     where drafting spends its time (Appendix E.1)
     python scripts/c2t_analysis.py thresholds   one threshold or two, and fewer children, against PCT (ours)
     python scripts/c2t_analysis.py shift        fine-tuning against a shift of the threshold (Appendix B.4)
+    python scripts/c2t_analysis.py transfer     another drafter's classifier, one of few trees (Appendix F)
 
-heatmaps and shift read trees of `drafttrain dump-trees`. Numbers and pictures go to --out.
+heatmaps, shift and transfer read trees of `drafttrain dump-trees`. Numbers and pictures go to --out.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from drafttrain.classifier.data import read_rows, split_by_tree
+from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.metrics import recall_curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.train import ClassifierConfig, predict, train_classifier
@@ -30,7 +32,7 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.evaluate import progress, try_trees
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
-from drafttrain.evaluation.sweep import sweep
+from drafttrain.evaluation.sweep import compare_families, sweep
 from drafttrain.export.bundle import load_bundle
 from drafttrain.files import fingerprint, save_figure, write_json
 from drafttrain.inference.decode import decode_all
@@ -44,6 +46,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MT_BENCH = "data/eval/mt_bench.jsonl"
 ENTROPIES = (0, 1, 2, 3, 4, 5, 6, np.inf)  # bounds of the rows of Figure 2, in nats
 NEW_TOKENS = 96
+BETAS = (0.45, 0.3, 0.18, 0.1, 0.05, 0.025)
+FEW = 300  # trees, of as many steps, that a classifier for a new drafter gets
 TUNING = "data/tuning_prompts.jsonl"
 THRESHOLDS = ["pct:width=3,max_depth=8,min_confidence=0.06,threshold=0.16"]  # tuned on these prompts
 THRESHOLDS += [f"c2t:beta=0.12,top_k={k}" for k in (15, 8, 6, 4)]
@@ -209,12 +213,52 @@ def shift(trees: Path, start: str, out: Path) -> None:
     write_json(out / "shift.json", {"config": asdict(config), **found})
 
 
+def transfer(bundle: str, classifier: str, trees: Path, limit: int | None, out: Path) -> None:
+    """Appendix F, and a classifier for a new drafter: what C2T verifies on MT-bench at equal accept_len by
+    another drafter's classifier, by the same fine-tuned on few trees of this one, by one that learned from
+    those alone and by plain joint probability, over one that learned from all trees of this drafter."""
+    config = ClassifierConfig(features=Classifier.load(classifier).features)
+    few = replace(config, share=min(1.0, FEW / read_record(trees)["trees"]), batch_size=64)
+    for name, settings, start in (
+        ("here", config, None),
+        ("few trees", few, None),
+        ("fine-tuned", few, classifier),
+    ):
+        train_classifier(settings, trees, out / name, start=start, baselines=False)
+    path = out / "prompts.jsonl"
+    prompts = spread(read_prompts(MT_BENCH), limit)
+    path.write_text("".join(json.dumps({"id": p.id, "prompt": p.turns[0]}) + "\n" for p in prompts))
+    points = []
+    for name, place in (
+        ("here", out / "here"),
+        ("few trees", out / "few trees"),
+        ("fine-tuned", out / "fine-tuned"),
+        ("elsewhere", classifier),
+        ("joint", None),
+    ):
+        policies = [f"c2t:beta={beta}" if place else f"joint:threshold={beta}" for beta in BETAS]
+        found, _ = sweep(
+            bundle,
+            PromptSet("MT-bench", str(path)),
+            policies,
+            out / "sweeps" / name,
+            max_new_tokens=NEW_TOKENS,
+            classifier=place,
+            rows=8,
+        )
+        points += [replace(point, tree=f"{name}:{point.tree.partition(':')[2]}") for point in found]
+    compared = {found.family: asdict(found) for found in compare_families(points, "here")}
+    for name, found in compared.items():
+        print(f"{name}: {found['mean']:.3f} of the draft tokens that `here` verifies")
+    write_json(out / "transfer.json", {"points": [asdict(p) for p in points], "over here": compared})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the analyses; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    choices = ("heatmaps", "surfaces", "sizes", "drafting", "thresholds", "shift")
+    choices = ("heatmaps", "surfaces", "sizes", "drafting", "thresholds", "shift", "transfer")
     parser.add_argument("what", choices=choices)
     parser.add_argument("--bundle", default="model_cards/smollm2-135m-edd", metavar="DIR")
     parser.add_argument("--classifier", metavar="DIR", help="default: the bundle's")
@@ -235,6 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafting(args.bundle, args.classifier, args.limit, out)
         elif args.what == "thresholds":
             thresholds(args.bundle, args.classifier, args.limit, out)
+        elif args.what == "transfer":
+            transfer(args.bundle, model, Path(args.trees), args.limit, out)
         else:
             shift(Path(args.trees), model, out)
     except UserError as error:

@@ -49,6 +49,7 @@ TASKS = {
     "questions": "data/eval/questions.jsonl",
 }
 NEW_TOKENS = 96
+ROWS_AT_ONCE = 8  # prompts of a sweep that are decoded together
 ROWS = 9_000_000  # that the classifier is trained on where its training is timed
 REPEATS = 3
 EAGLE2 = [f"eagle2:top_k=10,max_depth=10,total={n}" for n in (4, 8, 14, 24, 40, 60)]
@@ -137,7 +138,9 @@ def swept(run: Run) -> Measured:
     place = classifier(run)
     for task, path in (TASKS | run.more_prompts).items():
         prompts = subset(run, folder, task, path)
-        points = sweep(DRAFTER, prompts, trees, folder / task, "eagle2", NEW_TOKENS, classifier=place)[0]
+        points = sweep(
+            DRAFTER, prompts, trees, folder / task, "eagle2", NEW_TOKENS, classifier=place, rows=ROWS_AT_ONCE
+        )[0]
         for reference, tasks in against.items():
             found = [c for c in compare_families(points, reference) if c.family == "c2t"]
             tasks[task] = asdict(found[0]) if found else None
@@ -164,7 +167,9 @@ def chains(run: Run) -> Measured:
     folder = run.folder("c2t_chains")
     prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], quick=4, full=40)
     place = classifier(run)
-    points = sweep(DRAFTER, prompts, CHAINS, folder, "dyjoint", NEW_TOKENS, classifier=place)[0]
+    points = sweep(
+        DRAFTER, prompts, CHAINS, folder, "dyjoint", NEW_TOKENS, classifier=place, rows=ROWS_AT_ONCE
+    )[0]
     return {name: {**figure, **told(place)} for name, figure in chain_figures(points).items()}
 
 
@@ -197,14 +202,23 @@ def transferred(run: Run) -> Measured:
     }
     prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], full=24)
     trained_here = classifier(run)
-    own = sweep(DRAFTER, prompts, C2T, folder / "own", "c2t", NEW_TOKENS, classifier=trained_here)[0]
+    own = sweep(
+        DRAFTER, prompts, C2T, folder / "own", "c2t", NEW_TOKENS, classifier=trained_here, rows=ROWS_AT_ONCE
+    )[0]
     losses, notes = {}, {}
     for number, (name, (bundle, path)) in enumerate(foreign.items()):
         place = folder / f"foreign{number}"
         dump_trees(DumpConfig(PromptSet("held out", path, 60), 128), bundle, place / "trees")
         train_classifier(ClassifierConfig(), place / "trees", place / "classifier", baselines=False)
         points = sweep(
-            DRAFTER, prompts, C2T, place / "sweep", "c2t", NEW_TOKENS, classifier=place / "classifier"
+            DRAFTER,
+            prompts,
+            C2T,
+            place / "sweep",
+            "c2t",
+            NEW_TOKENS,
+            classifier=place / "classifier",
+            rows=ROWS_AT_ONCE,
         )[0]
         renamed = [replace(point, tree=point.tree.replace("c2t", "foreign")) for point in points]
         found = compare_families([*own, *renamed], "c2t")

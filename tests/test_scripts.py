@@ -96,7 +96,8 @@ def labelled(tmp_path):
     folder.mkdir()
     arrays = {f.name: pa.array(columns[f.name]).cast(f.type, safe=False) for f in SCHEMA}
     pq.write_table(pa.table(arrays), folder / "shard-00000.parquet")
-    record = {"format_version": 1, "made_from": {}, "shards": [{"file": "shard-00000.parquet", "rows": n}]}
+    shards = [{"file": "shard-00000.parquet", "rows": n}]
+    record = {"format_version": 1, "made_from": {}, "trees": 80, "shards": shards}
     (folder / "trees.json").write_text(json.dumps(record))
     return folder
 
@@ -116,6 +117,7 @@ def analysis(labelled, tiny_bundle, questions, tmp_path, monkeypatch):
         assert module.main([what, *places]) == 0
         return tmp_path / "out"
 
+    run.module = module
     return run
 
 
@@ -155,6 +157,17 @@ def test_fine_tuning_against_a_shift(analysis):
     assert set(found) == {"config", "elsewhere", "fine-tuned", "here"}
     # what knows nothing is as good as chance, what has learned here ranks the accepted first
     assert found["here"]["at"]["0.1"] > found["elsewhere"]["at"]["0.1"]
+
+
+def test_transfer_to_another_drafter(analysis):
+    analysis.module.BETAS = (0.3, 0.1)
+    out = analysis("transfer")
+    found = json.loads((out / "transfer.json").read_text())
+    families = {point["tree"].partition(":")[0] for point in found["points"]}
+    assert families == {"here", "few trees", "fine-tuned", "elsewhere", "joint"}
+    assert len(found["points"]) == 5 * 2 and "elsewhere" in found["over here"]
+    tuned = json.loads((out / "fine-tuned" / "classifier.json").read_text())
+    assert tuned["training"]["fine_tuned_from"] and tuned["training"]["batch_size"] == 64
 
 
 def test_an_analysis_without_a_classifier_is_refused(tiny_bundle, tmp_path, capsys):
