@@ -50,6 +50,7 @@ TASKS = {
 }
 NEW_TOKENS = 96
 ROWS_AT_ONCE = 8  # prompts of a sweep that are decoded together
+FEATURES = ("P", "d")  # entropies cost a twentieth of drafting and saved no token (docs/experiments.md)
 ROWS = 9_000_000  # that the classifier is trained on where its training is timed
 REPEATS = 3
 EAGLE2 = [f"eagle2:top_k=10,max_depth=10,total={n}" for n in (4, 8, 14, 24, 40, 60)]
@@ -82,6 +83,7 @@ def trained(run: Run) -> Measured:
     trees, folder = RAW / "full/c2t_trees", run.folder("c2t_classifier")
     rows = read_record(trees)["rows"]
     command = [sys.executable, "-m", "drafttrain.cli", "train-classifier", str(trees), "--out", str(folder)]
+    command += ["--features", ",".join(FEATURES)]
     status, seconds, peak = run_and_watch(command, Path.cwd(), dict(os.environ), folder / "log.txt")
     if status:
         raise RuntimeError(f"train-classifier ended with {status}; see {folder / 'log.txt'}")
@@ -209,7 +211,9 @@ def transferred(run: Run) -> Measured:
     for number, (name, (bundle, path)) in enumerate(foreign.items()):
         place = folder / f"foreign{number}"
         dump_trees(DumpConfig(PromptSet("held out", path, 60), 128), bundle, place / "trees")
-        train_classifier(ClassifierConfig(), place / "trees", place / "classifier", baselines=False)
+        train_classifier(
+            ClassifierConfig(features=FEATURES), place / "trees", place / "classifier", baselines=False
+        )
         points = sweep(
             DRAFTER,
             prompts,

@@ -12,11 +12,13 @@ import pytest
 
 from drafttrain.calibration import stage
 from drafttrain.calibration.stage import CalibrateConfig, calibrate
+from drafttrain.classifier.data import read_rows
 from drafttrain.classifier.dump import SCHEMA
 from drafttrain.classifier.model import Classifier
 from drafttrain.corpus.build import Source
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.ngrams.build import NgramConfig, build_ngrams
+from drafttrain.trees.c2t import FEATURES
 from tests.conftest import SENTENCES
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -97,7 +99,7 @@ def labelled(tmp_path):
     arrays = {f.name: pa.array(columns[f.name]).cast(f.type, safe=False) for f in SCHEMA}
     pq.write_table(pa.table(arrays), folder / "shard-00000.parquet")
     shards = [{"file": "shard-00000.parquet", "rows": n}]
-    record = {"format_version": 1, "made_from": {}, "trees": 80, "shards": shards}
+    record = {"format_version": 1, "made_from": {"max_new_tokens": 8}, "trees": 80, "shards": shards}
     (folder / "trees.json").write_text(json.dumps(record))
     return folder
 
@@ -157,6 +159,39 @@ def test_fine_tuning_against_a_shift(analysis):
     assert set(found) == {"config", "elsewhere", "fine-tuned", "here"}
     # what knows nothing is as good as chance, what has learned here ranks the accepted first
     assert found["here"]["at"]["0.1"] > found["elsewhere"]["at"]["0.1"]
+
+
+def test_what_features_are_worth(labelled, tmp_path):
+    module = load("c2t_features")
+    rows = read_rows(labelled, FEATURES)
+    chains = module.chain_nodes(rows)
+    assert np.bincount(rows.tree[chains]).tolist() == [4] * 80  # one node a layer
+    assert (rows.x[chains, FEATURES.index("rank")] == 0).all()
+    first_three = rows.tree < 3
+    accepted = [int(rows.accepted[rows.tree == tree].sum()) for tree in range(10)]
+    known = dict(zip(module.KNOWN, module.known_features(rows, per_prompt=8).T))
+    for tree in range(10):  # the ninth begins another prompt
+        mine, before = rows.tree == tree, accepted[max(tree - 3, 8 * (tree // 8)) : tree]
+        assert set(known["last"][mine]) == {before[-1] if before else -1}
+        assert known["recent"][mine][0] == pytest.approx(np.mean(before) if before else -1)
+        assert set(known["place"][mine]) == {tree % 8} and set(known["H1"][mine]) == {rows.x[60 * tree, 1]}
+
+    few, at = rows.take(first_three), np.array([0.5, 1.0])
+    best = sorted(zip(few.joint, few.accepted), key=lambda node: -node[0])
+    counts = np.cumsum([hit for _, hit in best])
+    expected = [(np.searchsorted(counts, 3 * a) + 1) / 3 for a in at]
+    assert module.taken(few.joint, few.accepted, 3, at) == pytest.approx(expected, abs=1 / 3)
+    at = []
+    for n in (2, 7):  # accepted among the n best of each tree
+        trees = [few.take(few.tree == tree) for tree in range(3)]
+        kept = [tree.accepted[np.argsort(-tree.joint, kind="stable")[:n]].sum() for tree in trees]
+        at.append(sum(kept) / 3)
+    assert at[0] < at[1] and module.fixed_size(few, 3, np.array(at))[1] <= 7
+
+    assert module.main([str(labelled), "--out", str(tmp_path / "features")]) == 0
+    found = json.loads((tmp_path / "features" / "features.json").read_text())
+    assert len(found["chains"]) == 1 + len(module.SETS) and len(found["trees"]) == 2 + len(module.SETS)
+    assert all(len(row["seeds"]) == 3 for row in list(found["chains"].values())[1:])
 
 
 def test_transfer_to_another_drafter(analysis):
