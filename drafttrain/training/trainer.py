@@ -3,7 +3,8 @@ accumulation, bf16, DeepSpeed and wandb come from the library.
 
 What is ours: the loss; block masks and EAGLE's noise keyed by (seed, step, row of the step), so that a
 resumed run draws what the interrupted one would have drawn, and a step draws the same however it is split
-over ranks and accumulation; and an evaluation that decodes for real.
+over ranks and accumulation (the dropout of a small LM that has some alone comes from the process's random
+state); and an evaluation that decodes for real.
 """
 
 import time
