@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.calibration.stage import C2T_TRIALS
 from drafttrain.classifier.dump import ROW_BYTES
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.readers import read_conversations
+from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import read_prompts
@@ -119,18 +120,21 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     if sizes is None:
         return estimate
     trained, stored = sizes
+    frozen = stored if drafter.lora_rank else 0  # the small LM itself, in fp32, beside its adapters
     vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
     # fp32 logits of target and drafter, their log-probabilities and the gradient
     logits = 4 * 4 * config.kl_chunk * vocabulary + 4 * config.kl_chunk * target.vocab_size
     teacher = _target_bytes(recipe, target)  # offline as well: it measures accept_len while training
     # a dozen fp32 activations of a layer's width per token that backward needs
-    activations = 4 * 12 * target.hidden_size * drafter.layers * config.rows_per_batch * config.row_length
+    activations = 4 * 12 * _width(drafter, target) * config.rows_per_batch * config.row_length
     estimate["parameters"] = f"{_count(trained)} trained, {_count(stored)} stored"
-    memory = teacher + OPTIMIZER_BYTES * trained + logits + activations
+    memory = teacher + OPTIMIZER_BYTES * trained + 4 * frozen + logits + activations
     estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
-    estimate["disk"] = _bytes((config.save_total_limit + 1) * 12 * trained + 4 * stored)
+    checkpoint = 12 * trained + 4 * frozen
+    estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 4 * stored)
     online = 2 * _below_head(target) if recipe.hidden_states.mode == "online" else 0
-    per_token = online + 2 * vocabulary * target.hidden_size + 6 * trained
+    # gradients pass through frozen weights as well
+    per_token = online + 2 * vocabulary * target.hidden_size + 6 * trained + 4 * frozen
     hours = forward_hours(recipe.plan, per_token * steps * tokens_per_step)
     estimate |= {"hours": hours} if hours else {}
     return estimate
@@ -195,8 +199,9 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
     """(trained parameters, stored numbers) of a drafter; None for a small LM that is not there.
 
     Trained are layers of the target's shape, a final norm, what joins several states, and embeddings and
-    head if the recipe says so; MEDUSA has a matrix and a head for each token ahead. The map of the draft
-    vocabulary is stored only.
+    head if the recipe says so; MEDUSA has a matrix and a head for each token ahead. Of a small LM with
+    adapters those alone are trained, and it is stored with them merged. The map of the draft vocabulary is
+    stored only.
     """
     hidden, taps = target.hidden_size, len(drafter.tapped_blocks)
     size = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
@@ -204,14 +209,12 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
         trained = drafter.heads * (hidden * hidden + hidden + hidden * size)
         return trained, trained + size
     if drafter.kind == "causal_lm":
-        try:
-            config = AutoConfig.from_pretrained(drafter.model, local_files_only=True)
-            with torch.device("meta"):
-                lm = AutoModelForCausalLM.from_config(config)
-        except (OSError, ValueError):
+        if (lm := _small_lm(drafter.model)) is None:
             return None
-        trained = sum(p.numel() for p in lm.parameters())
-        return trained, trained + size
+        stored = sum(p.numel() for p in lm.parameters()) + size
+        with torch.device("meta"):
+            lm = with_adapters(lm, drafter.lora_rank) if drafter.lora_rank else lm
+        return sum(p.numel() for p in lm.parameters() if p.requires_grad), stored
     trained = drafter.layers * sum(p.numel() for p in target.blocks[0].parameters()) + hidden
     trained += hidden * target.vocab_size if drafter.train_embeddings else 0
     trained += hidden * size if drafter.train_head else 0
@@ -220,6 +223,25 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
     elif drafter.kind == "eagle":
         trained += 2 * hidden * hidden + 2 * hidden * (1 if drafter.input_norms else -1)
     return trained, trained + size
+
+
+def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
+    """Numbers of a token's states in all layers of a drafter together."""
+    if drafter.kind == "causal_lm":
+        config = _small_lm(drafter.model).config.get_text_config()
+        return config.hidden_size * config.num_hidden_layers
+    return target.hidden_size * drafter.layers
+
+
+def _small_lm(place: str) -> PreTrainedModel | None:
+    """The small LM of that folder or Hub id, or of a drafter's folder, without weights; None if not there."""
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        with torch.device("meta"):
+            is_drafter = isinstance(config, CausalLmConfig)
+            return AutoModelForCausalLM.from_config(config.lm_config() if is_drafter else config)
+    except (OSError, ValueError):
+        return None
 
 
 def stored_blocks(recipe: Recipe) -> list[int]:
@@ -239,6 +261,8 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
     kind = stored["model_type"].removeprefix("drafttrain_")
     shape = DrafterConfig(**{name: stored[name] for name in names}, kind=kind)
+    if kind == "causal_lm":  # adapters it once had are merged, and it is trained whole
+        shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
     grown = recipe.training.init_draft_vocab_size
     return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
 

@@ -1,5 +1,6 @@
 """The real stages, joined: a tiny target goes from conversations to a bundle through the command line."""
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -15,9 +16,13 @@ from drafttrain.drafters.kinds import new_drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES, recorded_target
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.eagle2 import Eagle2Policy
 
 RECIPE = """\
 target: {model: tiny, dtype: float32, device: cpu}
@@ -108,6 +113,59 @@ def test_all_stages(folder, capsys):
     assert last.startswith("accept_len ") and "speedup" in last and last.endswith("same output")
     assert cli.main(["compare", "runs/tiny/bundle", "--prompts", "prompts.jsonl", "--dtype", "float32"]) == 0
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
+
+
+SMALL = """\
+target: {model: tiny, dtype: float32, device: cpu}
+corpus: {sources: [{path: chats.json}], max_length: 128, validation_fraction: 0.1}
+drafter: {kind: causal_lm, model: small, draft_vocab_size: null}
+training:
+  {row_length: 128, rows_per_batch: 2, max_steps: 4, lr: 3e-4, eval_new_tokens: 4, eval_prompt_limit: 1,
+   save_steps: 2, save_total_limit: 1, bf16: false}
+"""
+
+
+@pytest.fixture
+def small_recipe(folder, tiny_llama) -> str:
+    """A recipe whose drafter is a small LM that says almost what the target says."""
+    model, tokenizer = copy.deepcopy(tiny_llama[0]), tiny_llama[1]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.002 * torch.randn_like(parameter)
+    model.save_pretrained("small")
+    tokenizer.save_pretrained("small")
+    Path("small.yaml").write_text(SMALL)
+    return "small.yaml"
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
+    """Whole and by adapters: exact greedy output, and the disk that was planned."""
+    words = ["--drafter.lora_rank", "null" if rank is None else str(rank)]
+    assert cli.main(["run", small_recipe, *words]) == 0
+    run = Path("runs/small")
+    before, after = load_file("small/model.safetensors"), load_file(run / "bundle/model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name].bfloat16(), after[f"lm.{name}"])}
+    assert after.keys() == {"draft_to_target", *(f"lm.{name}" for name in before)}
+    if rank is None:
+        assert {"lm_head.weight", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= changed
+    else:  # adapters lie at linear maps alone, and not at the head
+        assert changed == {name for name in before if "_proj" in name}
+
+    loaded = load_bundle(run / "bundle", dtype="float32")
+    prompts = [loaded.target.tokenizer(text)["input_ids"] for text in ("the lazy dog", "First, think about")]
+    for policy in (ChainPolicy(4), Eagle2Policy(top_k=3, max_depth=3, total=10)):
+        got, stats = decode_all(loaded.target, TreeProposer(loaded.drafter, policy), prompts, 32)
+        assert got == decode_all(loaded.target, NoProposer(), prompts, 32)[0]
+        assert stats.accept_len > 1.2
+
+    [checkpoint] = (run / "drafter" / "checkpoints").iterdir()
+    real = sum(path.stat().st_size for path in checkpoint.iterdir())
+    weights = (run / "drafter" / "drafter" / "model.safetensors").stat().st_size
+    folders = {name: run / name for name in ("fetch-target", "corpus")}
+    planned = estimates.train(load_recipe(small_recipe, words), folders)["disk"]
+    assert planned.endswith(" MB")  # of two checkpoints: one is written before the other is deleted
+    assert float(planned.split()[0]) * 1e6 == pytest.approx(2 * real + weights, rel=0.1)
 
 
 def test_an_own_target_is_an_input(folder):
@@ -232,6 +290,38 @@ def test_target_of_a_corpus(folder):
     Path("alone/corpus.json").write_text("{}")
     with pytest.raises(UserError, match="give it with --target"):
         recorded_target("alone")
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny_llama, monkeypatch):
+    """Gradients and moments are only of what is trained; the other weights stay in memory and checkpoints."""
+    monkeypatch.setattr(estimates, "_bytes", str)
+    target = FrozenTarget(*tiny_llama, "tiny")
+    settings = DrafterConfig(kind="causal_lm", model="small", lora_rank=rank, draft_vocab_size=100)
+    drafter = new_drafter(target, settings, torch.arange(100))
+    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in drafter.parameters()) - trained
+    drafter.finish()
+    stored = sum(p.numel() for p in drafter.parameters()) + 100
+    assert estimates.drafter_parameters(settings, target) == (trained, stored)
+    assert (rank is None) == (trained + 100 == stored)
+
+    words = ["--drafter.lora_rank", "null" if rank is None else "4", "--drafter.draft_vocab_size", "100"]
+    told = estimates.train(load_recipe(small_recipe, words), {"corpus": Path("nowhere")})
+    logits = 4 * 4 * 256 * 100 + 4 * 256 * 512
+    activations = 4 * 12 * 4 * 64 * 2 * 128  # 4 layers of width 64, 2 rows of 128 tokens
+    target_bytes = 4 * sum(p.numel() for p in target.model.parameters())
+    memory = target_bytes + 16 * trained + 4 * frozen + logits + activations
+    near = pytest.approx(memory, abs=4 * 100)  # the map of the vocabulary
+    assert float(told["memory"].removeprefix("about ")) == near
+    disk = 2 * (4 * (trained + frozen) + 8 * trained) + 4 * stored
+    assert float(told["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
+
+    if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole
+        drafter.save_pretrained("old")
+        recipe = load_recipe(small_recipe, ["--training.init_from", "old"])
+        whole = estimates.drafter_parameters(estimates.drafter_shape(recipe), target)
+        assert whole == (stored - 100, stored)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from drafttrain.drafters.config import TOKENIZER_PROBE, DrafterConfig, DraftModelConfig, identity
 from drafttrain.drafters.model import DraftModel, Prediction
@@ -53,6 +53,13 @@ def _check_head(small: FrozenTarget, name: str) -> None:
     changed += ["a bias of the head"] if small.lm_head.bias is not None else []
     if changed:
         raise UserError(f"drafter.model: {name} has {changed[0]}, which drafting leaves out: name another LM")
+
+
+def with_adapters(lm: PreTrainedModel, rank: int) -> PreTrainedModel:
+    """The LM with low-rank adapters at all linear maps but its head; they alone are trained."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    return inject_adapter_in_model(LoraConfig(r=rank, target_modules="all-linear"), lm)
 
 
 @dataclass
@@ -122,10 +129,7 @@ class CausalLmModel(DraftModel):
         model = cls(config)
         model.lm.load_state_dict(small.model.state_dict())
         if drafter.lora_rank is not None:
-            from peft import LoraConfig, inject_adapter_in_model
-
-            settings = LoraConfig(r=drafter.lora_rank, target_modules="all-linear")
-            model.lm = inject_adapter_in_model(settings, model.lm)
+            model.lm = with_adapters(model.lm, drafter.lora_rank)
         return model
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:

@@ -77,12 +77,20 @@ class EagleModel(LayeredDrafter):
     ) -> tuple[torch.Tensor, None]:
         before = F.pad(tapped[:, :-1], (0, 0, 1, 0))  # [B, T, H]
         before = before * (positions > 0)[..., None]  # nothing of the document before
-        if self.training and self.config.noise:
-            before = before + self.config.noise * (2 * torch.rand_like(before) - 1)
         return self._join(input_ids, before), None
+
+    def _noisy(self, tapped: torch.Tensor, row_seeds: torch.Tensor) -> torch.Tensor:
+        """States [B, T, H] with noise, each row's from a generator of its own: whichever process and batch a
+        row is in, its noise is the same on devices of one kind."""
+        drawn = torch.empty_like(tapped)
+        for row, seed in zip(drawn, row_seeds.tolist(), strict=True):
+            row.uniform_(-1, 1, generator=torch.Generator(tapped.device).manual_seed(seed))
+        return tapped + self.config.noise * drawn
 
     def predictions(self, model, batch, attend, wanted) -> list[Prediction]:
         wanted = wanted & (batch["positions"] > 0)
+        if self.training and self.config.noise:
+            batch = {**batch, "tapped": self._noisy(batch["tapped"], batch["row_seeds"])}
         [told] = super().predictions(model, batch, attend, wanted)
         told.weight, told.state_weight = DISTRIBUTION_WEIGHT, 1.0
         return [told]

@@ -439,9 +439,10 @@ def _elapsed(checkpoint: Path | None) -> float:
 
 
 def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> None:
-    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
-    checkpoint = 3 * 4 * trained  # weights and two moments, fp32
-    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * trained, "saving checkpoints")
+    kept = [p for name, p in drafter.named_parameters() if name not in drafter._keys_to_ignore_on_save]
+    stored, trained = sum(p.numel() for p in kept), sum(p.numel() for p in kept if p.requires_grad)
+    checkpoint = 4 * stored + 2 * 4 * trained  # weights and two moments, fp32
+    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * stored, "saving checkpoints")
 
 
 def training_summary(

@@ -1,10 +1,10 @@
 """The transformers `Trainer` with a frozen target beside the model, so that checkpoints, resume, gradient
 accumulation, bf16, DeepSpeed and wandb come from the library.
 
-What is ours: the loss; block masks keyed by (seed, step, row of the step), so that a resumed run draws what
-the interrupted one would have drawn, and a step draws the same however it is split over ranks and
-accumulation (EAGLE's noise alone comes from the process's own random state); and an evaluation that decodes
-for real.
+What is ours: the loss; block masks and EAGLE's noise keyed by (seed, step, row of the step), so that a
+resumed run draws what the interrupted one would have drawn, and a step draws the same however it is split
+over ranks and accumulation (the dropout of a small LM that has some alone comes from the process's random
+state); and an evaluation that decodes for real.
 """
 
 import time
@@ -128,7 +128,7 @@ class DraftTrainer(Trainer):
         target: the frozen target.
         block_length: shortest and longest block.
         kl_chunk: positions whose logits exist at once.
-        mask_seed: seed of the block masks.
+        mask_seed: seed of the block masks and of EAGLE's noise.
         rate: factor on the learning rate for a number of optimizer steps done.
         labels: train on the text's tokens instead of the target's distributions.
         evaluate_drafter: called at each evaluation; the names of its metrics get the prefix "eval_".
@@ -170,17 +170,20 @@ class DraftTrainer(Trainer):
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.rate)
         return self.lr_scheduler
 
-    def _layout(self, document_start: torch.Tensor) -> BlockLayout:
-        """Blocks of a batch, from a generator for each row: nothing to save, nothing to restore on resume."""
+    def _row_seeds(self, n_rows: int) -> list[int]:
+        """A seed for each row of the next batch: nothing to save, nothing to restore on resume."""
         step = self.state.global_step
         number = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = (step, number + 1)
         # A rank gets every world-size-th batch of the step.
         batch = number * self.args.world_size + self.args.process_index
+        first = batch * self.args.per_device_train_batch_size
+        return [zlib.crc32(f"{self.mask_seed} {step} {first + i}".encode()) for i in range(n_rows)]
+
+    def _layout(self, document_start: torch.Tensor, seeds: list[int]) -> BlockLayout:
+        """Blocks of a batch, each row's from its own generator."""
         rows = []
-        for i in range(len(document_start)):
-            row = batch * self.args.per_device_train_batch_size + i
-            seed = zlib.crc32(f"{self.mask_seed} {step} {row}".encode())
+        for i, seed in enumerate(seeds):
             generator = torch.Generator().manual_seed(seed)
             rows.append(random_blocks(document_start[i : i + 1], *self.block_length, generator).block_start)
         return BlockLayout(document_start, torch.cat(rows))
@@ -188,9 +191,10 @@ class DraftTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if self._logged_at is None:
             self._logged_at = time.perf_counter()
-        layout = self._layout(inputs["document_start"]) if self.model.soft_prompts else None
+        seeds = self._row_seeds(len(inputs["document_start"]))
+        layout = self._layout(inputs["document_start"], seeds) if self.model.soft_prompts else None
         wanted = inputs["loss_mask"].sum()
-        inputs = with_states(self.target, inputs)
+        inputs = {**with_states(self.target, inputs), "row_seeds": torch.tensor(seeds)}
         trained = inputs["loss_mask"].sum()
         self._refuse_broken(bool((trained == 0) & (wanted > 0)))
         found = draft_loss(

@@ -141,16 +141,32 @@ def test_loss_is_smooth_l1_and_a_tenth_of_cross_entropy(labels, make_target, mak
     assert drafter.fc.weight.grad.abs().sum() > 0 and drafter.lm_head.weight.grad.abs().sum() > 0
 
 
-def test_noise_is_of_training_alone(make_target, make_drafter):
+@torch.no_grad()
+def test_noise_is_of_training_alone_and_of_each_rows_seed(make_target, make_drafter):
+    """Whatever was drawn before, and whichever rows are beside it."""
     target = make_target("llama")
     drafter = make_drafter(target, kind="eagle", noise=0.5)
-    ids = torch.randint(3, 512, (1, 6))
+    ids = torch.randint(3, 512, (1, 6)).expand(2, -1)
     tapped = target.encode(ids, torch.zeros_like(ids)).tapped
-    attend = block_attention(whole_documents(torch.zeros_like(ids), drafter.first_token))
 
-    def run():
-        return drafter(ids, tapped, torch.arange(6)[None], attend, torch.ones_like(ids, dtype=torch.bool))
+    def run(*seeds):
+        n = len(seeds)
+        batch = {"input_ids": ids[:n], "tapped": tapped[:n], "positions": torch.arange(6).expand(n, -1)}
+        attend = block_attention(whole_documents(torch.zeros_like(ids[:n]), drafter.first_token))
+        everywhere = torch.ones_like(ids[:n], dtype=torch.bool)
+        batch["row_seeds"] = torch.tensor(seeds)
+        [told] = drafter.predictions(drafter, batch, attend, everywhere)
+        return told.states.unflatten(0, (n, 5))  # a document's first token is no input
 
-    assert torch.equal(run(), run())
+    assert torch.equal(run(1), run(2))
+    plain = run(1)
     drafter.train()
-    assert not torch.equal(run(), run())
+    assert (run(1) - plain).abs().mean() > 0.01
+    assert (run(1) - run(2)).abs().mean() > 0.01
+    first, second = run(2**32 - 1, 3)
+    torch.manual_seed(7)
+    torch.testing.assert_close(run(2**32 - 1)[0], first)
+    torch.testing.assert_close(run(3)[0], second)
+
+    drafter.config.noise = 0.0
+    assert torch.equal(run(1), plain)

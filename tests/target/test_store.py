@@ -152,6 +152,25 @@ def test_another_target_is_refused(folder, name, value):
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
+@pytest.mark.parametrize("wanted", [[2], [0], [2, 0], [], [4], [4, 0], [2, 4, 0, 2]])
+def test_a_store_gives_the_blocks_that_are_wanted_in_their_order(folder, wanted):
+    """Some of those it holds, or all in another order; block 4, behind the last, is the final state."""
+    store = HiddenStateStore.open(folder, dataclasses.replace(INFO, tapped_blocks=wanted), SPLIT)
+    for index, whole in enumerate(documents()):
+        states = {0: whole.tapped[:, :HIDDEN], 2: whole.tapped[:, HIDDEN:], 4: whole.final}
+        expected = torch.cat([whole.tapped[:, :0], *(states[block] for block in wanted)], 1)
+        assert same(store[index], dataclasses.replace(whole, tapped=expected))
+
+
+@pytest.mark.parametrize("wanted", [[1], [0, 1], [2, 0, 3], [4, 3]])
+def test_a_store_without_a_wanted_block_is_refused(folder, wanted):
+    with pytest.raises(
+        UserError, match=r"tapped blocks \(\[0, 2\] in the store, .* collect .* again"
+    ) as error:
+        HiddenStateStore.open(folder, dataclasses.replace(INFO, tapped_blocks=wanted), SPLIT)
+    assert str(wanted) in str(error.value) and "\n" not in str(error.value)
+
+
 def test_another_corpus_is_refused(folder):
     with pytest.raises(UserError, match="another corpus"):
         HiddenStateStore.open(folder, INFO, SPLIT.select(range(7)))

@@ -53,6 +53,20 @@ def corpus_folder(tiny_llama, tmp_path_factory) -> Path:
     return folder / "corpus"
 
 
+@pytest.fixture(scope="session")
+def small_lm_folder(tiny_llama, tmp_path_factory) -> Path:
+    """A Llama of two narrow blocks with one table for embeddings and head, in the target's vocabulary."""
+    config = copy.deepcopy(tiny_llama[0].config)
+    config.num_hidden_layers, config.hidden_size, config.head_dim = 2, 32, 8
+    config.intermediate_size, config.tie_word_embeddings = 64, True
+    folder = tmp_path_factory.mktemp("small") / "lm"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    tiny_llama[1].save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def target(target_folder):
     return load_target(str(target_folder), dtype="float32", device="cpu")

@@ -1,5 +1,7 @@
 """Two gloo ranks equal one rank with twice the accumulation, plainly (DDP) and under DeepSpeed's ZeRO-2."""
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.cli import main
+from tests.training.conftest import quick
+from tests.training.several import run
 
 ROOT = Path(__file__).parents[2]
+ZERO2 = str(ROOT / "recipes" / "deepspeed" / "zero2.json")
 STEPS = 20
 # DeepSpeed compiles a transport of its own when it first meets a CPU: a minute that gloo can do without.
 LAUNCHED = """
@@ -72,15 +77,12 @@ def one_rank(recipe) -> dict[str, torch.Tensor]:
     return weights(path)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
-def test_two_ranks_equal_one_with_doubled_accumulation(launcher, one_rank, recipe, tmp_path):
-    path = recipe(launcher)
-    script = [str(ROOT / "scripts" / "train_drafter.py"), "--config", str(path)]
-    if launcher == "deepspeed":  # with what its launcher appends
-        driver = tmp_path / "driver.py"
+def launch(launcher: str, script: list[str], folder: Path) -> None:
+    """Runs a script on two ranks, in a folder; under DeepSpeed with what its launcher appends."""
+    if launcher == "deepspeed":
+        driver = folder / "driver.py"
         driver.write_text(f"import sys; sys.argv = sys.argv[1:]\n{LAUNCHED}")
-        zero2 = str(ROOT / "recipes" / "deepspeed" / "zero2.json")
-        script = [str(driver), *script, "--deepspeed", zero2, "--local_rank=0"]
+        script = [str(driver), *script, "--deepspeed", ZERO2, "--local_rank=0"]
     command = [
         sys.executable,
         "-m",
@@ -91,10 +93,76 @@ def test_two_ranks_equal_one_with_doubled_accumulation(launcher, one_rank, recip
         *script,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_two_ranks_equal_one_with_doubled_accumulation(launcher, one_rank, recipe, tmp_path):
+    path = recipe(launcher)
+    launch(launcher, [str(ROOT / "scripts" / "train_drafter.py"), "--config", str(path)], tmp_path)
     got = weights(path)
     assert got.keys() == one_rank.keys()
     for name, expected in one_rank.items():
         torch.testing.assert_close(got[name], expected, atol=1e-5, rtol=0, msg=name)
     assert (got["layers.0.input_layernorm.weight"] - 1).abs().max() > 0.01  # they have gone somewhere
+
+
+# the other kinds
+
+
+@pytest.fixture(scope="module")
+def jobs(target_folder, corpus_folder, small_lm_folder, tmp_path_factory):
+    """What `several.py` is to train; `one` is trained by this process."""
+    small = {"kind": "causal_lm", "model": str(small_lm_folder)}
+    drafters = {
+        "vdm": {"kind": "vdm"},
+        "eagle": {"kind": "eagle", "noise": 0.5},
+        "medusa": {"kind": "medusa", "heads": 3},
+        "causal_lm": small,
+        "lora": {**small, "lora_rank": 4},
+    }
+    config = quick(rows_per_batch=1, gradient_accumulation_steps=2, max_steps=8, eval_new_tokens=4)
+    jobs = {
+        "target": str(target_folder),
+        "corpus": str(corpus_folder),
+        "out": str(tmp_path_factory.mktemp("kinds") / "one"),
+        "drafters": {name: {**fields, "draft_vocab_size": 200} for name, fields in drafters.items()},
+        "training": dataclasses.asdict(config),
+    }
+    run(jobs)
+    return jobs
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_every_kind_on_two_ranks_equals_one_with_doubled_accumulation(launcher, jobs, tmp_path):
+    """EAGLE sees the noise that one process sees on the same rows, so it has the same weights in the end."""
+    training = {**jobs["training"], "gradient_accumulation_steps": 1}
+    if launcher == "deepspeed":
+        training["deepspeed"] = ZERO2
+    out = tmp_path / "two"
+    (tmp_path / "jobs.json").write_text(json.dumps({**jobs, "training": training, "out": str(out)}))
+    launch(launcher, [str(Path(__file__).with_name("several.py")), str(tmp_path / "jobs.json")], tmp_path)
+    for name in jobs["drafters"]:
+        got, expected = (
+            load_file(folder / name / "drafter" / "model.safetensors") for folder in (out, Path(jobs["out"]))
+        )
+        losses = [
+            entry["loss"]
+            for entry in json.loads((out / name / "training_log.json").read_text())
+            if "loss" in entry
+        ]
+        assert len(losses) == 8 and sum(losses[-3:]) < 0.99 * sum(losses[:3]), (name, losses)
+        assert got.keys() == expected.keys()
+        for tensor, value in expected.items():
+            torch.testing.assert_close(got[tensor], value, atol=2e-5, rtol=0, msg=f"{name} {tensor}")
+
+    one = load_file(Path(jobs["out"]) / "eagle" / "noise-0.safetensors")
+    ranks = [load_file(out / "eagle" / f"noise-{rank}.safetensors") for rank in (0, 1)]
+    for key in ("noise", "states"):
+        together = torch.stack([rank[key] for rank in ranks], 1).flatten(0, 1)  # rows of a step side by side
+        torch.testing.assert_close(together, one[key], atol=1e-6, rtol=0)
+    rows = one["noise"].flatten(1)  # [16, T·H]
+    assert rows.abs().max() <= 0.5 + 1e-5 and rows.std() > 0.28  # uniform: 0.5 / sqrt(3)
+    apart = torch.corrcoef(rows) - torch.eye(len(rows))
+    assert apart.abs().max() < 0.05  # no two rows have the same

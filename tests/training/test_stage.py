@@ -1,5 +1,6 @@
 """The training stage as a whole: it learns, resumes bit for bit, and refuses what it cannot train."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -93,6 +94,27 @@ def test_trains_over_stored_states(run_training, corpus_folder, target_folder, t
     assert online == pytest.approx(offline, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("drafter", "exact"),
+    [
+        (DrafterConfig(tapped_blocks=[-2, 0], draft_vocab_size=200), [2, 0]),
+        (DrafterConfig(kind="eagle", draft_vocab_size=200), []),
+    ],
+    ids=["edd", "eagle"],
+)
+def test_a_store_of_more_blocks_trains_the_same(
+    drafter, exact, run_training, corpus_folder, target_folder, tmp_path
+):
+    """As one that holds what the drafter reads, in its order; EAGLE reads the final states alone."""
+    for name, blocks in (("exact", exact), ("more", [0, 1, -2])):
+        collect(CollectConfig(), str(target_folder), blocks, corpus_folder, tmp_path / name, dtype="float32")
+    one, other = (
+        run_training(f"of_{name}", max_steps=3, drafter=drafter, hidden_states=tmp_path / name)
+        for name in ("exact", "more")
+    )
+    assert_equal_weights(weights(one), weights(other))
+
+
 def test_bf16_and_two_layers_train(run_training):
     drafter = DrafterConfig(tapped_blocks=[-2, 0], layers=2, draft_vocab_size=None, init=2)
     out = run_training(drafter=drafter, bf16=True, max_steps=12)
@@ -106,11 +128,23 @@ def test_bf16_and_two_layers_train(run_training):
 # resume
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_resumes_bit_for_bit_after_a_kill(optimizer, run_training, monkeypatch):
+KINDS = {
+    "edd": DrafterConfig(tapped_blocks=[-2], draft_vocab_size=200),
+    "vdm": DrafterConfig(kind="vdm", draft_vocab_size=200),
+    "eagle": DrafterConfig(kind="eagle", noise=0.5, draft_vocab_size=200),
+    "medusa": DrafterConfig(kind="medusa", heads=3, draft_vocab_size=200),
+    "causal_lm": DrafterConfig(kind="causal_lm", draft_vocab_size=200),
+    "lora": DrafterConfig(kind="causal_lm", lora_rank=4, draft_vocab_size=200),
+}
+
+
+@pytest.mark.parametrize(("kind", "optimizer"), [("edd", "muon"), *((kind, "adamw") for kind in KINDS)])
+def test_resumes_bit_for_bit_after_a_kill(kind, optimizer, run_training, small_lm_folder, monkeypatch):
     """Killed in step 8, with checkpoints every 5 steps and a learning rate that falls."""
     plan = {"max_steps": 10, "schedule": "linear", "save_steps": 5, "warmup_steps": 2, "logging_steps": 3}
     plan |= {"gradient_accumulation_steps": 2, "rows_per_batch": 1, "optimizer": optimizer}
+    small = str(small_lm_folder) if KINDS[kind].kind == "causal_lm" else None
+    plan["drafter"] = dataclasses.replace(KINDS[kind], model=small)
     whole = run_training("whole", **plan)
 
     real = DraftTrainer.compute_loss
@@ -124,6 +158,13 @@ def test_resumes_bit_for_bit_after_a_kill(optimizer, run_training, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_training("killed", **plan)
     monkeypatch.undo()
+    begin = DraftTrainer._get_num_items_in_batch
+
+    def disturbed(self, *args):  # something else draws from the process's random state
+        torch.rand(7)
+        return begin(self, *args)
+
+    monkeypatch.setattr(DraftTrainer, "_get_num_items_in_batch", disturbed)
     resumed = run_training("killed", **plan)
 
     assert_equal_weights(weights(whole), weights(resumed))
@@ -209,11 +250,12 @@ def test_a_vocabulary_grows(run_training, target_folder):
 # one step, however it is split
 
 
-@pytest.mark.parametrize("split", [(2, 2), (1, 4)])
-def test_accumulation_equals_a_bigger_batch(split, run_training):
+@pytest.mark.parametrize(("kind", "split"), [("edd", (2, 2)), ("edd", (1, 4)), ("eagle", (1, 4))])
+def test_accumulation_equals_a_bigger_batch(kind, split, run_training):
     rows, accumulation = split
-    whole = run_training("whole", rows_per_batch=4, max_steps=5)
-    parts = run_training("parts", rows_per_batch=rows, gradient_accumulation_steps=accumulation, max_steps=5)
+    plan = {"drafter": KINDS[kind], "max_steps": 5}
+    whole = run_training("whole", rows_per_batch=4, **plan)
+    parts = run_training("parts", rows_per_batch=rows, gradient_accumulation_steps=accumulation, **plan)
     assert losses(whole) == pytest.approx(losses(parts), rel=1e-5)
     assert_close_weights(weights(whole), weights(parts))
 
@@ -380,6 +422,22 @@ def test_a_full_disk_is_told_before_training(run_training, monkeypatch):
     monkeypatch.setattr(drafttrain.files.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match="saving checkpoints needs .* GB and the disk has"):
         run_training()
+
+
+@pytest.mark.parametrize("kind", ["edd", "causal_lm", "lora"])
+def test_the_disk_asked_for_is_what_checkpoints_hold(kind, run_training, small_lm_folder, monkeypatch):
+    """Weights in fp32, those that stay the target's left out, and two moments of what is trained."""
+    asked = []
+    monkeypatch.setattr("drafttrain.training.stage.require_free_disk", lambda out, n, what: asked.append(n))
+    small = str(small_lm_folder) if KINDS[kind].kind == "causal_lm" else None
+    out = run_training(drafter=dataclasses.replace(KINDS[kind], model=small), max_steps=1, save_steps=1)
+    checkpoint = out / "checkpoints" / "checkpoint-1"
+    stored = load_file(checkpoint / "model.safetensors")
+    numbers = sum(tensor.numel() for name, tensor in stored.items() if name != "draft_to_target")
+    states = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"].values()
+    moments = sum(state[name].numel() for state in states for name in ("exp_avg", "exp_avg_sq"))
+    assert asked == [3 * 4 * (numbers + moments) + 4 * numbers]
+    assert (moments < numbers) == (kind == "lora")
 
 
 def test_wandb_writes_a_run_without_an_account(run_training, monkeypatch):

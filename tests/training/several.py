@@ -1,0 +1,51 @@
+"""Trains one drafter after another in this process, alone or as a rank: starting processes takes longer than
+these trainings.
+
+    torchrun --nproc-per-node 2 several.py JOBS.json
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+from safetensors.torch import save_file
+
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.eagle import EagleModel
+from drafttrain.training.stage import TrainingConfig, train
+
+
+def run(jobs: dict) -> None:
+    """Trains `jobs["drafters"]`, name -> fields of DrafterConfig, each into the folder `jobs["out"]`/name.
+    EAGLE's noise, [rows, T, H], goes into noise-RANK.safetensors there, beside the states that it was for."""
+    real, noise, states = EagleModel._noisy, [], []
+
+    def recorded(self, tapped, row_seeds):
+        noisy = real(self, tapped, row_seeds)
+        noise.append(noisy - tapped)
+        states.append(tapped)
+        return noisy
+
+    for name, fields in jobs["drafters"].items():
+        out = Path(jobs["out"]) / name
+        with mock.patch.object(EagleModel, "_noisy", recorded):
+            train(
+                TrainingConfig(**jobs["training"]),
+                DrafterConfig(**fields),
+                jobs["target"],
+                jobs["corpus"],
+                out,
+                target_dtype="float32",
+                target_device="cpu",
+            )
+        if fields["kind"] == "eagle":
+            tensors = {"noise": torch.cat(noise), "states": torch.cat(states)}
+            save_file(tensors, out / f"noise-{os.environ.get('RANK', '0')}.safetensors")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
