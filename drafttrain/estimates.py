@@ -20,7 +20,7 @@ from drafttrain.classifier.dump import ROW_BYTES
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
-from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.config import DrafterConfig, read_config, target_kv_heads
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.files import read_json
@@ -216,6 +216,10 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
             lm = with_adapters(lm, drafter.lora_rank) if drafter.lora_rank else lm
         return sum(p.numel() for p in lm.parameters() if p.requires_grad), stored
     trained = drafter.layers * sum(p.numel() for p in target.blocks[0].parameters()) + hidden
+    if drafter.kv_heads is not None:
+        row = hidden + (target.blocks[0].self_attn.k_proj.bias is not None)
+        more = drafter.kv_heads - target_kv_heads(target.config)
+        trained += drafter.layers * 2 * more * _head_dim(target) * row
     trained += hidden * target.vocab_size if drafter.train_embeddings else 0
     trained += hidden * size if drafter.train_head else 0
     if drafter.kind == "edd":
@@ -299,6 +303,11 @@ def _target_bytes(recipe: Recipe, target: FrozenTarget) -> int:
     return _parameters(target) * (4 if recipe.target.dtype == "float32" else 2)
 
 
+def _head_dim(target: FrozenTarget) -> int:
+    config = target.config
+    return getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads
+
+
 def _parameters(target: FrozenTarget) -> int:
     return sum(p.numel() for p in target.model.parameters())
 
@@ -312,8 +321,7 @@ def _below_head(target: FrozenTarget) -> int:
 def _decoding(target: FrozenTarget, weight_bytes: int, context: int, batch: int = 1) -> Decoding:
     """What decoding a token costs in a context of so many tokens."""
     config = target.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads
+    heads, width = target_kv_heads(config), _head_dim(target)
     number_bytes = weight_bytes / _parameters(target)
     cache_bytes = 2 * target.n_blocks * heads * width * number_bytes * context
     return Decoding(_below_head(target) + target.lm_head.weight.numel(), weight_bytes, cache_bytes, batch)

@@ -25,6 +25,7 @@ SUPPORTED_TARGETS = ("llama", "mistral", "qwen2", "qwen3")
 READS_LAST = ("eagle", "medusa")
 READS_NONE = ("vdm", "causal_lm")
 ONE_LAYER = ("vdm", "eagle", "medusa")
+LAYERED = ("edd", "vdm", "eagle")
 
 
 @dataclass
@@ -41,6 +42,9 @@ class DrafterConfig:
         layers: decoder layers of EDD; 1 is the paper's, and the other kinds have 1.
         draft_vocab_size: how many of the target's tokens can be drafted: the most frequent trained tokens of
             the corpus. null: all.
+        kv_heads: heads of keys and values of EDD, VDM and EAGLE. null: as many as the target has. EDD reads
+            states through nothing else, and where the target shares them among queries (GQA) most of a state
+            is lost: the EDD paper's targets share none.
         init: "random", or the number of the target block that the layers start from (negative from the end).
         train_embeddings: train the token embeddings instead of reading the target's.
         train_head: train the LM head, which starts from the target's.
@@ -56,6 +60,7 @@ class DrafterConfig:
     kind: Literal["edd", "vdm", "eagle", "medusa", "causal_lm"] = "edd"
     tapped_blocks: list[int] = field(default_factory=lambda: [-4])
     layers: int = 1
+    kv_heads: int | None = None
     draft_vocab_size: int | None = 8192
     init: str | int = "random"
     train_embeddings: bool = False
@@ -79,6 +84,13 @@ class DrafterConfig:
             raise UserError(f"drafter.layers is {self.layers}, and {kind} has 1: leave it out")
         if kind == "edd" and not self.tapped_blocks:
             raise UserError("drafter.tapped_blocks is empty: name a block, such as [-4]")
+        if self.kv_heads is not None and kind not in LAYERED:
+            raise UserError(f"drafter.kv_heads is for {', '.join(LAYERED)}, and this is {kind}: leave it out")
+        if self.kv_heads is not None and self.init != "random":
+            raise UserError(
+                "drafter.kv_heads: a layer that starts from a target block (init) has that block's heads; "
+                "leave out one of the two"
+            )
         if self.heads < 1:
             raise UserError(f"drafter.heads is {self.heads}: MEDUSA has at least 1")
         if not self.noise >= 0:  # NaN fails too
@@ -118,12 +130,19 @@ class DrafterConfig:
         self.check()
         n = target.n_blocks
         tapped = self.tapped_blocks if self.kind == "edd" else []
-        init = [self.init] if self.kind in ("edd", "vdm", "eagle") else []
+        init = [self.init] if self.kind in LAYERED else []
         for key, blocks in (("tapped_blocks", tapped), ("init", init)):
             for block in blocks:
                 is_last_state = key == "tapped_blocks" and block == n
                 if block != "random" and not -n <= block < n and not is_last_state:
                     raise UserError(f"drafter.{key}: {target.name} has blocks {-n} to {n - 1}, not {block}")
+        heads = target.config.num_attention_heads
+        if self.kv_heads is not None and (self.kv_heads < 1 or heads % self.kv_heads):
+            divisors = ", ".join(str(n) for n in range(1, heads + 1) if not heads % n)
+            raise UserError(
+                f"drafter.kv_heads is {self.kv_heads}: {target.name} has {heads} heads, so name one of "
+                f"{divisors}"
+            )
 
     def read_blocks(self, n_blocks: int) -> list[int]:
         """Blocks of a target of so many whose outputs this kind reads; `n_blocks` stands for the last hidden
@@ -209,7 +228,7 @@ class DraftModelConfig(PretrainedConfig):
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            num_key_value_heads=drafter.kv_heads or target_kv_heads(config),
             head_dim=getattr(config, "head_dim", None),
             hidden_act=config.hidden_act,
             rms_norm_eps=config.rms_norm_eps,
@@ -227,6 +246,11 @@ class DraftModelConfig(PretrainedConfig):
             noise=drafter.noise,
             input_norms=drafter.input_norms,
         )
+
+
+def target_kv_heads(config: PretrainedConfig) -> int:
+    """Heads of keys and values in a target's layers."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:

@@ -68,6 +68,23 @@ def test_training_computes_what_decoding_computes(family, layers, taps, rope, ma
                 tree = tree.append(node, ids[rows, position + 1][:, None], torch.zeros(len(rows), 1))
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@torch.no_grad()
+def test_heads_of_keys_and_values(kv_heads, make_target, make_drafter):
+    target = make_target("llama")
+    assert target.config.num_attention_heads == 4 and target.config.num_key_value_heads == 2
+    drafter = make_drafter(target, kv_heads=kv_heads)
+    assert drafter.layers[0].v_proj.weight.shape[0] == kv_heads * drafter.config.head_dim
+    ids, tapped = documents(target)
+    expected = train_log_probs(drafter, ids, tapped, fixed_layout(ids, length=6, offset=0))
+    state = drafter.new_state(2, max_len=30)
+    drafter.observe(state, ids[:, :6], tapped[:, :6], torch.tensor([6, 6]))
+    log_probs = drafter.expand(state, TokenTree.root_only(ids[:, 6]), torch.zeros(2, 1, dtype=torch.long))
+    torch.testing.assert_close(log_probs[:, 0], expected[:, 6], atol=1e-5, rtol=1e-5)
+    with pytest.raises(UserError, match="drafter.kv_heads is 3: .* has 4 heads, so name one of 1, 2, 4"):
+        make_drafter(target, kv_heads=3)
+
+
 @torch.no_grad()
 def test_rows_of_a_batch_do_not_disturb_each_other(make_target, make_drafter):
     """Rows with unequal numbers of observed states, in several pieces with padding, equal rows alone."""

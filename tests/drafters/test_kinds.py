@@ -50,6 +50,8 @@ def test_saves_and_loads(kind, make_target, make_drafter, tmp_path):
         ({"kind": "edd", "input_norms": True}, "drafter.input_norms is for kind eagle, and this is edd"),
         ({"kind": "eagle", "lora_rank": 4}, "drafter.lora_rank is for kind causal_lm"),
         ({"kind": "causal_lm", "model": "x", "lora_rank": 0}, "drafter.lora_rank is 0"),
+        ({"kind": "medusa", "kv_heads": 2}, "drafter.kv_heads is for edd, vdm, eagle, and this is medusa"),
+        ({"kv_heads": 2, "init": -1}, "drafter.kv_heads: .* leave out one of the two"),
     ],
 )
 def test_settings_that_no_drafter_has_are_refused(settings, words):
