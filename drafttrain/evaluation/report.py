@@ -79,8 +79,9 @@ def task_table(
     """
     some = next(iter(rows.values()))
     repeats = f", {some['repeats']} repeats" if some["repeats"] > 1 else ""
+    answers = "1 answer" if some["prompts"] == 1 else f"{some['prompts']} answers"
     table = Table(
-        title=f"{escape(task)}: {some['prompts']} answers{repeats}",
+        title=f"{escape(task)}: {answers}{repeats}",
         title_justify="left",
         box=SIMPLE_HEAD,
         show_edge=False,
