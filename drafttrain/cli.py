@@ -581,6 +581,7 @@ def _card(args: argparse.Namespace) -> None:
 
     card = model_card(args.bundle)
     if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         Path(args.out).write_text(card, encoding="utf-8")
     else:
         print(card, end="")

@@ -31,7 +31,7 @@ from drafttrain.export.bundle import ExportConfig
 from drafttrain.planning import PlanConfig
 from drafttrain.target.collect import CollectConfig
 from drafttrain.training.stage import TrainingConfig
-from drafttrain.trees.named import CALIBRATED, CLASSIFIED
+from drafttrain.trees.named import CALIBRATED, CLASSIFIED, parse_policy
 
 
 @dataclass
@@ -275,6 +275,8 @@ def _check_values(recipe: Recipe) -> None:
         trees = [tree for tree in recipe.evaluate.trees if tree.partition(":")[0] in names]
         if trees and getattr(recipe, section).prompts is None:
             raise UserError(f"evaluate.trees: {trees[0]} takes {what}; name prompts for it under {section}")
+    if recipe.drafter.kind == "medusa" and not recipe.training.init_from:
+        _check_medusa(recipe)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
             "corpus.validation_fraction is 0, and training reports the loss on held-out conversations: "
@@ -293,6 +295,22 @@ def _check_values(recipe: Recipe) -> None:
             f"corpus.max_length is {longest} and training.row_length only {row}: a row must hold the longest "
             "example; raise the one or lower the other"
         )
+
+
+def _check_medusa(recipe: Recipe) -> None:
+    """What the stages behind training would refuse of a drafter that reaches `heads` tokens ahead."""
+    if recipe.calibrate.prompts is not None:
+        raise UserError("calibrate: MEDUSA's heads cost the same at any depth: leave calibrate.prompts out")
+    heads = recipe.drafter.heads
+    for tree in recipe.evaluate.trees if recipe.evaluate.prompts else ():
+        if tree.partition(":")[0] not in CALIBRATED.keys() | set(
+            CLASSIFIED
+        ):  # these need what is not there yet
+            if (depth := parse_policy(tree).max_depth) > heads:
+                raise UserError(
+                    f"evaluate.trees: {tree} is up to {depth} tokens deep and drafter.heads is {heads}: make "
+                    "the tree shallower"
+                )
 
 
 def _build(cls: type, values: dict, where: str) -> Any:

@@ -61,7 +61,7 @@ def generate(
         )
     console = console or Console(no_color=None if color else True, highlight=False)
     if decoder.warning:
-        console.print(f"[yellow]{decoder.warning}[/]", highlight=False)
+        console.print(f"[yellow]{decoder.warning}[/]", highlight=False, soft_wrap=True)
     decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
     stats, token_ids = DecodeStats(), []
     colors = ColorSystem.STANDARD if console.color_system and not console.no_color else None
@@ -121,7 +121,7 @@ def compare(
     chats = read_prompts(prompts, limit)
     loaded = load_bundle(bundle, target=target, dtype=dtype, calibration=calibration)
     if warning := loaded.warning(tree):
-        console.print(f"[yellow]{warning}[/]")
+        console.print(f"[yellow]{warning}[/]", soft_wrap=True)
     tokenizer, differing, ties = loaded.target.tokenizer, 0, 0
     for chat in chats:
         ids = chat.token_ids(tokenizer)

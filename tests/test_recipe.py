@@ -142,6 +142,15 @@ def test_one_seed_for_all_sections_that_set_none(write):
             "evaluate: {trees: [timed]}",
             "evaluate.trees: timed takes a calibration; name prompts for it u",
         ),
+        (
+            "drafter: {kind: medusa}\ncalibrate: {prompts: {name: a, path: b}}",
+            "MEDUSA's heads cost the same at any depth: leave calibrate.prompts out",
+        ),
+        (
+            "drafter: {kind: medusa, heads: 3}\n"
+            "evaluate: {prompts: [{name: a, path: b}], trees: ['chain:length=4']}",
+            "chain:length=4 is up to 4 tokens deep and drafter.heads is 3",
+        ),
         ("evaluate: {trees: [c2t]}", "evaluate.trees: c2t takes a classifier; name prompts for it under cl"),
         ("evaluate: {trees: ['c2t:bet=1']}", "did you mean beta"),
         ("classifier: {prompts: {name: a, path: b}, hidden: 0}", "classifier: train-classifier: hidden is 0"),

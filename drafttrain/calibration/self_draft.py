@@ -153,7 +153,7 @@ def tune_self_draft(
     chats = read_prompts(config.prompts.path, config.prompts.limit)
     console = Console()
     if warning := check_quiet(refuse=config.busy == "refuse"):
-        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     ids = [chat.token_ids(target.tokenizer) for chat in chats]
     for chat, prompt_ids in zip(chats, ids):
         which = f"{config.prompts.path}: prompt {chat.id}"

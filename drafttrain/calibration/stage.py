@@ -110,7 +110,7 @@ def calibrate(
         raise UserError(f"{config.prompts.path}: one prompt is too few to calibrate on; give some dozens")
     console = Console()
     if warning := check_quiet(refuse=config.busy == "refuse"):
-        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     loaded = load_bundle(
         bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
     )

@@ -88,6 +88,14 @@ def row_to_conversation(
     return Conversation(id, messages, source)
 
 
+def is_exchange(row: dict) -> bool:
+    """Whether a row has the keys of a chat or of a question with its answer, whatever they hold."""
+    keys = [key for keys in _TURN_KEYS.values() for key in keys] + [
+        question for question, _ in _EXCHANGE_KEYS
+    ]
+    return "chat" in row or any(key in row for key in keys)
+
+
 def _well_formed(text: str) -> str:
     r"""Text without lone surrogates, which JSON can escape ("\ud83d") but UTF-8 cannot hold."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

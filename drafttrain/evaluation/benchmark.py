@@ -125,11 +125,11 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     read = {spec.name: read_task(spec, config.turns) for spec in config.tasks}
     tasks = [part for task in read.values() for part in limited(task, config.limit)]
     if warning := check_quiet(refuse=config.busy == "refuse"):
-        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     target = load_for_decoding(config.target, dtype=config.dtype, device=config.device)
     methods = Methods(target, config.methods)
     for warning in methods.warnings:
-        console.print(f"[yellow]{warning}[/]", highlight=False)
+        console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
     machine = describe_machine(target.device)
     contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
     depends = [target.fingerprint, config.dtype, config.max_new_tokens, config.seed, machine, versions()]

@@ -149,7 +149,7 @@ def evaluate(
     out, console = Path(out), Console()
     tasks, tuning = _read_tasks(config)
     if warning := check_quiet(refuse=config.busy == "refuse"):
-        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False)
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     key = _measured_key(config, bundle, str(target), dtype, device)
     costs = None if calibration is None else Calibration.load(calibration)
     made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}

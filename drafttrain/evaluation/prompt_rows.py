@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from drafttrain.corpus.rows import row_to_conversation
+from drafttrain.corpus.rows import is_exchange, row_to_conversation
 from drafttrain.errors import UserError
 
 # HumanEval is code to be continued, and a chat model has to be told so. The words are EAGLE's; one blank line
@@ -127,6 +127,8 @@ def _question(row: dict) -> list:
 
 
 def _chat(row: dict, source: str) -> tuple[str | None, list[str]]:
+    if not is_exchange(row):
+        return None, []
     chat = row_to_conversation(row, "auto", source, source, Counter(), Counter())
     messages = chat.messages if chat and not chat.is_text else []
     system = next((message.content for message in messages if message.role == "system"), None)

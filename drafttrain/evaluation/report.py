@@ -58,7 +58,8 @@ def print_flags(task: str, rows: dict[str, dict[str, Any]], console: Console) ->
     for flag, methods in by_flag.items():
         everything = len(methods) == len(rows) > 3
         names = "all methods" if everything else escape(", ".join(methods))
-        console.print(f"[yellow]{escape(task)}, {names}:[/] {escape(flag)}", highlight=False)
+        text = f"[yellow]{escape(task)}, {names}:[/] {escape(flag)}"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def describe_drafting(row: dict[str, Any]) -> str:
@@ -78,8 +79,9 @@ def task_table(
     """
     some = next(iter(rows.values()))
     repeats = f", {some['repeats']} repeats" if some["repeats"] > 1 else ""
+    answers = "1 answer" if some["prompts"] == 1 else f"{some['prompts']} answers"
     table = Table(
-        title=f"{escape(task)}: {some['prompts']} answers{repeats}",
+        title=f"{escape(task)}: {answers}{repeats}",
         title_justify="left",
         box=SIMPLE_HEAD,
         show_edge=False,

@@ -257,6 +257,9 @@ def _show(
             highlight=False,
             soft_wrap=True,
         )
+    if reference not in {point.family for point in points}:
+        console.print(f"no tree of {reference} among them, so nothing is compared", highlight=False)
+        return
     compared = {reference, *(found.family for found in comparisons)}
     if alone := sorted({point.family for point in points} - compared):
         console.print(f"no accept_len in common with {reference}: {', '.join(alone)}", highlight=False)

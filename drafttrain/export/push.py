@@ -97,10 +97,30 @@ def prepare(bundle: str | os.PathLike, repo: str) -> Publication:
 
 
 def write_publication(publication: Publication, out: str | os.PathLike) -> None:
-    """Writes to a folder what would be uploaded."""
+    """Writes to a folder what would be uploaded. An earlier dry run for the same repository is replaced.
+
+    Raises:
+        UserError: the folder holds something else.
+    """
+    _check_place(Path(out), publication.repo)
     with new_folder(out) as folder:
         for name, content in publication.files.items():
             (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+
+
+def _check_place(out: Path, repo: str) -> None:
+    """Nothing is replaced but a dry run: a bundle has the same files, but its card names no repository."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if (
+        README not in names
+        or names - CONTENTS.keys() - {README}
+        or repo not in (out / README).read_text("utf-8")
+    ):
+        raise UserError(
+            f"{out}: holds something else than a dry run for {repo}; name another folder with --out"
+        )
 
 
 def push(publication: Publication, private: bool = False, revision: str = MAIN) -> str:

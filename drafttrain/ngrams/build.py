@@ -184,8 +184,9 @@ def _origin(config: NgramConfig) -> dict[str, Any]:
 
 
 def _check_place(out: Path) -> None:
-    """A folder that is no cache is not replaced by one."""
-    if out.exists() and not (out.is_dir() and ((out / FILE).is_file() or not any(out.iterdir()))):
+    """What is no cache is not replaced by one, nor is a bundle that has one beside its drafter."""
+    is_cache = (out / FILE).is_file() and not (out / "config.json").exists()
+    if out.exists() and not (out.is_dir() and (is_cache or not any(out.iterdir()))):
         raise UserError(f"{out}: holds something else than an n-gram cache; name another folder with --out")
 
 

@@ -1,5 +1,6 @@
 """Loads a target and its tokenizer, whatever way they are named, or says in one line why it cannot."""
 
+import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from transformers import (
 )
 
 from drafttrain.errors import UserError
-from drafttrain.target.fetch import fetch_target, is_known, read_record
+from drafttrain.target.fetch import SMOLLM2, fetch_target, is_known, read_record
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.probe import check_tree_support
 
@@ -115,7 +116,7 @@ def resolve_target(model: str) -> str:
     """The folder that a target's name stands for, fetched or converted first if need be; a Hub id as it is.
 
     Raises:
-        UserError: a path that does not exist, or a folder without `config.json`.
+        UserError: a path that does not exist, a folder without `config.json`, or a misspelt known name.
     """
     path = Path(model).expanduser()
     if is_known(model) or path.suffix.lower() == ".gguf":
@@ -128,6 +129,8 @@ def resolve_target(model: str) -> str:
         raise UserError(f"{path}: neither a model folder nor a .gguf file")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder")
+    if "/" not in model and difflib.get_close_matches(model.lower(), [SMOLLM2], cutoff=0.8):
+        raise UserError(f"{model}: no such target; did you mean {SMOLLM2}?")
     return model
 
 

@@ -61,7 +61,9 @@ def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence |
     """
     name, _, rest = text.partition(":")
     if name not in POLICIES:
-        raise UserError(f"tree {text!r}: there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+        close = difflib.get_close_matches(name, POLICIES, 1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(POLICIES)}"
+        raise UserError(f"tree {text!r}: there is no policy {name!r}; {hint}")
     make = POLICIES[name]
     kinds = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
     names = [key for key in inspect.signature(make).parameters if kinds[key] not in (Any, Confidence)]
@@ -78,7 +80,7 @@ def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence |
         key, equals, value = part.partition("=")
         if key not in names or not equals:
             close = difflib.get_close_matches(key, names, 1)
-            hint = f"; did you mean {close[0]}" if close and equals else ""
+            hint = f"; did you mean {close[0]}?" if close and equals else ""
             raise UserError(f"tree {text!r}: {part!r} is none of {', '.join(f'{n}=…' for n in names)}{hint}")
         try:
             settings[key] = _value(value, kinds[key])

@@ -172,6 +172,8 @@ def test_ids_are_unique(tmp_path):
         ("", "holds no prompts"),
         ('{"prompt": "a"}\n{"prompt": " "}\n', "p.jsonl:row 2: no prompt in it"),
         ('{"turns": []}\n', "row 1: no prompt in it"),
+        ('{"words": "a"}\n', "row 1: no prompt in it; give it one under turns, question or prompt"),
+        ('{"text": "a"}\n', "row 1: no prompt in it"),
         ('{"prompt": 3}\n', "row 1: no prompt in it"),
         ('{"article": 3}\n', "row 1: no prompt in it"),
         ('{"translation": {"de": "x"}}\n', "row 1: no prompt in it"),

@@ -82,6 +82,8 @@ def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, c
     assert (tmp_path / "out" / "sweep.png").stat().st_size > 5000
     printed = capsys.readouterr().out
     assert "dymax:threshold=0.01" in printed and "eagle2" in printed
+    sweep(tiny_bundle, prompts, trees[:1], tmp_path / "out", "eagel2", **options)
+    assert "no tree of eagel2 among them" in capsys.readouterr().out
 
 
 def test_several_prompts_at_a_time(tiny_bundle, questions, tmp_path, monkeypatch):

@@ -127,8 +127,8 @@ def test_results_of_format_1_knew_chains_only(bundle):
 def test_from_the_command_line(bundle, tmp_path, capsys):
     assert main(["card", str(bundle)]) == 0
     assert capsys.readouterr().out == model_card(bundle) == (bundle / "README.md").read_text()
-    assert main(["card", str(bundle), "--out", str(tmp_path / "card.md")]) == 0
-    assert (tmp_path / "card.md").read_text() == model_card(bundle)
+    assert main(["card", str(bundle), "--out", str(tmp_path / "new" / "card.md")]) == 0
+    assert (tmp_path / "new" / "card.md").read_text() == model_card(bundle)
     assert main(["card", str(tmp_path)]) == 2
     assert "no config.json there" in capsys.readouterr().err
 

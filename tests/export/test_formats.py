@@ -492,6 +492,21 @@ def test_another_target_is_refused(llama, smollm2, tmp_path):
         export_to("causal-lm", folder, tmp_path / "out", str(smollm2))
 
 
+def test_nothing_is_replaced_but_an_export(llama, tmp_path):
+    folder = eagle(tmp_path / "own", llama)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "config.json").write_text("{}")
+    for place in (folder, tmp_path / "data", tmp_path):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match="holds something else than an export"):
+            export_to("eagle", folder, place)
+        assert sorted(tmp_path.rglob("*")) == before
+    for _ in range(2):
+        export_to("eagle", folder, tmp_path / "out")
+    with pytest.raises(UserError, match="own: holds something else"):
+        import_from("eagle", tmp_path / "out", folder)
+
+
 def test_commands(llama, tmp_path, capsys):
     folder = eagle(tmp_path / "own", llama)
     assert cli.main(["export-to", "eagle", str(folder), "--out", str(tmp_path / "out")]) == 0

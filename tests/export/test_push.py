@@ -175,6 +175,20 @@ def test_dry_run_sends_nothing(bundle, hub, tmp_path, monkeypatch, capsys):
     assert run(bundle, "--out", "x") == 2
 
 
+def test_a_dry_run_replaces_nothing_but_a_dry_run(bundle, hub, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "README.md").write_text("of someone/drafter")
+    (tmp_path / "data" / "chats.json").write_text("[]")
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "data", bundle, tmp_path / "file", tmp_path):
+        before = sorted(tmp_path.rglob("*"))
+        assert run(bundle, "--dry-run", "--out", str(place)) == 2
+        assert "holds something else than a dry run for someone/drafter" in refused(capsys)
+        assert sorted(tmp_path.rglob("*")) == before
+    for _ in range(2):
+        assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 0
+
+
 def test_folders_of_the_maker_are_told(bundle, hub, capsys, tmp_path):
     facts = json.loads((bundle / "card.json").read_text())
     facts["command"] = "drafttrain run x.yaml --corpus.sources '[{path: /home/me/chats.json}]'"

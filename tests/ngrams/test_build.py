@@ -189,6 +189,12 @@ def test_only_a_cache_is_replaced(texts, tokenizer, tmp_path, monkeypatch):
         build_ngrams(config, tokenizer, tmp_path)
     with pytest.raises(UserError, match="texts.zip: holds something else"):
         build_ngrams(config, tokenizer, texts)
+    (tmp_path / "bundle").mkdir()
+    for name in (FILE, "config.json", "model.safetensors"):
+        (tmp_path / "bundle" / name).touch()
+    with pytest.raises(UserError, match="bundle: holds something else"):
+        build_ngrams(config, tokenizer, tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "model.safetensors").exists()
     (tmp_path / "out").mkdir()
     build_ngrams(config, tokenizer, tmp_path / "out")
     before = contents(tmp_path / "out")

@@ -90,6 +90,13 @@ def test_names_that_stand_for_nothing(tmp_path):
         load_target(str(tmp_path / "absent.gguf"))
 
 
+def test_a_misspelt_name_is_told_before_the_hub_is_asked():
+    with pytest.raises(UserError, match="no such target; did you mean smollm2-135m-instruct"):
+        resolve_target("SmolLM2-135M-instrcut")
+    for hub_id in ("someone/smollm2-135m-instruct", "gpt2"):
+        assert resolve_target(hub_id) == hub_id
+
+
 def test_an_unknown_hub_id(monkeypatch):
     assert resolve_target("no-such-organization/model") == "no-such-organization/model"
     for load in (load_target, load_tokenizer):

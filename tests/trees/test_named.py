@@ -66,6 +66,7 @@ def test_thresholds_of_c2t(text, settings, calibrated):
 @pytest.mark.parametrize(
     "text, message",
     [
+        ("timd", "there is no policy 'timd'; did you mean timed"),
         ("best", "there is no policy 'best'; choose one of chain, static"),
         ("chain", "length is missing; write them after a colon"),
         ("pct", "draft_seconds, verify_seconds is missing; run drafttrain calibrate"),

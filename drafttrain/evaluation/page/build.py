@@ -140,8 +140,8 @@ def make_page(
     ]
     if benchmark.unfinished:
         sections[0].notes.append(
-            f"{benchmark.unfinished} measurements of an unfinished repeat are left out; the same command "
-            "continues the measurement."
+            "Measurements that were cut off or of an unfinished repeat are left out: "
+            f"{benchmark.unfinished}. The command that measures continues them."
         )
     sources = [source(file) for file in [*benchmark.files, *(f for bundle in bundles for f in bundle.files)]]
     tiles, claims = _tiles(benchmark, found, measured)

@@ -67,7 +67,7 @@ class Benchmark:
         name: of the folder.
         groups: in order of first appearance, tuning prompts left out.
         settings: of benchmark.json or summary.json; empty where there is neither.
-        unfinished: measurements left out because other turns lack that repeat.
+        unfinished: measurements left out because they were cut off, or other turns lack that repeat.
         files: what was read.
     """
 
@@ -117,22 +117,23 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
             files.append(place)
             break
     by_key: dict[tuple, list[Measurement]] = {}
-    for temperature, measurement in _measurements(file):
+    found, is_cut = _measurements(file)
+    for temperature, measurement in found:
         key = (measurement.task, temperature, frozenset(measurement.runs))
         by_key.setdefault(key, []).append(measurement)
-    groups, unfinished = [], 0
-    for (task, temperature, _), found in by_key.items():
+    groups, unfinished = [], int(is_cut)
+    for (task, temperature, _), measurements in by_key.items():
         if task != TUNING:
-            whole = whole_repeats(found)
-            unfinished += len(found) - len(whole)
+            whole = whole_repeats(measurements)
+            unfinished += len(measurements) - len(whole)
             groups.append(Group(task, temperature, whole))
     if not groups:
         raise UserError(f"{file}: holds no measurements of a benchmark; {MEASURE}")
     return Benchmark(path.name.partition(".")[0] or path.resolve().name, groups, settings, unfinished, files)
 
 
-def _measurements(file: Path) -> list[tuple[float, Measurement]]:
-    """All measurements of a log, each with its temperature."""
+def _measurements(file: Path) -> tuple[list[tuple[float, Measurement]], bool]:
+    """All measurements of a log, each with its temperature, and whether a kill cut off its last line."""
     try:
         data = file.read_bytes()
         lines = (gzip.decompress(data) if file.suffix == ".gz" else data).split(b"\n")
@@ -140,7 +141,7 @@ def _measurements(file: Path) -> list[tuple[float, Measurement]]:
         raise UserError(f"{file}: cannot be read ({error}); {MEASURE}") from None
     known = {item.name for item in fields(Measurement)}
     found = []
-    for number, line in enumerate(lines[:-1], 1):  # the last is empty, or was cut off by a kill
+    for number, line in enumerate(lines[:-1], 1):  # the last is empty, or was cut off
         try:
             value = json.loads(line)
             if number == 1:
@@ -151,7 +152,7 @@ def _measurements(file: Path) -> list[tuple[float, Measurement]]:
             found.append((temperature, Measurement.from_json({k: v for k, v in value.items() if k in known})))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file}: line {number} cannot be used ({error}); {MEASURE}") from None
-    return found
+    return found, bool(lines[-1].strip())
 
 
 def whole_repeats(measurements: Sequence[Measurement]) -> list[Measurement]:

@@ -126,10 +126,11 @@ def export_to(
         what was written.
 
     Raises:
-        UserError: the format is for drafters of another kind or cannot express this one, or the drafter is
-            damaged.
+        UserError: the format is for drafters of another kind or cannot express this one, the drafter is
+            damaged, or `out` holds something else than an export.
     """
     known, folder = find_format(format), find_bundle(bundle)
+    layout.check_place(out)
     config = read_config(folder)
     _check_kind(config, known, format, folder)
     with _about(folder):
@@ -162,9 +163,10 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
     """Writes what `export_to` exported as a drafter's folder again.
 
     Raises:
-        UserError: the folder is damaged, or was not exported from here.
+        UserError: the folder is damaged, or was not exported from here, or `out` holds something already.
     """
     known = find_format(format)
+    layout.check_place(out)
     validate(format, folder)
     with _about(folder):
         config, tensors = known.back(*layout.read(folder, known.file))

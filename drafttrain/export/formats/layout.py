@@ -87,17 +87,32 @@ def read_tensors(path: Path) -> Tensors:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); make it again") from None
 
 
+def check_place(folder: str | os.PathLike) -> None:
+    """Nothing is replaced but an earlier export of ours, least of all the drafter that is exported.
+
+    Raises:
+        UserError: the folder holds something else.
+    """
+    folder = Path(folder)
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    if not isinstance(config, dict) or OWN not in config:
+        raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
+
+
 def write(
     folder: str | os.PathLike,
     layout: Layout,
     file: str = WEIGHTS,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Writes a layout's folder, whole or not at all; a folder that exists is replaced.
+    """Writes a layout's folder, whole or not at all; an earlier export is replaced.
 
     Raises:
-        UserError: the disk is full.
+        UserError: the disk is full, or the folder holds something else than an export.
     """
+    check_place(folder)
     require_free_disk(folder, sum(tensor.nbytes for tensor in layout.tensors.values()), "the export")
     with new_folder(folder) as new:
         if tokenizer is not None:
