@@ -224,6 +224,7 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
     trained += hidden * size if drafter.train_head else 0
     if drafter.kind == "edd":
         trained += taps * hidden * hidden if taps > 1 else 0
+        trained += (1 + taps) * hidden * (hidden + 1) if drafter.anchor else 0
     elif drafter.kind == "eagle":
         trained += 2 * hidden * hidden + 2 * hidden * (1 if drafter.input_norms else -1)
     return trained, trained + size

@@ -5,6 +5,7 @@
     python scripts/baselines.py figure5    EDD reading other blocks, on GSM8K train (Figure 5)
     python scripts/baselines.py joined     EDD that reads the last hidden state, too
     python scripts/baselines.py wide       EDD with as many heads of keys and values as of queries
+    python scripts/baselines.py anchored   EDD that joins each token with the newest verified state
     python scripts/baselines.py long       EDD and EAGLE, five times as long on three times the text
     python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F)
     python scripts/baselines.py exports    drafters that other engines can serve: frozen heads, all tokens
@@ -308,6 +309,16 @@ def wide(bench: Bench) -> dict[str, Any]:
     }
 
 
+def anchored(bench: Bench) -> dict[str, Any]:
+    """EDD with `anchor`, from the fourth-to-last block alone and with the last hidden state beside it."""
+    made_from, rows = answers(bench), {}
+    training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0])
+    for name, taps in (("edd-anchored", [-4]), ("edd-anchored-joined", [-4, bench.target.n_blocks])):
+        drafter = replace(DRAFTER, anchor=True, tapped_blocks=taps)
+        rows[name] = several_seeds(bench, name, drafter, training, made_from)
+    return {"rows": summarize(rows)}
+
+
 def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
     """EDD and EAGLE with more steps on more text, at the learning rates of the short trainings."""
     short, rows = answers(bench), {}
@@ -396,7 +407,9 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
         )
 
 
-STUDIES = {study.__name__: study for study in (table1, table3, figure5, joined, wide, long, mtp, exports)}
+STUDIES = {
+    study.__name__: study for study in (table1, table3, figure5, joined, wide, anchored, long, mtp, exports)
+}
 
 
 def positive(text: str) -> int:

@@ -42,6 +42,7 @@ class DrafterConfig:
         layers: decoder layers of EDD; 1 is the paper's, and the other kinds have 1.
         draft_vocab_size: how many of the target's tokens can be drafted: the most frequent trained tokens of
             the corpus. null: all.
+        anchor: EDD that joins each token with the newest verified state (ours).
         kv_heads: heads of keys and values of EDD, VDM and EAGLE. null: as many as the target has. EDD reads
             states through nothing else, and where the target shares them among queries (GQA) most of a state
             is lost: the EDD paper's targets share none.
@@ -60,6 +61,7 @@ class DrafterConfig:
     kind: Literal["edd", "vdm", "eagle", "medusa", "causal_lm"] = "edd"
     tapped_blocks: list[int] = field(default_factory=lambda: [-4])
     layers: int = 1
+    anchor: bool = False
     kv_heads: int | None = None
     draft_vocab_size: int | None = 8192
     init: str | int = "random"
@@ -104,7 +106,7 @@ class DrafterConfig:
                 "drafter.model names the small LM of kind causal_lm, and of no other: "
                 + ("name a folder or Hub id" if kind == "causal_lm" else "leave it out")
             )
-        foreign = {"input_norms": "eagle", "lora_rank": "causal_lm"}
+        foreign = {"anchor": "edd", "input_norms": "eagle", "lora_rank": "causal_lm"}
         for key, owner in foreign.items():
             if getattr(self, key) and kind != owner:
                 raise UserError(f"drafter.{key} is for kind {owner}, and this is {kind}: leave it out")
@@ -189,6 +191,7 @@ class DraftModelConfig(PretrainedConfig):
         heads: int = 5,
         noise: float = 0.1,
         input_norms: bool = False,
+        anchor: bool = False,
         training: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
@@ -206,7 +209,7 @@ class DraftModelConfig(PretrainedConfig):
         self.max_position_embeddings = max_position_embeddings
         self.target_vocab_size, self.draft_vocab_size = target_vocab_size, draft_vocab_size
         self.train_embeddings, self.train_head = train_embeddings, train_head
-        self.heads, self.noise, self.input_norms = heads, noise, input_norms
+        self.heads, self.noise, self.input_norms, self.anchor = heads, noise, input_norms, anchor
         self.training = training or {}
         super().__init__(**kwargs)
 
@@ -245,6 +248,7 @@ class DraftModelConfig(PretrainedConfig):
             heads=drafter.heads,
             noise=drafter.noise,
             input_norms=drafter.input_norms,
+            anchor=drafter.anchor,
         )
 
 

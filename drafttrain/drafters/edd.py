@@ -6,9 +6,12 @@ computed at soft-prompt positions but a key and a value (EDD paper, §3.1, eq. 2
 and of token i is i.
 
 `layers` > 1 goes beyond the paper: each further layer projects its own keys and values from the same hidden
-states.
+states. So does `anchor`: every token of a block is joined with the newest verified state, the one before the
+block, as EAGLE joins a token with the state before it. But here it is the target's own for every token, in
+training as in drafting, so nothing drifts.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +19,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import DrafterConfig, DraftModelConfig
-from drafttrain.drafters.layered import KvState, LayeredDrafter
+from drafttrain.drafters.layered import KvState, LayeredDrafter, RMSNorm
+from drafttrain.drafters.model import Prediction
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.tree import TokenTree
 
 
 class EddConfig(DraftModelConfig):
@@ -25,6 +30,13 @@ class EddConfig(DraftModelConfig):
 
     def __init__(self, **kwargs: Any):  # transformers makes a dataclass of a config without one
         super().__init__(**kwargs)
+
+
+@dataclass
+class EddState(KvState):
+    """With the newest verified state of each row, as far as the tapped blocks tell it."""
+
+    last: torch.Tensor | None = None  # [B, K·H]; None: nothing has been observed
 
 
 class EddModel(LayeredDrafter):
@@ -38,27 +50,83 @@ class EddModel(LayeredDrafter):
         super().__init__(config)
         taps, hidden = len(config.tapped_blocks), config.hidden_size
         self.fc = nn.Linear(taps * hidden, hidden, bias=False) if taps > 1 else nn.Identity()
+        if config.anchor:
+            self.embed_norm = RMSNorm(hidden, config.rms_norm_eps)
+            self.anchor_norm = RMSNorm(taps * hidden, config.rms_norm_eps)
+            self.anchor_fc = nn.Linear((1 + taps) * hidden, hidden, bias=False)
         self.post_init()
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
         super().initialize_from(target, drafter, draft_ids)
-        if isinstance(self.fc, nn.Linear):  # start from the mean of the tapped blocks
-            taps, hidden = len(self.config.tapped_blocks), self.config.hidden_size
-            with torch.no_grad():
+        taps, hidden = len(self.config.tapped_blocks), self.config.hidden_size
+        with torch.no_grad():
+            if isinstance(self.fc, nn.Linear):  # start from the mean of the tapped blocks
                 self.fc.weight.copy_(torch.eye(hidden).repeat(1, taps) / taps)
+            if self.config.anchor:  # and from tokens, with as much of the states
+                self.anchor_fc.weight.copy_(torch.eye(hidden).repeat(1, 1 + taps) / (1 + taps))
+
+    def _join(self, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        """[B, n, H] of tokens [B, n] and the states before their blocks [B, n, K·H], 0 where none is."""
+        embedded = self.embed_norm(self.embed_tokens(tokens))  # [B, n, H]
+        return self.anchor_fc(torch.cat((embedded, self.anchor_norm(anchors.to(embedded.dtype))), dim=-1))
+
+    # training
 
     def inputs(
         self, input_ids: torch.Tensor, tapped: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = self.embed_tokens(input_ids)  # [B, T, H]
+        if self.config.anchor:
+            tapped, anchors = tapped.chunk(2, dim=-1)  # [B, T, K·H] each
+            x = self._join(input_ids, anchors)  # [B, T, H]
+        else:
+            x = self.embed_tokens(input_ids)  # [B, T, H]
         return x, self.fc(tapped.to(x.dtype))
+
+    def predictions(self, model, batch, attend, wanted) -> list[Prediction]:
+        if self.config.anchor:  # the wrapped model takes one tensor of states
+            tapped, start = batch["tapped"], batch["block_start"]  # [B, T, K·H], [B, T]
+            before = (start - 1).clamp(min=0)[..., None].expand(-1, -1, tapped.shape[-1])
+            is_first = start == batch["document_start"]  # [B, T]
+            anchors = tapped.gather(1, before).masked_fill(is_first[..., None], 0)  # [B, T, K·H]
+            batch = {**batch, "tapped": torch.cat((tapped, anchors), dim=-1)}
+        return super().predictions(model, batch, attend, wanted)
+
+    # drafting
+
+    def new_state(self, batch: int, max_len: int) -> EddState:
+        state = super().new_state(batch, max_len)
+        return EddState(state.kv, state.lengths, state.rows)
+
+    def keep_rows(self, state: EddState, rows: torch.Tensor) -> EddState:
+        kept = super().keep_rows(state, rows)
+        last = None if state.last is None else state.last[rows]
+        return EddState(kept.kv, kept.lengths, kept.rows, last)
+
+    def put_rows(self, state: EddState, rows: torch.Tensor, other: EddState) -> None:
+        super().put_rows(state, rows, other)
+        if state.last is not None:
+            state.last[rows] = other.last
 
     @torch.no_grad()
     def observe(
-        self, state: KvState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+        self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Appends verified hidden states as soft prompts. Tokens are not read: the states tell of them."""
-        self.read(state, self.fc(tapped.to(state.kv.dtype)), counts)
+        tapped = tapped.to(state.kv.dtype)  # [B, n, K·H]
+        self.read(state, self.fc(tapped), counts)
+        if self.config.anchor:
+            state.last = tapped[torch.arange(len(tapped), device=tapped.device), counts - 1]  # [B, K·H]
+
+    def draft_inputs(
+        self, state: EddState, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        if not self.config.anchor:
+            return super().draft_inputs(state, tree, frontier, tokens)
+        last = state.last  # [B, K·H]
+        if last is None:
+            width = len(self.config.tapped_blocks) * self.config.hidden_size
+            last = state.kv.new_zeros(len(tokens), width)
+        return self._join(tokens, last[:, None].expand(-1, tokens.shape[1], -1))
 
 
 AutoConfig.register(EddConfig.model_type, EddConfig)

@@ -164,7 +164,8 @@ class DraftModel(PreTrainedModel, ABC):
 
         Args:
             model: the drafter as it is called: wrapped by DDP or DeepSpeed, or itself.
-            batch: rows of `PackedRows`, stacked, with the target's states; and what a drafter draws at random
+            batch: rows of `PackedRows`, stacked, with the target's states and, where the step has blocks, the
+                index at which each token's begins, `block_start` [B, T]; and what a drafter draws at random
                 in training comes from `row_seeds`, int64 [B].
             attend: attention as `soft_prompts` says; None where the drafter does not attend.
             wanted: bool [B, T], the inputs whose next tokens are trained.

@@ -67,7 +67,9 @@ def draft_loss(
             outside the draft vocabulary are left out.
     """
     wanted = batch["loss_mask"].bool()  # [B, T]
-    if not drafter.soft_prompts:
+    if drafter.soft_prompts:
+        batch = {**batch, "block_start": layout.block_start}
+    else:
         layout = whole_documents(batch["document_start"], drafter.first_token)
     with torch.autocast(wanted.device.type, torch.bfloat16, enabled=bf16):
         attend = block_attention(layout) if drafter.attends else None

@@ -30,8 +30,9 @@ def train_log_probs(drafter: EddModel, ids: torch.Tensor, tapped: torch.Tensor, 
     """Log-probabilities [B, T, D] as training computes them."""
     positions = torch.arange(ids.shape[1]) - layout.document_start
     everywhere = torch.ones_like(ids, dtype=torch.bool)
-    states = drafter(ids, tapped, positions, block_attention(layout), everywhere)  # [B·T, H]
-    return torch.log_softmax(drafter.lm_head(states), -1).view(*ids.shape, -1)
+    batch = {"input_ids": ids, "tapped": tapped, "positions": positions, **vars(layout)}
+    [told] = drafter.predictions(drafter, batch, block_attention(layout), everywhere)
+    return torch.log_softmax(drafter.lm_head(told.states), -1).view(*ids.shape, -1)
 
 
 def fixed_layout(ids: torch.Tensor, length: int, offset: int) -> BlockLayout:
@@ -43,11 +44,14 @@ def fixed_layout(ids: torch.Tensor, length: int, offset: int) -> BlockLayout:
 @pytest.mark.parametrize("taps", [[-2], [-2, 4]])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("anchor", [False, True])
 @torch.no_grad()
-def test_training_computes_what_decoding_computes(family, layers, taps, rope, make_target, make_drafter):
+def test_training_computes_what_decoding_computes(
+    anchor, family, layers, taps, rope, make_target, make_drafter
+):
     """Block by block: the true states before the block, then its tokens as a chain, node by node."""
     target = make_target(family, rope)
-    drafter = make_drafter(target, layers=layers, tapped_blocks=taps)
+    drafter = make_drafter(target, layers=layers, tapped_blocks=taps, anchor=anchor)
     ids, tapped = documents(target)
     layout = fixed_layout(ids, length=6, offset=2)
     expected = train_log_probs(drafter, ids, tapped, layout)
@@ -85,11 +89,12 @@ def test_heads_of_keys_and_values(kv_heads, make_target, make_drafter):
         make_drafter(target, kv_heads=3)
 
 
+@pytest.mark.parametrize("anchor", [False, True])
 @torch.no_grad()
-def test_rows_of_a_batch_do_not_disturb_each_other(make_target, make_drafter):
+def test_rows_of_a_batch_do_not_disturb_each_other(anchor, make_target, make_drafter):
     """Rows with unequal numbers of observed states, in several pieces with padding, equal rows alone."""
     target = make_target("llama")
-    drafter = make_drafter(target, layers=2)
+    drafter = make_drafter(target, layers=2, anchor=anchor)
     ids, tapped = documents(target)
     state = drafter.new_state(2, 40)
     drafter.observe(state, ids[:, :9], tapped[:, :9], torch.tensor([9, 4]))
