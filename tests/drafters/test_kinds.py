@@ -48,6 +48,7 @@ def test_saves_and_loads(kind, make_target, make_drafter, tmp_path):
         ({"kind": "causal_lm"}, "drafter.model .* name a folder or Hub id"),
         ({"kind": "vdm", "model": "x"}, "drafter.model .* leave it out"),
         ({"kind": "edd", "input_norms": True}, "drafter.input_norms is for kind eagle, and this is edd"),
+        ({"kind": "vdm", "anchor": True}, "drafter.anchor is for kind edd, and this is vdm"),
         ({"kind": "eagle", "lora_rank": 4}, "drafter.lora_rank is for kind causal_lm"),
         ({"kind": "causal_lm", "model": "x", "lora_rank": 0}, "drafter.lora_rank is 0"),
         ({"kind": "medusa", "kv_heads": 2}, "drafter.kv_heads is for edd, vdm, eagle, and this is medusa"),

@@ -130,6 +130,7 @@ def test_bf16_and_two_layers_train(run_training):
 
 KINDS = {
     "edd": DrafterConfig(tapped_blocks=[-2], draft_vocab_size=200),
+    "anchored": DrafterConfig(tapped_blocks=[-2], anchor=True, draft_vocab_size=200),
     "vdm": DrafterConfig(kind="vdm", draft_vocab_size=200),
     "eagle": DrafterConfig(kind="eagle", noise=0.5, draft_vocab_size=200),
     "medusa": DrafterConfig(kind="medusa", heads=3, draft_vocab_size=200),
