@@ -148,7 +148,7 @@ class Workflow:
             if decision.action in ("run", "resume"):
                 folders = {name: self.folder(name) for name in decision.stage.needs(self.recipe)}
                 estimate = decision.stage.estimate(self.recipe, folders)
-            lines = "\n".join(f"{key}: {_short(value)}" for key, value in estimate.items())
+            lines = "\n".join(f"{key}: {value}" for key, value in estimate.items())
             table.add_row(decision.stage.name, decision.action, escape(decision.why), escape(lines))
         self.console.print(table)
 
