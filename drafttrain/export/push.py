@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError,
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.export.card import (
     CLASSIFIER,
     CONFIG,
@@ -211,7 +211,7 @@ def _reason(error: BaseException) -> str:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     answered = next((cause for cause in chain if getattr(cause, "response", None) is not None), None)
-    detail = " ".join(str(answered or chain[-1]).split())[:200].replace(get_token() or "\0", "***")
+    detail = brief(str(answered or chain[-1]).replace(get_token() or "\0", "***"))
     if answered is None:
         if any(isinstance(cause, HTTPError | ConnectionError | TimeoutError) for cause in chain):
             return f"the Hub at {constants.ENDPOINT} cannot be reached ({detail}); repeat when it can be"
