@@ -16,4 +16,4 @@ def brief(reason: object, limit: int = 200) -> str:
     if end < limit // 2:
         end = start.rfind(" ") if text[limit - 1].isalnum() and " " in start else len(start)
         return start[:end].rstrip(" ,;:(") + "…"
-    return start[: end - 1 if start[end - 1] == ";" else end] + "…"
+    return start[:end].rstrip(";") + " …"

@@ -9,8 +9,9 @@ from drafttrain.errors import brief
     "text, limit, expected",
     [
         ("It is\n  short.", 12, "It is short."),
-        ("A sentence here. And another one", 20, "A sentence here.…"),
+        ("A sentence here. And another one", 20, "A sentence here. …"),
         ("A. Then a much longer sentence", 20, "A. Then a much…"),  # too little would be left
+        ("What is first; what is second", 22, "What is first …"),
         ("find the appropriate, and", 21, "find the appropriate…"),
         ("find the appropriate one", 19, "find the…"),
         ("x" * 30, 10, "x" * 9 + "…"),  # no word to end at
