@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from drafttrain.errors import UserError
@@ -210,10 +211,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_bundle(command)
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
-    command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
-    command.add_argument(
-        "--calibration", metavar="FILE", help="for pct, timed and c2t (default: the bundle's)"
+    text = (
+        "how drafts grow, such as chain:length=4, timed, ngram or ngram+timed (default: as the bundle says)"
     )
+    command.add_argument("--tree", metavar="POLICY", help=text)
+    _add_calibration(command)
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
 
     text = "set verified tokens against accept_len for any growth policies"
@@ -232,8 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "folder to write; what is measured there already is not repeated"
     command.add_argument("--out", required=True, metavar="DIR", help=text)
     command.add_argument("--max-new-tokens", type=_natural, default=96, metavar="N")
-    text = "for pct, timed and c2t (default: the bundle's own)"
-    command.add_argument("--calibration", metavar="DIR", help=text)
+    _add_calibration(command)
     text = "for c2t and c2t_chain (default: the bundle's own)"
     command.add_argument("--classifier", metavar="DIR", help=text)
 
@@ -245,7 +246,8 @@ def _parser() -> argparse.ArgumentParser:
     command = add("benchmark", text, example, _benchmark)
     command.add_argument("--target", required=True, help="known name, folder, .gguf file or Hub id")
     text = (
-        "NAME=BUNDLE or NAME=BUNDLE@TREE (folder or Hub id, and a growth policy such as timed), "
+        "NAME=BUNDLE or NAME=BUNDLE@TREE (folder or Hub id, and a growth policy such as timed, ngram or "
+        "ngram+timed), "
         "assistant=FOLDER (a small causal LM for transformers), prompt_lookup, lookahead or self_draft; "
         "repeatable"
     )
@@ -275,8 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bundle(command)
     command.add_argument("--prompt", required=True, help="what the user says; - reads it from standard input")
     command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
-    text = "calibration.json for pct, timed and c2t (default: the bundle's own)"
-    command.add_argument("--calibration", metavar="FILE", help=text)
+    _add_calibration(command)
     command.add_argument("--max-new-tokens", type=_positive, default=96, metavar="N")
     command.add_argument("--out", required=True, metavar="FILE", help="JSON file to write")
 
@@ -356,10 +357,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prompt", required=True, help="what the user says; - reads it from standard input")
     command.add_argument("--target", help="target to use (default: the one the bundle names)")
     command.add_argument("--max-new-tokens", type=_natural, default=128, metavar="N")
-    text = "how drafts grow, such as chain:length=4 or timed (default: what the bundle recommends)"
+    text = (
+        "how drafts grow, such as chain:length=4, timed, ngram or ngram+timed (default: as the bundle says)"
+    )
     command.add_argument("--tree", metavar="POLICY", help=text)
-    text = "calibration.json for pct, timed and c2t (default: the bundle's own)"
-    command.add_argument("--calibration", metavar="FILE", help=text)
+    _add_calibration(command)
     command.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
     command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling")
@@ -378,6 +380,11 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
     command.add_argument("bundle", metavar="BUNDLE", help="folder of export, or a Hub id")
     command.add_argument("--target", help="target to use (default: the one the bundle names)")
     command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+
+
+def _add_calibration(command: argparse.ArgumentParser) -> None:
+    text = "folder of calibrate, for pct, timed and c2t (default: the bundle's own)"
+    command.add_argument("--calibration", metavar="DIR", help=text)
 
 
 def _add_recipe(command: argparse.ArgumentParser) -> None:
@@ -400,6 +407,10 @@ def _positive(text: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+    recipe = Path(args.recipe)
+    if not recipe.exists() or recipe.is_dir():  # before seconds go into the imports
+        raise UserError(f"{recipe}: no such recipe file")
+
     from drafttrain.recipe import load_recipe
     from drafttrain.stages import STAGES
     from drafttrain.workflow import Workflow
@@ -575,8 +586,6 @@ def _push(args: argparse.Namespace) -> None:
 
 
 def _card(args: argparse.Namespace) -> None:
-    from pathlib import Path
-
     from drafttrain.export.card import model_card
 
     card = model_card(args.bundle)

@@ -22,7 +22,7 @@ from drafttrain.corpus.readers import read_conversations
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
 from drafttrain.drafters.config import DrafterConfig, read_config, target_kv_heads
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts
 from drafttrain.files import read_json
 from drafttrain.planning import Decoding, decode_hours, fits, forward_hours
 from drafttrain.recipe import Recipe
@@ -45,9 +45,10 @@ def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
     """Download of a known target; of others only the recipe's plan could tell."""
     source = recipe.target.source
     if not is_known(recipe.target.model):
+        if (target := _target(recipe, folders)) is None:
+            return {"parameters": _no_target(recipe)}
         is_there = recipe.plan.target_config is None or Path(recipe.target.model).exists()
-        target = None if is_there else _target(recipe, folders)
-        return {} if target is None else {"download": f"about {_bytes(_target_bytes(recipe, target))}"}
+        return {} if is_there else {"download": f"about {_bytes(_target_bytes(recipe, target))}"}
     return {"download": "none: in the cache" if known_folder(source).exists() else KNOWN_DOWNLOAD[source]}
 
 
@@ -78,10 +79,8 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def corpus(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens and disk, from the size of the sources."""
-    tokens = recipe.plan.corpus_tokens or _source_tokens(recipe.corpus.sources)
-    if not tokens:
-        return {}
+    """Tokens and disk, from the size of the sources; what `regenerate` answers is in the corpus as well."""
+    tokens = recipe.plan.corpus_tokens or _recipe_tokens(recipe)
     return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
 
 
@@ -114,11 +113,11 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     }
     target = _target(recipe, folders)
     if target is None:
-        return estimate
+        return estimate | {"parameters": _no_target(recipe)}
     drafter = drafter_shape(recipe)
     sizes = drafter_parameters(drafter, target)
     if sizes is None:
-        return estimate
+        return estimate | {"parameters": f"unknown: drafter.model {drafter.model} is not found here"}
     trained, stored = sizes
     frozen = stored if drafter.lora_rank else 0  # the small LM itself, in fp32, beside its adapters
     vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
@@ -171,12 +170,10 @@ def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens to decode at most, where every prompt set says how many prompts it has."""
+    """Tokens to decode at most; prompt sets without a limit are read and counted."""
     config = recipe.evaluate
     names = ", ".join(f"{prompts.name} {prompts.limit or 'all'}" for prompts in config.prompts)
-    if any(prompts.limit is None for prompts in config.prompts):
-        return {"prompts": names}
-    answers = config.repeats * sum(prompts.limit * prompts.turns for prompts in config.prompts)
+    answers = config.repeats * sum(map(_answers, config.prompts))
     tokens = answers * config.max_new_tokens
     estimate = {"prompts": names, "tokens per method": f"at most {_count(tokens)}"}
     target = _target(recipe, folders)
@@ -186,13 +183,11 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     # beside the target `transformers` has a copy of its own, and both are fp32 where outputs are compared
     memory = 2 * (4 * _parameters(target) if config.lossless_prompts else weights)
     estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
-    tuning = config.tune_prompts
-    if tuning is None or tuning.limit is not None:
-        tokens = 3 * tokens  # autoregressive, transformers, and with drafts at most as long
-        tokens += len(config.trees) * tuning.limit * tuning.turns * config.max_new_tokens if tuning else 0
-        hours = decode_hours(recipe.plan, tokens, _decoding(target, weights, config.max_new_tokens))
-        estimate |= {"hours": hours} if hours else {}
-    return estimate
+    tokens = 3 * tokens  # autoregressive, transformers, and with drafts at most as long
+    if tuning := config.tune_prompts:
+        tokens += len(config.trees) * _answers(tuning) * config.max_new_tokens
+    hours = decode_hours(recipe.plan, tokens, _decoding(target, weights, config.max_new_tokens))
+    return estimate | ({"hours": hours} if hours else {})
 
 
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int] | None:
@@ -300,6 +295,11 @@ def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
         return None
 
 
+def _no_target(recipe: Recipe) -> str:
+    """What stands in place of a drafter's parameters while the target's shape is unknown."""
+    return f"unknown: target {recipe.target.model} is not found here; fetch it or name plan.target_config"
+
+
 def _target_bytes(recipe: Recipe, target: FrozenTarget) -> int:
     return _parameters(target) * (4 if recipe.target.dtype == "float32" else 2)
 
@@ -336,8 +336,17 @@ def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
         return counts["train"]["tokens"], ""
     if recipe.plan.corpus_tokens is not None:
         return recipe.plan.corpus_tokens, "planned "
-    sources = recipe.corpus.sources + (recipe.regenerate.sources if recipe.regenerate else [])
-    return _source_tokens(sources), "about "
+    return _recipe_tokens(recipe), "about "
+
+
+def _recipe_tokens(recipe: Recipe) -> int:
+    """Tokens of the corpus by its sources, and by the conversations that `regenerate` answers."""
+    return _source_tokens(recipe.corpus.sources + (recipe.regenerate.sources if recipe.regenerate else []))
+
+
+def _answers(prompts: PromptSet) -> int:
+    """Chat turns of a prompt set, at most."""
+    return Task.read(prompts).n_turns if prompts.limit is None else prompts.limit * prompts.turns
 
 
 def _source_tokens(sources: Iterable[Source]) -> int:

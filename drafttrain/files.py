@@ -63,7 +63,7 @@ def save_figure(figure: "Figure", path: Path, dpi: int = 100) -> None:
     """Writes a matplotlib figure as a PNG file, whole or not at all."""
     figure.tight_layout()
     temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=dpi)
+    figure.savefig(temporary, dpi=dpi, bbox_inches="tight")  # a key may stand below the axes
     os.replace(temporary, path)
 
 

@@ -24,13 +24,13 @@ from drafttrain.calibration.stage import CalibrateConfig
 from drafttrain.classifier.stage import ClassifierStageConfig
 from drafttrain.corpus.build import CorpusConfig
 from drafttrain.corpus.regenerate import RegenerateConfig
-from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.errors import UserError
 from drafttrain.evaluation.evaluate import EvaluateConfig
 from drafttrain.export.bundle import ExportConfig
 from drafttrain.planning import PlanConfig
 from drafttrain.target.collect import CollectConfig
-from drafttrain.training.stage import TrainingConfig
+from drafttrain.training.stage import TrainingConfig, check_continued
 from drafttrain.trees.named import CALIBRATED, CLASSIFIED, parse_policy
 
 
@@ -277,6 +277,7 @@ def _check_values(recipe: Recipe) -> None:
             raise UserError(f"evaluate.trees: {trees[0]} takes {what}; name prompts for it under {section}")
     if recipe.drafter.kind == "medusa" and not recipe.training.init_from:
         _check_medusa(recipe)
+    _check_start(recipe.training.init_from, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
             "corpus.validation_fraction is 0, and training reports the loss on held-out conversations: "
@@ -311,6 +312,13 @@ def _check_medusa(recipe: Recipe) -> None:
                     f"evaluate.trees: {tree} is up to {depth} tokens deep and drafter.heads is {heads}: make "
                     "the tree shallower"
                 )
+
+
+def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:
+    """Refuses to start from a drafter of another kind. One that is not there is the stage's to miss."""
+    if init_from is None or not (Path(init_from) / "config.json").is_file():
+        return
+    check_continued(init_from, read_config(init_from)["model_type"], drafter)
 
 
 def _build(cls: type, values: dict, where: str) -> Any:

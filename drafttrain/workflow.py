@@ -148,7 +148,7 @@ class Workflow:
             if decision.action in ("run", "resume"):
                 folders = {name: self.folder(name) for name in decision.stage.needs(self.recipe)}
                 estimate = decision.stage.estimate(self.recipe, folders)
-            lines = "\n".join(f"{key}: {_short(value)}" for key, value in estimate.items())
+            lines = "\n".join(f"{key}: {value}" for key, value in estimate.items())
             table.add_row(decision.stage.name, decision.action, escape(decision.why), escape(lines))
         self.console.print(table)
 
@@ -344,13 +344,22 @@ class Workflow:
         if not self.is_first_rank:
             yield
             return
+        is_new = not self.output.exists()
         self.output.mkdir(parents=True, exist_ok=True)
         try:
             lock = FileLock(self.output / ".lock").acquire(timeout=0)
         except Timeout:
             raise UserError(f"{self.output}: another drafttrain works here; wait for it or end it") from None
         with lock:
-            yield
+            try:
+                yield
+            except UserError:
+                if is_new:  # refused before anything was made: leave no folder that looks like a run
+                    with contextlib.suppress(OSError):
+                        if [path.name for path in self.output.iterdir()] == [".lock"]:
+                            (self.output / ".lock").unlink()
+                        self.output.rmdir()
+                raise
 
 
 def _plain(value: Any) -> Any:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bundle", default="model_cards/smollm2-135m-edd", metavar="DIR")
     parser.add_argument("--tree", metavar="POLICY", help="none for no drafts (default: the bundle's)")
-    parser.add_argument("--calibration", metavar="FILE", help="default: the bundle's")
+    parser.add_argument("--calibration", metavar="DIR", help="default: the bundle's")
     parser.add_argument("--prompts", default="data/tuning_prompts.jsonl", metavar="FILE")
     parser.add_argument("--tokens", type=int, default=96, metavar="N")
     parser.add_argument("--rows", type=int, default=25, metavar="N", help="rows of each listing")

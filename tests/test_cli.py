@@ -42,6 +42,29 @@ def one_line(capsys) -> str:
     return err
 
 
+def test_a_missing_recipe_is_told_before_anything_heavy_is_imported():
+    code = "import sys; from drafttrain.cli import main; print(main(['run', 'nowhere.yaml'])); "
+    done = python(
+        "-c", code + "print(sorted({'torch', 'transformers', 'yaml', 'rich'} & sys.modules.keys()))"
+    )
+    assert done.stdout == "2\n[]\n" and done.stderr == "drafttrain: nowhere.yaml: no such recipe file\n"
+
+
+@pytest.mark.parametrize("command", ["generate", "compare", "trace", "sweep"])
+def test_calibration_is_a_folder(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--calibration DIR folder of calibrate, for pct, timed and c2t" in told
+
+
+@pytest.mark.parametrize("command", ["generate", "compare", "benchmark"])
+def test_help_names_trees_of_n_grams(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "ngram+timed" in capsys.readouterr().out
+
+
 def test_help_is_quick_because_nothing_heavy_is_imported():
     code = "import sys; from drafttrain.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     done = python(

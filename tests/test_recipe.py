@@ -1,5 +1,7 @@
 """Recipes: reading, overriding, and errors of one line that name file, key and remedy."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -227,3 +229,19 @@ def test_a_store_holds_what_the_drafter_reads(write):
         load_recipe(write(text), words)
     load_recipe(write(text), [*words, "--training.init_from", "old"])
     load_recipe(write(text), [*words, "--drafter.kind", "eagle"])
+
+
+def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
+    """Told before any stage has run; what is not there yet is missed by the stage."""
+    path = write(MINIMAL)
+    words = ["--training.init_from", "old", "--drafter.kind", "eagle"]
+    load_recipe(path, words)
+    Path("old").mkdir()
+    config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}}
+    Path("old/config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = "training.init_from: old is a edd drafter, .* asks for eagle: set drafter.kind to edd"
+    assert re.search(asked, error_of(path, *words))
+    load_recipe(path, words[:2])
+    config["model_type"] = "llama"
+    Path("old/config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "old: holds a llama model" in error_of(path, *words[:2])

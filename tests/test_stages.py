@@ -18,6 +18,7 @@ from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.planning import PlanConfig, decode_hours
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES, recorded_target
 from drafttrain.target.frozen import FrozenTarget
@@ -238,10 +239,11 @@ def test_estimated_downloads(folder, monkeypatch):
     monkeypatch.setenv("DRAFTTRAIN_CACHE", str(folder))
     (folder / "targets" / "smollm2-135m-instruct").mkdir(parents=True)
     recipe = load_recipe("tiny.yaml")
+    unknown = "unknown: target somebody/on-the-hub is not found here; fetch it or name plan.target_config"
     for model, source, expected in (
         ("SmolLM2-135M-Instruct", "pypi", {"download": "none: in the cache"}),
         ("SmolLM2-135M-Instruct", "hub", {"download": "270 MB"}),
-        ("somebody/on-the-hub", "hub", {}),
+        ("somebody/on-the-hub", "hub", {"parameters": unknown}),
         ("tiny", "pypi", {}),
     ):
         recipe.target.model, recipe.target.source = model, source
@@ -261,10 +263,43 @@ def test_estimated_tokens_of_some_conversations(tmp_path):
 
 def test_estimated_tokens_to_decode(folder):
     recipe = load_recipe("tiny.yaml")
-    assert estimates.evaluate(recipe, {}) == {"prompts": "own all"}
+    # without a limit, the file is read: a prompt of one turn counts one, however many may be played
+    Path("prompts.jsonl").write_text('{"turns": ["a", "b", "c"]}\n{"prompt": "d"}\n')
+    recipe.evaluate.prompts[0].turns = 2
+    told = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
+    assert estimates.evaluate(recipe, {}) == told
+    recipe.evaluate.tune_prompts = PromptSet("tuning", "prompts.jsonl")  # 2 answers with the one tree
+    recipe.plan = PlanConfig(device_memory_gb=1, device_tflops=1e-6, device_gb_per_s=1e-3)
+    target = estimates._target(recipe, {})
+    cost = estimates._decoding(target, estimates._target_bytes(recipe, target), 6)
+    assert estimates.evaluate(recipe, {})["hours"] == decode_hours(recipe.plan, 3 * 18 + 2 * 6, cost)
     recipe.evaluate.prompts = [PromptSet("one", "x", limit=3), PromptSet("two", "x", limit=5, turns=2)]
     recipe.evaluate.repeats, recipe.evaluate.max_new_tokens = 2, 100
     assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
+
+
+def test_what_is_not_found_is_told(folder):
+    folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
+    recipe = load_recipe("tiny.yaml", ["--target.model", "nowhere/at-all"])
+    unknown = "unknown: target nowhere/at-all is not found here; fetch it or name plan.target_config"
+    assert estimates.train(recipe, folders)["parameters"] == unknown
+    recipe.plan.target_config = "tiny"
+    assert estimates.train(recipe, folders)["parameters"].endswith("stored")
+    recipe.drafter = DrafterConfig(kind="causal_lm", model="some/lm")
+    unknown = "unknown: drafter.model some/lm is not found here"
+    assert estimates.train(recipe, folders)["parameters"] == unknown
+
+
+def test_all_stages_estimate_the_same_corpus(folder):
+    """What `regenerate` answers is in the corpus as well."""
+    recipe = load_recipe("tiny.yaml")
+    corpus, collected = (
+        stage(recipe, {"corpus": Path("no")}) for stage in (estimates.corpus, estimates.collect)
+    )
+    sources = recipe.corpus.sources + recipe.regenerate.sources
+    about = f"about {estimates._count(estimates._source_tokens(sources))}"
+    assert corpus["tokens"] == collected["tokens"] == about
+    assert estimates._source_tokens(sources) > estimates._source_tokens(recipe.corpus.sources)
 
 
 def test_estimated_trees(folder):

@@ -257,6 +257,7 @@ def test_killed_after_the_work_before_the_record(recipe, fakes, monkeypatch):
 def test_from_and_only(recipe, fakes):
     with pytest.raises(UserError, match="upper needs it; run the stage words first .*--until words"):
         run(recipe, fakes, only="upper")
+    assert not Path(recipe.output).exists()  # refused, so there is no run
     assert run(recipe, fakes, only="words")[0] == ["words"]
     assert run(recipe, fakes, last="upper")[0] == ["upper"]
     assert run(recipe, fakes, first="last")[0] == ["last"]
@@ -269,6 +270,20 @@ def test_from_and_only(recipe, fakes):
         run(recipe, fakes, last="train")
     with pytest.raises(UserError, match="words comes before upper"):
         run(recipe, fakes, first="upper", last="words")
+
+
+def test_a_refusal_leaves_what_was_there(recipe, fakes):
+    """A folder of the user's own stays, and so does one that holds the work of an earlier stage."""
+    Path(recipe.output).mkdir()
+    with pytest.raises(UserError, match="upper needs it"):
+        run(recipe, fakes, only="upper")
+    assert Path(recipe.output).exists()
+    Path(recipe.output, ".lock").unlink(missing_ok=True)
+    Path(recipe.output).rmdir()
+    fakes.fail_in, fakes.error = "upper", UserError("no")
+    with pytest.raises(UserError, match="no"):
+        run(recipe, fakes)
+    assert Path(recipe.output, "words_made", "stage.json").exists()
 
 
 def test_missing_file_is_found_before_anything_runs(recipe, fakes):

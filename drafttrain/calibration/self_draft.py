@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from sklearn.linear_model import LogisticRegression
 
 from drafttrain.calibration.timing import WARM_UP, measure_verification
@@ -27,6 +26,7 @@ from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.ngrams.candidates import Evidence, Odds
 from drafttrain.ngrams.corpus_cache import CorpusCache
+from drafttrain.progress import counted
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.costs import CostCurve
 
@@ -170,12 +170,7 @@ def tune_self_draft(
         corpus=_corpus_hash(corpus),
     )
     runs = 1 + len(config.branches) * len(config.strictness)
-    with Progress(transient=True) as bars:
-        bar = bars.add_task("tuning", total=WARM_UP + ROUNDS + runs * len(ids))
-
-        def step() -> None:
-            bars.advance(bar)
-
+    with counted("tuning", WARM_UP + ROUNDS + runs * len(ids), console=console) as step:
         found.verify = measure_verification(target, CONTEXT, ROUNDS, step).cost()
         wide = replace(found, config=WIDE).proposer(target, corpus)
         stats = DecodeStats()

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from sklearn.isotonic import isotonic_regression
 
 from drafttrain.calibration.calibration import FILE, Calibration
@@ -34,6 +33,7 @@ from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_gre
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.progress import counted
 from drafttrain.provenance import versions
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.trees.c2t import C2tPolicy
@@ -124,14 +124,9 @@ def calibrate(
     for prompt, prompt_ids in zip(prompts, ids):
         which = f"{config.prompts.path}: prompt {prompt.id}"
         check_length(model, prompt_ids, config.max_new_tokens, which)
-    with Progress(transient=True) as bars:
-        runs = 2 + len(STRICTNESS) + (C2T_TRIALS if loaded.classifier else 0)
-        work = len(CONTEXTS) * (WARM_UP + config.rounds) + runs * len(ids)
-        bar = bars.add_task("calibrating", total=work)
-
-        def step() -> None:
-            bars.advance(bar)
-
+    runs = 2 + len(STRICTNESS) + (C2T_TRIALS if loaded.classifier else 0)
+    work = len(CONTEXTS) * (WARM_UP + config.rounds) + runs * len(ids)
+    with counted("calibrating", work, console=console) as step:
         verified, drafted = measure_costs(model, drafter, config.width, rounds=config.rounds, on_round=step)
         decoding = _Decoding(model, drafter, ids, config.max_new_tokens, step)
         chains = JudgedChains(config.chain_length, model.eos_token_ids)

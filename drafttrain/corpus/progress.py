@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-LOG_EVERY_S = 60.0
+from drafttrain.progress import LOG_EVERY_S
 
 
 class TokenProgress:

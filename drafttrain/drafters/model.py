@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drafttrain.drafters.config import DrafterConfig, DraftModelConfig, check_identity, read_config
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.packed import pack_linears
 
@@ -138,8 +138,9 @@ class DraftModel(PreTrainedModel, ABC):
         try:
             model, info = cls.from_pretrained(folder, output_loading_info=True, dtype=dtype or "auto")
         except Exception as error:  # safetensors, transformers and torch raise many kinds for damaged files
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{folder}: cannot be loaded as a drafter ({reason}); export it again") from error
+            raise UserError(
+                f"{folder}: cannot be loaded as a drafter ({brief(error)}); export it again"
+            ) from error
         if info["missing_keys"] or info["unexpected_keys"]:  # transformers goes on with random numbers
             raise UserError(
                 f"{folder}: missing tensors {sorted(info['missing_keys'])}, unexpected "

@@ -6,15 +6,14 @@ The tree is chosen on tuning prompts, never on the prompts that are reported. Wh
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.errors import UserError
@@ -33,6 +32,7 @@ from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, write_json
+from drafttrain.progress import counted
 from drafttrain.provenance import content_hash, versions
 from drafttrain.target.frozen import weights_hash
 from drafttrain.trees.c2t import Plain
@@ -236,12 +236,11 @@ def _measured_key(
     return fingerprint([made_from, target, dtype, prompts, tokens, *machine])
 
 
-@contextmanager
-def progress(title: str, tasks: Sequence[Task], repeats: int = 1) -> Iterator[Callable[[], None]]:
-    """A progress bar over all chat turns; yields what advances it by one."""
-    with Progress(transient=True) as bars:
-        bar = bars.add_task(title, total=repeats * sum(task.n_turns for task in tasks))
-        yield lambda: bars.advance(bar)
+def progress(
+    title: str, tasks: Sequence[Task], repeats: int = 1
+) -> AbstractContextManager[Callable[[], None]]:
+    """Shows the progress over all chat turns; gives what advances it by one."""
+    return counted(title, repeats * sum(task.n_turns for task in tasks), "turns")
 
 
 def _for_bundle(summary: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import datasets
 
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.evaluation.prompts import Prompt, make_prompts
 
 PREFIX = "hub:"
@@ -31,8 +31,9 @@ def read_hub_prompts(source: str) -> list[Prompt]:
     except UserError:
         raise
     except Exception as error:  # datasets, its readers and the network raise all kinds
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{source}: cannot be read ({reason}); check the name and the network") from error
+        raise UserError(
+            f"{source}: cannot be read ({brief(error)}); check the name and the network"
+        ) from error
     if not prompts:
         raise UserError(f"{source}: its split {split} holds no prompts; name another one behind a colon")
     return prompts

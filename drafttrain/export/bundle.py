@@ -23,7 +23,7 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.config import read_config
 from drafttrain.drafters.kinds import load_drafter
 from drafttrain.drafters.model import DraftModel
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.export.card import EVALUATION, WEIGHTS, ExportConfig, read_evaluation, write_card
 from drafttrain.export.self_draft import holds_self_draft, load_self_draft
 from drafttrain.files import fingerprint, new_folder, require_free_disk
@@ -39,7 +39,6 @@ from drafttrain.target.loading import load_for_decoding
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.named import parse_policy, uses_calibration
 
-REDO = "drafttrain calibrate BUNDLE --prompts FILE"
 NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been measured yet
 
@@ -56,6 +55,7 @@ class Bundle:
         fingerprints: of "target" and "drafter".
         classifier: for the trees of C2T; None where none was trained.
         ngrams: Self-Draft with the bundle's n-gram cache; None where it has none.
+        name: the folder or Hub id that it was loaded from.
     """
 
     target: FrozenTarget
@@ -65,6 +65,7 @@ class Bundle:
     fingerprints: dict[str, str]
     classifier: Classifier | None = None
     ngrams: SelfDraft | None = None
+    name: str = "BUNDLE"
 
     def proposer(self, tree: str | None = None) -> Proposer:
         """The drafter with a growth policy, by default the fastest. `ngram` drafts without it, out of n-grams
@@ -75,7 +76,9 @@ class Bundle:
         """
         first, plus, rest = (tree or self.tree).partition("+")
         if first != NGRAM:
-            return TreeProposer(self.drafter, parse_policy(tree or self.tree, self.costs, self.classifier))
+            others = (NGRAM, f"{NGRAM}+POLICY")  # can be named here, and nowhere else
+            policy = parse_policy(tree or self.tree, self.costs, self.classifier, others)
+            return TreeProposer(self.drafter, policy)
         ngrams = self.ngrams or load_self_draft(self.target)
         if not plus:
             return ngrams
@@ -118,7 +121,8 @@ class Bundle:
         if self.calibration is None or not uses_calibration(policy, self.costs):
             return None
         problem = self.calibration.foreign(self.target.device, self.target.dtype, self.fingerprints)
-        return problem and f"{problem}; measure again: {REDO}"
+        redo = f"drafttrain calibrate {self.name} --prompts FILE --out DIR"
+        return problem and f"{problem}; measure again: {redo}, and give --calibration DIR"
 
 
 def bundled_files(config: ExportConfig) -> list[str]:
@@ -200,8 +204,7 @@ def find_bundle(path: str | os.PathLike) -> Path:
     except HFValidationError:
         raise UserError(f"{path}: no such folder, and not a Hub id (user/name) either") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise UserError(f"{path}: no such folder, and not to be had from the Hub ({reason})") from None
+        raise UserError(f"{path}: no such folder, and not to be had from the Hub ({brief(error)})") from None
 
 
 def drafter_hash(folder: Path) -> str:
@@ -269,4 +272,6 @@ def load_bundle(
     if ngrams is None and holds_self_draft(folder):
         ngrams = folder
     self_draft = None if ngrams is None else load_self_draft(target, ngrams)
-    return Bundle(target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found, self_draft)
+    return Bundle(
+        target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found, self_draft, str(path)
+    )

@@ -21,6 +21,7 @@ CARD = "card.json"  # what the recipe's section `export` said, kept for the card
 README = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+CLASSIFIER = "classifier.safetensors"
 EVALUATION = "eval.json"
 LOG = "training_log.json"
 # Everything that belongs to a bundle, and what it is. Whatever else lies in the folder is never published.
@@ -34,7 +35,7 @@ CONTENTS = {
     "costs.png": "the same as a picture",
     "reliability.png": "the drafter's confidence against what the target accepts",
     "classifier.json": "a C2T classifier, for `--tree c2t`: its shape and training",
-    "classifier.safetensors": "its weights",
+    CLASSIFIER: "its weights",
     "classifier_report.json": "what it reaches on held-out trees",
     "classifier_reliability.png": "the same by confidence",
     "classifier_recall.png": "the same by share of nodes kept",

@@ -19,8 +19,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError,
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.export.card import (
+    CLASSIFIER,
     CONFIG,
     CONTENTS,
     EVALUATION,
@@ -32,6 +33,9 @@ from drafttrain.export.card import (
     read_settings,
 )
 from drafttrain.files import new_folder, read_json
+from drafttrain.ngrams.corpus_cache import DATA as NGRAM_DATA
+from drafttrain.ngrams.corpus_cache import FILE as NGRAMS
+from drafttrain.ngrams.corpus_cache import CorpusCache
 
 MAIN = "main"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -75,11 +79,7 @@ def prepare(bundle: str | os.PathLike, repo: str) -> Publication:
             f"{bundle}: no eval.json with results, and what was not measured is not published; name prompts "
             "under evaluate.prompts in its recipe and repeat drafttrain run RECIPE"
         )
-    try:
-        with safe_open(bundle / WEIGHTS, "np"):  # reads the header, which tells how long the file must be
-            pass
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{bundle / WEIGHTS}: cannot be read ({error}); export the bundle again") from None
+    _check_whole(bundle)
     name, base_model = str(settings["target"].get("name")), read_facts(bundle).base_model
     if not HUB_ID.fullmatch(base_model or name):
         raise UserError(
@@ -94,6 +94,19 @@ def prepare(bundle: str | os.PathLike, repo: str) -> Publication:
     files[CONFIG] = (json.dumps(settings, indent=2) + "\n").encode()
     files[README] = model_card(bundle, repo).encode()
     return Publication(repo, dict(sorted(files.items())), _paths_in(bundle, files))
+
+
+def _check_whole(bundle: Path) -> None:
+    """Raises UserError when a large file is not as long as its header says."""
+    classifier = [CLASSIFIER] if (bundle / CLASSIFIER).exists() else []
+    for name in (WEIGHTS, *classifier):
+        try:
+            with safe_open(bundle / name, "np"):  # reads the header, which tells how long the file must be
+                pass
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{bundle / name}: cannot be read ({error}); export the bundle again") from None
+    if any((bundle / name).exists() for name in (NGRAMS, NGRAM_DATA)):
+        CorpusCache.open(bundle)
 
 
 def write_publication(publication: Publication, out: str | os.PathLike) -> None:
@@ -198,7 +211,7 @@ def _reason(error: BaseException) -> str:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     answered = next((cause for cause in chain if getattr(cause, "response", None) is not None), None)
-    detail = " ".join(str(answered or chain[-1]).split())[:200].replace(get_token() or "\0", "***")
+    detail = brief(str(answered or chain[-1]).replace(get_token() or "\0", "***"))
     if answered is None:
         if any(isinstance(cause, HTTPError | ConnectionError | TimeoutError) for cause in chain):
             return f"the Hub at {constants.ENDPOINT} cannot be reached ({detail}); repeat when it can be"

@@ -181,6 +181,11 @@ class SpeculativeDecoder:
         tokenizer = self.target.tokenizer
         if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
             return list(prompt)
+        if not isinstance(prompt, str) and not all(isinstance(turn, Message | Mapping) for turn in prompt):
+            raise UserError(
+                "a prompt is one text, one chat (dicts with role and content) or one list of token ids; "
+                "call once for each of several prompts"
+            )
         if tokenizer is None:
             raise UserError(f"{self.target.name} has no tokenizer: pass token ids instead of text")
         if not isinstance(prompt, str):

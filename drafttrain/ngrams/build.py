@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.corpus.build import CorpusConfig, Source, held_out_groups
@@ -38,6 +37,7 @@ from drafttrain.ngrams.counting import (
 )
 from drafttrain.ngrams.report import REPORT, describe, hit_rate, print_report
 from drafttrain.ngrams.tokens import Texts, tokenize_sources, worker_pool
+from drafttrain.progress import counted
 from drafttrain.provenance import content_hash
 
 SMALLEST_PART = 1 << 20  # occurrences; counted within a second
@@ -215,8 +215,12 @@ def _count(
     with ExitStack() as stack:
         many = config.processes > 1 and len(parts) > 1
         run = worker_pool(config.processes, stack).map if many else map
-        bars = stack.enter_context(Progress(transient=True, console=console))
-        return parts, list(bars.track(run(count, parts), len(parts), description="counting n-grams"))
+        step = stack.enter_context(counted("counting n-grams", len(parts), "parts", console))
+        found = []
+        for one in run(count, parts):
+            found.append(one)
+            step()
+        return parts, found
 
 
 # ------------------------------------------------------------------------------------------------ joining

@@ -212,7 +212,7 @@ class _Collection:
         skipped = [name for shard in done.values() for name in shard.skipped]
         for index in mine:
             shutil.rmtree(temporary_folder(self.folder, index), ignore_errors=True)
-        total, computed = sum(map(self._tokens, mine)), 0
+        total, computed, begun = sum(map(self._tokens, mine)), 0, time.monotonic()
         with _progress(self.console) as progress:
             task = progress.add_task(
                 f"hidden states, {self.folder.name}", total=total, completed=sum(map(self._tokens, done))
@@ -221,7 +221,7 @@ class _Collection:
                 if index not in done:
                     skipped += self._collect_shard(index, skipped, lambda n: progress.advance(task, n))
                     computed += self._tokens(index)
-                    self._log(progress.tasks[task])
+                    self._log(progress.tasks[task], computed / (time.monotonic() - begun))
         self._finish()
         return computed
 
@@ -317,12 +317,14 @@ class _Collection:
             self.manifest.write(self.folder)
         _wait(lambda: int(not read_manifest(self.folder).complete), stopped)
 
-    def _log(self, task: Task) -> None:
-        """A line per shard where no bar can be drawn."""
+    def _log(self, task: Task, rate: float) -> None:
+        """A line per shard where no bar can be drawn. Its rate is that of whole shards: the bar goes by
+        documents, which come in batches, and a split of few batches has no rate that way."""
         if not self.console.is_terminal:
-            left = "" if task.time_remaining is None else f", {task.time_remaining / 60:.1f} min left"
+            minutes = task.remaining / max(rate, 1e-6) / 60  # no rate while all documents were empty
+            done = f"{task.completed:,.0f} of {task.total:,.0f} tokens"
             self.console.print(
-                f"{task.description}: {task.completed:,.0f} of {task.total:,.0f} tokens, {_speed(task)}{left}"
+                f"{task.description}: {done}, {rate:,.0f} tokens/s, {minutes:.1f} min left", highlight=False
             )
 
 

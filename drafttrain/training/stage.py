@@ -304,13 +304,7 @@ def start_drafter(
     """
     if config.init_from:
         drafter = load_drafter(config.init_from, target, dtype=torch.float32)
-        kind = drafter.config.model_type.removeprefix("drafttrain_")
-        if kind != drafter_config.kind or drafter_config.lora_rank is not None:
-            asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
-            raise UserError(
-                f"training.init_from: {config.init_from} is a {kind} drafter, trained on as it is, and the "
-                f"section drafter asks for {asked}: set drafter.kind to {kind} without lora_rank"
-            )
+        check_continued(config.init_from, drafter.config.model_type, drafter_config)
         drafter.config.target = identity(target)  # what it learns from now on
         if config.init_draft_vocab_size is not None:
             counts = count_trained_tokens(corpus, target.vocab_size)
@@ -321,6 +315,19 @@ def start_drafter(
     draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
     torch.manual_seed(config.seed or 0)
     return new_drafter(target, drafter_config, draft_ids).train()
+
+
+def check_continued(init_from: str, model_type: str, drafter_config: DrafterConfig) -> None:
+    """Raises:
+    UserError: the drafter to start from is of another kind than the section drafter asks for.
+    """
+    kind = model_type.removeprefix("drafttrain_")
+    if kind != drafter_config.kind or drafter_config.lora_rank is not None:
+        asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
+        raise UserError(
+            f"training.init_from: {init_from} is a {kind} drafter, trained on as it is, and the "
+            f"section drafter asks for {asked}: set drafter.kind to {kind} without lora_rank"
+        )
 
 
 def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Optimizer | None:

@@ -48,12 +48,18 @@ REPLACED = {
 CLASSIFIED = ("c2t", "c2t_chain")  # these take a trained classifier
 
 
-def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence | None = None) -> TreePolicy:
+def parse_policy(
+    text: str,
+    costs: Costs | None = None,
+    confidence: Confidence | None = None,
+    others: Sequence[str] = (),
+) -> TreePolicy:
     """The policy that a text such as `chain:length=4` or `timed` names.
 
     Args:
         costs: of drafting and verifying on this machine, for `pct`, `timed` and `c2t`.
         confidence: a trained classifier, for `c2t` and `c2t_chain`.
+        others: what the caller takes beside these policies, to name it in the error.
 
     Raises:
         UserError: no such policy or setting, a value it cannot have, or costs or a classifier are needed and
@@ -61,8 +67,9 @@ def parse_policy(text: str, costs: Costs | None = None, confidence: Confidence |
     """
     name, _, rest = text.partition(":")
     if name not in POLICIES:
-        close = difflib.get_close_matches(name, POLICIES, 1)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(POLICIES)}"
+        known = [*POLICIES, *others]
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
         raise UserError(f"tree {text!r}: there is no policy {name!r}; {hint}")
     make = POLICIES[name]
     kinds = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)

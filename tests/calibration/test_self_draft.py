@@ -126,6 +126,10 @@ def test_a_bundle_with_a_cache(tmp_path, tiny_bundle, cache):
         assert decode_all(bundle.target, bundle.proposer(tree), prompts, 12)[0] == wanted
     with pytest.raises(UserError, match="there is no policy 'nothing'"):
         bundle.proposer("ngram+nothing")
+    with pytest.raises(UserError, match=r"choose one of chain, .*, ngram, ngram\+POLICY$"):
+        bundle.proposer("nothing")
+    with pytest.raises(UserError, match=r"did you mean ngram\?"):
+        bundle.proposer("ngrams")
 
 
 def test_a_bundle_is_exported_with_its_cache(tmp_path, tiny_bundle, cache):

@@ -46,7 +46,10 @@ def test_other_spellings_are_refused(source):
 def test_mistakes_are_one_line(folder):
     for name in ("train", "test"):
         write_jsonl(folder / f"{name}.jsonl", [{"number": 3}])
-    for source, message in ((f"hub:{folder}:nothing", "Bad split"), (f"hub:{folder}", "row 1: keys .number")):
+    for source, message in (
+        (f"hub:{folder}:nothing", "Bad split"),
+        (f"hub:{folder}", "row 1: no prompt in it"),
+    ):
         with pytest.raises(UserError, match=message) as error:
             read_hub_prompts(source)
         assert "\n" not in str(error.value) and source in str(error.value)

@@ -18,7 +18,9 @@ from drafttrain.cli import main
 from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import Measurement, MethodRun
+from drafttrain.evaluation.page import png
 from drafttrain.evaluation.page.build import write_report
+from drafttrain.evaluation.page.panels import Bar, Bars, Chart, Series
 from drafttrain.evaluation.page.raw import read_benchmark
 from drafttrain.evaluation.page.svg import ticks
 from drafttrain.evaluation.trace import Iteration, Trace
@@ -459,6 +461,31 @@ def test_pictures(folder, tmp_path):
     for file in out.iterdir():
         with Image.open(file) as picture:
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 20, file.name
+
+
+def test_depths_are_whole_and_marks_have_a_key():
+    depths = Chart(
+        "by depth",
+        "",
+        [Series("a", 0, [1, 2, 3], [0.2, 0.4, 0.1], [""] * 3)],
+        "depth",
+        "share",
+        (0.8, 3.2),
+        (0, 1),
+    )
+    depths.counts, depths.marks = True, [(2, "here")]
+    axis = png._grid([depths]).axes[0]
+    assert {tick for tick in axis.get_xticks() if 0.8 <= tick <= 3.2} == {1, 2, 3}
+    [mark] = axis.texts
+    assert mark.get_ha() == "right" and mark.xyann[0] < 0  # off its line
+    depths.counts = False
+    assert any(tick % 1 for tick in png._grid([depths]).axes[0].get_xticks())
+
+    bars = [Bar("x", 1.5, "", 1.2, 1.8, 2.0, "best"), Bar("y", 0.5, "", kind="bad"), Bar("z", 1.1, "")]
+    [legend] = png._grid([Bars("", "", bars, "speedup")]).legends
+    told = {text.get_text() for text in legend.get_texts()}
+    assert told == {png.KINDS["best"], png.KINDS["bad"], png.CEILING, "95 % interval"}
+    assert png._grid([Bars("", "", bars[2:], "speedup")]).legends == []
 
 
 def test_command(folder, capsys):

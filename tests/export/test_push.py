@@ -9,13 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
+from rich.console import Console
 
 from drafttrain.cli import main
 from drafttrain.export.bundle import ExportConfig, export
 from drafttrain.export.card import CONTENTS, model_card
 from drafttrain.export.push import prepare, push
+from drafttrain.ngrams.build import NgramConfig, write_cache
+from drafttrain.ngrams.counting import TokenFile
 from tests.export.hub import Hub, Repo
 
 ROOT = Path(__file__).parents[2]
@@ -301,6 +305,16 @@ def test_no_repository(repo, bundle, capsys):
     assert "write it as user/name" in refused(capsys)
 
 
+def cut_off_ngrams(folder: Path) -> None:
+    """A bundle's n-gram cache without its last byte."""
+    (folder / "work").mkdir()
+    np.array([1, 2, 3, 1, 2, 3, 9], np.uint16).tofile(folder / "work" / "tokens")
+    file = TokenFile(folder / "work" / "tokens", 9)
+    config = NgramConfig(gram=3, min_count=1, top=3, processes=1)
+    cache = write_cache(config, file, folder, {"tokenizer_hash": "abc"}, Console(quiet=True))[0]
+    os.truncate(folder / "ngrams.bin", cache.shape.n_bytes - 1)
+
+
 @pytest.mark.parametrize(
     "spoil, expected",
     [
@@ -312,6 +326,12 @@ def test_no_repository(repo, bundle, capsys):
         (
             lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50),
             "model.safetensors: cannot be read",
+        ),
+        (cut_off_ngrams, r"ngrams.bin: \d+ bytes where ngrams.json says \d+: cut off"),
+        (lambda folder: (folder / "ngrams.bin").write_bytes(b"x"), "no n-gram cache here"),
+        (
+            lambda folder: (folder / "classifier.safetensors").write_bytes(b"x" * 50),
+            "classifier.safetensors: cannot be read",
         ),
         (lambda folder: (folder / "card.json").write_text('{"nmae": "x"}'), "holds other keys than"),
         (lambda folder: (folder / "card.json").write_text("{}"), "is no Hub id .* set export.base_model"),

@@ -107,6 +107,9 @@ def test_prompts_in_every_form(tiny_llama):
     assert decoder.encode([{"role": "user", "content": PROMPT}]) == ids
     assert decoder.encode([Message("user", PROMPT)]) == ids
     assert decoder.encode(ids) == ids
+    for several in (["a"], ["a", "b"], [ids, ids], [1, "a"]):
+        with pytest.raises(UserError, match="a prompt is one text, .*; call once for each"):
+            decoder.generate(several, 4)
 
 
 def test_plain_text_without_a_chat_template(tiny_llama, monkeypatch):

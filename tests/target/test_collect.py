@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,6 +164,27 @@ def test_bytes_are_as_estimated_and_told(target, splits, tmp_path, capsys):
     assert report.tokens == sum(len(row) for split in splits.values() for row in split["input_ids"])
     assert (report.documents, report.skipped) == (35, 0)
     assert f"35 documents, {report.tokens:,} tokens" in capsys.readouterr().out
+
+
+def test_lines_tell_the_rate_of_whole_shards(target, splits, tmp_path, capsys, monkeypatch):
+    """A split of one batch has no rate of its own between its documents."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic, clock.sleep = lambda: clock.now, lambda seconds: None
+    write = collect_module.write_shard
+
+    def in_two_seconds(*args):
+        clock.now += 2.0
+        write(*args)
+
+    monkeypatch.setattr(collect_module, "time", clock)
+    monkeypatch.setattr(collect_module, "write_shard", in_two_seconds)
+    collect_states(CONFIG, target, splits, tmp_path)
+    told = re.findall(r"states, (\w+): ([\d,]+) of [\d,]+ tokens, ([\d,]+) tokens/s", capsys.readouterr().out)
+    assert {name for name, *_ in told} == set(splits) and len(told) > len(splits)
+    for split in splits:
+        lines = [(done, rate) for name, done, rate in told if name == split]
+        for shards, (done, rate) in enumerate(lines, 1):
+            assert rate == f"{int(done.replace(',', '')) / (2 * shards):,.0f}"
 
 
 @pytest.mark.parametrize("kill_at", [1, 4])

@@ -4,9 +4,11 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from drafttrain.evaluation.page.panels import Bars, Chart, Panel, Tree
+from drafttrain.evaluation.page.panels import Bar, Bars, Chart, Panel, Tree
 from drafttrain.evaluation.page.sections import Section
 from drafttrain.files import save_figure
 
@@ -14,7 +16,12 @@ COLORS = ("#0072b2", "#c44e00", "#00805e", "#a8487f", "#2f8fc4", "#a87400", "#4d
 MARKERS = ("o", "s", "^", "D", "v", "x", "+")
 DASHES = ("-", "--", ":", "-.")
 BARS = {"best": "#0072b2", "plain": "#7fb2d6", "baseline": "#b3bac2", "bad": "white"}
+KINDS = {"best": "method of the headline", "baseline": "baseline", "bad": "slower than autoregressive"}
+CEILING = "accept_len: speedup at most"
 BOXES = {"root": "#f0f0f0", "accepted": "#d6eaf8", "refused": "white", "own": "#fde3c8"}
+ORANGE = "#c44e00"
+MARK = {"color": ORANGE, "linewidth": 2}
+INTERVAL = {"color": "black", "linewidth": 1, "marker": "|", "markersize": 4}
 ACROSS = 3  # panels beside each other
 DPI = 200
 
@@ -45,7 +52,33 @@ def _grid(panels: list[Panel]) -> Figure:
         (_draw_bars if isinstance(panel, Bars) else _draw_chart)(axis, panel)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
+    if key := _key([bar for panel in panels if isinstance(panel, Bars) for bar in panel.bars]):
+        figure.legend(handles=key, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, fontsize=7)
     return figure
+
+
+def _key(bars: list[Bar]) -> list[Patch | Line2D]:
+    """What bars of each kind and the marks on them are, where they are there."""
+    kinds = {bar.kind for bar in bars}
+    key: list[Patch | Line2D] = [
+        Patch(**_face(kind), label=label)
+        for kind, label in KINDS.items()
+        if kind in kinds and kind != "plain"
+    ]
+    if any(bar.ceiling is not None for bar in bars):
+        key.append(Line2D([], [], label=CEILING, **MARK))
+    if any(bar.low is not None and bar.high is not None for bar in bars):
+        key.append(Line2D([], [], label="95 % interval", **INTERVAL))
+    return key
+
+
+def _face(kind: str) -> dict[str, str | None]:
+    bad = kind == "bad"
+    return {
+        "facecolor": BARS[kind],
+        "hatch": "////" if bad else None,
+        "edgecolor": ORANGE if bad else BARS[kind],
+    }
 
 
 def _plain(text: str) -> str:
@@ -56,13 +89,11 @@ def _plain(text: str) -> str:
 def _draw_bars(axis: Axes, panel: Bars) -> None:
     places = range(len(panel.bars))[::-1]
     for y, bar in zip(places, panel.bars):
-        bad = bar.kind == "bad"
-        hatch, edge = ("////", "#c44e00") if bad else (None, BARS[bar.kind])
-        axis.barh(y, bar.value, height=0.6, color=BARS[bar.kind], hatch=hatch, edgecolor=edge)
+        axis.barh(y, bar.value, height=0.6, **_face(bar.kind))
         if bar.low is not None and bar.high is not None:
-            axis.plot([bar.low, bar.high], [y, y], color="black", linewidth=1, marker="|", markersize=4)
+            axis.plot([bar.low, bar.high], [y, y], **INTERVAL)
         if bar.ceiling is not None:
-            axis.plot([bar.ceiling] * 2, [y - 0.4, y + 0.4], color="#c44e00", linewidth=2)
+            axis.plot([bar.ceiling] * 2, [y - 0.4, y + 0.4], **MARK)
     axis.set_yticks(list(places), [_plain(bar.label) for bar in panel.bars], fontsize=6)
     axis.set_xlabel(panel.axis)
     if panel.reference is not None:
@@ -92,10 +123,14 @@ def _draw_chart(axis: Axes, panel: Chart) -> None:
         axis.plot(panel.x_range, panel.x_range, color="black", linewidth=0.8, linestyle="--")
     for at, label in panel.marks:
         axis.axvline(at, color="black", linewidth=0.8)
-        axis.annotate(_plain(label), (at, panel.y_range[0]), fontsize=6, rotation=90, va="bottom", ha="right")
+        beside = {"xytext": (-3, 3), "textcoords": "offset points"}  # of the line, and above the axis
+        place = {"rotation": 90, "va": "bottom", "ha": "right"}
+        axis.annotate(_plain(label), (at, panel.y_range[0]), fontsize=6, **beside, **place)
     if panel.log_x:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(ScalarFormatter())
+    elif panel.counts:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_label, ylabel=panel.y_label)
     axis.legend(fontsize=5)
 
