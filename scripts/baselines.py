@@ -143,7 +143,8 @@ class Bench:
         asked = json.loads(json.dumps({"drafter": asdict(drafter), "training": asdict(training)}))
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # of other processes at the same study
-            if (folder / "asked.json").exists() and read_json(folder / "asked.json") != asked:
+            before = folder / "asked.json"
+            if before.exists() and with_defaults(read_json(before)) != asked:
                 raise UserError(f"{folder}: trained with other settings; remove it, or give another --out")
             write_json(folder / "asked.json", asked)
             if (folder / "result.json").exists():
@@ -202,6 +203,12 @@ class Bench:
                 "acceptance_by_depth": stats.acceptance_by_depth,
             }
         return found
+
+
+def with_defaults(asked: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an earlier training, with those that did not exist then as they are by default."""
+    defaults = {"drafter": asdict(DrafterConfig()), "training": asdict(TrainingConfig())}
+    return {part: {**json.loads(json.dumps(defaults[part])), **asked[part]} for part in defaults}
 
 
 def total(tasks: dict[str, dict[str, Any]]) -> float:
@@ -333,7 +340,7 @@ def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
 
 
 def mtp(bench: Bench) -> dict[str, Any]:
-    """EAGLE with the norms of an MTP layer; normed inputs bear the highest rate."""
+    """EAGLE with the norms of an MTP layer, at the highest rate; it has no trials of its own."""
     made_from = answers(bench)
     training = replace(TRAINING, lr=RATES[-1], seed=0)
     drafter = replace(DRAFTER, kind="eagle", input_norms=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from drafttrain.classifier.data import read_rows, split_by_tree
+from drafttrain.classifier.data import VALIDATION, read_rows, split_by_tree
 from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.metrics import recall_curve
 from drafttrain.classifier.model import Classifier
@@ -218,7 +218,8 @@ def transfer(bundle: str, classifier: str, trees: Path, limit: int | None, out: 
     another drafter's classifier, by the same fine-tuned on few trees of this one, by one that learned from
     those alone and by plain joint probability, over one that learned from all trees of this drafter."""
     config = ClassifierConfig(features=Classifier.load(classifier).features)
-    few = replace(config, share=min(1.0, FEW / read_record(trees)["trees"]), batch_size=64)
+    teaching = (1 - VALIDATION) * read_record(trees)["trees"]
+    few = replace(config, share=min(1.0, FEW / max(teaching, 1)), batch_size=64)
     for name, settings, start in (
         ("here", config, None),
         ("few trees", few, None),
@@ -242,6 +243,7 @@ def transfer(bundle: str, classifier: str, trees: Path, limit: int | None, out: 
             PromptSet("MT-bench", str(path)),
             policies,
             out / "sweeps" / name,
+            reference=policies[0].partition(":")[0],
             max_new_tokens=NEW_TOKENS,
             classifier=place,
             rows=8,

@@ -112,6 +112,9 @@ def compare(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
         labels, judged = mine.accepted, mine.take(held_out)
         if len(np.unique(labels[~held_out])) < 2 or not judged.accepted.any():
             raise UserError(f"{folder}: too few trees to judge features by; dump those of more prompts")
+        at = at[at <= judged.accepted.sum() / trees]  # no judge gets more
+        if not len(at):
+            raise UserError(f"{folder}: the drafter has too few accepted nodes per tree to judge features by")
         base = taken(judged.joint, judged.accepted, trees, at)
         found[name] = {"joint probability": {"nodes": base.tolist(), "at": at.tolist()}}
         if name == "trees":
@@ -140,6 +143,7 @@ def compare(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
 
 
 def told(ratio: np.ndarray, seeds: Sequence[np.ndarray] = ()) -> dict[str, object]:
+    """Ratios to joint probability, and the mean of each seed's."""
     return {
         "mean": float(ratio.mean()),
         "at each": ratio.tolist(),
