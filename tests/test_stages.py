@@ -98,6 +98,10 @@ def test_all_stages(folder, capsys):
     loaded = load_bundle("runs/tiny/bundle", dtype="float32")  # its threshold is for its classifier
     assert loaded.proposer().policy.beta == loaded.calibration.beta == loaded.costs.beta
 
+    record = json.loads(Path("runs/tiny/drafter/stage.json").read_text())
+    for name in ("anchor", "kv_heads"):  # as a version wrote it that did not know them
+        del record["made_from"]["section"]["drafter"][name]
+    Path("runs/tiny/drafter/stage.json").write_text(json.dumps(record))
     assert cli.main(["run", "tiny.yaml"]) == 0
     assert ran(capsys.readouterr().out) == []
     assert cli.main(["run", "tiny.yaml", "--export.license", "mit", "--training.logging_steps", "2"]) == 0
