@@ -411,7 +411,11 @@ def _positive(text: str) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     recipe = Path(args.recipe)
-    if not recipe.exists() or recipe.is_dir():  # before seconds go into the imports
+    try:
+        is_there = recipe.exists() and not recipe.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise UserError(f"{recipe}: {error.strerror}; name another recipe file") from None
+    if not is_there:  # before seconds go into the imports
         raise UserError(f"{recipe}: no such recipe file")
 
     from drafttrain.recipe import load_recipe
