@@ -75,7 +75,8 @@ class TrainingConfig:
         report_to: "wandb" or "none".
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
-            Its shape and draft vocabulary hold, not those of the section drafter.
+            Its shape and draft vocabulary hold, not those of the section drafter, which must name no other
+            kind, anchor or kv_heads.
         init_draft_vocab_size: add the corpus's most frequent tokens to the vocabulary of `init_from` until it
             has this size. null: as it is.
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
