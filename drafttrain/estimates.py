@@ -20,7 +20,7 @@ from drafttrain.classifier.dump import ROW_BYTES
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
-from drafttrain.drafters.config import DrafterConfig, read_config, target_kv_heads
+from drafttrain.drafters.config import LAYERED, DrafterConfig, read_config, target_kv_heads
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts
 from drafttrain.files import read_json
@@ -99,7 +99,11 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def train(recipe: Recipe, folders: Folders) -> Estimate:
-    """Parameters, tokens, optimizer steps, memory and disk of training."""
+    """Parameters, tokens, optimizer steps, memory and disk of training.
+
+    Raises:
+        UserError: the target cannot have such a drafter.
+    """
     config = recipe.training
     tokens, about = _corpus_tokens(recipe, folders)
     tokens_per_step = config.rows_per_batch * config.row_length * config.gradient_accumulation_steps
@@ -115,6 +119,8 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     if target is None:
         return estimate | {"parameters": _no_target(recipe)}
     drafter = drafter_shape(recipe)
+    if drafter.kind != "causal_lm":  # the one kind that any target can have
+        drafter.check_target(target)
     sizes = drafter_parameters(drafter, target)
     if sizes is None:
         return estimate | {"parameters": f"unknown: drafter.model {drafter.model} is not found here"}
@@ -261,6 +267,8 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
     kind = stored["model_type"].removeprefix("drafttrain_")
     shape = DrafterConfig(**{name: stored[name] for name in names}, kind=kind)
+    if kind in LAYERED:
+        shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
     if kind == "causal_lm":  # adapters it once had are merged, and it is trained whole
         shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
     grown = recipe.training.init_draft_vocab_size

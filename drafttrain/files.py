@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO}
+BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:

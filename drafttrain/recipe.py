@@ -26,12 +26,12 @@ from drafttrain.corpus.build import CorpusConfig
 from drafttrain.corpus.regenerate import RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.errors import UserError
-from drafttrain.evaluation.evaluate import EvaluateConfig
+from drafttrain.evaluation.evaluate import EXAMPLE_COSTS, EvaluateConfig
 from drafttrain.export.bundle import ExportConfig
 from drafttrain.planning import PlanConfig
 from drafttrain.target.collect import CollectConfig
 from drafttrain.training.stage import TrainingConfig, check_continued
-from drafttrain.trees.named import CALIBRATED, CLASSIFIED, parse_policy
+from drafttrain.trees.named import CLASSIFIED, parse_policy, uses_calibration
 
 
 @dataclass
@@ -268,15 +268,15 @@ def _check_values(recipe: Recipe) -> None:
         recipe.plan,
     ):
         section.check()
-    for names, section, what in (
-        (CALIBRATED.keys() - CLASSIFIED, "calibrate", "a calibration"),  # C2T can do without
-        (CLASSIFIED, "classifier", "a classifier"),
+    if recipe.drafter.kind == "medusa":
+        _check_medusa(recipe)
+    for needy, section, what in (
+        (_needs_calibration, "calibrate", "a calibration"),
+        (_needs_classifier, "classifier", "a classifier"),
     ):
-        trees = [tree for tree in recipe.evaluate.trees if tree.partition(":")[0] in names]
+        trees = [tree for tree in recipe.evaluate.trees if needy(tree)]
         if trees and getattr(recipe, section).prompts is None:
             raise UserError(f"evaluate.trees: {trees[0]} takes {what}; name prompts for it under {section}")
-    if recipe.drafter.kind == "medusa" and not recipe.training.init_from:
-        _check_medusa(recipe)
     _check_start(recipe.training.init_from, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
@@ -298,27 +298,42 @@ def _check_values(recipe: Recipe) -> None:
         )
 
 
+def _needs_classifier(tree: str) -> bool:
+    return tree.partition(":")[0] in CLASSIFIED
+
+
+def _needs_calibration(tree: str) -> bool:
+    """Whether a tree cannot be grown without one: C2T can, and any with what it would take written out."""
+    return not _needs_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
+
+
 def _check_medusa(recipe: Recipe) -> None:
     """What the stages behind training would refuse of a drafter that reaches `heads` tokens ahead."""
+    cost = "MEDUSA's heads cost the same at any depth"
     if recipe.calibrate.prompts is not None:
-        raise UserError("calibrate: MEDUSA's heads cost the same at any depth: leave calibrate.prompts out")
+        raise UserError(f"calibrate: {cost}: leave calibrate.prompts out")
+    if trees := [tree for tree in recipe.evaluate.trees if _needs_calibration(tree)]:
+        raise UserError(
+            f"evaluate.trees: {trees[0]} goes by what each draft costs, and {cost}: name a tree that does not"
+        )
+    if recipe.training.init_from or not recipe.evaluate.prompts:  # as many heads as that drafter has
+        return
     heads = recipe.drafter.heads
-    for tree in recipe.evaluate.trees if recipe.evaluate.prompts else ():
-        if tree.partition(":")[0] not in CALIBRATED.keys() | set(
-            CLASSIFIED
-        ):  # these need what is not there yet
-            if (depth := parse_policy(tree).max_depth) > heads:
-                raise UserError(
-                    f"evaluate.trees: {tree} is up to {depth} tokens deep and drafter.heads is {heads}: make "
-                    "the tree shallower"
-                )
+    for tree in recipe.evaluate.trees:
+        # a classifier is not there yet
+        if not _needs_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
+            raise UserError(
+                f"evaluate.trees: {tree} is up to {depth} tokens deep and drafter.heads is {heads}: make the "
+                "tree shallower"
+            )
 
 
 def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:
-    """Refuses to start from a drafter of another kind. One that is not there is the stage's to miss."""
+    """Refuses to start from a drafter of another kind or shape. One that is not there is the stage's to
+    miss."""
     if init_from is None or not (Path(init_from) / "config.json").is_file():
         return
-    check_continued(init_from, read_config(init_from)["model_type"], drafter)
+    check_continued(init_from, read_config(init_from), drafter)
 
 
 def _build(cls: type, values: dict, where: str) -> Any:

@@ -61,7 +61,7 @@ def generate(
         )
     console = console or Console(no_color=None if color else True, highlight=False)
     if decoder.warning:
-        console.print(f"[yellow]{decoder.warning}[/]", highlight=False, soft_wrap=True)
+        _warn(console, decoder.warning)
     decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
     stats, token_ids = DecodeStats(), []
     colors = ColorSystem.STANDARD if console.color_system and not console.no_color else None
@@ -73,6 +73,10 @@ def generate(
     console.print("\n")
     plain = decoder.autoregressive(prompt, max_new_tokens, sampling, stop) if compare else None
     console.print(figures(stats, token_ids, plain), soft_wrap=True)
+
+
+def _warn(console: Console, warning: str) -> None:
+    console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)  # it may name paths
 
 
 def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None) -> str:
@@ -121,7 +125,7 @@ def compare(
     chats = read_prompts(prompts, limit)
     loaded = load_bundle(bundle, target=target, dtype=dtype, calibration=calibration)
     if warning := loaded.warning(tree):
-        console.print(f"[yellow]{warning}[/]", soft_wrap=True)
+        _warn(console, warning)
     tokenizer, differing, ties = loaded.target.tokenizer, 0, 0
     for chat in chats:
         ids = chat.token_ids(tokenizer)

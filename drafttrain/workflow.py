@@ -171,14 +171,14 @@ class Workflow:
             return Decision(stage, "run", f"{', '.join(waiting)} will be made anew")
         made_from = self._made_from(stage)
         if record is not None:
-            changes = _changes(record["made_from"], made_from)
+            changes = self._changes(stage, record["made_from"], made_from)
             if not changes:
                 return Decision(stage, "skip", "up to date", made_from)
             return Decision(stage, "run", "; ".join(changes), made_from)
         if not folder.exists():
             return Decision(stage, "run", "not made yet", made_from)
         begun = read_json(self._marker(stage))["made_from"] if self._marker(stage).exists() else made_from
-        changes = _changes(begun, made_from)
+        changes = self._changes(stage, begun, made_from)
         if stage.resumes and not changes and self._marker(stage).exists():
             return Decision(stage, "resume", "was interrupted", made_from)
         return Decision(stage, "run", "; ".join(["was interrupted", *changes]), made_from)
@@ -293,7 +293,13 @@ class Workflow:
             inputs[str(path)] = content_hash(path, self.hashes)
         if self.is_first_rank and self.output.exists():
             self.hashes.save()
-        return {"section": json.loads(json.dumps(_plain(stage.section(self.recipe)))), "inputs": inputs}
+        return {"section": _json(_plain(stage.section(self.recipe))), "inputs": inputs}
+
+    def _changes(self, stage: Stage, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+        """What differs between what a folder was made from and what it would be made from now. A field that
+        the old record lacks is one that its version did not know: at its default it changes nothing."""
+        known = _json(_plain(stage.section(self.recipe), old["section"]))
+        return _changes(old, {**new, "section": known})
 
     def _write_summary(self) -> None:
         """`summary.json`: the figures that sum up the run, and each stage's own, once all stages are done."""
@@ -354,22 +360,55 @@ class Workflow:
             try:
                 yield
             except UserError:
-                if is_new:  # refused before anything was made: leave no folder that looks like a run
-                    with contextlib.suppress(OSError):
-                        if [path.name for path in self.output.iterdir()] == [".lock"]:
-                            (self.output / ".lock").unlink()
-                        self.output.rmdir()
+                if is_new:
+                    self._leave_nothing()
                 raise
 
+    def _leave_nothing(self) -> None:
+        """Removes an output folder without a stage's folder, which would look like a run: what the books say
+        of stages that were refused before they made one, nobody reads."""
+        with contextlib.suppress(OSError):
+            if {path.name for path in self.output.iterdir()} <= {".lock", HASHES, STARTED}:
+                shutil.rmtree(self.output)
 
-def _plain(value: Any) -> Any:
-    """A settings value as JSON, without the fields that are marked as leaving the output as it is."""
+
+def _plain(value: Any, known: Any = None) -> Any:
+    """A settings value as JSON, without the fields that are marked as leaving the output as it is.
+
+    Args:
+        known: an earlier record of it: fields at their default that it lacks are left out. None: none are.
+    """
     if dataclasses.is_dataclass(value):
         kept = [item for item in dataclasses.fields(value) if item.metadata.get("changes_output", True)]
-        return {item.name: _plain(getattr(value, item.name)) for item in kept}
+        if isinstance(known, dict):
+            kept = [item for item in kept if item.name in known or not _is_default(value, item)]
+        return {item.name: _plain(getattr(value, item.name), _inside(known, item.name)) for item in kept}
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item, _inside(known, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, _inside(known, i)) for i, item in enumerate(value)]
+    return value
+
+
+def _inside(known: Any, key: str | int) -> Any:
+    """What an earlier record has in some place; None if it has nothing there."""
+    try:
+        return known[key]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _is_default(section: Any, item: dataclasses.Field) -> bool:
+    """Whether a field of a section has the value that it has where a recipe leaves it out."""
+    default = item.default
+    if item.default_factory is not dataclasses.MISSING:
+        default = item.default_factory()
+    return default is not dataclasses.MISSING and _plain(getattr(section, item.name)) == _plain(default)
+
+
+def _json(value: Any) -> Any:
+    """A value as it is read again from JSON: keys are texts, tuples are lists."""
+    return json.loads(json.dumps(value))
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

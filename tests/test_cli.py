@@ -88,6 +88,7 @@ def test_help_of_each_command_has_an_example(name, capsys):
         (["trian"], "invalid choice: 'trian'"),
         (["run"], "the following arguments are required: RECIPE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such recipe file"),
+        (["run", "x" * 300], "x: File name too long; name another recipe file"),
         (["run", "small.yaml", "--training.lrr", "1"], "unknown key training.lrr; did you mean training.lr?"),
         (
             ["train", "small.yaml", "--training.lr", "fast"],

@@ -86,6 +86,7 @@ def test_sha256(tmp_path, monkeypatch):
         (OSError(errno.EDQUOT, "Disk quota exceeded", "x"), "x: no space left"),
         (ValueError("I/O error: No space left on device (os error 28)"), "runs: no space left"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), "x: Is a directory; choose another place"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "x: File name too long; choose another"),
         (OSError("something else"), None),
         (FileNotFoundError(errno.ENOENT, "No such file", "x"), None),  # may be a bug of ours
         (json.JSONDecodeError("Expecting value", "", 0), None),

@@ -135,6 +135,8 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("drafter: {layers: 0}", "drafter.layers is 0: a drafter has at least 1"),
         ("drafter: {tapped_blocks: []}", "drafter.tapped_blocks is empty"),
         ("drafter: {draft_vocab_size: 0}", "drafter.draft_vocab_size is 0"),
+        ("drafter: {kv_heads: 0}", "drafter.kv_heads is 0: name one above 0, or null"),
+        ("drafter: {kind: vdm, kv_heads: -1}", "drafter.kv_heads is -1: name one above 0, or null"),
         ("drafter: {init: zork}", "drafter.init is zork: it must be random or the number"),
         ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens is 0: it must be above 0"),
         ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
@@ -147,6 +149,19 @@ def test_one_seed_for_all_sections_that_set_none(write):
         (
             "drafter: {kind: medusa}\ncalibrate: {prompts: {name: a, path: b}}",
             "MEDUSA's heads cost the same at any depth: leave calibrate.prompts out",
+        ),
+        (
+            "drafter: {kind: medusa}\nevaluate: {trees: [timed]}",
+            "evaluate.trees: timed goes by what each draft costs, and MEDUSA's heads cost the same at any de",
+        ),
+        (
+            "drafter: {kind: medusa, heads: 3}\n"
+            "evaluate: {prompts: [{name: a, path: b}], trees: ['pct:threshold=0.2,max_depth=4']}",
+            "pct:threshold=0.2,max_depth=4 is up to 4 tokens deep and drafter.heads is 3",
+        ),
+        (
+            "evaluate: {trees: ['pct:draft_seconds=0.01']}",
+            "evaluate.trees: pct:draft_seconds=0.01 takes a calibration; name prompts for it under calibrate",
         ),
         (
             "drafter: {kind: medusa, heads: 3}\n"
@@ -231,6 +246,14 @@ def test_a_store_holds_what_the_drafter_reads(write):
     load_recipe(write(text), [*words, "--drafter.kind", "eagle"])
 
 
+@pytest.mark.parametrize("kind", ["edd", "medusa"])
+@pytest.mark.parametrize("tree", ["pct:threshold=0.2,max_depth=3", "pct:draft_seconds=1,verify_seconds=2"])
+def test_a_tree_with_all_written_out_takes_no_calibration(kind, tree, write):
+    drafter = f"drafter: {{kind: {kind}, heads: 10}}\n"
+    evaluate = f"evaluate: {{prompts: [{{name: a, path: b}}], trees: ['{tree}']}}\n"
+    assert load_recipe(write(MINIMAL + drafter + evaluate)).calibrate.prompts is None
+
+
 def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
     """Told before any stage has run; what is not there yet is missed by the stage."""
     path = write(MINIMAL)
@@ -239,9 +262,29 @@ def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
     Path("old").mkdir()
     config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}}
     Path("old/config.json").write_text(json.dumps(config), encoding="utf-8")
-    asked = "training.init_from: old is a edd drafter, .* asks for eagle: set drafter.kind to edd"
+    asked = "training.init_from: old is a drafter of kind edd, .* asks for eagle: set drafter.kind to edd"
     assert re.search(asked, error_of(path, *words))
     load_recipe(path, words[:2])
     config["model_type"] = "llama"
     Path("old/config.json").write_text(json.dumps(config), encoding="utf-8")
     assert "old: holds a llama model" in error_of(path, *words[:2])
+
+
+def test_a_drafter_to_start_from_has_the_shape_asked_for(write):
+    """What the section drafter leaves out is the old drafter's to say."""
+    path = write(MINIMAL)
+    words = ["--training.init_from", "old"]
+    Path("old").mkdir()
+    config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}, "num_key_value_heads": 3}
+    for anchor in (None, False, True):  # None: of a version that did not know it
+        there = {} if anchor is None else {"anchor": anchor}
+        Path("old/config.json").write_text(json.dumps(config | there), encoding="utf-8")
+        load_recipe(path, [*words, "--drafter.kv_heads", "3"])
+        wrong = error_of(path, *words, "--drafter.kv_heads", "9")
+        assert "training.init_from: old has kv_heads 3, " in wrong
+        assert wrong.endswith("the section drafter asks for 9: leave drafter.kv_heads out")
+        if anchor:
+            load_recipe(path, [*words, "--drafter.anchor", "true"])
+        else:
+            wrong = error_of(path, *words, "--drafter.anchor", "true")
+            assert "old has anchor false, " in wrong and wrong.endswith("leave drafter.anchor out")

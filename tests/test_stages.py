@@ -47,6 +47,7 @@ evaluate:
   {prompts: [{name: own, path: prompts.jsonl}], trees: ["c2t:max_depth=3"], max_new_tokens: 6,
    lossless_prompts: 1, lossless_new_tokens: 6}
 """
+OFF = ["--calibrate.prompts", "null", "--evaluate.trees", "[chain:length=1]"]  # what MEDUSA has not
 WORDS = (
     "the quick brown fox jumps over a lazy dog while it verifies several tokens in one forward pass".split()
 )
@@ -98,6 +99,10 @@ def test_all_stages(folder, capsys):
     loaded = load_bundle("runs/tiny/bundle", dtype="float32")  # its threshold is for its classifier
     assert loaded.proposer().policy.beta == loaded.calibration.beta == loaded.costs.beta
 
+    record = json.loads(Path("runs/tiny/drafter/stage.json").read_text())
+    for name in ("anchor", "kv_heads"):  # as a version wrote it that did not know them
+        del record["made_from"]["section"]["drafter"][name]
+    Path("runs/tiny/drafter/stage.json").write_text(json.dumps(record))
     assert cli.main(["run", "tiny.yaml"]) == 0
     assert ran(capsys.readouterr().out) == []
     assert cli.main(["run", "tiny.yaml", "--export.license", "mit", "--training.logging_steps", "2"]) == 0
@@ -233,6 +238,29 @@ def test_estimates_take_the_shape_of_what_training_starts_from(folder):
         for words in ([], ["--training.init_from", "old"])
     )
     assert one == "53.4 k trained, 53.7 k stored" and two == "80.4 k trained, 80.5 k stored"
+
+
+@pytest.mark.parametrize("kind", ["edd", "medusa"])
+def test_heads_of_keys_and_values_of_what_training_starts_from(kind, folder, tiny_llama):
+    target = FrozenTarget(*tiny_llama, "tiny")  # with 2 of them
+    kv_heads = 4 if kind == "edd" else None
+    drafter = DrafterConfig(kind=kind, tapped_blocks=[-2], kv_heads=kv_heads, anchor=kind == "edd")
+    new_drafter(target, drafter, torch.arange(100)).save_pretrained("old")
+    recipe = load_recipe("tiny.yaml", ["--training.init_from", "old", "--drafter.kind", kind, *OFF])
+    shape = estimates.drafter_shape(recipe)
+    assert (shape.kv_heads, shape.anchor) == (kv_heads, kind == "edd")
+    tensors = load_file("old/model.safetensors").values()
+    told = estimates.drafter_parameters(shape, target)
+    assert told[1] == sum(tensor.numel() for tensor in tensors)
+    folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
+    assert estimates.train(recipe, folders)["parameters"].endswith("stored")
+
+
+def test_a_drafter_that_the_target_cannot_have_is_refused_before_it_runs(folder, capsys):
+    words = ["run", "tiny.yaml", "--dry-run", "--drafter.kv_heads", "3"]
+    assert cli.main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "drafttrain: drafter.kv_heads is 3: tiny has 4 heads, so name one of 1, 2, 4"
 
 
 def test_estimated_downloads(folder, monkeypatch):

@@ -19,8 +19,15 @@ from drafttrain.workflow import Stage, Workflow
 
 
 @dataclass
+class Part:
+    path: str
+    share: float = 1.0
+
+
+@dataclass
 class Words:
     text: str = "hello"
+    parts: list[Part] = field(default_factory=lambda: [Part("a")])
     log: str = field(default="quiet", metadata={"changes_output": False})
 
 
@@ -93,6 +100,10 @@ class Fakes:
         out.mkdir()
         (out / "last.txt").write_text((folders["upper"] / "upper.txt").read_text())
         self._step("last")
+
+    def refuse(self, recipe, folders, out):
+        assert out.parent.joinpath(".hashes.json").exists()
+        raise UserError("the source is too small")
 
     def _step(self, name):
         self.ran.append(name)
@@ -182,6 +193,51 @@ def test_settings_that_do_not_change_the_output(recipe, fakes):
     run(recipe, fakes)
     recipe.words.log = "loud"
     assert run(recipe, fakes)[0] == []
+
+
+def test_settings_that_an_older_version_did_not_know(recipe, fakes):
+    """At its default a field that a record lacks makes nothing outdated."""
+    run(recipe, fakes)
+    for stage, name in (("words", "parts"), ("upper", "suffix")):
+        path = Path(recipe.output) / f"{stage}_made" / "stage.json"
+        record = json.loads(path.read_text())
+        del record["made_from"]["section"][stage][name]
+        path.write_text(json.dumps(record))
+    assert run(recipe, fakes)[0] == []
+    recipe.words.parts = [Part("b")]
+    assert actions(recipe, fakes)["words"] == "run"
+    recipe.words.parts = [Part("a")]
+    recipe.upper.suffix = "?"
+    ran, printed = run(recipe, fakes)
+    assert ran == ["upper", "last"] and "upper.suffix: None → ?" in printed
+
+
+def test_settings_of_a_list_that_an_older_version_did_not_know(recipe, fakes):
+    run(recipe, fakes)
+    path = Path(recipe.output) / "words_made" / "stage.json"
+    record = json.loads(path.read_text())
+    del record["made_from"]["section"]["words"]["parts"][0]["share"]
+    path.write_text(json.dumps(record))
+    assert actions(recipe, fakes)["words"] == "skip"
+    for parts in ([Part("a", 0.5)], [Part("b")], [Part("a"), Part("a")], []):
+        recipe.words.parts = parts
+        assert actions(recipe, fakes)["words"] == "run", parts
+
+
+def test_an_older_versions_unfinished_folder_is_resumed(recipe, fakes):
+    fakes.fail_in = "upper"
+    with pytest.raises(RuntimeError):
+        run(recipe, fakes)
+    marker = next(Path(recipe.output).rglob("upper_made.json"))
+    note = json.loads(marker.read_text())
+    assert note["made_from"]["section"]["upper"].pop("suffix") == "!"
+    marker.write_text(json.dumps(note))
+    recipe.upper.suffix = "?"
+    assert actions(recipe, fakes)["upper"] == "run"
+    recipe.upper.suffix = "!"
+    assert actions(recipe, fakes)["upper"] == "resume"
+    fakes.fail_in = None
+    assert run(recipe, fakes)[0] == ["upper", "last"] and fakes.found == [[], ["half.txt"]]
 
 
 def test_stage_switched_off(recipe, fakes):
@@ -284,6 +340,18 @@ def test_a_refusal_leaves_what_was_there(recipe, fakes):
     with pytest.raises(UserError, match="no"):
         run(recipe, fakes)
     assert Path(recipe.output, "words_made", "stage.json").exists()
+
+
+@pytest.mark.parametrize("stage", ["words", "upper"])
+def test_what_a_refused_run_leaves(stage, recipe, fakes):
+    """Nothing, where a stage refused before it made a folder; else what an earlier stage has made."""
+    refusing = dataclasses.replace(fakes.stages[0 if stage == "words" else 1], run=fakes.refuse)
+    fakes.stages = [refusing if kept.name == stage else kept for kept in fakes.stages]
+    with pytest.raises(UserError, match="too small"):
+        run(recipe, fakes)
+    assert Path(recipe.output).exists() == (stage == "upper")
+    with pytest.raises(UserError, match="too small"):  # and there is nothing to resume
+        run(recipe, fakes)
 
 
 def test_missing_file_is_found_before_anything_runs(recipe, fakes):

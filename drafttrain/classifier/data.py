@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from sklearn.model_selection import train_test_split
 
 from drafttrain.classifier.dump import read_record
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 
 VALIDATION = 0.05  # share of the trees
 
@@ -107,9 +107,9 @@ def _read_shard(path: Path, features: Sequence[str]) -> pa.Table:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run the same drafttrain dump-trees again") from None
     except (OSError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())[:120]
         raise UserError(
-            f"{path}: cannot be read ({reason}); run the same drafttrain dump-trees again, which repeats it"
+            f"{path}: cannot be read ({brief(error)}); run the same drafttrain dump-trees again, which "
+            "repeats it"
         ) from None
 
 

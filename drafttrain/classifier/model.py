@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.files import read_json, write_json
 from drafttrain.trees.c2t import FEATURES
 
@@ -115,8 +115,7 @@ class Classifier(nn.Module):
         except UserError as error:
             raise UserError(f"{folder / FILE}: {error}") from None
         except (KeyError, TypeError, OSError, RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())[:150]
-            raise UserError(f"{folder / WEIGHTS}: cannot be read ({reason}); {remedy}") from None
+            raise UserError(f"{folder / WEIGHTS}: cannot be read ({brief(error)}); {remedy}") from None
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise UserError(f"{folder / WEIGHTS}: holds numbers that are not finite; {remedy}")
         return model.eval().requires_grad_(False)

@@ -18,7 +18,7 @@ import requests
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.corpus.dialogues import ChatRequest
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.inference.batched import Completion
 
 CONNECT_TIMEOUT_S = 10.0
@@ -273,7 +273,7 @@ class OpenAIClient:
             except requests.ReadTimeout:
                 reason = f"no answer within {self.config.timeout_s:g} s"
             except (ValueError, _Broken) as error:  # ValueError: not JSON
-                reason = f"broken answer: {' '.join(str(error).split())[:200]}"
+                reason = f"broken answer: {brief(error)}"
             except requests.RequestException as error:
                 reason, lost = f"the connection was lost ({type(error).__name__})", error
             if attempt < retries:
@@ -370,7 +370,7 @@ def _message(response: requests.Response) -> str:
         text = error.get("message", error) if isinstance(error, dict) else error
     except (ValueError, AttributeError):
         text = response.text
-    return " ".join(str(text).split())[:300] or "no message"
+    return brief(text, 300) or "no message"
 
 
 def _seconds(header: str | None) -> float | None:

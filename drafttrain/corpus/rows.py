@@ -34,6 +34,8 @@ _EXCHANGE_KEYS = (
     ("question", ("answer",)),
     ("prompt", ("response", "completion")),
 )
+_CHAT_KEYS = {"chat", *(key for keys in _TURN_KEYS.values() for key in keys)}
+_CHAT_KEYS |= {question for question, _ in _EXCHANGE_KEYS}
 _NO_INPUT = re.compile(r"\W*no\s?input\W*", re.IGNORECASE)
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K: "48/2 = <<48/2=24>>24"
 _MOSS_MARKS = re.compile(r"^<\|(?:Human|MOSS)\|>:\s*|\s*<eo[hm]>\s*$")
@@ -90,10 +92,7 @@ def row_to_conversation(
 
 def is_exchange(row: dict) -> bool:
     """Whether a row has the keys of a chat or of a question with its answer, whatever they hold."""
-    keys = [key for keys in _TURN_KEYS.values() for key in keys] + [
-        question for question, _ in _EXCHANGE_KEYS
-    ]
-    return "chat" in row or any(key in row for key in keys)
+    return not _CHAT_KEYS.isdisjoint(row)
 
 
 def _well_formed(text: str) -> str:

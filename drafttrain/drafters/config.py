@@ -88,6 +88,10 @@ class DrafterConfig:
             raise UserError("drafter.tapped_blocks is empty: name a block, such as [-4]")
         if self.kv_heads is not None and kind not in LAYERED:
             raise UserError(f"drafter.kv_heads is for {', '.join(LAYERED)}, and this is {kind}: leave it out")
+        if self.kv_heads is not None and self.kv_heads < 1:
+            raise UserError(
+                f"drafter.kv_heads is {self.kv_heads}: name one above 0, or null for the target's number"
+            )
         if self.kv_heads is not None and self.init != "random":
             raise UserError(
                 "drafter.kv_heads: a layer that starts from a target block (init) has that block's heads; "
@@ -139,7 +143,7 @@ class DrafterConfig:
                 if block != "random" and not -n <= block < n and not is_last_state:
                     raise UserError(f"drafter.{key}: {target.name} has blocks {-n} to {n - 1}, not {block}")
         heads = target.config.num_attention_heads
-        if self.kv_heads is not None and (self.kv_heads < 1 or heads % self.kv_heads):
+        if self.kv_heads is not None and heads % self.kv_heads:
             divisors = ", ".join(str(n) for n in range(1, heads + 1) if not heads % n)
             raise UserError(
                 f"drafter.kv_heads is {self.kv_heads}: {target.name} has {heads} heads, so name one of "

@@ -129,7 +129,7 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     target = load_for_decoding(config.target, dtype=config.dtype, device=config.device)
     methods = Methods(target, config.methods)
     for warning in methods.warnings:
-        console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
+        console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     machine = describe_machine(target.device)
     contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
     depends = [target.fingerprint, config.dtype, config.max_new_tokens, config.seed, machine, versions()]

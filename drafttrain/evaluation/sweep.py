@@ -5,6 +5,7 @@ A family is what is written before the colon of a policy's text; its settings gi
 compared where their accept_len is the same, along their Pareto fronts.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from drafttrain.evaluation.metrics import tabulate
 from drafttrain.evaluation.prompts import PromptSet, Task
 from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
 from drafttrain.files import fingerprint, read_json, save_figure, write_json
-from drafttrain.inference.decode import decode_all
+from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.provenance import content_hash
@@ -47,7 +48,8 @@ class Point:
         verify_tokens, steps, new_tokens: what they come from.
         accept_len_fresh: accept_len outside repeated 4-grams.
         repetition: share of emitted tokens in such.
-        tokens_per_second: prompt encoding included; policies do not take turns, so only a hint.
+        tokens_per_second: prompt encoding included; policies do not take turns, so only a hint. 0: not timed,
+            as several prompts were decoded at a time.
     """
 
     tree: str
@@ -105,8 +107,9 @@ def sweep(
         reference: family that the others are compared with.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
-        rows: prompts decoded at a time. More than one is several times faster and counts the same tokens, but
-            keeps nothing of single prompts.
+        rows: prompts decoded at a time. More than one is several times faster and counts the same tokens, up
+            to near-ties in bf16, but nothing is timed and nothing kept of single prompts: an interruption
+            loses the policy that is being measured, and no other.
 
     Raises:
         UserError: prompts, bundle or policies are unusable.
@@ -135,13 +138,15 @@ def sweep(
                 found = measure(loaded.target, methods, task, log, max_new_tokens, on_turn=step)
             row = tabulate(found)[tree]
         else:
-            console.print(f"{shown}, {rows} prompts at a time")
+            path = place.with_suffix(".json")
             key = fingerprint([*made_from, rows, prompts.limit, prompts.turns])
-            row = _counted(
-                loaded.target, proposer, task, rows, max_new_tokens, place.with_suffix(".json"), key
-            )
+            if (row := _kept(path, key)) is None:
+                row = _counted(loaded.target, proposer, task, rows, max_new_tokens, shown)
+                write_json(path, {"measured": key, "stats": asdict(row)})
         names = [name for name in Point.__dataclass_fields__ if name != "tree"]
         points.append(Point(tree, **{name: getattr(row, name) for name in names}))
+        if rows > 1:
+            points[-1].tokens_per_second = 0.0
     comparisons = compare_families(points, reference)
     _write_jsonl(out / "points.jsonl", [asdict(point) for point in points])
     _write_jsonl(out / "comparison.jsonl", [asdict(found) for found in comparisons])
@@ -150,30 +155,51 @@ def sweep(
     return points, comparisons
 
 
+def _kept(path: Path, key: str) -> DecodeStats | None:
+    """What was counted for this key; None where a file holds anything else: older, damaged, edited."""
+    with contextlib.suppress(UserError, AttributeError, KeyError, TypeError):
+        kept = read_json(path)
+        types = {name: type(value) for name, value in kept["stats"].items()}
+        if kept["measured"] == key and types == {n: type(v) for n, v in asdict(DecodeStats()).items()}:
+            return DecodeStats(**kept["stats"])
+    return None
+
+
 def _counted(
-    target: FrozenTarget,
-    proposer: Proposer,
-    task: Task,
-    rows: int,
-    max_new_tokens: int,
-    path: Path,
-    key: str,
+    target: FrozenTarget, proposer: Proposer, task: Task, rows: int, max_new_tokens: int, shown: str
 ) -> DecodeStats:
-    """All turns of a task, `rows` prompts at a time; what `path` holds for this key is not repeated."""
-    if path.exists() and (kept := read_json(path))["measured"] == key:
-        return DecodeStats(**kept["stats"])
+    """All turns of a task, `rows` prompts at a time.
+
+    Args:
+        shown: what the progress is called.
+
+    Raises:
+        UserError: a prompt does not fit the target; before anything is decoded where that is sure.
+    """
+
+    def encode(i: int, answers: Sequence[str]) -> list[int]:
+        prompt = task.prompts[i]
+        ids = prompt.token_ids(target.tokenizer, answers)
+        check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
+        return ids
+
+    turns = [min(task.turns, len(prompt.turns)) for prompt in task.prompts]
+    for i, played in enumerate(turns):
+        encode(i, [""] * (played - 1))  # whatever the target will answer to the earlier turns
     stats = DecodeStats()
-    answers: list[list[str]] = [[] for _ in task.prompts]
-    for turn in range(task.turns):
-        asked = [i for i, prompt in enumerate(task.prompts) if turn < len(prompt.turns)]
-        ids = [task.prompts[i].token_ids(target.tokenizer, answers[i]) for i in asked]
-        for i, tokens in zip(asked, ids):
-            check_length(target, tokens, max_new_tokens, f"{task.name}: prompt {task.prompts[i].id}")
-        outputs, found = decode_all(target, proposer, ids, max_new_tokens, max_rows=rows)
-        stats += found
-        for i, tokens in zip(asked, outputs):
-            answers[i].append(target.tokenizer.decode(tokens, skip_special_tokens=True))
-    write_json(path, {"measured": key, "stats": asdict(stats)})
+    answers: list[list[str]] = [[] for _ in turns]
+    with progress(f"{shown}, {rows} prompts at a time", [task]) as step:
+        for turn in range(max(turns)):
+            asked = [i for i, played in enumerate(turns) if turn < played]
+            ids = [encode(i, answers[i]) for i in asked]
+            outputs: list[list[int]] = [[] for _ in asked]
+            for made in decode(target, proposer, ids, max_new_tokens, stats=stats, max_rows=rows):
+                for output, tokens, ended in zip(outputs, made.tokens, made.finish_reason):
+                    output += tokens
+                    if ended:
+                        step()
+            for i, tokens in zip(asked, outputs):
+                answers[i].append(target.tokenizer.decode(tokens, skip_special_tokens=True))
     return stats
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -121,8 +122,10 @@ class Bundle:
         if self.calibration is None or not uses_calibration(policy, self.costs):
             return None
         problem = self.calibration.foreign(self.target.device, self.target.dtype, self.fingerprints)
-        redo = f"drafttrain calibrate {self.name} --prompts FILE --out DIR"
-        return problem and f"{problem}; measure again: {redo}, and give --calibration DIR"
+        return problem and (
+            f"{problem}; measure again: drafttrain calibrate {shlex.quote(self.name)} --prompts FILE writes "
+            "into the bundle, and with --out DIR what can be given as its calibration"
+        )
 
 
 def bundled_files(config: ExportConfig) -> list[str]:

@@ -115,24 +115,25 @@ def write_publication(publication: Publication, out: str | os.PathLike) -> None:
     Raises:
         UserError: the folder holds something else.
     """
-    _check_place(Path(out), publication.repo)
+    _check_place(Path(out), publication)
     with new_folder(out) as folder:
         for name, content in publication.files.items():
             (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
 
 
-def _check_place(out: Path, repo: str) -> None:
-    """Nothing is replaced but a dry run: a bundle has the same files, but its card names no repository."""
+def _check_place(out: Path, publication: Publication) -> None:
+    """Nothing is replaced but a dry run for the same repository, which its card loads the drafter from; least
+    of all the bundle that is published."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if (
-        README not in names
-        or names - CONTENTS.keys() - {README}
-        or repo not in (out / README).read_text("utf-8")
-    ):
+    card = (out / README).read_text("utf-8", errors="replace") if README in names else ""
+    own = {file.parent.resolve() for file in publication.files.values() if isinstance(file, Path)}
+    others = names - CONTENTS.keys() - {README}
+    if others or out.resolve() in own or f'from_pretrained("{publication.repo}")' not in card:
         raise UserError(
-            f"{out}: holds something else than a dry run for {repo}; name another folder with --out"
+            f"{out}: holds something else than a dry run for {publication.repo}; name another folder with "
+            "--out"
         )
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from drafttrain.corpus.build import load_corpus
-from drafttrain.drafters.config import DrafterConfig, identity
+from drafttrain.drafters.config import DrafterConfig, identity, read_config
 from drafttrain.drafters.kinds import load_drafter, new_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
@@ -75,7 +75,8 @@ class TrainingConfig:
         report_to: "wandb" or "none".
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
-            Its shape and draft vocabulary hold, not those of the section drafter.
+            Its shape and draft vocabulary hold, not those of the section drafter, which must name no other
+            kind, anchor or kv_heads.
         init_draft_vocab_size: add the corpus's most frequent tokens to the vocabulary of `init_from` until it
             has this size. null: as it is.
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
@@ -303,8 +304,8 @@ def start_drafter(
     Weights are fp32; the frozen target's embeddings are converted once.
     """
     if config.init_from:
+        check_continued(config.init_from, read_config(config.init_from), drafter_config)
         drafter = load_drafter(config.init_from, target, dtype=torch.float32)
-        check_continued(config.init_from, drafter.config.model_type, drafter_config)
         drafter.config.target = identity(target)  # what it learns from now on
         if config.init_draft_vocab_size is not None:
             counts = count_trained_tokens(corpus, target.vocab_size)
@@ -317,17 +318,31 @@ def start_drafter(
     return new_drafter(target, drafter_config, draft_ids).train()
 
 
-def check_continued(init_from: str, model_type: str, drafter_config: DrafterConfig) -> None:
-    """Raises:
-    UserError: the drafter to start from is of another kind than the section drafter asks for.
+def check_continued(init_from: str, stored: dict[str, Any], drafter_config: DrafterConfig) -> None:
+    """Refuses to start from a drafter of another kind or shape than the section drafter asks for. What the
+    section leaves out is the old drafter's to say.
+
+    Args:
+        stored: the `config.json` of that drafter.
+
+    Raises:
+        UserError: that.
     """
-    kind = model_type.removeprefix("drafttrain_")
+    kind = stored["model_type"].removeprefix("drafttrain_")
     if kind != drafter_config.kind or drafter_config.lora_rank is not None:
         asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
         raise UserError(
-            f"training.init_from: {init_from} is a {kind} drafter, trained on as it is, and the "
+            f"training.init_from: {init_from} is a drafter of kind {kind}, trained on as it is, and the "
             f"section drafter asks for {asked}: set drafter.kind to {kind} without lora_rank"
         )
+    shape = {"anchor": stored.get("anchor", False), "kv_heads": stored.get("num_key_value_heads")}
+    for key, there in shape.items():
+        asked = getattr(drafter_config, key)
+        if asked and asked != there:
+            raise UserError(
+                f"training.init_from: {init_from} has {key} {str(there).lower()}, trained on as it is, and "
+                f"the section drafter asks for {str(asked).lower()}: leave drafter.{key} out"
+            )
 
 
 def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Optimizer | None:

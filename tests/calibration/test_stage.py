@@ -68,8 +68,9 @@ def test_end_to_end(calibrated, tiny_bundle, capsys):
         assert bundle.proposer(tree).policy.max_depth == 10 and bundle.warning(tree) is None
     bundle.calibration = elsewhere
     assert "another" in bundle.warning("timed") and bundle.warning("chain:length=2") is None
-    redo = f"drafttrain calibrate {tiny_bundle} --prompts FILE --out DIR, and give --calibration DIR"
-    assert bundle.warning("timed").endswith(f"measure again: {redo}")
+    assert f"; measure again: drafttrain calibrate {tiny_bundle} --prompts FILE" in bundle.warning("timed")
+    bundle.name = "my bundle"
+    assert "drafttrain calibrate 'my bundle' --prompts FILE" in bundle.warning("timed")
 
 
 class HalfRight:

@@ -11,11 +11,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import requests
 from rich.console import Console
 
 from drafttrain.corpus.build import Source
 from drafttrain.corpus.chat import encode_conversation, encode_prompt
-from drafttrain.corpus.openai_client import ServerConfig, _base_url
+from drafttrain.corpus.openai_client import ServerConfig, _base_url, _message
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.corpus.regenerate import RegenerateConfig, answer_anew
 from drafttrain.errors import UserError
@@ -340,6 +341,14 @@ def test_a_server_of_no_use(target, server, source, tmp_path, change, server_cha
     with pytest.raises(UserError, match=message) as error:
         run(config_for(source, server.url, **change), tmp_path / "out", target)
     assert "\n" not in str(error.value)
+
+
+def test_what_a_server_says_at_length_ends_at_a_word():
+    response = requests.Response()
+    response._content = json.dumps({"error": {"message": "impossible " * 60}}).encode()
+    assert _message(response) == "impossible " * 26 + "impossible…"
+    response._content = b"\n"
+    assert _message(response) == "no message"
 
 
 def test_no_server_at_all(target, source, tmp_path):

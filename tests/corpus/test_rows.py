@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from drafttrain.corpus.rows import row_to_conversation
+from drafttrain.corpus.rows import is_exchange, row_to_conversation
 from drafttrain.errors import UserError
 
 
@@ -194,3 +194,12 @@ def test_bad_rows(row, format, complaint):
     with pytest.raises(UserError, match=f"^file.json:row 3: {complaint}") as caught:
         read(row, format)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["conversations", "traj", "chat", "instruction", "question", "prompt"])
+def test_rows_of_exchanges(key):
+    assert is_exchange({"id": 1, key: None}) and not is_exchange({"id": 1, f"{key}s of it": []})
+
+
+def test_rows_of_text_are_no_exchanges():
+    assert not is_exchange({"text": "prompt", "id": "question"}) and not is_exchange({})

@@ -72,6 +72,17 @@ def raw(out: Path) -> list[Measurement]:
     return [Measurement.from_json(json.loads(line)) for line in lines]
 
 
+def test_a_warning_is_printed_as_it_is(small, tmp_path, monkeypatch, capsys):
+    class Warned(module.Methods):
+        def __init__(self, *args, **rest):
+            super().__init__(*args, **rest)
+            self.warnings = ["edd: calibrated elsewhere: runs/[/x]/[red]drafter"]
+
+    monkeypatch.setattr(module, "Methods", Warned)
+    benchmark(small, tmp_path / "out")
+    assert "edd: calibrated elsewhere: runs/[/x]/[red]drafter\n" in capsys.readouterr().out
+
+
 def test_end_to_end_and_resumed(config, tmp_path, capsys):
     out = tmp_path / "out"
     summary = benchmark(config, out)

@@ -1,6 +1,7 @@
 """Fronts and ratios by hand; a sweep end to end, continued, with a classifier that it is given."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -92,12 +93,12 @@ def test_several_prompts_at_a_time(tiny_bundle, questions, tmp_path, monkeypatch
     options = {"max_new_tokens": 8, "dtype": "float32", "device": "cpu"}
     single, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "single", **options)
     batched, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "batched", rows=2, **options)
-    timeless = [replace(point, tokens_per_second=0.0) for point in single]
-    assert [replace(point, tokens_per_second=0.0) for point in batched] == timeless
+    assert all(point.tokens_per_second > 0 for point in single)
+    assert batched == [replace(point, tokens_per_second=0.0) for point in single]  # not timed
 
     decoded = []
-    real = module.decode_all
-    monkeypatch.setattr(module, "decode_all", lambda *args, **rest: decoded.append(1) or real(*args, **rest))
+    real = module.decode
+    monkeypatch.setattr(module, "decode", lambda *args, **rest: decoded.append(1) or real(*args, **rest))
     assert sweep(tiny_bundle, prompts, trees, tmp_path / "batched", rows=2, **options)[0] == batched
     assert not decoded
     fewer = PromptSet("prompts", str(questions), 2)
@@ -105,6 +106,64 @@ def test_several_prompts_at_a_time(tiny_bundle, questions, tmp_path, monkeypatch
     assert decoded and again[0].steps < batched[0].steps
     with pytest.raises(UserError, match="rows is 0"):
         sweep(tiny_bundle, prompts, trees, tmp_path / "none", rows=0, **options)
+
+
+@pytest.mark.parametrize("damage", ["a list", "no stats", "a key less", "another type", "half", "a row"])
+def test_a_file_that_holds_no_counts_is_measured_again(damage, tiny_bundle, questions, tmp_path):
+    prompts = PromptSet("prompts", str(questions), 1)
+    options = {"max_new_tokens": 2, "dtype": "float32", "device": "cpu", "rows": 2}
+    first, _ = sweep(tiny_bundle, prompts, ["chain:length=1"], tmp_path, **options)
+    [path] = (tmp_path / "measurements").iterdir()
+    kept = json.loads(path.read_text())
+    if damage == "no stats":
+        del kept["stats"]
+    elif damage == "a key less":
+        del kept["stats"]["steps"]
+    elif damage == "another type":
+        kept["stats"]["steps"] = "many"
+    elif damage == "a row":
+        kept["stats"] = [1, 2]
+    path.write_text("[1]" if damage == "a list" else json.dumps(kept)[: 20 if damage == "half" else None])
+    again, _ = sweep(tiny_bundle, prompts, ["chain:length=1"], tmp_path, **options)
+    assert again == first and json.loads(path.read_text())["stats"]["steps"] == first[0].steps
+
+
+def chat_file(path, *chats: list[str]) -> str:
+    path.write_text("".join(json.dumps({"id": str(i), "turns": chat}) + "\n" for i, chat in enumerate(chats)))
+    return str(path)
+
+
+def test_turns_at_several_prompts_at_a_time(tiny_bundle, tmp_path, monkeypatch):
+    """Chats of one and of two turns; every turn that ends advances the progress."""
+    file = chat_file(tmp_path / "chats.jsonl", ["The fox", "And then?"], ["A dog"], ["The sun", "Why?"])
+    options = {"max_new_tokens": 5, "dtype": "float32", "device": "cpu"}
+    prompts, trees = PromptSet("chats", file, turns=2), ["chain:length=2"]
+    single, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "single", **options)
+    advanced = []
+
+    @contextmanager
+    def progress(title, tasks):
+        advanced.append((title, sum(task.n_turns for task in tasks)))
+        yield lambda: advanced.append(1)
+
+    monkeypatch.setattr(module, "progress", progress)
+    batched, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "batched", rows=2, **options)
+    assert batched == [replace(point, tokens_per_second=0.0) for point in single]
+    assert advanced == [("chain:length=2 (1 of 1), 2 prompts at a time", 5), 1, 1, 1, 1, 1]
+
+    single_turns = PromptSet("chats", chat_file(tmp_path / "short.jsonl", ["A"], ["B"]), turns=3)
+    sweep(tiny_bundle, single_turns, trees, tmp_path / "short", rows=2, **options)
+    assert advanced[6:] == [("chain:length=2 (1 of 1), 2 prompts at a time", 2), 1, 1]
+
+
+def test_a_later_turn_that_cannot_fit_is_told_before_anything_is_decoded(tiny_bundle, tmp_path, monkeypatch):
+    file = chat_file(tmp_path / "chats.jsonl", ["A dog"], ["The fox", "over the lazy dog " * 2000])
+    decoded = []
+    monkeypatch.setattr(module, "decode", lambda *args, **rest: decoded.append(1) or iter(()))
+    options = {"max_new_tokens": 5, "dtype": "float32", "device": "cpu", "rows": 2}
+    with pytest.raises(UserError, match="chats: prompt 1 has .* positions of"):
+        sweep(tiny_bundle, PromptSet("chats", file, turns=2), ["chain:length=2"], tmp_path / "out", **options)
+    assert not decoded
 
 
 def test_without_a_classifier(tiny_bundle, questions, tmp_path, capsys):

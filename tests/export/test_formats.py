@@ -91,8 +91,15 @@ TEXT = torch.tensor([5, 301, 44, 7, 480, 12, 99, 3])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"train_head": False}, {"train_embeddings": True}, {"vocabulary": 512}],
-    ids=["trained head", "frozen head", "trained embeddings", "all tokens"],
+    [
+        {},
+        {"train_head": False},
+        {"train_embeddings": True},
+        {"vocabulary": 512},
+        {"kv_heads": 1},
+        {"kv_heads": 4},
+    ],
+    ids=["trained head", "frozen head", "trained embeddings", "all tokens", "1 kv head", "4 kv heads"],
 )
 def test_causal_lm_gives_our_logits(family, settings, request, tmp_path):
     target = request.getfixturevalue(family)
@@ -118,12 +125,13 @@ def test_tokens_outside_the_draft_vocabulary_never_win():
         assert logits.argmax() in ids
 
 
+@pytest.mark.parametrize("kv_heads", [None, 1, 4])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_eagle_is_one_llama_layer_on_joined_inputs(family, request, tmp_path):
+def test_eagle_is_one_llama_layer_on_joined_inputs(family, kv_heads, request, tmp_path):
     """Against transformers' own layer, fed as EAGLE's paper says: embedding of token j beside the state at
     j - 1, or beside the layer's own output where the target has computed none."""
     target = request.getfixturevalue(family)
-    folder = eagle(tmp_path / "eagle", target, vocabulary=512)
+    folder = eagle(tmp_path / "eagle", target, vocabulary=512, kv_heads=kv_heads)
     export_to("eagle", folder, tmp_path / "out", target, dtype=None)
     fields = json.loads((tmp_path / "out/config.json").read_text())
     tensors = load_file(tmp_path / "out/model.safetensors")
@@ -210,6 +218,23 @@ def test_the_way_back_is_exact(format, family, vocabulary, request, tmp_path):
     assert all(torch.equal(ours[name], back[name]) and ours[name].dtype == back[name].dtype for name in ours)
     assert bool(written.notes) == (vocabulary == 200)
     load_drafter(tmp_path / "back", target)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("format", ["causal-lm", "eagle"])
+def test_heads_of_keys_and_values_come_back(format, kv_heads, qwen2, tmp_path):
+    """Others than the target's, which has 2."""
+    settings = {"train_head": False} if format == "eagle" else {}
+    folder = make(tmp_path / "own", qwen2, KINDS[format], kv_heads=kv_heads, **settings)
+    written = export_to(format, folder, tmp_path / "out", qwen2, dtype=None)
+    assert written.config["num_key_value_heads"] == kv_heads
+    validate(format, tmp_path / "out")
+    import_from(format, tmp_path / "out", tmp_path / "back")
+    config, again = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "back"))
+    assert config == again and again["num_key_value_heads"] == kv_heads
+    ours, back = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "back"))
+    assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
+    assert torch.equal(says(folder, qwen2, TEXT, 2), says(tmp_path / "back", qwen2, TEXT, 2))
 
 
 def test_a_small_lm_comes_back(llama, tmp_path):
@@ -503,8 +528,20 @@ def test_nothing_is_replaced_but_an_export(llama, tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
     for _ in range(2):
         export_to("eagle", folder, tmp_path / "out")
-    with pytest.raises(UserError, match="own: holds something else"):
-        import_from("eagle", tmp_path / "out", folder)
+
+
+def test_an_import_replaces_nothing(llama, tmp_path):
+    folder = eagle(tmp_path / "own", llama)
+    export_to("eagle", folder, tmp_path / "out")
+    (tmp_path / "file").write_text("x")
+    for place in (folder, tmp_path / "out", tmp_path / "file"):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(UserError, match="holds something already; name a new folder for the drafter"):
+            import_from("eagle", tmp_path / "out", place)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    (tmp_path / "back").mkdir()
+    import_from("eagle", tmp_path / "out", tmp_path / "back")
+    assert load_file(tmp_path / "back/model.safetensors").keys()
 
 
 def test_commands(llama, tmp_path, capsys):

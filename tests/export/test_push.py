@@ -191,6 +191,27 @@ def test_a_dry_run_replaces_nothing_but_a_dry_run(bundle, hub, tmp_path, capsys)
         assert sorted(tmp_path.rglob("*")) == before
     for _ in range(2):
         assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 0
+    (tmp_path / "out" / "README.md").write_bytes(b"Caf\xe9 someone/drafter")  # Latin-1
+    assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 2
+    assert "holds something else than a dry run" in refused(capsys)
+
+
+def test_a_bundle_is_no_dry_run_whatever_its_card_says(bundle, hub, tmp_path, capsys):
+    """Its base model may begin with the repository's name, and its card may be one that was published."""
+    card = (bundle / "README.md").read_text()
+    other = shutil.copytree(bundle, tmp_path / "other")
+    for place, repo in ((other, "someone/tin"), (other, "someone/tiny"), (bundle, "someone/drafter")):
+        if place == bundle:
+            card = model_card(bundle, repo)
+            (bundle / "README.md").write_text(card)
+        assert repo in card
+        link = tmp_path / f"link to {repo.split('/')[1]}"
+        link.symlink_to(place)
+        before = {path: path.read_bytes() for path in place.iterdir()}
+        for out in (place, link):
+            assert main(["push", str(bundle), "--repo", repo, "--dry-run", "--out", str(out)]) == 2
+            assert f"holds something else than a dry run for {repo}" in refused(capsys)
+        assert {path: path.read_bytes() for path in place.iterdir()} == before
 
 
 def test_folders_of_the_maker_are_told(bundle, hub, capsys, tmp_path):

@@ -61,9 +61,7 @@ def _key(bars: list[Bar]) -> list[Patch | Line2D]:
     """What bars of each kind and the marks on them are, where they are there."""
     kinds = {bar.kind for bar in bars}
     key: list[Patch | Line2D] = [
-        Patch(**_face(kind), label=label)
-        for kind, label in KINDS.items()
-        if kind in kinds and kind != "plain"
+        Patch(**_face(kind), label=label) for kind, label in KINDS.items() if kind in kinds
     ]
     if any(bar.ceiling is not None for bar in bars):
         key.append(Line2D([], [], label=CEILING, **MARK))

@@ -166,11 +166,11 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
         UserError: the folder is damaged, or was not exported from here, or `out` holds something already.
     """
     known = find_format(format)
-    layout.check_place(out)
+    layout.check_empty(out)
     validate(format, folder)
     with _about(folder):
         config, tensors = known.back(*layout.read(folder, known.file))
-    layout.write(out, Layout(config, tensors))
+    layout.write(out, Layout(config, tensors), what="the drafter")
 
 
 @contextmanager

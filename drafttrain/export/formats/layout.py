@@ -101,19 +101,33 @@ def check_place(folder: str | os.PathLike) -> None:
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
 
 
+def check_empty(folder: str | os.PathLike) -> None:
+    """A drafter's folder replaces nothing, least of all the export that it is read from.
+
+    Raises:
+        UserError: the folder holds something.
+    """
+    folder = Path(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
+
+
 def write(
     folder: str | os.PathLike,
     layout: Layout,
     file: str = WEIGHTS,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    what: str = "the export",
 ) -> None:
-    """Writes a layout's folder, whole or not at all; an earlier export is replaced.
+    """Writes a layout's folder, whole or not at all. What is there is replaced: see `check_place`.
+
+    Args:
+        what: it is called in messages.
 
     Raises:
-        UserError: the disk is full, or the folder holds something else than an export.
+        UserError: the disk is full.
     """
-    check_place(folder)
-    require_free_disk(folder, sum(tensor.nbytes for tensor in layout.tensors.values()), "the export")
+    require_free_disk(folder, sum(tensor.nbytes for tensor in layout.tensors.values()), what)
     with new_folder(folder) as new:
         if tokenizer is not None:
             tokenizer.save_pretrained(new)
