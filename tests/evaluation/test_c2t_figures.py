@@ -60,7 +60,7 @@ def test_sweeps_compare_families_on_all_tasks(topic, monkeypatch, questions):
     """C2T verifies half of what EAGLE-2 does and two thirds of what the threshold does, at any accept_len."""
     asked = []
 
-    def sweep(bundle, prompts, trees, out, reference, tokens, classifier):
+    def sweep(bundle, prompts, trees, out, reference, tokens, classifier, rows):
         asked.append((prompts.name, len(Path(prompts.path).read_text().splitlines()), Path(classifier)))
         return [*line("eagle2", 6), *line("joint", 4.5), *line("c2t", 3)], []
 
@@ -133,7 +133,7 @@ def test_losses_of_foreign_classifiers(topic, monkeypatch):
     def dump(config, bundle, out):
         trained_on[out.parent.name] = (config.prompts.path, bundle)
 
-    def sweep(bundle, prompts, trees, out, reference, tokens, classifier):
+    def sweep(bundle, prompts, trees, out, reference, tokens, classifier, rows):
         return line("c2t", {"own": 4, "foreign0": 4.4, "foreign1": 4.8}.get(out.parent.name, 4)), []
 
     monkeypatch.setattr(topic, "earlier_drafter", lambda folder: Path("earlier"))

@@ -22,8 +22,8 @@ def modules(monkeypatch):
 class Trained:
     """Stands for `Bench`: each training comes to a number that is told by what was asked."""
 
-    def __init__(self, value):
-        self.value, self.asked, self.out = value, [], Path("nowhere")
+    def __init__(self, value, loss=lambda drafter, training: 1.0):
+        self.value, self.loss, self.asked, self.out = value, loss, [], Path("nowhere")
 
     def states(self, *args):
         return {}
@@ -41,7 +41,7 @@ class Trained:
             "tokens": 5,
             "accept_len": emitted,
             "tasks": tasks if decode else {},
-            "validation": {"eval_accept_len": emitted},
+            "validation": {"eval_accept_len": emitted, "eval_loss": self.loss(drafter, training)},
         }
 
 
@@ -58,6 +58,15 @@ def test_table1_gives_every_kind_the_same_choice_and_three_seeds(modules):
         assert row["accept_len"] == pytest.approx(1.9) and row["range"] == pytest.approx([1.8, 2.0])
     settings = [asdict(t) | {"lr": 0, "seed": 0} for _, _, t, decode in bench.asked if decode]
     assert all(one == settings[0] for one in settings)  # data, steps and everything else are equal
+
+
+def test_rates_that_are_as_good_are_told_apart_by_their_loss(modules):
+    baselines, _ = modules
+    lengths = {1e-3: 1.2, 2e-3: 1.595, 4e-3: 1.6, 8e-3: 1.5}
+    bench = Trained(
+        lambda d, t: lengths[t.lr], lambda d, t: {1e-3: 0.1, 2e-3: 0.5, 4e-3: 0.6, 8e-3: 0.2}[t.lr]
+    )
+    assert baselines.best_rate(bench, "edd", {})[0] == 2e-3
 
 
 def test_table3_leaves_out_one_thing_at_a_time(modules):
