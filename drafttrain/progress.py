@@ -33,7 +33,7 @@ def counted(
             done += n
             bars.advance(bar, n)
             now = time.monotonic()
-            if not console.is_terminal and now - logged >= LOG_EVERY_S:
+            if done and not console.is_terminal and now - logged >= LOG_EVERY_S:
                 logged = now
                 minutes = (total - done) * (now - begun) / done / 60
                 console.print(

@@ -311,9 +311,8 @@ def wide(bench: Bench) -> dict[str, Any]:
     made_from = answers(bench)
     training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0])
     drafter = replace(DRAFTER, kv_heads=bench.target.config.num_attention_heads)
-    return {
-        "rows": summarize({"EDD, 9 heads": several_seeds(bench, "edd-wide", drafter, training, made_from)})
-    }
+    found = several_seeds(bench, "edd-wide", drafter, training, made_from)
+    return {"rows": summarize({f"EDD, {drafter.kv_heads} heads": found})}
 
 
 def anchored(bench: Bench) -> dict[str, Any]:

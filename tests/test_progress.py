@@ -23,6 +23,17 @@ def test_a_line_a_minute(monkeypatch):
     ]
 
 
+def test_nothing_done_for_minutes_tells_no_rate(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    with counted("growing", 10, console=Console(file=out)) as step:
+        now[0] = 300
+        step(0)
+        step(5)
+    assert out.getvalue().splitlines() == ["growing: 5 of 10 steps, about 5 min left"]
+
+
 def test_short_work_prints_nothing():
     out = io.StringIO()
     with counted("measuring", 3, console=Console(file=out)) as step:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
@@ -30,6 +29,7 @@ from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.progress import counted
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.eagle2 import expand_best
@@ -173,8 +173,7 @@ def write_trees(
         )
         require_free_disk(out, int(rows * ROW_BYTES), "the dump of trees")
     out.mkdir(parents=True, exist_ok=True)
-    with Progress(transient=True) as bars:
-        bar = bars.add_task("growing trees", total=most)
+    with counted("growing trees", most, "tokens", console) as advance:
         for number in todo:
             shard = _write_shard(
                 config,
@@ -183,7 +182,7 @@ def write_trees(
                 parts[number],
                 number * SHARD_PROMPTS,
                 out / names[number],
-                lambda tokens: bars.advance(bar, tokens),
+                advance,
             )
             done[names[number]] = shard
             record = _record(config, drafter, made_from, [done[name] for name in names if name in done])

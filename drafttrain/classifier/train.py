@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -31,6 +30,7 @@ from drafttrain.classifier.model import Classifier, check_features
 from drafttrain.classifier.plots import plot_recall, plot_reliability
 from drafttrain.errors import UserError
 from drafttrain.files import write_json
+from drafttrain.progress import counted
 from drafttrain.provenance import versions
 
 REPORT = "classifier_report.json"
@@ -119,9 +119,8 @@ def train_classifier(
         share = sample.accepted.mean() * kept / (1 + sample.accepted.mean() * (kept - 1))
         model.fit_scale(torch.from_numpy(sample.x), float(share))
     lr = config.lr or (1e-4 if start else 1e-3)
-    with Progress(transient=True) as bars:
-        bar = bars.add_task("training", total=config.epochs)
-        history = fit(model, sample, validation, config, lr, kept, lambda: bars.advance(bar))
+    with counted("training", config.epochs, "epochs") as step:
+        history = fit(model, sample, validation, config, lr, kept, step)
     seconds = time.perf_counter() - began
     methods = {"C2T": predict(model, validation.x), "joint probability": validation.joint}
     if baselines:

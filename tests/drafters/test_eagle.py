@@ -69,36 +69,6 @@ def test_a_tree_goes_on_with_its_own_states(input_norms, make_target, make_draft
     torch.testing.assert_close(found, log_probs(drafter, leaf), atol=1e-5, rtol=1e-5)
 
 
-@torch.no_grad()
-def test_rows_come_and_go(make_target, make_drafter):
-    """A row that takes another's place drafts what it drafts alone."""
-    target = make_target("llama")
-    drafter = make_drafter(target, kind="eagle")
-    ids = torch.randint(3, 512, (3, 6))
-    tapped = target.encode(ids, torch.zeros_like(ids)).tapped
-    counts = torch.tensor([6, 4, 1])
-    roots = torch.tensor([20, 21, 22])
-
-    def first(state, rows):
-        tree = TokenTree.root_only(roots[rows])
-        return drafter.expand(state, tree, torch.zeros(len(rows), 1, dtype=torch.long))[:, 0]
-
-    def alone(row):
-        state = drafter.new_state(1, 20)
-        n = int(counts[row])
-        drafter.observe(state, ids[row : row + 1, :n], tapped[row : row + 1, :n], counts[row : row + 1])
-        return state, first(state, [row])[0]
-
-    state = drafter.new_state(2, 20)
-    drafter.observe(state, ids[:2], tapped[:2], counts[:2])
-    for row in (0, 1):
-        torch.testing.assert_close(first(state, [0, 1])[row], alone(row)[1], atol=1e-5, rtol=1e-5)
-    drafter.put_rows(state, torch.tensor([0]), alone(2)[0])
-    torch.testing.assert_close(first(state, [2, 1])[0], alone(2)[1], atol=1e-5, rtol=1e-5)
-    kept = drafter.keep_rows(state, torch.tensor([1]))
-    torch.testing.assert_close(first(kept, [1])[0], alone(1)[1], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("labels", [False, True])
 def test_loss_is_smooth_l1_and_a_tenth_of_cross_entropy(labels, make_target, make_drafter):
     target = make_target("qwen2")

@@ -112,38 +112,6 @@ def test_rows_of_a_batch_do_not_disturb_each_other(anchor, make_target, make_dra
 
 @pytest.mark.parametrize("anchor", [False, True])
 @torch.no_grad()
-def test_rows_come_and_go(anchor, make_target, make_drafter):
-    """A row that takes another's place drafts what it drafts alone, and so does one that stays."""
-    target = make_target("llama")
-    drafter = make_drafter(target, anchor=anchor)
-    ids = torch.randint(3, 512, (3, 6), generator=torch.Generator().manual_seed(2))
-    tapped = target.encode(ids, torch.zeros_like(ids)).tapped
-    counts = torch.tensor([6, 4, 1])
-    roots = torch.tensor([20, 21, 22])
-
-    def first(state, rows):
-        tree = TokenTree.root_only(roots[rows])
-        return drafter.expand(state, tree, torch.zeros(len(rows), 1, dtype=torch.long))[:, 0]
-
-    def alone(row):
-        state = drafter.new_state(1, 20)
-        n = int(counts[row])
-        drafter.observe(state, ids[row : row + 1, :n], tapped[row : row + 1, :n], counts[row : row + 1])
-        return state
-
-    state = drafter.new_state(2, 20)
-    drafter.observe(state, ids[:2], tapped[:2], counts[:2])
-    drafter.put_rows(state, torch.tensor([0]), alone(2))
-    for row, place in ((2, 0), (1, 1)):
-        found = first(state, [2, 1])[place]
-        torch.testing.assert_close(found, first(alone(row), [row])[0], atol=1e-5, rtol=1e-5)
-    turned = drafter.keep_rows(state, torch.tensor([1, 0]))
-    kept = drafter.keep_rows(turned, torch.tensor([0]))
-    torch.testing.assert_close(first(kept, [1]), first(alone(1), [1]), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("anchor", [False, True])
-@torch.no_grad()
 def test_documents_of_a_packed_row_do_not_see_each_other(anchor, make_target, make_drafter):
     """Each gives what it gives alone: its first block has no state before it, wherever it stands in a row."""
     target = make_target("llama")

@@ -57,6 +57,12 @@ def test_what_the_recipe_said_is_kept_without_paths_of_the_maker(bundle, tmp_pat
     assert "- a word\n" in text and "- chats\n" in text
 
 
+def test_an_anchored_drafter_is_not_described_as_the_papers(bundle):
+    assert "newest verified state" not in model_card(bundle)
+    change(bundle, anchor=True)
+    assert "each joined with the newest verified state (beyond the paper)" in model_card(bundle)
+
+
 def test_hours_and_hardware_of_training(bundle):
     machine = {"processor": "Some CPU", "cores": 8, "threads": 4, "device": "cuda", "gpu": "Some GPU"}
     change(bundle, training={"seconds": 9000.0, "processes": 2, "machine": machine, "steps": 5})
