@@ -5,6 +5,7 @@
     python scripts/baselines.py figure5    EDD reading other blocks, on GSM8K train (Figure 5)
     python scripts/baselines.py joined     EDD that reads the last hidden state, too
     python scripts/baselines.py wide       EDD with as many heads of keys and values as of queries
+    python scripts/baselines.py started    EDD whose layer starts from one of the target's
     python scripts/baselines.py anchored   EDD that joins each token with the newest verified state
     python scripts/baselines.py long       EDD and EAGLE, five times as long on three times the text
     python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F)
@@ -314,6 +315,18 @@ def wide(bench: Bench) -> dict[str, Any]:
     return {"rows": summarize({f"EDD, {drafter.kv_heads} heads": found})}
 
 
+def started(bench: Bench) -> dict[str, Any]:
+    """EDD whose layer starts from the target's first block, which reads embeddings, as its queries do;
+    from the one behind the tapped block, which reads its states; and from the last, which the head reads."""
+    made_from, rows = answers(bench), {}
+    training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0], seed=0)
+    n = bench.target.n_blocks
+    for block in (0, n - 3, n - 1):
+        found = bench.trained(f"edd-from{block}-seed0", replace(DRAFTER, init=block), training, made_from)
+        rows[f"EDD from block {block}"] = [found]
+    return {"rows": summarize(rows)}
+
+
 def anchored(bench: Bench) -> dict[str, Any]:
     """EDD with `anchor`, from the fourth-to-last block alone and with the last hidden state beside it."""
     made_from, rows = answers(bench), {}
@@ -413,7 +426,8 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
 
 STUDIES = {
-    study.__name__: study for study in (table1, table3, figure5, joined, wide, anchored, long, mtp, exports)
+    study.__name__: study
+    for study in (table1, table3, figure5, joined, wide, started, anchored, long, mtp, exports)
 }
 
 
