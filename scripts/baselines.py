@@ -8,7 +8,7 @@
     python scripts/baselines.py started    EDD whose layer starts from one of the target's
     python scripts/baselines.py anchored   EDD that joins each token with the newest verified state
     python scripts/baselines.py long       EDD and EAGLE, five times as long on three times the text
-    python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F)
+    python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F), and anchored EDD
     python scripts/baselines.py exports    drafters that other engines can serve: frozen heads, all tokens
 
 Every kind gets the same learning rates to choose from, in short trainings judged on prompts of no benchmark;
@@ -351,11 +351,16 @@ def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
 
 
 def mtp(bench: Bench) -> dict[str, Any]:
-    """EAGLE with the norms of an MTP layer, at the highest rate; it has no trials of its own."""
-    made_from = answers(bench)
+    """EAGLE with the norms of an MTP layer, and anchored EDD, which norms the same inputs; both at the
+    highest rate, without trials of their own."""
+    made_from, rows = answers(bench), {}
     training = replace(TRAINING, lr=RATES[-1], seed=0)
-    drafter = replace(DRAFTER, kind="eagle", input_norms=True)
-    return {"rows": summarize({"mtp": [bench.trained("mtp-seed0", drafter, training, made_from)]})}
+    for name, drafter in (
+        ("mtp", replace(DRAFTER, kind="eagle", input_norms=True)),
+        ("edd-anchored-fast", replace(DRAFTER, anchor=True)),
+    ):
+        rows[name] = [bench.trained(f"{name}-seed0", drafter, training, made_from)]
+    return {"rows": summarize(rows)}
 
 
 def joined(bench: Bench) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from drafttrain.files import new_folder, read_json, require_free_disk, write_jso
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 from drafttrain.target.store import HiddenStateStore, target_info
+from drafttrain.training.heap import GiveBack
 from drafttrain.training.optimizer import MuonWithAdamW
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import DraftTrainer
@@ -266,7 +267,7 @@ def train(
         train_dataset=rows,
         eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
         optimizers=(new_optimizer(config, drafter), None),
-        callbacks=[clock],
+        callbacks=[clock, GiveBack()],
         target=target,
         block_length=tuple(config.block_length),
         kl_chunk=config.kl_chunk,
