@@ -344,9 +344,7 @@ def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
     for kind in kinds:
         rate = best_rate(bench, kind, short)[0]
         training = replace(TRAINING, lr=rate, max_steps=LONG_STEPS, eval_steps=LONG_STEPS // 4)
-        rows[kind] = several_seeds(
-            bench, f"{kind}-long", replace(DRAFTER, kind=kind), training, made_from, SEEDS[:1]
-        )
+        rows[kind] = several_seeds(bench, f"{kind}-long", replace(DRAFTER, kind=kind), training, made_from)
     return {"rows": summarize(rows)}
 
 
