@@ -95,15 +95,21 @@ def test_table3_leaves_out_one_thing_at_a_time(modules):
 
 def test_figures_are_ratios_of_means(modules, monkeypatch):
     baselines, figures = modules
-    levels = {"edd": 1.5, "eagle": 1.2, "medusa": 1.6, "vdm": 1.5}
-    monkeypatch.setattr(figures, "bench", lambda run: Trained(lambda d, t: levels[d.kind]))
+    levels = {"edd": 1.5, "eagle": 1.6, "medusa": 1.6, "vdm": 1.5}
+
+    def value(drafter, training):
+        return levels[drafter.kind] + (training.max_steps == baselines.LONG_STEPS) * (drafter.kind == "edd")
+
+    monkeypatch.setattr(figures, "bench", lambda run: Trained(value))
     found = figures.against_others(Run("baselines"))
     assert {name: round(row["value"], 4) for name, row in found.items()} == {
-        "edd_vs_eagle": 1.25,
         "edd_vs_medusa": 0.9375,
         "edd_vs_vdm": 1.0,
     }
-    assert found["edd_vs_eagle"]["tasks"]["gsm8k"] == pytest.approx(1.25)
+    assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(0.9375)
+    (eagle,) = figures.against_eagle(Run("baselines")).values()
+    assert (eagle["steps"], eagle["value"]) == (baselines.LONG_STEPS, pytest.approx(2.5 / 1.6))
+    assert (eagle["early"]["steps"], eagle["early"]["value"]) == (400, pytest.approx(1.5 / 1.6))
     assert figures.ablations(Run("baselines"))["kl_vs_ce"]["value"] == 1.0
 
 
