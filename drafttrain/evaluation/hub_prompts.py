@@ -1,5 +1,6 @@
 """Evaluation prompts out of data sets of the Hugging Face Hub, through the `datasets` library."""
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ def read_hub_prompts(source: str) -> list[Prompt]:
     except UserError:
         raise
     except Exception as error:  # datasets, its readers and the network raise all kinds
-        if config is None and "Config name is missing" in str(error):
-            names = ", ".join(datasets.get_dataset_config_names(name))
+        if config is None and (listed := re.search(r"available configs: \[(.+)\]", str(error))):
+            names = listed[1].replace("'", "")
             raise UserError(f"{source}: write one of its configurations behind a /: {names}") from None
         raise UserError(
             f"{source}: cannot be read ({brief(error)}); check the name and the network"
