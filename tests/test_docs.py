@@ -1,6 +1,7 @@
 """What the documentation says can be done: every command line is one that the program takes, of paths that
 are there or that an earlier command of the page has made; what costs little is run. Links lead somewhere."""
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 import yaml
 
 from drafttrain import cli
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.recipe import Recipe, _check_keys, load_recipe
+from drafttrain.trees.named import POLICIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -159,6 +162,51 @@ def test_links(page):
         assert found.exists(), f"{page.name}: {link}"
         if anchor:
             assert anchor in anchors(found), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", ["trees", "c2t"])
+def test_settings_of_trees_have_the_defaults_of_the_code(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]*=[^`]*)`", text, re.MULTILINE)
+    assert len(rows) > 3
+    for name, settings in rows:
+        parameters = inspect.signature(POLICIES[name]).parameters
+        for setting in settings.split(","):
+            key, _, said = setting.partition("=")
+            default = parameters[key].default
+            if default is not inspect.Parameter.empty:  # what has none is shown by an example
+                values = default if isinstance(default, tuple) else [default]
+                assert said == "-".join(map(str, values)).lower(), f"{name}: {setting}"
+
+
+def test_the_table_of_edd_has_the_defaults_of_the_code():
+    text = (ROOT / "docs" / "edd.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", text, re.MULTILINE)
+    said = {
+        key: value
+        for keys, values in rows
+        for key, value in zip(re.findall(r"`(\w+)`", keys), values.split(", "))
+    }
+    assert said.pop("kv_heads") == "the target's" and DrafterConfig().kv_heads is None
+    assert len(said) > 5
+    assert said == {key: str(getattr(DrafterConfig(), key)).lower() for key in said}
+
+
+def test_the_paper_index_names_every_equation_algorithm_table_and_figure():
+    text = (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
+    papers = dict(re.findall(r"^## ([\w-]+)[^\n]*\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    # numbered in the papers: equations, algorithms, tables, figures
+    counts = {"EDD": (5, 0, 4, 7), "C2T": (4, 1, 7, 11), "Self-Draft": (0, 1, 2, 8)}
+    counts |= {"SEED": (0, 2, 4, 6), "PipeDec": (0, 4, 0, 8)}
+    for paper, numbers in counts.items():
+        for kind, most in zip(("eq.", "Algorithm", "Table", "Figure"), numbers):
+            found = set()
+            for listed in re.findall(
+                rf"{kind}s? ((?:\d+[a-d]?(?:, [a-d]\b)?(?:,\s| and | to |\s+to\s)?)+)", papers[paper]
+            ):
+                for first, last in re.findall(r"(\d+)[a-d]?(?:\s+to\s+(\d+))?", listed):
+                    found |= set(range(int(first), int(last or first) + 1))
+            assert found >= set(range(1, most + 1)), (paper, kind, sorted(set(range(1, most + 1)) - found))
 
 
 def test_the_index_has_every_page():

@@ -8,8 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from drafttrain.corpus.streams import open_streams, read_json_values, read_jsonl, read_lines
+from drafttrain.corpus.streams import open_streams, read_lines
 from drafttrain.errors import UserError
+from drafttrain.evaluation.prompt_rows import is_known, prompt_words
+from drafttrain.evaluation.prompts import ENDINGS, read_rows
 
 _OPENING = 3  # words by which contained prompts are looked up
 _MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only if it is the whole turn
@@ -43,21 +45,20 @@ class EvaluationPrompts:
 
     @classmethod
     def read(cls, paths: Iterable[str | Path]) -> "EvaluationPrompts":
-        """Reads prompt files: JSON or JSON lines with `turns`, `question` or `prompt`, or plain lines.
+        """Reads whatever `read_prompts` does, and folders of Parquet files; other files by line. What counts
+        are the rows' own words, not those that are put around them for the model.
 
         Raises:
-            UserError: a file is unreadable, empty, or has a row without one of those keys.
+            UserError: a file is unreadable or empty, or has a row without a prompt.
         """
         prompts: list[str] = []
         for path in paths:
             before = len(prompts)
-            for stream in open_streams(path):
-                if stream.suffix in (".jsonl", ".ndjson", ".json"):
-                    read = read_json_values if stream.suffix == ".json" else read_jsonl
-                    for row, value in read(stream):
-                        prompts += _prompts_of(value, f"{stream.source}:row {row}")
-                elif stream.given or stream.suffix in (".txt", ".text"):
-                    prompts += [line for _, line in read_lines(stream)]
+            if Path(path).is_file() and not _has_rows(path):
+                prompts += [line for stream in open_streams(path) for _, line in read_lines(stream)]
+            else:
+                for _, source, value in read_rows(path):
+                    prompts += _prompts_of(value, source)
             if len(prompts) == before:
                 raise UserError(f"{path}: holds no prompts; expected .jsonl, .json or .txt files")
         return cls(prompts)
@@ -76,18 +77,16 @@ class EvaluationPrompts:
         return any(prompt in padded for opening in openings for prompt in self._by_opening[opening])
 
 
+def _has_rows(path: str | Path) -> bool:
+    """Whether the ending of a file tells that it holds rows, or is an archive."""
+    return all(stream.suffix in ENDINGS or not stream.given for stream in open_streams(path))
+
+
 def _prompts_of(value: object, source: str) -> list[str]:
     if isinstance(value, str):
         return [value]
-    keys = ["turns", "question", "prompt"]
-    if isinstance(value, dict) and "test_list" in value:  # MBPP
-        keys.append("text")
-    for key in keys:
-        prompt = value.get(key) if isinstance(value, dict) else None
-        if isinstance(prompt, str):
-            return [prompt]
-        if isinstance(prompt, list) and all(isinstance(turn, str) for turn in prompt):
-            return prompt
-    raise UserError(
-        f"{source}: no text under turns, question or prompt; is this a file of evaluation prompts?"
-    )
+    if not isinstance(value, dict) or not is_known(value):
+        raise UserError(
+            f"{source}: no text under turns, question or prompt; is this a file of evaluation prompts?"
+        )
+    return prompt_words(value, source)

@@ -9,15 +9,21 @@ from typing import Any, Literal
 from drafttrain.corpus.conversation import Conversation, Message
 from drafttrain.corpus.documents import clean_document
 from drafttrain.corpus.rows import row_to_conversation
-from drafttrain.corpus.streams import Stream, open_streams, read_json_values, read_jsonl, read_text
+from drafttrain.corpus.streams import (
+    Stream,
+    open_streams,
+    read_json_values,
+    read_jsonl,
+    read_parquet,
+    read_text,
+)
 from drafttrain.errors import UserError
 
 Format = Literal["auto", "sharegpt", "messages", "alpaca", "text", "oanc"]
 
 _JSON_LINES = (".jsonl", ".ndjson")
+_ROWS = (".json", ".parquet", *_JSON_LINES)
 _TEXT = (".txt", ".text")
-# Text files that come with a corpus and are none of its documents.
-_COMPANIONS = ("readme", "license", "licence", "copying", "notice", "categories")
 
 
 @dataclass
@@ -46,9 +52,9 @@ def read_conversations(
 ) -> Iterator[Conversation]:
     """Reads chats or documents from a file, a folder or an archive.
 
-    Files may be JSON (an array or one object), JSON lines or plain text, each also gzipped, and may lie in a
-    folder, a zip or a tar archive. Turns come as they are (`conversation.tidy` mends them), so that prompts
-    without an answer can be read too.
+    Files may be JSON (an array or one object), JSON lines, Parquet or plain text, each also gzipped, and may
+    lie in a folder, a zip or a tar archive. Turns come as they are (`conversation.tidy` mends them), so that
+    prompts without an answer can be read too.
 
     Args:
         path: what to read.
@@ -85,21 +91,22 @@ def read_conversations(
             report.kept += 1
             yield conversation
     if report.read == 0:
-        raise UserError(f"{path}: holds no rows and no documents; expected .json, .jsonl or .txt files")
+        raise UserError(
+            f"{path}: holds no rows and no documents; expected .json, .jsonl, .parquet or .txt files"
+        )
 
 
 def _values(stream: Stream, format: Format, report: ReadReport) -> Iterator[tuple[int, Any]]:
     """(row, decoded JSON) pairs of one file, or (0, text) for a document."""
     suffix = stream.suffix
-    if not stream.given and (
-        suffix not in (".json", *_JSON_LINES, *_TEXT)
-        or (suffix in _TEXT and Path(stream.name).stem.lower().startswith(_COMPANIONS))
-    ):
+    if not stream.given and (stream.is_companion or suffix not in _ROWS + _TEXT):
         report.files_left_out[suffix or "no suffix"] += 1
     elif suffix in _JSON_LINES:
         yield from read_jsonl(stream)
     elif suffix == ".json":
         yield from read_json_values(stream)
+    elif suffix == ".parquet":
+        yield from read_parquet(stream)
     elif format in ("text", "oanc") or suffix in _TEXT:
         if format not in ("auto", "text", "oanc"):
             raise UserError(f"{stream.source}: a {suffix} file is no {format} file; use format text or auto")
@@ -108,6 +115,6 @@ def _values(stream: Stream, format: Format, report: ReadReport) -> Iterator[tupl
         yield from read_json_values(stream)  # JSON lines too
     else:
         raise UserError(
-            f"{stream.source}: the ending {suffix!r} does not tell what it holds; name it .json, .jsonl or "
-            ".txt, or give the source a format"
+            f"{stream.source}: the ending {suffix!r} does not tell what it holds; name it .json, .jsonl, "
+            ".parquet or .txt, or give the source a format"
         )

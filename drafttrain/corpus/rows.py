@@ -61,7 +61,7 @@ def row_to_conversation(
         raise UserError(f"{source}: a {type(row).__name__} in place of a JSON object; mend or remove the row")
     for key in ("id", "conversation_id", "question_id", "task_id"):
         if row.get(key) not in (None, ""):
-            id = _well_formed(str(row[key]))
+            id = well_formed(str(row[key]))
             break
     messages = _messages(row, format, source, repairs)
     if messages is None:
@@ -77,7 +77,7 @@ def row_to_conversation(
         skipped["no turns"] += 1
         return None
     for message in messages:
-        if (mended := _well_formed(message.content)) != message.content:
+        if (mended := well_formed(message.content)) != message.content:
             message.content = mended
             repairs["broken characters replaced"] += 1
     if (ids := _ids(row, "response_ids", source)) is not None:
@@ -95,7 +95,7 @@ def is_exchange(row: dict) -> bool:
     return not _CHAT_KEYS.isdisjoint(row)
 
 
-def _well_formed(text: str) -> str:
+def well_formed(text: str) -> str:
     r"""Text without lone surrogates, which JSON can escape ("\ud83d") but UTF-8 cannot hold."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 

@@ -6,6 +6,7 @@ one, the row. Nothing is unpacked to disk, and rows are decoded one at a time.
 
 import gzip
 import hashlib
+import io
 import json
 import tarfile
 import zipfile
@@ -16,9 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+import pyarrow
+from pyarrow import parquet
+
 from drafttrain.errors import UserError
 
 _CHUNK = 1 << 20  # bytes
+_TEXT = (".txt", ".text")
+# Text files that come with a collection and are none of its documents.
+_COMPANIONS = ("readme", "license", "licence", "copying", "notice", "categories")
 
 
 @dataclass
@@ -41,6 +48,12 @@ class Stream:
     def suffix(self) -> str:
         """ ".json", ".txt", …, in lower case."""
         return PurePosixPath(self.name).suffix.lower()
+
+    @property
+    def is_companion(self) -> bool:
+        """Whether this is a text about the folder or archive that it lies in, such as README.txt."""
+        stem = PurePosixPath(self.name).stem.lower()
+        return not self.given and self.suffix in _TEXT and stem.startswith(_COMPANIONS)
 
 
 def open_streams(path: str | Path) -> Iterator[Stream]:
@@ -208,6 +221,35 @@ def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
         )
     if in_array and not closed:
         raise UserError(f"{stream.source}: cut off after row {row} (no closing bracket); fetch it again")
+
+
+def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """(row, value) pairs of a Parquet file, without what is null: JSON would not have those keys.
+
+    Raises:
+        UserError: damaged, or no Parquet file.
+    """
+    with readable(stream.source):
+        # members of archives may not be able to seek
+        raw = stream.bytes if isinstance(stream.bytes, io.BufferedReader) else io.BytesIO(stream.bytes.read())
+    row = 0
+    try:
+        for batch in parquet.ParquetFile(raw).iter_batches(batch_size=1024):
+            for value in batch.to_pylist():
+                row += 1
+                yield row, without_nulls(value)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{stream.source}: damaged, or no Parquet file ({reason}); fetch it again") from None
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without keys that hold null, at any depth: tables have every key in every row."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    return value
 
 
 def _skip(text: str, position: int, characters: str) -> int:

@@ -1,12 +1,12 @@
 """Evaluation prompts: sets of them, read out of the files that benchmarks come in.
 
 What a row holds is `prompt_rows.py`'s business. A .txt or .tsv file holds one prompt per line, or a question
-and, after a tab, its answers (TriviaQA); a .csv file is one of MMLU's.
+and, after a tab, its answers (TriviaQA); a .csv file is one of MMLU's, or has a header with a row's keys.
 """
 
 import csv
 import io
-from collections import Counter
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,11 +16,23 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.conversation import Message
-from drafttrain.corpus.streams import Stream, open_streams, read_json_values, read_jsonl, read_lines, readable
+from drafttrain.corpus.rows import well_formed
+from drafttrain.corpus.streams import (
+    Stream,
+    open_streams,
+    read_json_values,
+    read_jsonl,
+    read_lines,
+    read_parquet,
+    readable,
+)
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompt_rows import group_of, prompt_turns
+from drafttrain.evaluation.prompt_rows import flatten, group_of, is_known, prompt_turns
 
 MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
+ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text")
+ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
+LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # none fits a cell
 
 
 @dataclass
@@ -101,22 +113,43 @@ class Task:
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
-    """Reads prompts from a .jsonl, .json, .csv, .tsv or .txt file, gzipped or not, or from a folder or
-    archive of such. Of MMLU's archive only the test split is read.
+    """Reads prompts from a .jsonl, .json, .parquet, .csv, .tsv or .txt file, gzipped or not, or from a folder
+    or archive of such. Of MMLU's archive only the test split is read.
 
     Args:
         limit: how many, from the start; None for all.
 
     Raises:
-        UserError: the file is missing, damaged or not UTF-8, or holds no prompt, or a row has none.
+        UserError: the file is missing, damaged or not UTF-8, or holds no prompt, or a row has none; a folder
+            of Parquet files, which are a data set with splits.
     """
-    is_mmlu = any(stream.name.endswith(MMLU_TEST) for stream in open_streams(path))
-    streams = (stream for stream in open_streams(path) if not is_mmlu or stream.name.endswith(MMLU_TEST))
-    rows = ((row, f"{stream.source}:row {row}", value) for stream in streams for row, value in _rows(stream))
-    prompts = make_prompts(rows, limit)
+    if any(stream.suffix == ".parquet" and not stream.given for stream in open_streams(path)):
+        raise UserError(
+            f"{path}: Parquet files in a folder are the splits of a data set; name one of them, or in a "
+            f"benchmark hub:{path}"
+        )
+    prompts = make_prompts(read_rows(path), limit)
     if not prompts:
         raise UserError(f"{path}: holds no prompts; expected rows with turns, question, prompt or a chat")
     return prompts
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
+    """The rows of a file, or of what is a table or text in a folder or archive: number, source, value.
+
+    Raises:
+        UserError: the file is missing, damaged or not UTF-8.
+    """
+    is_mmlu = any(stream.name.endswith(MMLU_TEST) for stream in open_streams(path))
+    for stream in open_streams(path):
+        if not stream.given and (stream.is_companion or stream.suffix not in ENDINGS):
+            continue
+        if is_mmlu and not stream.name.endswith(MMLU_TEST):
+            continue
+        rows = ((number, row) for number, value in _values(stream) for row in flatten(value))
+        for count, (number, row) in enumerate(rows, 1):
+            number = max(number, count)  # of a nested file; blank lines count in others
+            yield number, f"{stream.source}:row {number}", row
 
 
 def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None) -> list[Prompt]:
@@ -126,14 +159,15 @@ def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None)
         UserError: a row has no prompt.
     """
     prompts: list[Prompt] = []
-    seen: Counter[str] = Counter()
+    seen: set[str] = set()
     for number, source, value in rows:
         if limit is not None and len(prompts) >= limit:
             break
         prompt = _prompt(value, source, str(number))
-        seen[prompt.id] += 1
-        if seen[prompt.id] > 1:  # ids name measurements, so two prompts must not share one
-            prompt.id = f"{prompt.id}#{number}"
+        if prompt.id in seen:  # ids name measurements, so two prompts must not share one
+            names = (f"{prompt.id}#{n}" for n in itertools.count(number))
+            prompt.id = next(name for name in names if name not in seen)
+        seen.add(prompt.id)
         prompts.append(prompt)
     return prompts
 
@@ -155,27 +189,46 @@ def spread(prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
     return [prompts[i * len(prompts) // n] for i in range(n)]
 
 
-def _rows(stream: Stream) -> Iterator[tuple[int, Any]]:
-    if stream.suffix in (".txt", ".tsv"):
+def _values(stream: Stream) -> Iterator[tuple[int, Any]]:
+    if stream.suffix in (".txt", ".text", ".tsv"):
         for row, line in read_lines(stream):
             question, _, answers = line.partition("\t")
             is_trivia = answers.lstrip('"').startswith("[")
             yield row, {"prompt": (question if is_trivia else line).strip()}
     elif stream.suffix == ".csv":
-        yield from _mmlu_rows(stream)
+        yield from _table_rows(stream)
+    elif stream.suffix == ".parquet":
+        yield from read_parquet(stream)
     elif stream.suffix in (".jsonl", ".ndjson"):
         yield from read_jsonl(stream)
     else:
         yield from read_json_values(stream)
 
 
-def _mmlu_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
-    """Rows of one of MMLU's files: question, four choices and the answer's letter, without a header."""
-    name = PurePosixPath(stream.name).stem
+def _table_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """Rows of one of MMLU's files, which have no header, or of a table that has one."""
     with readable(stream.source):
         text = io.StringIO(stream.bytes.read().decode("utf-8-sig"), newline="")
-    for row, cells in enumerate(csv.reader(text), 1):
-        if len(cells) != 6 or cells[5] not in ("A", "B", "C", "D"):
+    table = csv.reader(text)
+    try:
+        first = next(table, [])
+        if _is_mmlu(first):
+            yield from _mmlu_rows(stream, itertools.chain([first], table))
+        else:
+            yield from _rows_below(stream, first, table)
+    except csv.Error as error:
+        raise UserError(f"{stream.source}: no table of text ({error}); mend it or fetch it again") from None
+
+
+def _is_mmlu(cells: Sequence[str]) -> bool:
+    return len(cells) == 6 and cells[5] in ("A", "B", "C", "D")
+
+
+def _mmlu_rows(stream: Stream, table: Iterable[list[str]]) -> Iterator[tuple[int, Any]]:
+    """Question, four choices and the answer's letter."""
+    name = PurePosixPath(stream.name).stem
+    for row, cells in enumerate(table, 1):
+        if not _is_mmlu(cells):
             raise UserError(
                 f"{stream.source}:row {row}: not as in MMLU (question, four choices, letter of the answer); "
                 "write other prompts as .jsonl"
@@ -184,11 +237,26 @@ def _mmlu_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
         yield row, {"id": f"{name}-{row}", "question": cells[0], "choices": cells[1:5], "subject": subject}
 
 
+def _rows_below(
+    stream: Stream, header: Sequence[str], table: Iterable[list[str]]
+) -> Iterator[tuple[int, Any]]:
+    keys = dict.fromkeys(header, "")
+    if not is_known(keys) or not LISTS.isdisjoint(keys):
+        raise UserError(
+            f"{stream.source}:row 1: neither as in MMLU (question, four choices, letter of the answer) nor a "
+            "header with question, prompt, article or instruction; write other prompts as .jsonl"
+        )
+    for row, cells in enumerate(table, 1):
+        if len(cells) != len(header):
+            raise UserError(
+                f"{stream.source}:row {row}: {len(cells)} cells below a header of {len(header)}; mend the row"
+            )
+        yield row, dict(zip(header, cells))
+
+
 def _prompt(row: Any, source: str, number: str) -> Prompt:
     if not isinstance(row, dict):
         raise UserError(f"{source}: a {type(row).__name__} in place of a JSON object; mend or remove the row")
-    ids = (
-        row[key] for key in ("question_id", "task_id", "id", "conversation_id") if row.get(key) is not None
-    )
+    ids = (row[key] for key in ID_KEYS if row.get(key) not in (None, ""))
     turns, system = prompt_turns(row, source)
-    return Prompt(str(next(ids, number)), turns, system, group_of(row))
+    return Prompt(well_formed(str(next(ids, number))), turns, system, group_of(row, turns))

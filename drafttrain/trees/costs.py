@@ -89,7 +89,7 @@ class Costs:
     top_k: int | None = None
 
     def for_pct(self) -> dict[str, Any]:
-        """s_d and s_t, both taken as constant (EDD paper, eq. 6)."""
+        """s_d and s_t, both taken as constant (EDD paper, eq. 5)."""
         return {"draft_seconds": self.draft(1), "verify_seconds": self.target(1)}
 
     def for_timed(self) -> dict[str, Any]:

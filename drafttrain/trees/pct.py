@@ -12,7 +12,7 @@ from drafttrain.trees.tree import TokenTree, marked_nodes
 
 @dataclass
 class PctPolicy:
-    """A drafting step pays if the token it starts from is accepted with more than s_d / s_t (eq. 6). The
+    """A drafting step pays if the token it starts from is accepted with more than s_d / s_t (eq. 5). The
     confidence of a node, the joint probability of its path, stands for that probability.
 
     A node below the ratio stays in the tree but gets no children. At the end nodes below `min_confidence` go,

@@ -2,9 +2,11 @@
 
 import json
 
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from drafttrain.corpus.overlap import EvaluationPrompts, fold
 from drafttrain.errors import UserError
@@ -62,9 +64,39 @@ def test_files_of_every_benchmark(tmp_path):
     assert len(EvaluationPrompts.read([])) == 0
 
 
+def test_the_words_of_a_row_count_not_the_request_around_them(tmp_path):
+    sentence = "the quick brown fox jumps over the lazy dog and sleeps until {}"
+    rows = [
+        {"article": sentence.format("noon"), "highlights": "x"},
+        {"translation": {"de": sentence.format("drei"), "en": "x"}},
+        {"passage": sentence.format("four"), "question": "When?"},
+        {"article": "", "highlights": "nothing to leave out"},
+        {"context": sentence.format("five"), "completion": " x"},
+        {"question": sentence.format("six"), "choices": ["x", "y"], "answer": 0},
+        {"instruction": sentence.format("seven"), "output": "x"},
+        {"conversations": [{"from": "human", "value": sentence.format("eight")}]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "trivia.txt").write_text("Who was it?\t['x', 'y']\n")
+    (tmp_path / "folder").mkdir()
+    table = pyarrow.Table.from_pylist([{"question": sentence.format("nine"), "answer": "x"}])
+    parquet.write_table(table, tmp_path / "folder" / "test-00000-of-00001.parquet")
+    (tmp_path / "folder" / "qa.csv").write_text(f"question,answer\n{sentence.format('ten')},x\n")
+    (tmp_path / "lines.list").write_text("Eleven lines.\n")
+    names = ("rows.jsonl", "trivia.txt", "folder", "lines.list")
+    prompts = EvaluationPrompts.read([tmp_path / name for name in names])
+    for end in "noon drei four five six seven eight nine ten".split():
+        assert prompts.overlap(f"Please: {sentence.format(end)}!")
+    assert prompts.overlap("Who was it?") and prompts.overlap("When?") and prompts.overlap("Eleven lines")
+    assert not prompts.overlap("x") and not prompts.overlap(sentence.format("midnight"))
+
+
 def test_bad_files(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"turns": ["x"]}\n{"other": 1}\n')
     with pytest.raises(UserError, match="a.jsonl:row 2: no text under turns, question or prompt"):
+        EvaluationPrompts.read([tmp_path / "a.jsonl"])
+    (tmp_path / "a.jsonl").write_text('{"turns": ["x"]}\n{"prompt": 3}\n')
+    with pytest.raises(UserError, match="a.jsonl:row 2: no prompt in it"):
         EvaluationPrompts.read([tmp_path / "a.jsonl"])
     (tmp_path / "b.txt").write_text("\n")
     with pytest.raises(UserError, match="b.txt: holds no prompts"):

@@ -5,7 +5,9 @@ import json
 import tarfile
 import zipfile
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from drafttrain.corpus.readers import ReadReport, read_conversations
 from drafttrain.errors import UserError
@@ -43,6 +45,25 @@ def test_one_corpus_in_every_wrapping(tmp_path):
     conversations, report = read(tmp_path)
     assert len(conversations) == 12
     assert report.files_left_out == {".dump": 1}
+
+
+def test_parquet(tmp_path):
+    rows = [  # as tatsu-lab/alpaca has them on the Hub
+        {"instruction": "Name it.", "input": "", "output": "It.", "text": "Below is an instruction …"},
+        {"instruction": "Name it.", "input": "a cat", "output": "Cat.", "text": "Below is an instruction …"},
+    ]
+    (tmp_path / "data").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data" / "train-00000-of-00001.parquet")
+    conversations, _ = read(tmp_path)
+    said = [[message.content for message in chat.messages] for chat in conversations]
+    assert said == [["Name it.", "It."], ["Name it.\n\na cat", "Cat."]]
+    chats = [  # two kinds of turns: every turn has the keys of both
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"conversations": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(chats), tmp_path / "chats.parquet")
+    said = [[m.content for m in chat.messages] for chat in read(tmp_path / "chats.parquet")[0]]
+    assert said == [["a", "b"], ["c", "d"]]
 
 
 def test_documents_of_an_archive(tmp_path):

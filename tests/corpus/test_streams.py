@@ -6,7 +6,9 @@ import json
 import tarfile
 import zipfile
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from drafttrain.corpus import streams
 from drafttrain.corpus.streams import (
@@ -15,6 +17,7 @@ from drafttrain.corpus.streams import (
     read_json_values,
     read_jsonl,
     read_lines,
+    read_parquet,
     read_text,
 )
 from drafttrain.errors import UserError
@@ -106,6 +109,28 @@ def test_array_cut_off_anywhere(monkeypatch, chunk):
     for length in range(1, len(array)):
         with pytest.raises(UserError, match=r"^folder/a.json:?.*cut off"):
             list(read_json_values(stream(array[:length])))
+
+
+def test_parquet_without_nulls(tmp_path):
+    rows = [{"a": 1, "b": None, "c": [{"d": "é", "e": None}]}, {"a": None, "b": {"f": None}, "c": []}]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.write(path, "a.parquet")
+    for place in (path, tmp_path / "b.zip"):
+        (values,) = (list(read_parquet(one)) for one in open_streams(place))
+        assert values == [(1, {"a": 1, "c": [{"d": "é"}]}), (2, {"b": {}, "c": []})]
+
+
+def test_damaged_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([{"a": "words" * 99}]), path)
+    for data in (path.read_bytes()[:-9], b"words", b""):
+        with pytest.raises(
+            UserError, match="a.parquet: damaged, or no Parquet file .*; fetch it again"
+        ) as error:
+            list(read_parquet(stream(data, "a.parquet")))
+        assert "\n" not in str(error.value)
 
 
 def test_json_errors_name_the_row():

@@ -1,12 +1,15 @@
 """Every form of prompt file, the files that the repository brings, and what is refused."""
 
+import csv
 import gzip
 import hashlib
 import json
 import zipfile
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.conversation import Message
@@ -72,7 +75,23 @@ def write(path: Path, *rows) -> Path:
             ),
         ),
         ({"category": "qa", "turns": ["a?"]}, Prompt("1", ["a?"], group="qa")),
-        ({"category": "humanities", "turns": ["a?"]}, Prompt("1", ["a?"], group="mt_bench")),
+        ({"category": "math", "turns": ["a?", "b?"]}, Prompt("1", ["a?", "b?"], group="mt_bench")),
+        ({"category": "math", "turns": ["a?"]}, Prompt("1", ["a?"], group="math")),  # EAGLE's GSM8K
+        (
+            {"prompt": ["a?", "b?"], "prompt_id": 7, "category": "stem", "reference": []},
+            Prompt("7", ["a?", "b?"], group="mt_bench"),
+        ),
+        ({"example_id": 5, "question_text": "who?", "question_tokens": ["who"]}, Prompt("5", ["who?"])),
+        (
+            {"translation": {"de": "Hallo", "en": "Hi", "fr": None}},
+            Prompt("1", ["Translate German to English: Hallo"]),
+        ),
+        (
+            {"messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": ""}]},
+            Prompt("1", ["Hi"]),
+        ),
+        ({"instruction": "Name it.", "output": "It", "label": False}, Prompt("1", ["Name it."])),
+        ({"id": "", "prompt": "Say hi."}, Prompt("1", ["Say hi."])),
         ({"category": "", "turns": ["a?"]}, Prompt("1", ["a?"])),
         ({"instruction": "Name it.", "input": "<noinput>"}, Prompt("1", ["Name it."])),
         ({"prompt": "Say hi."}, Prompt("1", ["Say hi."])),
@@ -96,6 +115,11 @@ def write(path: Path, *rows) -> Path:
 )
 def test_forms(tmp_path, row, expected):
     assert read_prompts(write(tmp_path / "p.jsonl", row)) == [expected]
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path):  # JSON can escape it, tokenizers fail at it
+    (tmp_path / "p.jsonl").write_text('{"id": "\\ud83d", "prompt": "Half \\ud83d a pair."}\n')
+    assert read_prompts(tmp_path / "p.jsonl") == [Prompt("\ufffd", ["Half \ufffd a pair."])]
 
 
 def test_text_files_hold_a_prompt_per_line(tmp_path):
@@ -135,10 +159,67 @@ def test_mmlu_is_its_test_split(mmlu, tmp_path):
     assert len(read_prompts(tmp_path / "unpacked/data/val")) == 4  # another split, asked for
 
 
-def test_other_tables_are_refused(tmp_path):
-    (tmp_path / "x.csv").write_text("a,b\n")
-    with pytest.raises(UserError, match="x.csv:row 1: not as in MMLU"):
+def test_tables_with_a_header(tmp_path):
+    path = tmp_path / "cnn.csv.gz"
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["id", "article", "highlights"], ["x1", 'Lines,\n“one” and "two"', "h"]])
+    assert read_prompts(path) == [Prompt("x1", ['Summarize: Lines,\n“one” and "two"'])]
+    (tmp_path / "alpaca.csv").write_text("instruction,input,output\nName it.,a cat,It\n")
+    assert read_prompts(tmp_path / "alpaca.csv") == [Prompt("1", ["Name it.\n\na cat"])]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a,b\n", "x.csv:row 1: neither as in MMLU .* nor a header"),
+        ("turns,category\n\"['a' 'b']\",stem\n", "x.csv:row 1: neither"),  # a list in a cell
+        ("Q?,a,b,c,d,B\nQ?,a,b,c,d,E\n", "x.csv:row 2: not as in MMLU"),
+        ("question,answer\nq,a\nq\n", "x.csv:row 2: 1 cells below a header of 2"),
+        ("question,answer\n,a\n", "x.csv:row 1: no prompt in it"),
+    ],
+)
+def test_other_tables_are_refused(tmp_path, text, message):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
         read_prompts(tmp_path / "x.csv")
+
+
+def test_parquet(tmp_path):
+    rows = [
+        {"translation": {"cs": "Dobrý den", "en": "Good day"}},
+        {"translation": {"cs": "Ano\u2028ne", "en": "y"}},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "test-00000-of-00001.parquet")
+    prompts = read_prompts(tmp_path / "test-00000-of-00001.parquet")
+    assert [p.turns for p in prompts] == [
+        ["Translate Czech to English: Dobrý den"],
+        ["Translate Czech to English: Ano\u2028ne"],
+    ]
+    with pytest.raises(UserError, match="are the splits of a data set; name one of them, .* hub:"):
+        read_prompts(tmp_path)
+
+
+def test_files_with_all_in_one_value(tmp_path):
+    drop = {
+        "nfl_1": {"passage": "P.", "qa_pairs": [{"question": "a?", "query_id": "q1"}], "wiki_url": "u"},
+        "nfl_2": {"passage": "R.", "qa_pairs": [{"question": "b?"}, {"question": "c?", "query_id": "q3"}]},
+    }
+    (tmp_path / "drop_dataset_dev.json").write_text(json.dumps(drop))
+    assert read_prompts(tmp_path / "drop_dataset_dev.json") == [
+        Prompt("q1", ["Passage: P.\nQuestion: a?\nAnswer:"]),
+        Prompt("2", ["Passage: R.\nQuestion: b?\nAnswer:"]),
+        Prompt("q3", ["Passage: R.\nQuestion: c?\nAnswer:"]),
+    ]
+    trivia = {"Data": [{"Question": "Who?", "QuestionId": "tc_33", "Answer": {}}], "Domain": "Web"}
+    (tmp_path / "web-dev.json").write_text(json.dumps(trivia, indent=1))
+    assert read_prompts(tmp_path / "web-dev.json") == [Prompt("tc_33", ["Who?"])]
+
+
+def test_what_lies_beside_prompts_in_a_folder_is_not_read(tmp_path):
+    for name in ("README.md", "readme.txt", "LICENSE", "load.py", ".gitattributes"):
+        (tmp_path / name).write_text("words\n")
+    write(tmp_path / "question.jsonl", {"question_id": 1, "turns": ["a?"]})
+    assert read_prompts(tmp_path) == [Prompt("1", ["a?"])]
 
 
 def test_spec_bench_comes_apart_by_group():
@@ -164,6 +245,15 @@ def test_arrays_gzip_and_limit(tmp_path):
 def test_ids_are_unique(tmp_path):
     path = write(tmp_path / "p.jsonl", *({"id": "same", "prompt": str(i)} for i in range(3)))
     assert [prompt.id for prompt in read_prompts(path)] == ["same", "same#2", "same#3"]
+    path = write(tmp_path / "q.jsonl", *({"id": id, "prompt": "?"} for id in ("x", "x#3", "x")))
+    assert [prompt.id for prompt in read_prompts(path)] == ["x", "x#3", "x#4"]
+    for name in ("a", "b", "c"):  # three files that count from 0, as EAGLE's
+        (tmp_path / "eagle" / name).mkdir(parents=True)
+        write(
+            tmp_path / "eagle" / name / "question.jsonl",
+            *({"question_id": i, "turns": ["?"]} for i in (0, 1)),
+        )
+    assert len({prompt.id for prompt in read_prompts(tmp_path / "eagle")}) == 6
 
 
 @pytest.mark.parametrize(
@@ -177,6 +267,13 @@ def test_ids_are_unique(tmp_path):
         ('{"prompt": 3}\n', "row 1: no prompt in it"),
         ('{"article": 3}\n', "row 1: no prompt in it"),
         ('{"translation": {"de": "x"}}\n', "row 1: no prompt in it"),
+        ('{"passage": null, "question": "a?"}\n', "row 1: no prompt in it"),
+        ('{"passage": "a", "question": ""}\n', "row 1: no prompt in it"),
+        ('{"question": "a?", "choices": "[1, 2]"}\n', "row 1: no prompt in it"),
+        ('{"question": "", "choices": ["1", "2"]}\n', "row 1: no prompt in it"),
+        ('{"text": "a", "test_list": "assert f(1)"}\n', "row 1: no prompt in it"),
+        ('{"text": "", "test_list": ["assert f(1)"]}\n', "row 1: no prompt in it"),
+        ('{"turns": ["a?", ""]}\n', "row 1: no prompt in it"),
         ('["a"]\n', "row 1: a list in place of a JSON object"),
         ('{"prompt": "a"}\n{"prompt": "b', "row 2: not JSON"),
     ],
