@@ -6,9 +6,9 @@ and, after a tab, its answers (TriviaQA); a .csv file is one of MMLU's.
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -126,14 +126,16 @@ def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None)
         UserError: a row has no prompt.
     """
     prompts: list[Prompt] = []
-    seen: Counter[str] = Counter()
+    taken: set[str] = set()
     for number, source, value in rows:
         if limit is not None and len(prompts) >= limit:
             break
         prompt = _prompt(value, source, str(number))
-        seen[prompt.id] += 1
-        if seen[prompt.id] > 1:  # ids name measurements, so two prompts must not share one
-            prompt.id = f"{prompt.id}#{number}"
+        if prompt.id in taken:  # ids name measurements, so two prompts must not share one
+            again = f"{prompt.id}#{number}"
+            others = (f"{again}#{i}" for i in count(2))  # several files have a row of this number
+            prompt.id = next(name for name in chain([again], others) if name not in taken)
+        taken.add(prompt.id)
         prompts.append(prompt)
     return prompts
 

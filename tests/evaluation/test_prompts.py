@@ -166,6 +166,15 @@ def test_ids_are_unique(tmp_path):
     assert [prompt.id for prompt in read_prompts(path)] == ["same", "same#2", "same#3"]
 
 
+def test_ids_are_unique_over_files(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for name in "abcd":
+        write(tmp_path / "parts" / f"{name}.jsonl", {"prompt": f"{name} 1"}, {"prompt": f"{name} 2"})
+    prompts = read_prompts(tmp_path / "parts")
+    assert len({prompt.id for prompt in prompts}) == len(prompts) == 8
+    assert [prompt.id for prompt in prompts[:4]] == ["1", "2", "1#1", "2#2"]
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
