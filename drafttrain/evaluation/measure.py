@@ -212,14 +212,15 @@ def measure(
 ) -> list[Measurement]:
     """Decodes every chat turn of a task by every method, interleaved; what the log holds is not repeated.
 
-    The answer that later turns of a chat refer to is the first method's.
+    The answer that later turns of a chat refer to is the first method's in the first repeat, so that all
+    methods decode the same prompts in all repeats, even where a machine does not compute the same twice.
 
     Args:
         methods: by name; the order rotates from turn to turn.
         on_turn: called after each chat turn, measured or found in the log.
         temperature: that the methods sample with, for the record.
-        on_long: called with prompt and turn where one does not fit the target; the rest of that chat is left
-            out. None: that is an error.
+        on_long: called with prompt and turn for each that is left out: one that does not fit the target, and
+            what would follow it in its chat. None: the first is an error.
 
     Raises:
         UserError: a prompt does not fit the target; names it.
@@ -227,14 +228,16 @@ def measure(
     tokenizer, names = target.tokenizer, list(methods)
     done, is_warm = [], False
     lap = time.perf_counter()
+    answers: dict[str, list[str]] = {}  # by prompt
     for repeat, (number, prompt) in itertools.product(range(repeats), enumerate(task.prompts)):
-        answers: list[str] = []
-        for turn in range(min(task.turns, len(prompt.turns))):
+        given, turns = answers.setdefault(prompt.id, []), min(task.turns, len(prompt.turns))
+        for turn in range(turns):
             found = log.find(task.name, prompt.id, turn, repeat, names, temperature)
             if found is None:
-                ids = prompt.token_ids(tokenizer, answers)
+                ids = prompt.token_ids(tokenizer, given[:turn])
                 if on_long and not fits(target, ids, max_new_tokens):
-                    on_long(prompt.id, turn)
+                    for left_out in range(turn, turns):
+                        on_long(prompt.id, left_out)
                     break
                 check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
                 if not is_warm:
@@ -253,7 +256,8 @@ def measure(
             else:
                 lap = time.perf_counter()
             done.append(found)
-            answers.append(tokenizer.decode(found.runs[names[0]].token_ids, skip_special_tokens=True))
+            if repeat == 0:
+                given.append(tokenizer.decode(found.runs[names[0]].token_ids, skip_special_tokens=True))
             on_turn()
     return done
 

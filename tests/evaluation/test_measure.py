@@ -1,5 +1,6 @@
 """Interleaving, later turns, resume, and that every method decodes the same thing."""
 
+import itertools
 import json
 import time
 
@@ -206,7 +207,21 @@ def test_long_turns_can_be_left_out(tiny_target, log):
     task = Task("t", prompts, turns=3)
     measured = measure(tiny_target, methods, task, log, 30, on_long=lambda *place: long.append(place))
     assert [(m.prompt, m.turn) for m in measured] == [("a", 0), ("b", 0)]
-    assert long == [("a", 1)]  # what would follow is longer still
+    assert long == [("a", 1), ("a", 2)]  # what would follow is longer still
+
+
+def test_all_repeats_decode_the_same_prompts(tiny_target, tmp_path):
+    answers = itertools.count(40)
+    methods = {"unsteady": lambda prompt_ids, limit: MethodRun(1.0, [next(answers)])}
+    log = MeasurementLog(tmp_path / "m", "key")
+    calls: list = []
+    methods["other"] = Named("other", calls, [7])
+    measure(tiny_target, methods, TWO_TURNS, log, 30, repeats=3)
+    prompts = [ids for _, ids, limit in calls if limit == 30]
+    assert len(prompts) == 3 * 5 and len(set(prompts)) == 5
+    calls.clear()  # so do repeats that are added later
+    measure(tiny_target, methods, TWO_TURNS, MeasurementLog(tmp_path / "m", "key"), 30, repeats=4)
+    assert {ids for _, ids, limit in calls if limit == 30} == set(prompts)
 
 
 def test_too_long_prompts_are_named(tiny_target, log):
