@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
 import torch
 from transformers import PreTrainedModel
 
@@ -154,12 +152,12 @@ class MeasurementLog:
         replace: False refuses a file about something else.
 
     Raises:
-        UserError: that.
+        UserError: that, or a damaged line.
     """
 
     def __init__(self, path: str | os.PathLike, key: str, replace: bool = True):
         self.path, self.key = Path(path), key
-        self._found: dict[tuple, dict[str, Any]] = {}
+        self._found: dict[tuple, Measurement] = {}
         # the last element is empty, or a line that a kill cut off
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         head = json.dumps({"measured": key}).encode()
@@ -169,17 +167,22 @@ class MeasurementLog:
                 "name another folder, or delete it"
             )
         kept = lines if lines[:1] == [head] else [head]
+        for number, line in enumerate(kept[1:], 2):
+            try:
+                measurement = Measurement.from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"{self.path}: line {number} is damaged ({error}); remove it, and it is measured again"
+                ) from None
+            self._found[self._name(measurement)] = measurement
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         temporary.write_bytes(b"".join(line + b"\n" for line in kept))
         os.replace(temporary, self.path)
-        for value in map(json.loads, kept[1:]):
-            self._found[self._name(value)] = value
 
     @staticmethod
-    def _name(value: dict[str, Any]) -> tuple:
-        place = value["task"], value["prompt"], value["turn"], value["repeat"]
-        return *place, frozenset(value["runs"]), value.get("temperature", 0.0)
+    def _name(one: Measurement) -> tuple:
+        return one.task, one.prompt, one.turn, one.repeat, frozenset(one.runs), one.temperature
 
     def find(
         self,
@@ -191,8 +194,7 @@ class MeasurementLog:
         temperature: float = 0.0,
     ) -> Measurement | None:
         """An earlier measurement of just these methods."""
-        value = self._found.get((task, prompt, turn, repeat, frozenset(methods), temperature))
-        return None if value is None else Measurement.from_json(value)
+        return self._found.get((task, prompt, turn, repeat, frozenset(methods), temperature))
 
     def add(self, measurement: Measurement) -> None:
         with open(self.path, "a", encoding="utf-8") as file:

@@ -176,6 +176,17 @@ def test_a_log_of_other_things_can_be_refused(tiny_target, tmp_path):
     assert (tmp_path / "m").read_bytes() == kept
 
 
+@pytest.mark.parametrize("line", ['{"task": "t", "pro', '{"task": "t"}', "[]", "", "\0\0"])
+def test_a_damaged_line_is_named(tiny_target, tmp_path, line):
+    measure(tiny_target, named("x")[0], TASK, MeasurementLog(tmp_path / "m", "key"), 30)
+    head, first, *rest = (tmp_path / "m").read_text().splitlines()
+    damaged = "\n".join([head, first, line, *rest]) + "\n"
+    (tmp_path / "m").write_text(damaged)
+    with pytest.raises(UserError, match="m: line 3 is damaged") as error:
+        MeasurementLog(tmp_path / "m", "key")
+    assert "\n" not in str(error.value) and (tmp_path / "m").read_text() == damaged
+
+
 def test_sampled_drafts_say_what_sampling_alone_says(tiny_target):
     sampling = SamplingParams(1.0, top_p=0.9, seed=2)
     proposer = Oracle(tiny_target)
