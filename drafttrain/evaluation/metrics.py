@@ -277,7 +277,7 @@ def _flags(
 ) -> list[str]:
     flags = []
     if row.speedup is not None and method not in (AUTOREGRESSIVE, TRANSFORMERS):
-        if row.accept_len is not None and row.speedup > row.accept_len:
+        if row.steps and row.speedup > row.accept_len:  # outputs of one token take no steps
             flags.append("speedup above accept_len: the baseline was slowed by something")
         if row.speedup < 1:
             flags.append("slower than autoregressive decoding")

@@ -146,6 +146,11 @@ def test_impossible_speedups_are_flagged():
     assert "speedup above accept_len" in flags(3.6, 1.0)[0]
 
 
+def test_outputs_of_one_token_bound_no_speedup():
+    runs = {AUTOREGRESSIVE: plain([1], 1.1), "chain": decoded([1], [], 4, 1.0)}
+    assert tabulate([measured("a", runs)])["chain"].flags == []
+
+
 def test_slow_rows_are_flagged():
     assert "slower than autoregressive" in flags(0.9, 1.0)[0]
 
