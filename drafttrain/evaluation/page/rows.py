@@ -9,7 +9,6 @@ from drafttrain.evaluation.metrics import (
     TRANSFORMERS,
     Measurement,
     Row,
-    ratio,
     ratio_interval,
     tabulate,
 )
@@ -44,7 +43,7 @@ class Measured:
         order = sorted(rows, key=lambda name: (name in BASELINES, rows[name].seconds))
         intervals = {}
         if group.has_baseline:
-            intervals = {name: interval(group.measurements, name, rows[name]) for name in order}
+            intervals = {name: ratio_interval(group.measurements, AUTOREGRESSIVE, name) for name in order}
         stats = {name: first_counts(group.measurements, name) for name in order}
         return cls(group, {name: rows[name] for name in order}, intervals, stats)
 
@@ -75,13 +74,6 @@ class Headline:
     tasks: list[str]
 
 
-def interval(measurements: Sequence[Measurement], method: str, row: Row) -> list[float]:
-    """95 % interval of a row's speedup. Rows of sampled texts compare times per new token: a ratio of total
-    times differs from theirs by a factor, and so do its bounds."""
-    factor = row.speedup / ratio(measurements, AUTOREGRESSIVE, method)
-    return [factor * bound for bound in ratio_interval(measurements, AUTOREGRESSIVE, method)]
-
-
 def first_counts(measurements: Sequence[Measurement], method: str) -> DecodeStats | None:
     """Sum of a method's statistics over the first repeat of all turns; None if it has none."""
     found = [m.runs[method].stats for m in measurements if m.repeat == 0]
@@ -103,7 +95,7 @@ def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | N
     rows = tabulate(everything)
     tuned = benchmark.settings.get("tree") in drafting
     method = benchmark.settings["tree"] if tuned else min(drafting, key=lambda name: rows[name].seconds)
-    bounds = interval(everything, method, rows[method]) if AUTOREGRESSIVE in common else None
+    bounds = ratio_interval(everything, AUTOREGRESSIVE, method) if AUTOREGRESSIVE in common else None
     return Headline(method, tuned, rows[method], bounds, len(drafting), [m.group.name for m in chosen])
 
 
