@@ -152,7 +152,7 @@ def tabulate(measurements: Sequence[Measurement]) -> dict[str, Row]:
 
 
 def ratio(measurements: Sequence[Measurement], base: str, method: str) -> float:
-    """Total time of one method divided by that of another; where texts are sampled, of times per new token."""
+    """Total time of one method divided by that of another; times per new token where texts are sampled."""
     work = _work(method, base, _first(measurements))
     return work * _total(_times(measurements, base)) / _total(_times(measurements, method))
 

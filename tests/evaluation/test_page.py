@@ -299,6 +299,48 @@ def test_headline(folder):
         assert part in text
 
 
+def written(folder: Path, found: list[Measurement]) -> Path:
+    log = MeasurementLog(folder / "measurements.jsonl", "key")
+    for measurement in found:
+        log.add(measurement)
+    return folder
+
+
+def test_headline_of_sampled_texts(tmp_path):
+    lengths = {"autoregressive": 20, "long": 40, "short": 10}  # tokens
+    found = []
+    for temperature, rates in ((1.0, (10, 60, 50)), (0.5, (10, 30, 20))):  # tokens per second
+        for one in measurements("chat", repeats=2, methods=dict.fromkeys(lengths, 1.0)):
+            for (method, length), rate in zip(lengths.items(), rates):
+                run = one.runs[method]
+                run.token_ids, run.seconds = list(range(length)), length / rate
+            one.temperature = temperature
+            found.append(one)
+    text = page(written(tmp_path / "warm", found))
+    # the lowest temperature alone, and the fastest by token: "short" takes the least time
+    assert "<dt>speedup</dt><dd>3.00×<small>95 % interval 3.00 to 3.00<" in text
+    assert "These numbers are of long, the fastest of 2 methods" in text
+    assert "over 3 answers of chat, temperature 0.5." in text
+    for svg, speedup in zip(drawings(text, "speed").values(), (6, 3)):
+        groups = [group.findall("text") for group in svg.iter("g")]
+        assert [label.text for label, _ in groups] == ["long", "short"]
+        assert groups[0][1].text.startswith(f"{speedup}.00× ({speedup}.00–{speedup}.00)")
+
+
+def test_headline_after_another_tree_was_chosen(tmp_path):
+    base = {"autoregressive": 2.0, "transformers": 3.0}
+    found = []
+    for tree in ("old", "new"):
+        for task in ("chat", "code"):
+            found += measurements(task, methods={**base, tree: 0.5 if tree == "old" else 1.0})
+    folder = written(tmp_path / "evaluation", found)
+    (folder / "summary.json").write_text('{"format_version": 2, "tree": "new"}')
+    words = "These numbers are of new, the {}, over 6 answers of chat, code."
+    assert words.format("method that was chosen on tuning prompts") in page(folder)
+    (folder / "summary.json").unlink()
+    assert words.format("only drafting method here") in page(folder)  # the newest
+
+
 def test_settings_of_a_benchmark(folder):
     target = {"name": "some/model", "dtype": "float32", "fingerprint": "x"}
     settings = {
