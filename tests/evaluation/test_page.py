@@ -159,6 +159,33 @@ def test_verified_tokens_against_accept_len(folder, tmp_path):
     )
 
 
+def test_sweeps_and_bundles_of_the_same_name_are_told_apart(folder, tmp_path):
+    tokens, places = {}, []
+    for run, factor in (("a", 1), ("b", 3)):
+        bundle, sweep = tmp_path / run / "bundle", tmp_path / run / "sweep"
+        bundle.mkdir(parents=True)
+        sweep.mkdir()
+        shutil.copy(BUNDLE / "calibration.json", bundle)
+        evaluation = json.loads((BUNDLE / "eval.json").read_text())
+        row = evaluation["tasks"]["all"]
+        row["verify_tokens"] *= factor
+        tokens[str(bundle)] = 1 + row["verify_tokens"] / row["steps"]
+        (bundle / "eval.json").write_text(json.dumps(evaluation))
+        shutil.copy(C2T / "points_gsm8k.jsonl", sweep / "points.jsonl")
+        places.append(sweep)
+    text = page(folder, bundles=list(tokens), sweeps=[places[0], places[1] / "points.jsonl"])
+    for bundle, mean in tokens.items():
+        [mark] = drawings(text, "costs")[f"{bundle}: the target's forward"].iterfind("text[@class='mark']")
+        assert mark.text.startswith(f"{mean:.1f} tokens, ")
+    figures = drawings(text, "verified")
+    assert all(f"sweep {place}/points.jsonl" in figures for place in places)
+    footer = text[text.index("<footer>") :]
+    assert footer.count("sweep/points.jsonl") == 2 and footer.count("bundle/eval.json") == 2
+    text = page(folder, bundles=list(tokens)[:1], sweeps=places[:1])
+    assert "bundle: the target's forward" in drawings(text, "costs")
+    assert "sweep sweep" in drawings(text, "verified")
+
+
 def test_calibration_and_training(folder):
     text = page(folder, bundles=[BUNDLE, C2T])
     calibration = json.loads((BUNDLE / "calibration.json").read_text())

@@ -213,13 +213,17 @@ def _check_classifier(path: Path, report: Any) -> None:
         raise UserError(f"{path}: damaged ({error}); train again with drafttrain train-classifier") from None
 
 
-def read_points(path: str | os.PathLike) -> list[Point]:
-    """Reads `points.jsonl` of a sweep, or that of its folder.
+def points_file(path: str | os.PathLike) -> Path:
+    """`points.jsonl` of a sweep, given by itself or by its folder."""
+    return Path(path) / "points.jsonl" if Path(path).is_dir() else Path(path)
+
+
+def read_points(path: Path) -> list[Point]:
+    """Reads `points.jsonl` of a sweep.
 
     Raises:
         UserError: missing or damaged.
     """
-    path = Path(path) / "points.jsonl" if Path(path).is_dir() else Path(path)
     if not path.exists():
         raise UserError(f"{path}: no such file; make it with drafttrain sweep")
     try:
