@@ -22,7 +22,7 @@ from drafttrain.evaluation.page import png
 from drafttrain.evaluation.page.build import write_report
 from drafttrain.evaluation.page.panels import Bar, Bars, Chart, Series
 from drafttrain.evaluation.page.raw import read_benchmark
-from drafttrain.evaluation.page.svg import ticks
+from drafttrain.evaluation.page.svg import draw, ticks
 from drafttrain.evaluation.trace import Iteration, Trace
 from drafttrain.inference.stats import DecodeStats
 
@@ -220,6 +220,46 @@ def test_calibration_and_training(folder):
     assert sum("(training)" in note for note in notes(figures[f"{name}: loss"])) == len(losses)
 
 
+def test_operating_points_beyond_what_was_timed_are_in_the_frame(folder, tmp_path):
+    shutil.copy(BUNDLE / "calibration.json", tmp_path)
+    evaluation = {"format_version": 2, "tree": "huge", "tasks": {"all": {"steps": 10, "verify_tokens": 3000}}}
+    (tmp_path / "eval.json").write_text(json.dumps(evaluation))
+    text = page(folder, bundles=[tmp_path])
+    forward = drawings(text, "costs")[f"{tmp_path.name}: the target's forward"]
+    [mark] = [line for line in forward.iter("line") if line.get("class") == "reference"]
+    assert float(mark.get("x1")) == 350  # the frame's right end
+    assert "huge: 301.0 tokens per step on average, which take" in text
+    assert "by extrapolation from 128" in text and "extrapolation" not in page(folder, bundles=[BUNDLE])
+
+
+def test_losses_that_are_no_numbers_are_told_and_not_drawn(folder, tmp_path):
+    losses = [3.0, math.nan, 2.0, math.inf, None, "x", 1.0]
+    log = [{"step": i, "loss": loss} for i, loss in enumerate(losses)]
+    for name, entries in (("a", [*log, {"step": 9, "eval_accept_len": 1.5}]), ("b", log)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "training_log.json").write_text(json.dumps(entries))
+    text = page(folder, bundles=[tmp_path / "a", tmp_path / "b"])
+    figures = drawings(text, "training")
+    assert [note.split(" at ")[0] for note in notes(figures["b: loss"])] == [
+        "loss (training) 3.000", "loss (training) 2.000", "loss (training) 1.000"
+    ]  # fmt: skip
+    assert text.count("4 values of the training log are no numbers") == 2
+    section = text[text.index('<section id="training">') :]
+    legend = re.search(r'<ul class="legend">(.*?)</ul>', section)[1]
+    assert re.findall(r"<span>(.*?)</span>", legend) == ["loss (training)", "accept_len (held-out)"]
+
+
+def test_values_stand_below_labels_that_are_long():
+    label, flags = "eagle2:top_k=10,max_depth=6,total=50", [1, 2]
+    bars = [Bar("short", 1.5, "1.50× (1.40–1.60)", flags=flags), Bar(label, 1.5, "1.50× (1.40–1.60)")]
+    svg = ElementTree.fromstring(str(draw(Bars("", "", bars, "speedup"), 0)))
+    (short, beside), (long, below) = (group.findall("text") for group in svg.iter("g"))
+    assert float(short.get("y")) == float(beside.get("y"))
+    assert float(long.get("y")) + 14 == float(below.get("y"))
+    rects = [float(rect.get("y")) for rect in svg.iter("rect")]
+    assert float(below.get("y")) < rects[1] and rects[0] < float(long.get("y"))
+
+
 def a_trace() -> Trace:
     first = Iteration([], [], [], [], [], [], [3], ["<b>One"], 0)
     tokens, parents, depths = [3, 4, 5, 6], [-1, 0, 0, 2], [0, 1, 1, 2]
@@ -382,6 +422,14 @@ def test_settings_of_a_benchmark(folder):
         assert part in text
 
 
+@pytest.mark.parametrize(
+    "odd", [{"settings": []}, {"lossless": {"prompts": "a", "mismatches": 1}}, {"machine": 3}, {"target": 1}]
+)
+def test_odd_settings_do_no_harm(folder, odd):
+    (folder / "benchmark.json").write_text(json.dumps({"format_version": 1, **odd}))
+    assert "not recorded" in page(folder)
+
+
 def test_every_number_is_in_a_table(folder):
     text = page(folder)
     table = re.search(r"<summary>chat.*?<tbody>(.*?)</tbody>", text, re.S)[1]
@@ -483,6 +531,9 @@ def test_bad_measurements(folder, capsys, break_it, expected):
         ("calibration.json", "{}", "no calibration of format 1"),
         ("training_log.json", "{}", "no list of entries"),
         ("eval.json", '{"format_version": 1}', "not of format 2"),
+        ("eval.json", '{"format_version": 2, "tree": "x", "tasks": {"all": {}}}', "eval.json: damaged"),
+        ("eval.json", '{"format_version": 2, "tree": "x", "tasks": []}', "eval.json: damaged"),
+        ("eval.json", '{"format_version": 2, "tasks": {"a": {"steps": 1, "verify_tokens": 2}}}', "damaged"),
         ("classifier_report.json", '{"rows": {"x": {}}}', "damaged"),
         ("classifier_report.json", "[", "cannot be read as JSON"),
     ],

@@ -8,7 +8,7 @@ from PIL import Image
 
 from drafttrain.evaluation.page.build import write_report
 from tests.browser import Browser, find_chromium
-from tests.evaluation.test_page import a_trace
+from tests.evaluation.test_page import a_trace, measurements, written
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs/results/raw"
@@ -65,6 +65,23 @@ def test_it_is_not_blank(page, browser, width):
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 200
             pictures.append(picture.convert("RGB").getpixel((2, 2)))
     assert pictures == [(255, 255, 255), (20, 24, 29)]
+
+
+def test_long_labels_and_flags_do_not_cover_each_other(browser, tmp_path):
+    trees = ("eagle2:top_k=10,max_depth=6,total=50", "my own drafter with a rather long name")
+    trees += ("pct:width=10,max_depth=10,min_confidence=0.0075,threshold=0.0075", "short")
+    found = measurements("chat", methods={"autoregressive": 2.0} | {tree: 2.2 for tree in trees})
+    for one in found:
+        one.crowding = 0.6  # a flag for all, besides that of slow rows
+    browser.open(write_report(written(tmp_path, found), tmp_path / "report.html"), 390)
+    places = browser.evaluate(
+        "[...document.querySelectorAll('g.row')].map(row => {"
+        " const value = row.querySelector('.value').getBoundingClientRect();"
+        " const covers = [...row.querySelectorAll('.label')].map(l => l.getBoundingClientRect())"
+        ".some(l => l.right > value.left && l.bottom - 3 > value.top && value.bottom - 3 > l.top);"
+        " return [row.querySelector('.value').textContent.includes('⚑2'), covers] })"
+    )
+    assert places == [[True, False]] * len(trees)
 
 
 @pytest.mark.parametrize("raw", ["trees", "speed_32_prompts.jsonl", "self_draft"])

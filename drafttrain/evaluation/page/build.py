@@ -180,7 +180,8 @@ def _subtitle(benchmark: Benchmark) -> str:
     dtype = settings.get("dtype") or (target.get("dtype") if isinstance(target, dict) else None)
     if dtype:
         parts.append(str(dtype))
-    limit = settings.get("max_new_tokens") or settings.get("settings", {}).get("max_new_tokens")
+    inner = settings.get("settings")
+    limit = settings.get("max_new_tokens") or (isinstance(inner, dict) and inner.get("max_new_tokens"))
     if limit:
         parts.append(f"at most {limit} new tokens")
     if settings.get("measured"):
@@ -215,7 +216,8 @@ def _tiles(
         claims += [f"⚑ {flag}." for flag in row.flags]
     tiles.append(Tile("machine", *_machine(benchmark), long=True))
     lossless = benchmark.settings.get("lossless")
-    if isinstance(lossless, dict) and {"prompts", "mismatches"} <= set(lossless):
+    counts = ("prompts", "mismatches")
+    if isinstance(lossless, dict) and all(isinstance(lossless.get(name), int) for name in counts):
         same = lossless["prompts"] - lossless["mismatches"]
         tiles.append(
             Tile("same output in fp32", f"{same} of {lossless['prompts']}", "against plain decoding")

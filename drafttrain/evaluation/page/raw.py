@@ -192,15 +192,22 @@ def read_bundle(path: str | os.PathLike) -> BundleFiles:
         _check_classifier(folder / CLASSIFIER_REPORT, classifier)
     calibration = Calibration.load(folder) if folder / CALIBRATION in files else None
     evaluation = found.get(EVALUATION)
-    if evaluation is not None and (
-        not isinstance(evaluation, dict) or evaluation.get("format_version") != EVALUATION_VERSION
-    ):
-        raise UserError(
-            f"{folder / EVALUATION}: not of format {EVALUATION_VERSION}; evaluate the bundle again"
-        )
+    if evaluation is not None:
+        _check_evaluation(folder / EVALUATION, evaluation)
     return BundleFiles(
         Path(path).name or folder.resolve().name, calibration, log, evaluation, classifier, files
     )
+
+
+def _check_evaluation(path: Path, evaluation: Any) -> None:
+    if not isinstance(evaluation, dict) or evaluation.get("format_version") != EVALUATION_VERSION:
+        raise UserError(f"{path}: not of format {EVALUATION_VERSION}; evaluate the bundle again")
+    try:
+        for row in evaluation.get("tasks", {}).values():
+            float(row["steps"] + row["verify_tokens"])
+            str(evaluation["tree"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: damaged ({error}); evaluate the bundle again") from None
 
 
 def _check_classifier(path: Path, report: Any) -> None:

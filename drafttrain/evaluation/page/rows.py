@@ -126,7 +126,7 @@ def speed(measured: Sequence[Measured], best: str | None) -> Section:
     section.words = [
         "Ratio of total times, prompt encoding included: autoregressive decoding by the same engine in "
         "the same run, divided by the method. Methods take turns prompt by prompt; the time of a turn is "
-        "the median over repeats. Whiskers are 95 % bootstrap intervals over chat turns. The upright mark  "
+        "the median over repeats. Whiskers are 95 % bootstrap intervals over chat turns. The upright mark "
         "right of a bar is accept_len, tokens emitted per target forward: no speedup can pass it unless "
         "the baseline was slowed by something, and what lies between is the cost of drafting and "
         "verifying."
@@ -225,8 +225,9 @@ def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
     section.words = [
         "By depth: of the draft tokens that the target judged at that depth, their parent being "
         "accepted, the share that it accepted. By position: the share of all steps whose draft was "
-        "accepted at least so far; these shares add up to accept_len − 1 (less what the ends of outputs "
-        f"cut off). Hollow points rest on fewer than {FEW} tokens."
+        "accepted at least so far; these shares add up to accept_len − 1, and to a little more where "
+        "outputs end within a draft, behind which the target adds no token. "
+        f"Hollow points rest on fewer than {FEW} tokens."
     ]
     used: set[str] = set()
     for one in measured:
