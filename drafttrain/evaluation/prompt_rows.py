@@ -9,7 +9,7 @@
     text or prompt, test_list   MBPP
     question                    GSM8K, Natural Questions, TriviaQA
     prompt and entry_point      HumanEval
-    prompt                      one prompt
+    prompt                      one prompt, or the turns of one chat (MT-bench, as on the Hub)
     a chat or instruction       any row that the corpus reader knows (Alpaca): what the user says in it
 
 Only the user's words are read, never a reference answer.
@@ -96,6 +96,10 @@ def _turns(row: dict) -> list:
     return row["turns"] if isinstance(row["turns"], list) else [row["turns"]]
 
 
+def _prompt(row: dict) -> list:
+    return row["prompt"] if isinstance(row["prompt"], list) else [row["prompt"]]
+
+
 def _translation(row: dict) -> list:
     """Into English where it is one of the two, else from the first into the second."""
     codes = list(row["translation"])
@@ -147,5 +151,5 @@ FORMS: list[tuple[set[str], Callable[[dict], list]]] = [
     ({"prompt", "test_list"}, _mbpp),
     ({"question"}, _question),
     ({"prompt", "entry_point"}, lambda row: [CODE_REQUEST + row["prompt"].lstrip("\n")]),
-    ({"prompt"}, lambda row: [row["prompt"]]),
+    ({"prompt"}, _prompt),
 ]
