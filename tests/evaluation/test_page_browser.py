@@ -101,3 +101,11 @@ def test_it_prints(page, browser):
     browser.open(page, 1280)
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF") and len(pdf) > 50_000
+    browser.open(page, 688)  # A4 within its margins, at 96 dots per inch
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    cut = browser.evaluate(
+        "[...document.querySelectorAll('main svg, main table, main p')]"
+        ".filter(x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.textContent.slice(0, 40))"
+    )
+    assert cut == []  # paper does not scroll
