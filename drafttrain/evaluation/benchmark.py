@@ -171,6 +171,7 @@ def _measure_all(
 
                 def leave_out(prompt: str, turn: int, name: str = task.name) -> None:
                     too_long.add((name, prompt, turn))
+                    step()
 
                 measured += measure(
                     methods.target,

@@ -154,6 +154,7 @@ def evaluate(
     costs = None if calibration is None else Calibration.load(calibration)
     made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
     loaded = load_bundle(bundle, dtype=dtype, **made)
+    key = fingerprint([key, describe_machine(loaded.target.device)])  # what "auto" has come to, for one
     if costs:
         key = fingerprint([key, costs])
     if classifier:

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -154,12 +153,12 @@ class MeasurementLog:
         replace: False refuses a file about something else.
 
     Raises:
-        UserError: that.
+        UserError: that, or a damaged line.
     """
 
     def __init__(self, path: str | os.PathLike, key: str, replace: bool = True):
         self.path, self.key = Path(path), key
-        self._found: dict[tuple, dict[str, Any]] = {}
+        self._found: dict[tuple, Measurement] = {}
         # the last element is empty, or a line that a kill cut off
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         head = json.dumps({"measured": key}).encode()
@@ -169,17 +168,22 @@ class MeasurementLog:
                 "name another folder, or delete it"
             )
         kept = lines if lines[:1] == [head] else [head]
+        for number, line in enumerate(kept[1:], 2):
+            try:
+                measurement = Measurement.from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"{self.path}: line {number} is damaged ({error}); remove it, and it is measured again"
+                ) from None
+            self._found[self._name(measurement)] = measurement
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         temporary.write_bytes(b"".join(line + b"\n" for line in kept))
         os.replace(temporary, self.path)
-        for value in map(json.loads, kept[1:]):
-            self._found[self._name(value)] = value
 
     @staticmethod
-    def _name(value: dict[str, Any]) -> tuple:
-        place = value["task"], value["prompt"], value["turn"], value["repeat"]
-        return *place, frozenset(value["runs"]), value.get("temperature", 0.0)
+    def _name(one: Measurement) -> tuple:
+        return one.task, one.prompt, one.turn, one.repeat, frozenset(one.runs), one.temperature
 
     def find(
         self,
@@ -191,8 +195,7 @@ class MeasurementLog:
         temperature: float = 0.0,
     ) -> Measurement | None:
         """An earlier measurement of just these methods."""
-        value = self._found.get((task, prompt, turn, repeat, frozenset(methods), temperature))
-        return None if value is None else Measurement.from_json(value)
+        return self._found.get((task, prompt, turn, repeat, frozenset(methods), temperature))
 
     def add(self, measurement: Measurement) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
@@ -212,14 +215,15 @@ def measure(
 ) -> list[Measurement]:
     """Decodes every chat turn of a task by every method, interleaved; what the log holds is not repeated.
 
-    The answer that later turns of a chat refer to is the first method's.
+    The answer that later turns of a chat refer to is the first method's in the first repeat, so that all
+    methods decode the same prompts in all repeats, even where a machine does not compute the same twice.
 
     Args:
         methods: by name; the order rotates from turn to turn.
         on_turn: called after each chat turn, measured or found in the log.
         temperature: that the methods sample with, for the record.
-        on_long: called with prompt and turn where one does not fit the target; the rest of that chat is left
-            out. None: that is an error.
+        on_long: called with prompt and turn for each that is left out: one that does not fit the target, and
+            what would follow it in its chat. None: the first is an error.
 
     Raises:
         UserError: a prompt does not fit the target; names it.
@@ -227,14 +231,16 @@ def measure(
     tokenizer, names = target.tokenizer, list(methods)
     done, is_warm = [], False
     lap = time.perf_counter()
+    answers: dict[str, list[str]] = {}  # by prompt
     for repeat, (number, prompt) in itertools.product(range(repeats), enumerate(task.prompts)):
-        answers: list[str] = []
-        for turn in range(min(task.turns, len(prompt.turns))):
+        given, turns = answers.setdefault(prompt.id, []), min(task.turns, len(prompt.turns))
+        for turn in range(turns):
             found = log.find(task.name, prompt.id, turn, repeat, names, temperature)
             if found is None:
-                ids = prompt.token_ids(tokenizer, answers)
+                ids = prompt.token_ids(tokenizer, given[:turn])
                 if on_long and not fits(target, ids, max_new_tokens):
-                    on_long(prompt.id, turn)
+                    for left_out in range(turn, turns):
+                        on_long(prompt.id, left_out)
                     break
                 check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
                 if not is_warm:
@@ -253,7 +259,8 @@ def measure(
             else:
                 lap = time.perf_counter()
             done.append(found)
-            answers.append(tokenizer.decode(found.runs[names[0]].token_ids, skip_special_tokens=True))
+            if repeat == 0:
+                given.append(tokenizer.decode(found.runs[names[0]].token_ids, skip_special_tokens=True))
             on_turn()
     return done
 

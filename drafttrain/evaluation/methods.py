@@ -70,6 +70,8 @@ class MethodSpec:
             source, tree = (part.strip() for part in source.rsplit("@", 1))
             if not source or not tree:
                 raise UserError(f"method {text!r}: a bundle and a tree are needed before and behind the @")
+            if name == ASSISTANT:
+                raise UserError(f"method {text!r}: transformers drafts in its own way; leave out @{tree}")
         return cls(name, source, tree)
 
 

@@ -147,30 +147,34 @@ def quartiles(values: Sequence[float]) -> list[float]:
 def tabulate(measurements: Sequence[Measurement]) -> dict[str, Row]:
     """A row for every method; all measurements have the same methods, and every turn the same repeats."""
     times = {method: _times(measurements, method) for method in measurements[0].runs}
-    first = [measurement for measurement in measurements if measurement.repeat == 0]
+    first = _first(measurements)
     return {method: _row(method, measurements, first, times) for method in times}
 
 
 def ratio(measurements: Sequence[Measurement], base: str, method: str) -> float:
-    """Total time of one method divided by that of another."""
-    return _total(_times(measurements, base)) / _total(_times(measurements, method))
+    """Total time of one method divided by that of another; times per new token where texts are sampled."""
+    work = _work(method, base, _first(measurements))
+    return work * _total(_times(measurements, base)) / _total(_times(measurements, method))
 
 
 def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
     """Quartiles of the same ratio within each repeat."""
+    work = _work(method, base, _first(measurements))
     times = [zip(*_times(measurements, name)) for name in (base, method)]
-    return quartiles([sum(b) / sum(m) for b, m in zip(*times)])
+    return quartiles([work * sum(b) / sum(m) for b, m in zip(*times)])
 
 
 def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
-    """95 % confidence interval of the ratio of total times, base / method: percentile bootstrap over chat
-    turns (1,000 resamples, fixed seed)."""
-    totals = [
-        np.array([statistics.median(repeats) for repeats in _times(measurements, name)])  # [turns]
-        for name in (base, method)
-    ]
-    draws = np.random.default_rng(0).integers(len(totals[0]), size=(1000, len(totals[0])))  # [1000, turns]
-    ratios = totals[0][draws].sum(1) / totals[1][draws].sum(1)  # [1000]
+    """95 % confidence interval of `ratio`: percentile bootstrap over chat turns (1,000 resamples, fixed
+    seed). A turn is drawn with its times and, where texts are sampled, its lengths."""
+    totals = {name: _medians(measurements, name) for name in (base, method)}  # [turns]
+    turns = len(totals[base])
+    draws = np.random.default_rng(0).integers(turns, size=(1000, turns))  # [1000, turns]
+    ratios = totals[base][draws].sum(1) / totals[method][draws].sum(1)  # [1000]
+    if _is_sampled(measurements):
+        first = _first(measurements)
+        lengths = {name: np.array([_new_tokens(name, [m]) for m in first]) for name in totals}  # [turns]
+        ratios *= lengths[method][draws].sum(1) / lengths[base][draws].sum(1)
     return np.quantile(ratios, [0.025, 0.975]).tolist()
 
 
@@ -180,12 +184,26 @@ def crowding(measurements: Sequence[Measurement]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def _first(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those of the first repeat."""
+    return [measurement for measurement in measurements if measurement.repeat == 0]
+
+
+def _is_sampled(measurements: Sequence[Measurement]) -> bool:
+    return any(measurement.temperature for measurement in measurements)
+
+
 def _times(measurements: Sequence[Measurement], method: str) -> list[list[float]]:
     """Seconds by turn (in order of first appearance) and repeat."""
     by_turn: dict[tuple[str, str, int], list[float]] = {}
     for m in measurements:
         by_turn.setdefault((m.task, m.prompt, m.turn), []).append(m.runs[method].seconds)
     return list(by_turn.values())
+
+
+def _medians(measurements: Sequence[Measurement], method: str) -> np.ndarray:
+    """Median seconds of each turn, [turns]."""
+    return np.array([statistics.median(repeats) for repeats in _times(measurements, method)])
 
 
 def _total(times: list[list[float]]) -> float:
@@ -199,7 +217,7 @@ def _new_tokens(method: str, measurements: Sequence[Measurement]) -> int:
 def _work(method: str, base: str, measurements: Sequence[Measurement]) -> float:
     """By what a ratio of times is multiplied to compare equal work: tokens of the method for each token of
     the base where they are sampled, 1 elsewhere (greedy texts are the same up to near-ties)."""
-    if not any(m.temperature for m in measurements):
+    if not _is_sampled(measurements):
         return 1.0
     return _new_tokens(method, measurements) / _new_tokens(base, measurements)
 
@@ -277,7 +295,7 @@ def _flags(
 ) -> list[str]:
     flags = []
     if row.speedup is not None and method not in (AUTOREGRESSIVE, TRANSFORMERS):
-        if row.accept_len is not None and row.speedup > row.accept_len:
+        if row.steps and row.speedup > row.accept_len:  # outputs of one token take no steps
             flags.append("speedup above accept_len: the baseline was slowed by something")
         if row.speedup < 1:
             flags.append("slower than autoregressive decoding")

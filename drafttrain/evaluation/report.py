@@ -93,7 +93,7 @@ def task_table(
     for method, row in rows.items():
         cells = ("" if row[key] is None else form.format(row[key]) for _, key, form in columns)
         name = NAMES.get(method) or method.replace(":", "\n").replace(",", "\n")
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *cells)
     return table
 
 

@@ -66,6 +66,11 @@ class Iteration:
             raise ValueError("a path is none in its tree")
         if len(self.pieces) != len(self.emitted) or self.drafted > len(self.emitted):
             raise ValueError("emitted tokens and texts differ in number")
+        if self.tokens and (self.path[:1] != [0] or len(self.path) != self.drafted + 1):
+            raise ValueError("a path is not that of the drafted tokens")
+        if not all(isinstance(text, str) for text in [*self.texts, *self.pieces]):
+            raise ValueError("a text is none")
+        sum(self.log_probs)  # numbers
 
 
 @dataclass

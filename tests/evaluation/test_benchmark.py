@@ -201,7 +201,7 @@ def test_more_of_the_same_continues_and_other_things_are_refused(small, tmp_path
 def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
     rows = [
         {"id": "fits", "turns": ["One?", "so long " * 300]},
-        {"id": "long", "turns": ["very long " * 300]},
+        {"id": "long", "turns": ["very long " * 300, "And then?"]},
     ]
     tasks = [TaskSpec("long", str(write_jsonl(tmp_path / "long.jsonl", rows)))]
     config = dataclasses.replace(small, tasks=tasks, limit=None, repeats=2)
@@ -209,7 +209,7 @@ def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
         benchmark(config, tmp_path / "a")
     assert "\n" not in str(error.value)
     summary = benchmark(dataclasses.replace(config, skip_long=True), tmp_path / "b")
-    assert summary["tasks"]["long"]["too_long"] == 2
+    assert summary["tasks"]["long"]["too_long"] == 3  # what follows a long turn is left out too
     assert [(one.prompt, one.turn, one.repeat) for one in raw(tmp_path / "b")] == [
         ("fits", 0, 0),
         ("fits", 0, 1),

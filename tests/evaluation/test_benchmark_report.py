@@ -70,6 +70,13 @@ def test_one_task_of_one_length_is_not_said_twice():
     assert text.count("accepted by depth") == 3  # of all methods but transformers
 
 
+def test_names_of_methods_are_no_markup():
+    what = summary(("chats",), ("0-255",), (0.0,))
+    for row in what["rows"]:
+        row["method"] = {"edd timed [x]": "edd [bold] v[/]"}.get(row["method"], row["method"])
+    assert printed(what).count("edd [bold] v[/]") == 2  # in the table, and below it
+
+
 def test_flags_of_all_methods_are_said_once():
     what = summary(("chats",), ("0-255",), (0.0,))
     for row in what["rows"]:

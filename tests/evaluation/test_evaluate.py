@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from drafttrain.classifier.model import Classifier
 from drafttrain.errors import UserError
@@ -131,6 +132,16 @@ def test_measurements_of_other_prompts_or_elsewhere_are_not_continued(small, tin
     keys = [key(), key("yx"), key(device="cuda")]
     (folder / "b.txt").write_text("How not?\n")
     assert len({*keys, key()}) == 4
+
+
+def test_another_machine_does_not_continue(small, tiny_bundle, tmp_path, monkeypatch):
+    heads, describe = [], stage.describe_machine
+    for processor in ("one", "one", "another"):
+        here = {**describe(torch.device("cpu")), "processor": processor}
+        monkeypatch.setattr(stage, "describe_machine", lambda device, here=here: here)
+        evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
+        heads.append(lines(tmp_path / "out" / "measurements.jsonl")[0])
+    assert heads[0] == heads[1] != heads[2]
 
 
 def test_one_tree_needs_no_tuning(small, tiny_bundle, tmp_path):

@@ -1,5 +1,6 @@
 """Interleaving, later turns, resume, and that every method decodes the same thing."""
 
+import itertools
 import json
 import time
 
@@ -175,6 +176,17 @@ def test_a_log_of_other_things_can_be_refused(tiny_target, tmp_path):
     assert (tmp_path / "m").read_bytes() == kept
 
 
+@pytest.mark.parametrize("line", ['{"task": "t", "pro', '{"task": "t"}', "[]", "", "\0\0"])
+def test_a_damaged_line_is_named(tiny_target, tmp_path, line):
+    measure(tiny_target, named("x")[0], TASK, MeasurementLog(tmp_path / "m", "key"), 30)
+    head, first, *rest = (tmp_path / "m").read_text().splitlines()
+    damaged = "\n".join([head, first, line, *rest]) + "\n"
+    (tmp_path / "m").write_text(damaged)
+    with pytest.raises(UserError, match="m: line 3 is damaged") as error:
+        MeasurementLog(tmp_path / "m", "key")
+    assert "\n" not in str(error.value) and (tmp_path / "m").read_text() == damaged
+
+
 def test_sampled_drafts_say_what_sampling_alone_says(tiny_target):
     sampling = SamplingParams(1.0, top_p=0.9, seed=2)
     proposer = Oracle(tiny_target)
@@ -206,7 +218,21 @@ def test_long_turns_can_be_left_out(tiny_target, log):
     task = Task("t", prompts, turns=3)
     measured = measure(tiny_target, methods, task, log, 30, on_long=lambda *place: long.append(place))
     assert [(m.prompt, m.turn) for m in measured] == [("a", 0), ("b", 0)]
-    assert long == [("a", 1)]  # what would follow is longer still
+    assert long == [("a", 1), ("a", 2)]  # what would follow is longer still
+
+
+def test_all_repeats_decode_the_same_prompts(tiny_target, tmp_path):
+    answers = itertools.count(40)
+    methods = {"unsteady": lambda prompt_ids, limit: MethodRun(1.0, [next(answers)])}
+    log = MeasurementLog(tmp_path / "m", "key")
+    calls: list = []
+    methods["other"] = Named("other", calls, [7])
+    measure(tiny_target, methods, TWO_TURNS, log, 30, repeats=3)
+    prompts = [ids for _, ids, limit in calls if limit == 30]
+    assert len(prompts) == 3 * 5 and len(set(prompts)) == 5
+    calls.clear()  # so do repeats that are added later
+    measure(tiny_target, methods, TWO_TURNS, MeasurementLog(tmp_path / "m", "key"), 30, repeats=4)
+    assert {ids for _, ids, limit in calls if limit == 30} == set(prompts)
 
 
 def test_too_long_prompts_are_named(tiny_target, log):

@@ -39,6 +39,7 @@ def test_folders_may_have_an_at_in_their_name(tmp_path):
         ("x=folder@", "before and behind the @"),
         ("autoregressive=x", "is always measured"),
         ("lookahead=x", "takes no files"),
+        ("assistant=x@chain:length=3", "leave out @chain:length=3"),
     ],
 )
 def test_mistakes(text, message):

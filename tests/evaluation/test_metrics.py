@@ -14,6 +14,9 @@ from drafttrain.evaluation.metrics import (
     MethodRun,
     crowding,
     quartiles,
+    ratio,
+    ratio_interval,
+    ratio_spread,
     tabulate,
 )
 from drafttrain.inference.stats import DecodeStats
@@ -146,6 +149,11 @@ def test_impossible_speedups_are_flagged():
     assert "speedup above accept_len" in flags(3.6, 1.0)[0]
 
 
+def test_outputs_of_one_token_bound_no_speedup():
+    runs = {AUTOREGRESSIVE: plain([1], 1.1), "chain": decoded([1], [], 4, 1.0)}
+    assert tabulate([measured("a", runs)])["chain"].flags == []
+
+
 def test_slow_rows_are_flagged():
     assert "slower than autoregressive" in flags(0.9, 1.0)[0]
 
@@ -206,6 +214,38 @@ def test_sampled_texts_are_compared_by_time_per_token():
     for one in measurements:
         one.temperature = 0.0
     assert tabulate(measurements)["chain"].speedup == pytest.approx(4.0 / 2.4)
+
+
+def test_the_interval_of_sampled_texts_is_that_of_times_per_token():
+    rng = random.Random(0)
+    measurements = []
+    for turn in range(12):
+        runs = {}
+        for method, rate in ((AUTOREGRESSIVE, 10), ("even", 20), ("uneven", rng.uniform(15, 25))):
+            length = rng.randint(10, 100)
+            runs[method] = MethodRun(length / rate, list(range(length)))
+        measurements += [measured(str(turn), runs, repeat) for repeat in range(2)]
+    for one in measurements:
+        one.temperature = 0.7
+    # as fast in every turn, however long the texts are
+    assert ratio(measurements, AUTOREGRESSIVE, "even") == pytest.approx(2)
+    assert ratio_spread(measurements, AUTOREGRESSIVE, "even") == pytest.approx([2, 2, 2])
+    assert ratio_interval(measurements, AUTOREGRESSIVE, "even") == pytest.approx([2, 2])
+    # and not so, drawn one by one
+    every = [measurements[2 * turn].runs for turn in range(12)]
+    found = []
+    for draws in numpy.random.default_rng(0).integers(12, size=(1000, 12)):
+        seconds, tokens = ({m: 0.0 for m in every[0]} for _ in range(2))
+        for runs in (every[i] for i in draws):
+            for method, run in runs.items():
+                seconds[method] += run.seconds
+                tokens[method] += len(run.token_ids)
+        per_token = {method: seconds[method] / tokens[method] for method in seconds}
+        found.append(per_token[AUTOREGRESSIVE] / per_token["uneven"])
+    low, high = ratio_interval(measurements, AUTOREGRESSIVE, "uneven")
+    assert [low, high] == pytest.approx(numpy.quantile(found, [0.025, 0.975]).tolist())
+    speedup = tabulate(measurements)["uneven"].speedup
+    assert low < speedup < high and ratio(measurements, AUTOREGRESSIVE, "uneven") == pytest.approx(speedup)
 
 
 def test_peak_memory_is_that_of_the_largest_run():

@@ -22,7 +22,7 @@ from drafttrain.evaluation.page import png
 from drafttrain.evaluation.page.build import write_report
 from drafttrain.evaluation.page.panels import Bar, Bars, Chart, Series
 from drafttrain.evaluation.page.raw import read_benchmark
-from drafttrain.evaluation.page.svg import ticks
+from drafttrain.evaluation.page.svg import draw, ticks
 from drafttrain.evaluation.trace import Iteration, Trace
 from drafttrain.inference.stats import DecodeStats
 
@@ -159,6 +159,33 @@ def test_verified_tokens_against_accept_len(folder, tmp_path):
     )
 
 
+def test_sweeps_and_bundles_of_the_same_name_are_told_apart(folder, tmp_path):
+    tokens, places = {}, []
+    for run, factor in (("a", 1), ("b", 3)):
+        bundle, sweep = tmp_path / run / "bundle", tmp_path / run / "sweep"
+        bundle.mkdir(parents=True)
+        sweep.mkdir()
+        shutil.copy(BUNDLE / "calibration.json", bundle)
+        evaluation = json.loads((BUNDLE / "eval.json").read_text())
+        row = evaluation["tasks"]["all"]
+        row["verify_tokens"] *= factor
+        tokens[str(bundle)] = 1 + row["verify_tokens"] / row["steps"]
+        (bundle / "eval.json").write_text(json.dumps(evaluation))
+        shutil.copy(C2T / "points_gsm8k.jsonl", sweep / "points.jsonl")
+        places.append(sweep)
+    text = page(folder, bundles=list(tokens), sweeps=[places[0], places[1] / "points.jsonl"])
+    for bundle, mean in tokens.items():
+        [mark] = drawings(text, "costs")[f"{bundle}: the target's forward"].iterfind("text[@class='mark']")
+        assert mark.text.startswith(f"{mean:.1f} tokens, ")
+    figures = drawings(text, "verified")
+    assert all(f"sweep {place}/points.jsonl" in figures for place in places)
+    footer = text[text.index("<footer>") :]
+    assert footer.count("sweep/points.jsonl") == 2 and footer.count("bundle/eval.json") == 2
+    text = page(folder, bundles=list(tokens)[:1], sweeps=places[:1])
+    assert "bundle: the target's forward" in drawings(text, "costs")
+    assert "sweep sweep" in drawings(text, "verified")
+
+
 def test_calibration_and_training(folder):
     text = page(folder, bundles=[BUNDLE, C2T])
     calibration = json.loads((BUNDLE / "calibration.json").read_text())
@@ -191,6 +218,46 @@ def test_calibration_and_training(folder):
     assert [note.split()[2] for note in found] == [f"{length:.3f}" for length in lengths]
     losses = [entry for entry in log if "loss" in entry]
     assert sum("(training)" in note for note in notes(figures[f"{name}: loss"])) == len(losses)
+
+
+def test_operating_points_beyond_what_was_timed_are_in_the_frame(folder, tmp_path):
+    shutil.copy(BUNDLE / "calibration.json", tmp_path)
+    evaluation = {"format_version": 2, "tree": "huge", "tasks": {"all": {"steps": 10, "verify_tokens": 3000}}}
+    (tmp_path / "eval.json").write_text(json.dumps(evaluation))
+    text = page(folder, bundles=[tmp_path])
+    forward = drawings(text, "costs")[f"{tmp_path.name}: the target's forward"]
+    [mark] = [line for line in forward.iter("line") if line.get("class") == "reference"]
+    assert float(mark.get("x1")) == 350  # the frame's right end
+    assert "huge: 301.0 tokens per step on average, which take" in text
+    assert "by extrapolation from 128" in text and "extrapolation" not in page(folder, bundles=[BUNDLE])
+
+
+def test_losses_that_are_no_numbers_are_told_and_not_drawn(folder, tmp_path):
+    losses = [3.0, math.nan, 2.0, math.inf, None, "x", 1.0]
+    log = [{"step": i, "loss": loss} for i, loss in enumerate(losses)]
+    for name, entries in (("a", [*log, {"step": 9, "eval_accept_len": 1.5}]), ("b", log)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "training_log.json").write_text(json.dumps(entries))
+    text = page(folder, bundles=[tmp_path / "a", tmp_path / "b"])
+    figures = drawings(text, "training")
+    assert [note.split(" at ")[0] for note in notes(figures["b: loss"])] == [
+        "loss (training) 3.000", "loss (training) 2.000", "loss (training) 1.000"
+    ]  # fmt: skip
+    assert text.count("4 values of the training log are no numbers") == 2
+    section = text[text.index('<section id="training">') :]
+    legend = re.search(r'<ul class="legend">(.*?)</ul>', section)[1]
+    assert re.findall(r"<span>(.*?)</span>", legend) == ["loss (training)", "accept_len (held-out)"]
+
+
+def test_values_stand_below_labels_that_are_long():
+    label, flags = "eagle2:top_k=10,max_depth=6,total=50", [1, 2]
+    bars = [Bar("short", 1.5, "1.50× (1.40–1.60)", flags=flags), Bar(label, 1.5, "1.50× (1.40–1.60)")]
+    svg = ElementTree.fromstring(str(draw(Bars("", "", bars, "speedup"), 0)))
+    (short, beside), (long, below) = (group.findall("text") for group in svg.iter("g"))
+    assert float(short.get("y")) == float(beside.get("y"))
+    assert float(long.get("y")) + 14 == float(below.get("y"))
+    rects = [float(rect.get("y")) for rect in svg.iter("rect")]
+    assert float(below.get("y")) < rects[1] and rects[0] < float(long.get("y"))
 
 
 def a_trace() -> Trace:
@@ -299,6 +366,48 @@ def test_headline(folder):
         assert part in text
 
 
+def written(folder: Path, found: list[Measurement]) -> Path:
+    log = MeasurementLog(folder / "measurements.jsonl", "key")
+    for measurement in found:
+        log.add(measurement)
+    return folder
+
+
+def test_headline_of_sampled_texts(tmp_path):
+    lengths = {"autoregressive": 20, "long": 40, "short": 10}  # tokens
+    found = []
+    for temperature, rates in ((1.0, (10, 60, 50)), (0.5, (10, 30, 20))):  # tokens per second
+        for one in measurements("chat", repeats=2, methods=dict.fromkeys(lengths, 1.0)):
+            for (method, length), rate in zip(lengths.items(), rates):
+                run = one.runs[method]
+                run.token_ids, run.seconds = list(range(length)), length / rate
+            one.temperature = temperature
+            found.append(one)
+    text = page(written(tmp_path / "warm", found))
+    # the lowest temperature alone, and the fastest by token: "short" takes the least time
+    assert "<dt>speedup</dt><dd>3.00×<small>95 % interval 3.00 to 3.00<" in text
+    assert "These numbers are of long, the fastest of 2 methods" in text
+    assert "over 3 answers of chat, temperature 0.5." in text
+    for svg, speedup in zip(drawings(text, "speed").values(), (6, 3)):
+        groups = [group.findall("text") for group in svg.iter("g")]
+        assert [label.text for label, _ in groups] == ["long", "short"]
+        assert groups[0][1].text.startswith(f"{speedup}.00× ({speedup}.00–{speedup}.00)")
+
+
+def test_headline_after_another_tree_was_chosen(tmp_path):
+    base = {"autoregressive": 2.0, "transformers": 3.0}
+    found = []
+    for tree in ("old", "new"):
+        for task in ("chat", "code"):
+            found += measurements(task, methods={**base, tree: 0.5 if tree == "old" else 1.0})
+    folder = written(tmp_path / "evaluation", found)
+    (folder / "summary.json").write_text('{"format_version": 2, "tree": "new"}')
+    words = "These numbers are of new, the {}, over 6 answers of chat, code."
+    assert words.format("method that was chosen on tuning prompts") in page(folder)
+    (folder / "summary.json").unlink()
+    assert words.format("only drafting method here") in page(folder)  # the newest
+
+
 def test_settings_of_a_benchmark(folder):
     target = {"name": "some/model", "dtype": "float32", "fingerprint": "x"}
     settings = {
@@ -311,6 +420,14 @@ def test_settings_of_a_benchmark(folder):
     text = page(folder)
     for part in ("<h1>model: bench</h1>", "float32, at most 77 new tokens, measured 2026-01-02", ">G1<"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    "odd", [{"settings": []}, {"lossless": {"prompts": "a", "mismatches": 1}}, {"machine": 3}, {"target": 1}]
+)
+def test_odd_settings_do_no_harm(folder, odd):
+    (folder / "benchmark.json").write_text(json.dumps({"format_version": 1, **odd}))
+    assert "not recorded" in page(folder)
 
 
 def test_every_number_is_in_a_table(folder):
@@ -414,6 +531,9 @@ def test_bad_measurements(folder, capsys, break_it, expected):
         ("calibration.json", "{}", "no calibration of format 1"),
         ("training_log.json", "{}", "no list of entries"),
         ("eval.json", '{"format_version": 1}', "not of format 2"),
+        ("eval.json", '{"format_version": 2, "tree": "x", "tasks": {"all": {}}}', "eval.json: damaged"),
+        ("eval.json", '{"format_version": 2, "tree": "x", "tasks": []}', "eval.json: damaged"),
+        ("eval.json", '{"format_version": 2, "tasks": {"a": {"steps": 1, "verify_tokens": 2}}}', "damaged"),
         ("classifier_report.json", '{"rows": {"x": {}}}', "damaged"),
         ("classifier_report.json", "[", "cannot be read as JSON"),
     ],

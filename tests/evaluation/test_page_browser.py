@@ -8,7 +8,7 @@ from PIL import Image
 
 from drafttrain.evaluation.page.build import write_report
 from tests.browser import Browser, find_chromium
-from tests.evaluation.test_page import a_trace
+from tests.evaluation.test_page import a_trace, measurements, written
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs/results/raw"
@@ -67,6 +67,23 @@ def test_it_is_not_blank(page, browser, width):
     assert pictures == [(255, 255, 255), (20, 24, 29)]
 
 
+def test_long_labels_and_flags_do_not_cover_each_other(browser, tmp_path):
+    trees = ("eagle2:top_k=10,max_depth=6,total=50", "my own drafter with a rather long name")
+    trees += ("pct:width=10,max_depth=10,min_confidence=0.0075,threshold=0.0075", "short")
+    found = measurements("chat", methods={"autoregressive": 2.0} | {tree: 2.2 for tree in trees})
+    for one in found:
+        one.crowding = 0.6  # a flag for all, besides that of slow rows
+    browser.open(write_report(written(tmp_path, found), tmp_path / "report.html"), 390)
+    places = browser.evaluate(
+        "[...document.querySelectorAll('g.row')].map(row => {"
+        " const value = row.querySelector('.value').getBoundingClientRect();"
+        " const covers = [...row.querySelectorAll('.label')].map(l => l.getBoundingClientRect())"
+        ".some(l => l.right > value.left && l.bottom - 3 > value.top && value.bottom - 3 > l.top);"
+        " return [row.querySelector('.value').textContent.includes('⚑2'), covers] })"
+    )
+    assert places == [[True, False]] * len(trees)
+
+
 @pytest.mark.parametrize("raw", ["trees", "speed_32_prompts.jsonl", "self_draft"])
 def test_labels_stay_within_their_figures(browser, tmp_path, raw):
     browser.open(write_report(RAW / raw, tmp_path / "report.html"), 390)
@@ -84,3 +101,11 @@ def test_it_prints(page, browser):
     browser.open(page, 1280)
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF") and len(pdf) > 50_000
+    browser.open(page, 688)  # A4 within its margins, at 96 dots per inch
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    cut = browser.evaluate(
+        "[...document.querySelectorAll('main svg, main table, main p')]"
+        ".filter(x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.textContent.slice(0, 40))"
+    )
+    assert cut == []  # paper does not scroll

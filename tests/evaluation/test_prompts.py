@@ -256,6 +256,15 @@ def test_ids_are_unique(tmp_path):
     assert len({prompt.id for prompt in read_prompts(tmp_path / "eagle")}) == 6
 
 
+def test_ids_are_unique_over_files(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for name in "abcd":
+        write(tmp_path / "parts" / f"{name}.jsonl", {"prompt": f"{name} 1"}, {"prompt": f"{name} 2"})
+    prompts = read_prompts(tmp_path / "parts")
+    assert len({prompt.id for prompt in prompts}) == len(prompts) == 8
+    assert [prompt.id for prompt in prompts[:4]] == ["1", "2", "1#1", "2#2"]
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -265,6 +274,8 @@ def test_ids_are_unique(tmp_path):
         ('{"words": "a"}\n', "row 1: no prompt in it; give it one under turns, question or prompt"),
         ('{"text": "a"}\n', "row 1: no prompt in it"),
         ('{"prompt": 3}\n', "row 1: no prompt in it"),
+        ('{"prompt": [{"role": "user", "content": "a?"}]}\n', "row 1: no prompt in it"),
+        ('{"prompt": []}\n', "row 1: no prompt in it"),
         ('{"article": 3}\n', "row 1: no prompt in it"),
         ('{"translation": {"de": "x"}}\n', "row 1: no prompt in it"),
         ('{"passage": null, "question": "a?"}\n', "row 1: no prompt in it"),

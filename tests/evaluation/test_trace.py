@@ -153,6 +153,21 @@ def other_path(value):
     return value
 
 
+def lost_path(value):
+    value["iterations"][1]["path"] = []
+    return value
+
+
+def no_text(value):
+    value["iterations"][1]["pieces"][0] = None
+    return value
+
+
+def no_probability(value):
+    value["iterations"][1]["log_probs"][1] = None
+    return value
+
+
 @pytest.mark.parametrize(
     "change, expected",
     [
@@ -160,6 +175,9 @@ def other_path(value):
         (no_tree, "a node stands before its parent"),
         (short, "a tree is incomplete"),
         (other_path, "damaged"),
+        (lost_path, "a path is not that of the drafted tokens"),
+        (no_text, "a text is none"),
+        (no_probability, "damaged"),
         (lambda value: {**value, "more": 1}, "damaged"),
         (lambda value: [], "no trace of format 1"),
     ],

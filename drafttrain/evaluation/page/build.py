@@ -17,6 +17,7 @@ from drafttrain.evaluation.page.panels import Panel, Tree
 from drafttrain.evaluation.page.raw import (
     Benchmark,
     BundleFiles,
+    points_file,
     read_benchmark,
     read_bundle,
     read_points,
@@ -95,15 +96,17 @@ def write_report(
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name an HTML file to write")
+    found = {str(bundle): read_bundle(bundle) for bundle in bundles}
+    for bundle, name in zip(found.values(), distinct([one.name for one in found.values()], list(found))):
+        bundle.name = name
+    points = {str(file): read_points(file) for file in map(points_file, sweeps)}
     page = make_page(
         read_benchmark(benchmark),
-        [read_bundle(bundle) for bundle in bundles],
-        {str(path): read_points(path) for path in sweeps},
+        list(found.values()),
+        dict(zip(distinct(list(map(_sweep_name, points)), list(points)), points.values())),
         None if trace is None else Trace.load(trace),
     )
-    page.sources += [
-        source(Path(path)) for path in [*sweeps, *([trace] if trace else [])] if Path(path).is_file()
-    ]
+    page.sources += [source(Path(path)) for path in [*points, *([trace] if trace else [])]]
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -124,14 +127,19 @@ def make_page(
     sweeps: dict[str, list[Point]],
     trace: Trace | None,
 ) -> Page:
-    """What the page says, from raw data."""
+    """What the page says, from raw data.
+
+    Args:
+        bundles: with names of their own.
+        sweeps: by name.
+    """
     measured = [Measured.of(group) for group in benchmark.groups]
     found, style = headline(benchmark, measured), styles(measured)
     best = found.method if found else None
     sections = [
         speed(measured, best),
         acceptance(measured, style),
-        verify_accept(measured, style, {_sweep_name(path): points for path, points in sweeps.items()}),
+        verify_accept(measured, style, sweeps),
         reliability(bundles),
         costs(bundles, operating_points(bundles, found)),
         training(bundles),
@@ -146,6 +154,11 @@ def make_page(
     sources = [source(file) for file in [*benchmark.files, *(f for bundle in bundles for f in bundle.files)]]
     tiles, claims = _tiles(benchmark, found, measured)
     return Page(_title(benchmark), _subtitle(benchmark), tiles, claims, sections, best, sources)
+
+
+def distinct(names: list[str], places: list[str]) -> list[str]:
+    """Names, and in place of those that several have the places that they come from."""
+    return [place if names.count(name) > 1 else name for name, place in zip(names, places)]
 
 
 def _sweep_name(path: str) -> str:
@@ -167,7 +180,8 @@ def _subtitle(benchmark: Benchmark) -> str:
     dtype = settings.get("dtype") or (target.get("dtype") if isinstance(target, dict) else None)
     if dtype:
         parts.append(str(dtype))
-    limit = settings.get("max_new_tokens") or settings.get("settings", {}).get("max_new_tokens")
+    inner = settings.get("settings")
+    limit = settings.get("max_new_tokens") or (isinstance(inner, dict) and inner.get("max_new_tokens"))
     if limit:
         parts.append(f"at most {limit} new tokens")
     if settings.get("measured"):
@@ -202,7 +216,8 @@ def _tiles(
         claims += [f"⚑ {flag}." for flag in row.flags]
     tiles.append(Tile("machine", *_machine(benchmark), long=True))
     lossless = benchmark.settings.get("lossless")
-    if isinstance(lossless, dict) and {"prompts", "mismatches"} <= set(lossless):
+    counts = ("prompts", "mismatches")
+    if isinstance(lossless, dict) and all(isinstance(lossless.get(name), int) for name in counts):
         same = lossless["prompts"] - lossless["mismatches"]
         tiles.append(
             Tile("same output in fp32", f"{same} of {lossless['prompts']}", "against plain decoding")

@@ -1,5 +1,6 @@
 """The sections that bundles give: confidence, costs, training."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from drafttrain.evaluation.page.rows import Headline
 from drafttrain.evaluation.page.sections import FEW, Section
 
 ALL = "all"  # the row of eval.json over all tasks
+CURVES = ("loss", "eval_loss", "eval_accept_len", "eval_accept_len_fresh")  # of the training log
 
 
 def reliability(bundles: Sequence[BundleFiles]) -> Section:
@@ -95,6 +97,7 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, list[tuple[str, floa
                 for s in series
             )
             lines = [(tokens, f"{tokens:.1f} tokens, {1000 * verify(tokens):.1f} ms") for _, tokens in marks]
+            last = max([float(most), *(tokens for _, tokens in marks)])
             section.panels.append(
                 Chart(
                     f"{bundle.name}: {kind}",
@@ -102,7 +105,7 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, list[tuple[str, floa
                     series,
                     label,
                     "ms",
-                    (1.0, float(most)),
+                    (1.0, last),
                     span([1000 * high], 0.0),
                     log_x=True,
                     marks=lines,
@@ -112,11 +115,12 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, list[tuple[str, floa
                 section.legend = [(s.style, s.name, True) for s in series]
         section.words.append(f"{bundle.name} was timed with {where}: medians, quartiles as bands.")
         for name, tokens in points.get(bundle.name, []):
-            taken, one = verify(tokens), verify(1)
+            taken, one, timed = verify(tokens), verify(1), max(verify.sizes)
+            beyond = f", by extrapolation from {timed}" if tokens > timed else ""
             section.words.append(
                 f"The line marks the operating point of {name}: {tokens:.1f} tokens per step on average, "
-                f"which take {1000 * taken:.1f} ms, {taken / one:.2f} times as long as one token does "
-                f"({1000 * one:.1f} ms)."
+                f"which take {1000 * taken:.1f} ms{beyond}, {taken / one:.2f} times as long as one token "
+                f"does ({1000 * one:.1f} ms)."
             )
     if not section.panels:
         section.missing = (
@@ -164,7 +168,7 @@ def training(bundles: Sequence[BundleFiles]) -> Section:
             ys = sorted(y for s in series for y in s.ys)
             top = ys[int(0.98 * (len(ys) - 1))]  # the first steps would flatten the rest
             section.panels.append(_training_chart(f"{bundle.name}: loss", series, "loss", span([ys[0], top])))
-            section.legend = [(s.style, s.name, True) for s in series]
+            section.legend += [(s.style, s.name, True) for s in series]
         lengths = _curve("accept_len (held-out)", 2, entries, "eval_accept_len")
         fresh = _curve("without repeats", 3, entries, "eval_accept_len_fresh")
         series = [s for s in (lengths, fresh) if s.xs]
@@ -173,6 +177,11 @@ def training(bundles: Sequence[BundleFiles]) -> Section:
             chart = _training_chart(f"{bundle.name}: accept_len", series, "tokens per forward", span(ys))
             section.panels.append(chart)
             section.legend += [(s.style, s.name, True) for s in series]
+        if bad := sum(key in entry and not _is_number(entry[key]) for entry in entries for key in CURVES):
+            section.notes.append(
+                f"{bundle.name}: {bad} values of the training log are no numbers (a loss that diverged is "
+                "NaN) and are not drawn."
+            )
     if not section.panels:
         section.missing = (
             "No training log. `drafttrain train RECIPE` writes it and `drafttrain export RECIPE` bundles "
@@ -188,13 +197,17 @@ def training(bundles: Sequence[BundleFiles]) -> Section:
 
 
 def _curve(name: str, style: int, entries: Sequence[dict[str, Any]], key: str, small: bool = False) -> Series:
-    found = [entry for entry in entries if key in entry and "step" in entry]
+    found = [entry for entry in entries if _is_number(entry.get(key)) and _is_number(entry.get("step"))]
     notes = []
     for entry in found:
         minutes = f", {entry['elapsed'] / 60:.0f} minutes" if "elapsed" in entry else ""
         notes.append(f"{name} {entry[key]:.3f} at step {entry['step']}{minutes}")
     xs, ys = [float(entry["step"]) for entry in found], [float(entry[key]) for entry in found]
     return Series(name, style, xs, ys, notes, small=small)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _training_chart(title: str, series: list[Series], label: str, y_range: tuple[float, float]) -> Chart:

@@ -192,15 +192,22 @@ def read_bundle(path: str | os.PathLike) -> BundleFiles:
         _check_classifier(folder / CLASSIFIER_REPORT, classifier)
     calibration = Calibration.load(folder) if folder / CALIBRATION in files else None
     evaluation = found.get(EVALUATION)
-    if evaluation is not None and (
-        not isinstance(evaluation, dict) or evaluation.get("format_version") != EVALUATION_VERSION
-    ):
-        raise UserError(
-            f"{folder / EVALUATION}: not of format {EVALUATION_VERSION}; evaluate the bundle again"
-        )
+    if evaluation is not None:
+        _check_evaluation(folder / EVALUATION, evaluation)
     return BundleFiles(
         Path(path).name or folder.resolve().name, calibration, log, evaluation, classifier, files
     )
+
+
+def _check_evaluation(path: Path, evaluation: Any) -> None:
+    if not isinstance(evaluation, dict) or evaluation.get("format_version") != EVALUATION_VERSION:
+        raise UserError(f"{path}: not of format {EVALUATION_VERSION}; evaluate the bundle again")
+    try:
+        for row in evaluation.get("tasks", {}).values():
+            float(row["steps"] + row["verify_tokens"])
+            str(evaluation["tree"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: damaged ({error}); evaluate the bundle again") from None
 
 
 def _check_classifier(path: Path, report: Any) -> None:
@@ -213,13 +220,17 @@ def _check_classifier(path: Path, report: Any) -> None:
         raise UserError(f"{path}: damaged ({error}); train again with drafttrain train-classifier") from None
 
 
-def read_points(path: str | os.PathLike) -> list[Point]:
-    """Reads `points.jsonl` of a sweep, or that of its folder.
+def points_file(path: str | os.PathLike) -> Path:
+    """`points.jsonl` of a sweep, given by itself or by its folder."""
+    return Path(path) / "points.jsonl" if Path(path).is_dir() else Path(path)
+
+
+def read_points(path: Path) -> list[Point]:
+    """Reads `points.jsonl` of a sweep.
 
     Raises:
         UserError: missing or damaged.
     """
-    path = Path(path) / "points.jsonl" if Path(path).is_dir() else Path(path)
     if not path.exists():
         raise UserError(f"{path}: no such file; make it with drafttrain sweep")
     try:

@@ -9,7 +9,6 @@ from drafttrain.evaluation.metrics import (
     TRANSFORMERS,
     Measurement,
     Row,
-    ratio,
     ratio_interval,
     tabulate,
 )
@@ -41,10 +40,10 @@ class Measured:
     @classmethod
     def of(cls, group: Group) -> "Measured":
         rows = tabulate(group.measurements)
-        order = sorted(rows, key=lambda name: (name in BASELINES, rows[name].seconds))
+        order = sorted(rows, key=lambda name: (name in BASELINES, pace(rows[name], group.temperature)))
         intervals = {}
         if group.has_baseline:
-            intervals = {name: interval(group.measurements, name, rows[name]) for name in order}
+            intervals = {name: ratio_interval(group.measurements, AUTOREGRESSIVE, name) for name in order}
         stats = {name: first_counts(group.measurements, name) for name in order}
         return cls(group, {name: rows[name] for name in order}, intervals, stats)
 
@@ -56,7 +55,7 @@ class Measured:
 
 @dataclass
 class Headline:
-    """What the page begins with: one method over all greedy tasks.
+    """What the page begins with: one method over all greedy tasks, or over those of the lowest temperature.
 
     Attributes:
         method: which.
@@ -75,11 +74,10 @@ class Headline:
     tasks: list[str]
 
 
-def interval(measurements: Sequence[Measurement], method: str, row: Row) -> list[float]:
-    """95 % interval of a row's speedup. Rows of sampled texts compare times per new token: a ratio of total
-    times differs from theirs by a factor, and so do its bounds."""
-    factor = row.speedup / ratio(measurements, AUTOREGRESSIVE, method)
-    return [factor * bound for bound in ratio_interval(measurements, AUTOREGRESSIVE, method)]
+def pace(row: Row, temperature: float) -> float:
+    """What the fastest method has the least of: seconds, and seconds per new token of sampled texts, which
+    differ in length."""
+    return row.seconds / row.new_tokens if temperature else row.seconds
 
 
 def first_counts(measurements: Sequence[Measurement], method: str) -> DecodeStats | None:
@@ -90,20 +88,32 @@ def first_counts(measurements: Sequence[Measurement], method: str) -> DecodeStat
 
 def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | None:
     """The method to begin with; None if no method drafts on all tasks."""
-    chosen = [m for m in measured if not m.group.temperature] or list(measured)
+    coldest = min(m.group.temperature for m in measured)
+    tree = benchmark.settings.get("tree")
+
+    def rank(one: Measured) -> tuple[bool, bool, int]:
+        return tree in one.drafting, one.group.has_baseline, len(one.group.measurements)
+
+    # a task that was measured with several sets of methods (a tree chosen anew) counts once: the last of the
+    # best, because the file has the newest last
+    by_task: dict[str, Measured] = {}
+    for one in (m for m in measured if m.group.temperature == coldest):
+        if one.group.task not in by_task or rank(one) >= rank(by_task[one.group.task]):
+            by_task[one.group.task] = one
+    chosen = list(by_task.values())
     repeats = {next(iter(m.rows.values())).repeats for m in chosen}
     common = [name for name in chosen[0].rows if all(name in m.rows for m in chosen)]
     drafting = [name for name in common if all(name in m.drafting for m in chosen)]
     if len(repeats) > 1 or not drafting:  # totals over tasks would be of unequal things
-        chosen = [max(chosen, key=lambda m: len(m.group.measurements))]
+        chosen = [max(chosen, key=rank)]
         common, drafting = list(chosen[0].rows), chosen[0].drafting
     if not drafting:
         return None
     everything = [one for m in chosen for one in m.group.only(common)]
     rows = tabulate(everything)
-    tuned = benchmark.settings.get("tree") in drafting
-    method = benchmark.settings["tree"] if tuned else min(drafting, key=lambda name: rows[name].seconds)
-    bounds = interval(everything, method, rows[method]) if AUTOREGRESSIVE in common else None
+    tuned = tree in drafting
+    method = tree if tuned else min(drafting, key=lambda name: pace(rows[name], coldest))
+    bounds = ratio_interval(everything, AUTOREGRESSIVE, method) if AUTOREGRESSIVE in common else None
     return Headline(method, tuned, rows[method], bounds, len(drafting), [m.group.name for m in chosen])
 
 
@@ -116,7 +126,7 @@ def speed(measured: Sequence[Measured], best: str | None) -> Section:
     section.words = [
         "Ratio of total times, prompt encoding included: autoregressive decoding by the same engine in "
         "the same run, divided by the method. Methods take turns prompt by prompt; the time of a turn is "
-        "the median over repeats. Whiskers are 95 % bootstrap intervals over chat turns. The upright mark  "
+        "the median over repeats. Whiskers are 95 % bootstrap intervals over chat turns. The upright mark "
         "right of a bar is accept_len, tokens emitted per target forward: no speedup can pass it unless "
         "the baseline was slowed by something, and what lies between is the cost of drafting and "
         "verifying."
@@ -215,8 +225,9 @@ def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
     section.words = [
         "By depth: of the draft tokens that the target judged at that depth, their parent being "
         "accepted, the share that it accepted. By position: the share of all steps whose draft was "
-        "accepted at least so far; these shares add up to accept_len − 1 (less what the ends of outputs "
-        f"cut off). Hollow points rest on fewer than {FEW} tokens."
+        "accepted at least so far; these shares add up to accept_len − 1, and to a little more where "
+        "outputs end within a draft, behind which the target adds no token. "
+        f"Hollow points rest on fewer than {FEW} tokens."
     ]
     used: set[str] = set()
     for one in measured:

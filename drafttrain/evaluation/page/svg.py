@@ -13,7 +13,7 @@ from markupsafe import Markup
 from drafttrain.evaluation.page.panels import Bars, Chart, Node, Panel, Series, Tree
 
 WIDTH = 360
-LETTER = 6.0  # mean width of a letter of the labels
+LETTER, BOLD = 6.6, 7.2  # widths of letters of labels and of values, rather too much than too little
 LABEL = 40  # letters of a bar's label in one line
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
@@ -105,10 +105,11 @@ def _bars(panel: Bars) -> Drawn:
     rows: list[Markup] = []
     for bar in panel.bars:
         lines = _wrapped(bar.label)
-        flags = "".join(f" ⚑{n}" for n in bar.flags)
+        value = bar.text + "".join(f" ⚑{n}" for n in bar.flags)
         label = [_text(left, y + 11 + 14 * i, line, class_="label") for i, line in enumerate(lines)]
-        label.append(_text(right, y + 11, bar.text + flags, "end", "value"))
-        y += 14 * len(lines) + 3
+        below = LETTER * len(lines[0]) + BOLD * len(value) > right - left  # it would cover the label
+        label.append(_text(right, y + 11 + 14 * len(lines) * below, value, "end", "value"))
+        y += 14 * (len(lines) + below) + 3
         shapes = [tag("rect", x=left, y=y, width=x(bar.value) - left, height=11.0, class_=f"bar {bar.kind}")]
         if bar.low is not None and bar.high is not None:
             ends = f"M{x(bar.low):.1f} {y + 2.5:.1f}v6m0-3H{x(bar.high):.1f}m0-3v6"
