@@ -25,7 +25,15 @@ from drafttrain.drafters.config import read_config
 from drafttrain.drafters.kinds import load_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.errors import UserError, brief
-from drafttrain.export.card import EVALUATION, WEIGHTS, ExportConfig, read_evaluation, write_card
+from drafttrain.export.card import (
+    CONTENTS,
+    EVALUATION,
+    README,
+    WEIGHTS,
+    ExportConfig,
+    read_evaluation,
+    write_card,
+)
 from drafttrain.export.self_draft import holds_self_draft, load_self_draft
 from drafttrain.files import fingerprint, new_folder, require_free_disk
 from drafttrain.inference.joined import JoinedProposer
@@ -203,7 +211,8 @@ def find_bundle(path: str | os.PathLike) -> Path:
         return folder
     repo, _, revision = str(path).partition("@")
     try:
-        return Path(snapshot_download(repo, revision=revision or None))
+        known = [*CONTENTS, README]  # what else is there, such as a target's shards, is not fetched
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=known))
     except HFValidationError:
         raise UserError(f"{path}: no such folder, and not a Hub id (user/name) either") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

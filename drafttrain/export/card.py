@@ -3,6 +3,7 @@
 All of it comes out of the bundle's own files, so the card can be rendered again at any time.
 """
 
+import math
 import os
 import re
 from dataclasses import asdict, dataclass, fields
@@ -46,6 +47,9 @@ CONTENTS = {
     "LICENSE": "the licence",
     "NOTICE": "notices that the licence asks for",
 }
+NUMBERS = ("prompts", "accept_len", "accept_len_fresh", "repetition", "tokens_per_second", "speedup")
+NUMBERS += ("speedup_transformers",)  # of a task; what was not measured is null
+LOGGED = ("step", "eval_loss", "eval_top1_agreement", "eval_accept_len")
 METRICS = {
     "accept_len": "tokens per target forward",
     "speedup": "speedup over autoregressive decoding by the same engine",
@@ -105,6 +109,13 @@ def read_facts(folder: str | os.PathLike) -> ExportConfig:
     known = {item.name for item in fields(ExportConfig)}
     if not isinstance(kept, dict) or not kept.keys() <= known:
         raise UserError(f"{folder / CARD}: holds other keys than {', '.join(sorted(known))}; export again")
+    lists, texts = {"datasets", "hub_datasets", "notes"}, {"license", "language"}
+    for key, value in kept.items():
+        is_list = key in lists and isinstance(value, list) and all(isinstance(line, str) for line in value)
+        is_text = key not in lists and isinstance(value, str)
+        if not is_list and not is_text and (value is not None or key in texts):
+            wanted = "a list of texts" if key in lists else "a text"
+            raise UserError(f"{folder / CARD}: {key} is {value!r}; write {wanted}")
     return ExportConfig(**kept)
 
 
@@ -121,6 +132,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
     folder = Path(folder)
     settings = read_settings(folder)
     facts, evaluation = read_facts(folder), read_evaluation(folder / EVALUATION)
+    _check_evaluation(folder / EVALUATION, evaluation or {})
     target, training = settings["target"], settings.get("training") or {}
     kind = drafter_kind(settings)
     present = {name: (folder / name).stat().st_size for name in CONTENTS if (folder / name).is_file()}
@@ -149,7 +161,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         training=training,
         facts=facts,
         hardware=facts.hardware or _machine(training.get("machine")),
-        held_out=[entry for entry in _log(folder / LOG) if "eval_loss" in entry],
+        held_out=_held_out(folder / LOG),
         evaluation=evaluation,
         evaluated_on=_machine((evaluation or {}).get("machine")),
         tasks=tasks,
@@ -195,11 +207,29 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
     return results
 
 
+def _check_evaluation(path: Path, evaluation: dict[str, Any]) -> None:
+    """Refuses results that no card can tell.
+
+    Raises:
+        UserError: what is wrong with them.
+    """
+    tasks, tree = evaluation.get("tasks", {}), evaluation.get("tree")
+    wrong = "tasks" if not isinstance(tasks, dict) else None if isinstance(tree, str | None) else "tree"
+    for task, row in tasks.items() if wrong is None else ():
+        for name in NUMBERS:
+            value = row.get(name, "") if isinstance(row, dict) else ""
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if not is_number and value is not None:
+                wrong = wrong or f"tasks.{task}.{name}"
+    if wrong:
+        raise UserError(f"{path}: {wrong} is damaged; give what drafttrain evaluate wrote")
+
+
 def _eval_results(tasks: dict[str, Any]) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type=task,
+            dataset_type=re.sub(r"[^\w.-]+", "-", task),  # the Hub takes nothing else
             dataset_name=task,
             metric_type=metric,
             metric_name=METRICS[metric],
@@ -215,7 +245,8 @@ def _machine(machine: dict[str, Any] | None) -> str | None:
     """A recorded machine in words."""
     if not machine:
         return None
-    words = f"{machine['threads']} of {machine['cores']} cores of {machine['processor']}"
+    threads, cores, processor = (machine.get(key, "?") for key in ("threads", "cores", "processor"))
+    words = f"{threads} of {cores} cores of {processor}"
     return f"{machine['gpu']}, {words}" if "gpu" in machine else words
 
 
@@ -226,17 +257,28 @@ def _calibration(path: Path) -> dict[str, Any] | None:
         return None
     found = read_json(path)
     rows = {}
-    for name in ("target", "drafter"):
-        curve = min(found[name], key=lambda curve: abs(curve["context"] - CONTEXT))
-        by_size = dict(zip(curve["sizes"], curve["median"]))
-        rows[name] = [(size, 1000 * by_size[size]) for size in SIZES if size in by_size]
-        rows["context"] = curve["context"]
-    machine, dtype = _machine(found["machine"]), found["dtype"]
-    return {**rows, "machine": machine, "dtype": dtype, "confidence": found["confidence"]["raw"]["all"]}
+    try:
+        for name in ("target", "drafter"):
+            curve = min(found[name], key=lambda curve: abs(curve["context"] - CONTEXT))
+            by_size = dict(zip(curve["sizes"], curve["median"]))
+            rows[name] = [(size, 1000 * by_size[size]) for size in SIZES if size in by_size]
+            rows["context"] = curve["context"]
+        machine, dtype = _machine(found["machine"]), found["dtype"]
+        return {**rows, "machine": machine, "dtype": dtype, "confidence": found["confidence"]["raw"]["all"]}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error!r}); measure it again with drafttrain calibrate") from None
 
 
-def _log(path: Path) -> list[dict[str, Any]]:
-    return read_json(path) if path.exists() else []
+def _held_out(path: Path) -> list[dict[str, Any]]:
+    """What a training log says of held-out text.
+
+    Raises:
+        UserError: it is no training log.
+    """
+    log = read_json(path) if path.exists() else []
+    if not isinstance(log, list) or not all(isinstance(entry, dict) for entry in log):
+        raise UserError(f"{path}: no training log; export the drafter again")
+    return [{name: entry.get(name) for name in LOGGED} for entry in log if "eval_loss" in entry]
 
 
 def _facts_of_readme(path: Path) -> ExportConfig:

@@ -81,7 +81,7 @@ def prepare(bundle: str | os.PathLike, repo: str) -> Publication:
         )
     _check_whole(bundle)
     name, base_model = str(settings["target"].get("name")), read_facts(bundle).base_model
-    if not HUB_ID.fullmatch(base_model or name):
+    if not _is_hub_id(base_model or name) or (base_model is None and _is_path(name)):
         raise UserError(
             f"{bundle}: its target {base_model or name} is no Hub id (user/name), which the card has "
             "to name; set export.base_model in its recipe and export again"
@@ -168,17 +168,33 @@ def push(publication: Publication, private: bool = False, revision: str = MAIN) 
                 *(CommitOperationAdd(name, content) for name, content in publication.files.items()),
                 *(CommitOperationDelete(name) for name in gone),
             ]
-            message = "Upload drafter with drafttrain"
-            return str(
-                api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url
-            )
+            return _commit(api, repo, revision, operations)
+
+
+def _commit(
+    api: HfApi, repo: str, revision: str, operations: list[CommitOperationAdd | CommitOperationDelete]
+) -> str:
+    """Commits; returns the address of the commit. A commit whose answer got lost is found all the same."""
+    before = api.model_info(repo, revision=revision).sha
+    message = "Upload drafter with drafttrain"
+    try:
+        return str(api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url)
+    except HTTPError as error:
+        if getattr(error, "response", None) is not None:  # the Hub has refused
+            raise
+        with contextlib.suppress(HTTPError, OSError):
+            after = api.model_info(repo, revision=revision).sha
+            if after != before:
+                return f"{constants.ENDPOINT}/{repo}/commit/{after}"
+        raise
 
 
 @contextmanager
 def _branch(api: HfApi, repo: str, revision: str) -> Iterator[None]:
-    """Makes a branch for the block, unless it is there; removes it again if the block fails."""
+    """Makes a branch for the block, unless it is there, as a pull request's always is; removes it again if
+    the block fails."""
     made = False
-    if revision != MAIN:
+    if revision != MAIN and not revision.startswith("refs/"):
         try:
             api.create_branch(repo, branch=revision)
             made = True
@@ -228,17 +244,21 @@ def _reason(error: BaseException) -> str:
 
 
 def _check_repo(repo: str) -> None:
-    try:
-        validate_repo_id(repo)
-        is_id = HUB_ID.fullmatch(repo) is not None
-    except HFValidationError:
-        is_id = False
-    if not is_id:
+    if not _is_hub_id(repo):
         raise UserError(f"{repo}: no name of a repository; write it as user/name")
 
 
+def _is_hub_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return HUB_ID.fullmatch(name) is not None
+
+
 def _is_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists()
+    is_file = name.endswith(".gguf") or Path(name).exists()
+    return is_file or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _paths_in(bundle: Path, files: dict[str, Path | bytes]) -> list[str]:

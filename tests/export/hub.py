@@ -1,18 +1,23 @@
 """A stand-in for the Hub: what `huggingface_hub` calls to publish and to download, over HTTP, in memory.
 
 Commits are whole or absent, as on the Hub; large files are uploaded before and belong to no revision until a
-commit names them. `fail` makes a step answer with an error, or break off.
+commit names them. Metadata of a card are checked as far as names go. `fail` makes a step answer with an error
+or break off, before or after its work.
 """
 
 import base64
 import hashlib
 import json
+import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+import yaml
+
 LARGE = (".safetensors", ".bin", ".png")  # uploaded apart, as .gitattributes asks for on the Hub
+HUB_ID = re.compile(r"(?:[\w-]+/)?[\w.-]+")
 STEPS = ("validate-yaml", "create", "info", "tree", "branch", "preupload", "batch", "put", "verify", "commit")
 
 
@@ -41,16 +46,23 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.tokens: dict[str, tuple[str, bool]] = {}
         self.calls: list[tuple[str, str]] = []  # step and address
+        self.resolved: list[str] = []  # addresses of files that were asked for
         self.failures: dict[str, tuple[int, int]] = {}
+        self.done = False
         self.lock = threading.RLock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def fail(self, step: str, status: int, after: int = 0) -> None:
-        """From its `after`-th call on, a step answers with `status`; 0 breaks the connection off."""
+    def fail(self, step: str, status: int, after: int = 0, done: bool = False) -> None:
+        """From its `after`-th call on, a step answers with `status`; 0 breaks the connection off.
+
+        Args:
+            done: break it off when all is done: the answer gets lost.
+        """
         assert step in STEPS
         self.failures[step] = (status, after)
+        self.done = done
 
     def steps(self) -> list[str]:
         return [step for step, _ in self.calls]
@@ -79,14 +91,14 @@ class Handler(BaseHTTPRequestHandler):
                 body += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
-        path = unquote(urlsplit(self.path).path).strip("/").split("/")
+        path = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         with self.hub.lock:
             self.route(path, body)
 
     def route(self, path: list[str], body: bytes) -> None:
         match path:
             case ["api", "validate-yaml"]:
-                self.step("validate-yaml", lambda: self.answer({"errors": [], "warnings": []}))
+                self.step("validate-yaml", lambda: self.validate(json.loads(body)["content"]))
             case ["api", "repos", "create"]:
                 self.step("create", lambda: self.create(json.loads(body)))
             case ["api", "models", user, name]:
@@ -110,6 +122,7 @@ class Handler(BaseHTTPRequestHandler):
                 lines = [json.loads(line) for line in body.splitlines()]
                 self.step("commit", lambda: self.commit(f"{user}/{name}", revision, lines))
             case [user, name, "resolve", revision, *file]:
+                self.hub.resolved.append(self.path)
                 self.resolve(f"{user}/{name}", revision, "/".join(file))
             case _:
                 self.error(404, "EntryNotFound")
@@ -121,6 +134,9 @@ class Handler(BaseHTTPRequestHandler):
             if status:
                 self.error(status)
             else:
+                if self.hub.done:
+                    self.answer = lambda value: None
+                    do()
                 self.close_connection = True
                 self.connection.close()
         elif not signed and self.token() not in (None, *self.hub.tokens):
@@ -150,6 +166,18 @@ class Handler(BaseHTTPRequestHandler):
             self.error(404 if self.token() else 401, "RepoNotFound")
             return None
         return known
+
+    def validate(self, card: str) -> None:
+        data = yaml.safe_load(card.split("---\n")[1])
+        names = {"base_model": [data["base_model"]], "datasets": data.get("datasets", [])}
+        results = data.get("model-index", [{"results": []}])[0]["results"]
+        names["model-index[0].results.dataset.type"] = [result["dataset"]["type"] for result in results]
+        errors = [f'"{key}" with value "{name}" is not valid' for key in names for name in names[key]
+                  if not HUB_ID.fullmatch(name)]  # fmt: skip
+        if not re.fullmatch(r"[a-z0-9.-]+", str(data.get("license"))):
+            errors.append('"license" must be one of [apache-2.0, mit, …]')
+        found = {"errors": [{"message": error} for error in errors], "warnings": []}
+        self.answer(found, 400 if errors else 200)
 
     def create(self, asked: dict) -> None:
         user = asked["organization"] or self.hub.tokens[self.token()][0]

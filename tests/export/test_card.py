@@ -1,6 +1,7 @@
 """The card comes out of the bundle alone, and says of each kind of drafter what is so."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -128,6 +129,48 @@ def test_papers_of_what_the_bundle_holds(bundle):
 def test_results_of_format_1_knew_chains_only(bundle):
     (bundle / "eval.json").write_text('{"draft_length": 3, "dtype": "float32", "threads": 1, "tasks": {}}')
     assert "Trees: `chain:length=3`, greedy, float32, 1 threads." in model_card(bundle)
+
+
+RESULTS = {"tree": "chain:length=3", "dtype": "float32", "threads": 1}
+ROW = {"prompts": 8, "accept_len": 2.0, "accept_len_fresh": None, "repetition": None, "speedup": 1.5}
+ROW |= {"tokens_per_second": 50.0, "speedup_transformers": None}
+
+
+def test_what_was_not_measured_is_unknown(bundle):
+    (bundle / "eval.json").write_text(json.dumps({**RESULTS, "tasks": {"x": ROW}}))
+    assert "| x | 8 | 2.00 | unknown | unknown | 50.0 | 1.50 (unknown) |" in model_card(bundle)
+    (bundle / "training_log.json").write_text('[{"eval_loss": 2.5, "step": 7}, {"loss": 1.0, "step": 8}]')
+    assert "| 7 | 2.500 | unknown | unknown |" in model_card(bundle)
+
+
+@pytest.mark.parametrize(
+    "file, content, expected",
+    [
+        ("eval.json", {**RESULTS, "tasks": []}, "eval.json: tasks is damaged"),
+        ("eval.json", {**RESULTS, "tasks": {"x": None}}, "eval.json: tasks.x.prompts is damaged"),
+        ("eval.json", {**RESULTS, "tasks": {"x": {}}}, "tasks.x.prompts is damaged"),
+        (
+            "eval.json",
+            {**RESULTS, "tasks": {"x": {**ROW, "accept_len": "2"}}},
+            "tasks.x.accept_len is damaged",
+        ),
+        ("eval.json", {**RESULTS, "tasks": {"x": {**ROW, "speedup": float("nan")}}}, "x.speedup is damaged"),
+        ("eval.json", {**RESULTS, "tree": 5, "tasks": {}}, "eval.json: tree is damaged"),
+        ("calibration.json", {}, "calibration.json: damaged .KeyError.'target'.*; measure it again"),
+        ("calibration.json", [], "calibration.json: damaged .TypeError"),
+        ("training_log.json", {}, "training_log.json: no training log"),
+        ("training_log.json", [1], "training_log.json: no training log"),
+        ("card.json", {"notes": "one"}, "card.json: notes is 'one'; write a list of texts"),
+        ("card.json", {"hub_datasets": ["a/b", 5]}, "hub_datasets is .'a/b', 5.; write a list of texts"),
+        ("card.json", {"base_model": ["a/b"]}, "base_model is .'a/b'.; write a text"),
+        ("card.json", {"license": None}, "license is None; write a text"),
+    ],
+)
+def test_damaged_files_are_told_in_one_line(file, content, expected, bundle, capsys):
+    (bundle / file).write_text(json.dumps(content))
+    assert main(["card", str(bundle)]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and re.search(expected, line), line
 
 
 def test_from_the_command_line(bundle, tmp_path, capsys):

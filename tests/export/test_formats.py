@@ -16,7 +16,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.kinds import load_drafter, new_drafter
 from drafttrain.errors import UserError
 from drafttrain.export.formats import FORMATS, export_to, import_from, validate
-from drafttrain.export.formats.layout import full_head
+from drafttrain.export.formats.layout import TargetParts, full_head
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 from drafttrain.trees.tree import TokenTree
@@ -115,6 +115,7 @@ def test_causal_lm_gives_our_logits(family, settings, request, tmp_path):
     assert logits.argmax() in ids
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("Why is it?").input_ids == target.tokenizer("Why is it?").input_ids
+    assert tokenizer.chat_template == target.tokenizer.chat_template
 
 
 def test_tokens_outside_the_draft_vocabulary_never_win():
@@ -246,11 +247,25 @@ def test_a_small_lm_comes_back(llama, tmp_path):
     assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
 
 
+def test_a_small_lm_of_another_size_is_told(tiny_llama, llama, tmp_path):
+    """Neither transformers nor vLLM take the pair without more ado."""
+    model, tokenizer = tiny_llama
+    larger = type(model)(LlamaConfig(**{**model.config.to_dict(), "vocab_size": 520}))
+    save_target(tmp_path / "larger", larger, tokenizer)
+    folder = make(tmp_path / "lm", llama, "causal_lm", model=str(tmp_path / "larger"))
+    notes = export_to("causal-lm", folder, tmp_path / "out", llama).notes
+    assert len(notes) == 2 and "it has 520 tokens and the target 512: transformers wants" in notes[1]
+    import_from("causal-lm", tmp_path / "out", tmp_path / "back")
+    assert len(load_file(tmp_path / "back/model.safetensors")["lm.lm_head.weight"]) == 520
+
+
 def test_weights_become_bf16_unless_told_otherwise(llama, tmp_path):
     export_to("eagle", eagle(tmp_path / "own", llama), tmp_path / "out", llama)
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
+    with pytest.raises(UserError, match="dtype 'int8' is none of bfloat16, float16, float32"):
+        export_to("eagle", tmp_path / "own", tmp_path / "out", llama, dtype="int8")
 
 
 def test_rope_fields_survive(tiny_llama, tmp_path):
@@ -262,8 +277,12 @@ def test_rope_fields_survive(tiny_llama, tmp_path):
     for format, folder in (
         ("eagle", eagle(tmp_path / "eagle", target)),
         ("causal-lm", make(tmp_path / "vdm", target, "vdm")),
+        ("causal-lm", make(tmp_path / "lm", target, "causal_lm", model=target.model.name_or_path)),
     ):
-        export_to(format, folder, tmp_path / "out", target, dtype=None)
+        notes = export_to(format, folder, tmp_path / "out", target, dtype=None).notes
+        told = any("EAGLE's own code cannot express rope scaling of type llama3" in note for note in notes)
+        assert told == (format == "eagle")
+        validate(format, tmp_path / "out")
         fields = json.loads((tmp_path / "out/config.json").read_text())
         assert fields["rope_theta"] == 20000.0 and fields["rope_scaling"]["rope_type"] == "llama3"
         read = AutoConfig.from_pretrained(tmp_path / "out").rope_parameters
@@ -321,17 +340,28 @@ def test_eagle_holds_what_eagle_1_holds(written):
     assert fields["bias"] is False and None not in fields.values()
 
 
-def test_eagle_of_others_is_right_too(written, tmp_path):
-    """As published for Vicuna: few fields, a bias on fc, fp16."""
-    shutil.copytree(written / "eagle", tmp_path / "eagle")
+# What SafeAILab/EAGLE's eagle/train/*.json say beside sizes, and the heads of keys and values.
+AS_PUBLISHED = {
+    "vicuna": ({"tie_word_embeddings": False, "transformers_version": "4.28.1"}, 4),
+    "llama-2": ({"num_key_value_heads": 4, "pretraining_tp": 1, "rope_scaling": None}, 4),
+    "llama-3": ({"num_key_value_heads": 2, "rope_theta": 500000.0, "bias": False, "pad_token_id": 0}, 2),
+}
+
+
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_eagle_of_others_is_right_too(name, llama, tmp_path):
+    """Few fields, fp16, and a bias on fc unless the config says that there is none."""
+    extra, kv_heads = AS_PUBLISHED[name]
+    export_to("eagle", eagle(tmp_path / "own", llama, kv_heads=kv_heads), tmp_path / "eagle", llama)
     fields = json.loads((tmp_path / "eagle/config.json").read_text())
-    names = ("architectures", "hidden_act", "hidden_size", "initializer_range", "intermediate_size")
-    names += ("max_position_embeddings", "model_type", "num_attention_heads", "num_key_value_heads")
-    names += ("num_hidden_layers", "rms_norm_eps", "rope_theta", "vocab_size")
-    few = {name: fields[name] for name in names if name in fields} | {"bias": True, "use_cache": True}
-    (tmp_path / "eagle/config.json").write_text(json.dumps(few))
-    tensors = load_file(tmp_path / "eagle/model.safetensors") | {"fc.bias": torch.zeros(64)}
-    save_file({name: tensor.half() for name, tensor in tensors.items()}, tmp_path / "eagle/model.safetensors")
+    names = ("architectures", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings")
+    names += ("model_type", "num_attention_heads", "num_hidden_layers", "rms_norm_eps", "vocab_size")
+    few = {name: fields[name] for name in names} | {"use_cache": True, "torch_dtype": "float16"}
+    (tmp_path / "eagle/config.json").write_text(json.dumps(few | {"initializer_range": 0.02} | extra))
+    tensors = load_file(tmp_path / "eagle/model.safetensors")
+    tensors |= {} if "bias" in extra else {"fc.bias": torch.zeros(64)}
+    tensors = {name: tensor.half() for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "eagle/model.safetensors")
     validate("eagle", tmp_path / "eagle")
     with pytest.raises(UserError, match="does not say for which target"):
         import_from("eagle", tmp_path / "eagle", tmp_path / "back")
@@ -394,6 +424,15 @@ def test_wrong_configs_are_found(format, changes, message, written, tmp_path):
         ("eagle", {"num_hidden_layers": 2}, "num_hidden_layers is 2, not 1"),
         ("eagle", {"bias": True}, "no tensor fc.bias"),
         ("eagle", {"num_key_value_heads": 4}, r"k_proj.weight is \[32, 64\], not \[64, 64\]"),
+        ("eagle", {"num_key_value_heads": 3}, "num_attention_heads is 4, no multiple of .*heads .3."),
+        ("eagle", {"num_attention_heads": 0}, "num_attention_heads is 0, not above 0"),
+        ("eagle", {"num_attention_heads": 6, "head_dim": "gone"}, "no multiple of num_attention_heads .6."),
+        ("eagle", {"architectures": ["GPT2LMHeadModel"]}, "architectures are not llama and"),
+        ("eagle", {"model_type": "qwen2"}, "architectures are not llama and"),
+        ("eagle", {"torch_dtype": "float32"}, "torch_dtype is float32, and the tensors are bfloat16"),
+        ("causal-lm", {"dtype": "float32"}, "dtype is float32, and the tensors are bfloat16"),
+        ("causal-lm", {"num_key_value_heads": 0}, "num_key_value_heads is 0, not above 0"),
+        ("causal-lm", {"drafttrain": "x"}, "drafttrain is 'x', not dict"),
         ("causal-lm", {"model_type": "gpt2"}, "model_type is gpt2"),
         ("causal-lm", {"architectures": ["Qwen2ForCausalLM"]}, "architectures is not"),
         ("causal-lm", {"num_hidden_layers": 2}, "no tensor model.layers.1"),
@@ -401,7 +440,10 @@ def test_wrong_configs_are_found(format, changes, message, written, tmp_path):
         ("medusa", {"medusa_fc_bias": False}, "unexpected tensor blocks.0.layers.0.bias"),
         ("medusa", {"truncated_vocab_size": 300}, "truncated_vocab_size equal to vocab_size"),
         ("medusa-original", {"medusa_num_heads": 1}, "unexpected tensor 1.0.linear.weight"),
+        ("medusa", {"dtype": "float32"}, "dtype is float32, and the tensors are bfloat16"),
         ("medusa-original", {"vocab_size": 300}, "vocab_size is 300"),
+        ("medusa-original", {"medusa_fc_bias": False}, "would leave out the blocks' biases"),
+        ("medusa-original", {"base_model_name_or_path": ""}, "base_model_name_or_path is empty"),
     ],
 )
 def test_configs_that_do_not_fit_are_found(format, changes, message, written, tmp_path):
@@ -409,6 +451,60 @@ def test_configs_that_do_not_fit_are_found(format, changes, message, written, tm
     change_config(tmp_path / "wrong", **changes)
     with pytest.raises(UserError, match=message):
         validate(format, tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "gone"}, "transformers makes no causal LM of it"),
+        ({"model_type": "no such"}, "transformers makes no causal LM of it .Unrecognized model"),
+        ({"num_attention_heads": 0}, "transformers makes no causal LM of it"),
+        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures is not \[LlamaForCausalLM\]"),
+        ({"rope_theta": 1.0}, "rope_theta is not that of rope_parameters"),
+        ({"dtype": "float32"}, "dtype is float32, and the tensors are bfloat16"),
+        ({"num_hidden_layers": 5}, "no tensor model.layers.4"),
+    ],
+)
+def test_wrong_small_lms_are_found(changes, message, llama, tmp_path):
+    folder = make(tmp_path / "lm", llama, "causal_lm", model=llama.model.name_or_path)
+    export_to("causal-lm", folder, tmp_path / "out", llama)
+    change_config(tmp_path / "out", **changes)
+    with pytest.raises(UserError, match=message):
+        validate("causal-lm", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict.fromkeys(("target_vocab_size", "draft_ids")), "config.json lacks target_vocab_size"),
+        ({"model_type": "drafttrain_medusa", "heads": 2}, "causal-lm is for VDMs .* one of the MEDUSA"),
+        ({"model_type": "llama"}, "llama is no drafter that can be exported"),
+        ({"draft_ids": "all"}, "draft_ids is no list of token ids"),
+        ({"draft_ids": [9999] * 300}, "no 300 different tokens of 512"),
+        ({"draft_ids": [1, 2]}, "no 300 different tokens of 512"),
+        ({"draft_vocab_size": 512}, "no 512 different tokens of 512"),
+        ({"hidden_size": 32}, r"embed_tokens|is \[.*64\], not \[.*32\]"),
+    ],
+)
+def test_what_cannot_be_read_back_is_told(changes, message, written, tmp_path):
+    """The folder itself is right: others do not read what is wrong with it."""
+    shutil.copytree(written / "causal-lm", tmp_path / "out")
+    own = json.loads((tmp_path / "out/config.json").read_text())["drafttrain"] | changes
+    own = {key: value for key, value in own.items() if value is not None}
+    change_config(tmp_path / "out", drafttrain=own)
+    validate("causal-lm", tmp_path / "out")
+    with pytest.raises(UserError, match=message):
+        import_from("causal-lm", tmp_path / "out", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_head_of_no_size_is_found(written, tmp_path):
+    shutil.copytree(written / "medusa-original", tmp_path / "wrong")
+    file = tmp_path / "wrong" / FORMATS["medusa-original"].file
+    for shape, message in (((3,), r"0.1.weight is \[3\], no head"), ((0, 64), r"not \[0, 64\]")):
+        save_file(load_file(file) | {"0.1.weight": torch.zeros(shape, dtype=torch.bfloat16)}, file)
+        with pytest.raises(UserError, match=message):
+            validate("medusa-original", tmp_path / "wrong")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -511,10 +607,60 @@ def test_a_damaged_drafter_is_refused(damage, llama, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_another_target_is_refused(llama, smollm2, tmp_path):
+@pytest.mark.parametrize("key", ["hidden_size", "train_head", "rope_parameters", "draft_vocab_size"])
+def test_a_config_that_lacks_something_is_refused(key, llama, tmp_path):
     folder = make(tmp_path / "vdm", llama, "vdm")
-    with pytest.raises(UserError, match="head of 512 x 64, and this one's is 49152 x 576"):
+    change_config(folder, **{key: "gone"})
+    with pytest.raises(UserError, match=f"not whole: config.json lacks {key}"):
+        export_to("causal-lm", folder, tmp_path / "out", llama)
+
+
+@pytest.mark.parametrize("ids", [None, torch.arange(5)], ids=["none", "too few"])
+def test_a_small_lm_without_its_draft_vocabulary_is_refused(ids, llama, tmp_path):
+    folder = make(tmp_path / "lm", llama, "causal_lm", model=llama.model.name_or_path)
+    file = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(file).items() if name != "draft_to_target"}
+    save_file(tensors | ({} if ids is None else {"draft_to_target": ids}), file)
+    with pytest.raises(UserError, match="draft_to_target"):
+        export_to("causal-lm", folder, tmp_path / "out", llama)
+
+
+@pytest.mark.parametrize("kind", ["vdm", "causal_lm"])
+def test_another_target_is_refused(kind, llama, smollm2, tmp_path):
+    model = {"model": llama.model.name_or_path} if kind == "causal_lm" else {}
+    folder = make(tmp_path / "own", llama, kind, **model)
+    with pytest.raises(UserError, match="with hidden_size 64, and smollm2-135m-instruct has 576"):
         export_to("causal-lm", folder, tmp_path / "out", str(smollm2))
+
+
+def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
+    """Its ids mean other words, whatever its shape."""
+    model, tokenizer = tiny_llama
+    folder = make(tmp_path / "vdm", llama, "vdm")
+    model.save_pretrained(tmp_path / "other")
+    text = json.loads(tokenizer.backend_tokenizer.to_str())
+    text["model"]["merges"] = text["model"]["merges"][:100]
+    tokenizer.save_pretrained(tmp_path / "other")
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(UserError, match="whose tokenizer reads"):
+        export_to("causal-lm", folder, tmp_path / "out", str(tmp_path / "other"))
+
+
+def test_parts_of_another_size_are_refused(llama, tmp_path):
+    folder, parts = make(tmp_path / "vdm", llama, "vdm"), TargetParts.of(llama)
+    other = TargetParts(parts.embeddings[:500], parts.head[:500], parts.config)
+    with pytest.raises(UserError, match="head of 512 x 64, and this one's is 500 x 64"):
+        export_to("causal-lm", folder, tmp_path / "out", other)
+
+
+def test_medusa_names_a_target_that_others_find(llama, tmp_path):
+    """The Hub id of the bundle's card, where it has one."""
+    folder = make(tmp_path / "heads", llama, "medusa", heads=2)
+    written = export_to("medusa-original", folder, tmp_path / "out", llama).config
+    assert written["base_model_name_or_path"] == llama.name
+    (folder / "card.json").write_text('{"base_model": "someone/tiny"}')
+    written = export_to("medusa-original", folder, tmp_path / "out", llama).config
+    assert written["base_model_name_or_path"] == "someone/tiny"
 
 
 def test_nothing_is_replaced_but_an_export(llama, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 from rich.console import Console
 
 from drafttrain.cli import main
@@ -75,10 +75,14 @@ def test_round_trip_in_processes_of_their_own(bundle, tiny_target_folder, hub, t
     hub.repos["someone/tiny"] = Repo(private=False)
     target = {path.name: path.read_bytes() for path in tiny_target_folder.iterdir()}
     hub.repos["someone/tiny"].commit("main", target)
+    other = {"config.json": b'{"model_type": "llama"}', "model-00001-of-00002.safetensors": b"x"}
+    hub.repos["someone/large"] = Repo(private=False)
+    hub.repos["someone/large"].commit("main", other)
     code = f"""
 from drafttrain.cli import main
 assert main(["push", {str(bundle)!r}, "--repo", "someone/drafter", "--revision", "v2"]) == 0
 from drafttrain import SpeculativeDecoder
+from drafttrain.errors import UserError
 from drafttrain.export.bundle import load_bundle
 places = [{str(bundle)!r}, "someone/drafter@v2"]
 decoders = [SpeculativeDecoder.from_pretrained(p, dtype="float32", device="cpu") for p in places]
@@ -88,6 +92,10 @@ assert results[0].token_ids == results[1].token_ids and len(results[0].token_ids
 assert results[0].stats.verify_tokens == results[1].stats.verify_tokens > 0
 assert results[0].token_ids == decoders[1].autoregressive("Could you please explain", 24).token_ids
 assert load_bundle("someone/drafter@v2", target=decoders[1].target).tree == "chain:length=3"
+try:  # a target's id, by mistake
+    load_bundle("someone/large")
+except UserError as error:
+    assert "holds a llama model; give the folder of a drafter" in str(error)
 print("same tokens")
 """
     environment = {
@@ -103,6 +111,8 @@ print("same tokens")
     )
     assert done.returncode == 0 and done.stdout.endswith("same tokens\n"), done.stdout + done.stderr
     assert TOKEN not in done.stdout + done.stderr
+    assert not any("model-00001" in address for address in hub.resolved)
+    assert any("someone/large" in address for address in hub.resolved)
     assert set(hub.repos["someone/drafter"].files("main")) == {".gitattributes"}
 
 
@@ -152,6 +162,58 @@ def test_pushed_twice_nothing_large_is_sent_again(bundle, hub):
     hub.calls.clear()
     assert run(bundle) == 0
     assert "put" not in hub.steps()
+
+
+def test_metadata_that_the_hub_takes(bundle, hub):
+    """Its data sets have names without spaces, whatever tasks are called."""
+    tasks = {"Natural Questions": ROW, "CNN/DM (2 turns)": ROW}
+    (bundle / "eval.json").write_text(json.dumps({**EVALUATION, "tasks": tasks}))
+    assert run(bundle) == 0
+    results = ModelCard(hub.repos["someone/drafter"].files()["README.md"].decode()).data.eval_results
+    assert {(one.dataset_name, one.dataset_type) for one in results} == {
+        ("Natural Questions", "Natural-Questions"),
+        ("CNN/DM (2 turns)", "CNN-DM-2-turns-"),
+    }
+
+
+@pytest.mark.parametrize(
+    "facts, expected",
+    [
+        ({"license": "Apache 2.0"}, "license. must be one of"),
+        (
+            {"hub_datasets": ["responses of the target"]},
+            "datasets. with value .responses of the target. is not",
+        ),
+    ],
+)
+def test_metadata_that_the_hub_refuses(facts, expected, bundle, hub, capsys):
+    known = json.loads((bundle / "card.json").read_text())
+    (bundle / "card.json").write_text(json.dumps({**known, **facts}))
+    assert run(bundle) == 2
+    line = refused(capsys)
+    assert re.search(expected, line) and line.endswith("nothing was published")
+    assert set(hub.repos["someone/drafter"].files()) == {".gitattributes"}
+
+
+def test_a_pull_request_is_a_revision_too(bundle, hub):
+    """It is there already, and is nothing that could be made or removed as a branch."""
+    assert run(bundle) == 0
+    repo = hub.repos["someone/drafter"]
+    repo.branches["refs/pr/1"] = repo.commit("old", {"README.md": b"x"})
+    hub.calls.clear()
+    assert run(bundle, "--revision", "refs/pr/1") == 0
+    assert "model.safetensors" in repo.files("refs/pr/1") and "branch" not in hub.steps()
+    assert run(bundle, "--revision", "feature/x") == 0
+    assert "model.safetensors" in repo.files("feature/x")
+
+
+@pytest.mark.parametrize("revision", ["main", "v2"])
+def test_a_commit_whose_answer_got_lost_is_there(revision, bundle, hub, capsys):
+    hub.fail("commit", 0, done=True)
+    assert run(bundle, "--revision", revision) == 0
+    repo = hub.repos["someone/drafter"]
+    assert "model.safetensors" in repo.files(revision)
+    assert f"{hub.url}/someone/drafter/commit/{repo.branches[revision]}\n" in capsys.readouterr().out
 
 
 def test_private(bundle, hub, capsys):
@@ -326,6 +388,23 @@ def test_no_repository(repo, bundle, capsys):
     assert "write it as user/name" in refused(capsys)
 
 
+@pytest.mark.parametrize("name", ["targets/tiny", "./tiny", "../tiny", "targets/tiny.gguf"])
+def test_a_target_in_a_folder_is_no_hub_id(name, bundle, tmp_path, monkeypatch, hub, capsys):
+    """Folders look like ids: the published config would name somebody else's repository, or none."""
+    (tmp_path / "here" / "targets" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    facts, config = (json.loads((bundle / file).read_text()) for file in ("card.json", "config.json"))
+    config["target"]["name"] = name
+    (bundle / "config.json").write_text(json.dumps(config))
+    (bundle / "card.json").write_text(json.dumps({**facts, "base_model": None}))
+    assert run(bundle) == 2
+    assert f"its target {name} is no Hub id (user/name)" in refused(capsys) and hub.calls == []
+    (bundle / "card.json").write_text(json.dumps(facts))
+    assert run(bundle) == 0
+    published = json.loads(hub.repos["someone/drafter"].files()["config.json"])
+    assert published["target"]["name"] == "someone/tiny"
+
+
 def cut_off_ngrams(folder: Path) -> None:
     """A bundle's n-gram cache without its last byte."""
     (folder / "work").mkdir()
@@ -356,6 +435,10 @@ def cut_off_ngrams(folder: Path) -> None:
         ),
         (lambda folder: (folder / "card.json").write_text('{"nmae": "x"}'), "holds other keys than"),
         (lambda folder: (folder / "card.json").write_text("{}"), "is no Hub id .* set export.base_model"),
+        (
+            lambda folder: (folder / "card.json").write_text('{"base_model": "../tiny"}'),
+            "is no Hub id .* set export.base_model",
+        ),
     ],
 )
 def test_what_is_no_finished_bundle(spoil, expected, bundle, hub, capsys):

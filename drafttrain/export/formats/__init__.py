@@ -9,16 +9,17 @@ medusa-original   MEDUSA-1 for the authors' code
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from drafttrain.drafters.config import read_config
+from drafttrain.drafters.config import check_identity, read_config
 from drafttrain.errors import UserError
 from drafttrain.export.bundle import find_bundle
+from drafttrain.export.card import read_facts
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
-from drafttrain.export.formats.layout import Config, Layout, TargetParts, Tensors
+from drafttrain.export.formats.layout import Config, Layout, Shapes, TargetParts, Tensors
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target
 
@@ -30,6 +31,8 @@ KINDS = {  # model_type: what the drafter is called
     "drafttrain_causal_lm": "small causal LMs",
 }
 
+DTYPES = tuple(map(layout.dtype_name, layout.FLOATS))
+
 
 @dataclass(frozen=True)
 class Format:
@@ -39,6 +42,7 @@ class Format:
         kinds: model types of the drafters that it can express.
         to, back: the exporter and its inverse.
         problems: what is wrong with a folder.
+        shapes: of a drafter's own tensors, less its draft vocabulary; None where they are not known.
         name: for messages.
         check: refuses what the layout cannot express, going by the drafter's config alone.
         serve: vLLM's `method`; None where vLLM is not who reads it.
@@ -50,6 +54,7 @@ class Format:
     to: Callable[[Config, Tensors, TargetParts], Layout]
     back: Callable[[Config, Tensors], tuple[Config, Tensors]]
     problems: Callable[[Config, Tensors], list[str]]
+    shapes: Callable[[Config], Shapes | None]
     name: str
     check: Callable[[Config], None] = lambda config: None
     serve: str | None = None
@@ -63,6 +68,7 @@ FORMATS = {
         causal_lm.to_causal_lm,
         causal_lm.from_causal_lm,
         causal_lm.causal_lm_problems,
+        causal_lm.own_shapes,
         "a causal LM of a known kind",
         causal_lm.check_causal_lm,
         "draft_model",
@@ -73,6 +79,7 @@ FORMATS = {
         eagle.to_eagle,
         eagle.from_eagle,
         eagle.eagle_problems,
+        eagle.own_shapes,
         "in EAGLE-1's layout",
         eagle.check_eagle,
         "eagle",
@@ -82,6 +89,7 @@ FORMATS = {
         medusa.to_medusa,
         medusa.from_medusa,
         medusa.medusa_problems,
+        medusa.own_shapes,
         "MEDUSA heads for vLLM",
         serve="medusa",
     ),
@@ -90,6 +98,7 @@ FORMATS = {
         medusa.to_medusa_original,
         medusa.from_medusa_original,
         medusa.medusa_original_problems,
+        medusa.own_shapes,
         "MEDUSA heads in their authors' layout",
         file=medusa.ORIGINAL_WEIGHTS,
     ),
@@ -129,11 +138,14 @@ def export_to(
         UserError: the format is for drafters of another kind or cannot express this one, the drafter is
             damaged, or `out` holds something else than an export.
     """
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
     known, folder = find_format(format), find_bundle(bundle)
     layout.check_place(out)
     config = read_config(folder)
     _check_kind(config, known, format, folder)
     with _about(folder):
+        layout.check_own_config(config)
         known.check(config)
     tensors = layout.read_tensors(folder / layout.WEIGHTS)
     if dtype is not None:
@@ -142,6 +154,8 @@ def export_to(
             n: tensor.to(wide) if tensor.is_floating_point() else tensor for n, tensor in tensors.items()
         }
     parts = target if isinstance(target, TargetParts) else _parts(config, target, folder)
+    if parts.name is None:
+        parts = replace(parts, name=read_facts(folder).base_model or config["target"].get("name"))
     with _about(folder):
         found = known.to(config, tensors, parts)
     layout.refuse(folder, known.name, known.problems(found.config, found.tensors))
@@ -168,8 +182,13 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
     known = find_format(format)
     layout.check_empty(out)
     validate(format, folder)
+    read = layout.read(folder, known.file)
     with _about(folder):
-        config, tensors = known.back(*layout.read(folder, known.file))
+        own, _ = layout.unpack_own(read[0])
+    _check_kind(own, known, format, Path(folder))
+    with _about(folder):
+        config, tensors = known.back(*read)
+        layout.check_drafter(config, tensors, known.shapes(config))
     layout.write(out, Layout(config, tensors), what="the drafter")
 
 
@@ -204,4 +223,6 @@ def _parts(config: Config, target: FrozenTarget | str | None, folder: Path) -> T
         if name is None:
             raise UserError(f"{folder}: config.json names no target; pass one")
         target = load_target(name, dtype="auto", device="cpu")
+    with _about(folder):
+        check_identity(config["target"], target)
     return TargetParts.of(target)

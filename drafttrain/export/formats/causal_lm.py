@@ -4,12 +4,13 @@ it as `assistant_model`, vLLM as `method: draft_model`.
 A vanilla draft model (VDM) becomes a Llama or Qwen of one layer; a small LM becomes itself again.
 """
 
+import copy
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from drafttrain.errors import UserError
+from drafttrain.errors import UserError, brief
 from drafttrain.export.formats.layout import (
     IDS,
     OWN,
@@ -18,17 +19,21 @@ from drafttrain.export.formats.layout import (
     Shapes,
     TargetParts,
     Tensors,
+    check_drafter,
     check_own,
     config_problems,
     decoder_shapes,
     dtype_name,
     dtype_of,
+    dtype_problems,
     foreign_name,
     full_head,
     layer_config,
     own_name,
     pack_own,
+    rope_fields,
     rope_problems,
+    size_problems,
     special_tokens,
     tensor_problems,
     unpack_own,
@@ -68,8 +73,10 @@ HEAD = "lm_head.weight"
 SMALL_LM = "drafttrain_causal_lm"
 
 
-def own_shapes(config: Config) -> Shapes:
-    """Shapes of a VDM's own tensors, less `draft_to_target`."""
+def own_shapes(config: Config) -> Shapes | None:
+    """Shapes of a VDM's own tensors, less `draft_to_target`; None for a small LM, which can be any."""
+    if config["model_type"] == SMALL_LM:
+        return None
     hidden = config["hidden_size"]
     shapes = {**decoder_shapes(config), "norm.weight": (hidden,)}
     if config["train_embeddings"]:
@@ -164,7 +171,8 @@ def from_causal_lm(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
     """What is wrong with a causal LM of a kind that is exported here; nothing if it is right. A small LM,
     which can be any, is compared with what transformers makes of its config."""
-    if config.get(OWN, {}).get("model_type") == SMALL_LM:
+    own = config.get(OWN)
+    if isinstance(own, dict) and own.get("model_type") == SMALL_LM:
         return _small_lm_problems(config, tensors)
     problems = config_problems(config, REQUIRED, OPTIONAL) + rope_problems(config)
     kind = config.get("model_type")
@@ -172,6 +180,7 @@ def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
         problems.append(f"config.json: model_type is {kind}, none of {', '.join(ARCHITECTURES)}")
     elif config.get("architectures") != [ARCHITECTURES[kind]]:
         problems.append(f"config.json: architectures is not [{ARCHITECTURES[kind]}]")
+    problems = problems or size_problems(config)
     if problems:
         return problems
     hidden, size = config["hidden_size"], config["vocab_size"]
@@ -192,26 +201,43 @@ def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
     wanted = {f"model.{name}": shape for name, shape in shapes.items()}
     if not config["tie_word_embeddings"]:
         wanted[HEAD] = (size, hidden)
-    return problems + tensor_problems(tensors, wanted)
+    return dtype_problems(config, tensors, "dtype") + tensor_problems(tensors, wanted)
 
 
 def _small_lm(config: Config, tensors: Tensors) -> Layout:
     """A small LM as it was, with what has been trained."""
-    ids, inner = tensors[IDS], without_ids(tensors)
+    ids, inner = check_drafter(config, tensors, None), without_ids(tensors)
     fields = {key: value for key, value in config["lm"].items() if value is not None}
+    rope = fields.get("rope_parameters", {})
+    if "rope_theta" in rope:  # else there are none, or several by layer
+        fields |= rope_fields(rope)
     fields |= {"dtype": dtype_name(dtype_of(tensors)), OWN: pack_own(config, ids)}
-    notes = ()
-    if len(ids) < fields["vocab_size"]:
-        notes = (
-            f"a small LM's head stays whole: it drafts over {fields['vocab_size']} tokens, "
-            f"here over {len(ids)}",
+    notes, size, known = [], fields["vocab_size"], config["target_vocab_size"]
+    if len(ids) < size:
+        notes.append(
+            f"a small LM's head stays whole: it drafts over {size} tokens, here over {len(ids)}",
         )
-    return Layout(fields, {name.removeprefix("lm."): tensor for name, tensor in inner.items()}, notes)
+    if size != known:
+        notes.append(
+            f"it has {size} tokens and the target {known}: transformers wants `tokenizer` and "
+            "`assistant_tokenizer` with it, and vLLM `use_heterogeneous_vocab`"
+        )
+    found = {name.removeprefix("lm."): tensor for name, tensor in inner.items()}
+    return Layout(fields, found, tuple(notes))
 
 
 def _small_lm_problems(config: Config, tensors: Tensors) -> list[str]:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    try:
+        with torch.device("meta"):
+            made = AutoConfig.for_model(**copy.deepcopy(config))  # it changes rope fields in place
+            model = AutoModelForCausalLM.from_config(made)
+    except Exception as error:  # each config class has checks of its own
+        return [f"config.json: transformers makes no causal LM of it ({brief(error)})"]
+    problems = dtype_problems(config, tensors, "dtype")
+    if "rope_theta" in config.get("rope_parameters", {}):
+        problems += rope_problems(config)
+    if config.get("architectures") != [type(model).__name__]:
+        problems.append(f"config.json: architectures is not [{type(model).__name__}]")
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = {name: shapes[name] for name in model.all_tied_weights_keys}
-    return tensor_problems(tensors, {n: s for n, s in shapes.items() if n not in tied}, tied)
+    return problems + tensor_problems(tensors, {n: s for n, s in shapes.items() if n not in tied}, tied)

@@ -18,11 +18,13 @@ from drafttrain.export.formats.layout import (
     decoder_shapes,
     dtype_name,
     dtype_of,
+    dtype_problems,
     foreign_name,
     layer_config,
     own_name,
     pack_own,
     rope_problems,
+    size_problems,
     special_tokens,
     tensor_problems,
     unpack_own,
@@ -60,6 +62,7 @@ OPTIONAL = {
     "pad_token_id": int,
     OWN: dict,
 }
+AUTHORS = {"rope_theta": 10000.0, "bias": True}  # what their code takes where their own folders are silent
 
 
 def own_shapes(config: Config) -> Shapes:
@@ -113,13 +116,17 @@ def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
         "torch_dtype": dtype_name(dtype),
         OWN: pack_own(config, ids),
     }
-    notes = ()
+    notes = []
     if len(ids) < config["target_vocab_size"]:
-        notes = (
+        notes.append(
             f"EAGLE-1 reads the target's whole head: served, it drafts over {config['target_vocab_size']} "
-            f"tokens, here over {len(ids)}; acceptance may differ",
+            f"tokens, here over {len(ids)}; acceptance may differ"
         )
-    return Layout(fields, found, notes)
+    rope, width = config["rope_parameters"].get("rope_type", "default"), config["head_dim"]
+    if rope != "default" or width * config["num_attention_heads"] != config["hidden_size"]:
+        what = f"rope scaling of type {rope}" if rope != "default" else f"heads of {width}"
+        notes.append(f"vLLM reads it; EAGLE's own code cannot express {what}")
+    return Layout(fields, found, tuple(notes))
 
 
 def from_eagle(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
@@ -137,11 +144,18 @@ def from_eagle(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 
 def eagle_problems(config: Config, tensors: Tensors) -> list[str]:
     """What is wrong with a folder in EAGLE-1's layout, whoever wrote it; nothing if it is right."""
+    if OWN not in config:
+        config = _with_defaults(config)
     problems = config_problems(config, REQUIRED, OPTIONAL) + rope_problems(config)
+    problems = problems or size_problems(config)
     if problems:
         return problems
+    if config["model_type"] != "llama" or config["architectures"] != ["LlamaForCausalLM"]:
+        problems.append("config.json: model_type and architectures are not llama and [LlamaForCausalLM]")
     if config["num_hidden_layers"] != 1:
         problems.append(f"config.json: num_hidden_layers is {config['num_hidden_layers']}, not 1")
+    if OWN in config:  # others' files are converted, and their configs stay as they were
+        problems += dtype_problems(config, tensors, "torch_dtype")
     hidden = config["hidden_size"]
     layer = {
         **config,
@@ -159,3 +173,11 @@ def eagle_problems(config: Config, tensors: Tensors) -> list[str]:
         **{foreign_name(n): s for n, s in decoder_shapes(layer, first_input_norm=False).items()},
     }
     return problems + tensor_problems(tensors, shapes)
+
+
+def _with_defaults(config: Config) -> Config:
+    """A config of the authors' with what their code takes for the fields that it lacks."""
+    found = {key: value for key, value in config.items() if (key, value) != ("rope_scaling", None)}
+    if "num_attention_heads" in found:
+        found.setdefault("num_key_value_heads", found["num_attention_heads"])
+    return {**AUTHORS, **found}

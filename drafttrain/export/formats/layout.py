@@ -29,11 +29,45 @@ IDS = "draft_to_target"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+SIZES = (  # of layers, all above 0
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 
 Config = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
 Keys = Mapping[str, type | tuple[type, ...]]
+
+# What is read of a drafter's own config, by its model type.
+_DRAFTER: Keys = {
+    "format_version": int,
+    "target": dict,
+    "hidden_size": int,
+    "target_vocab_size": int,
+    "draft_vocab_size": int,
+}
+_LAYERED: Keys = {
+    **_DRAFTER,
+    **dict.fromkeys(("layers", "intermediate_size", "head_dim", "max_position_embeddings"), int),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), int),
+    **dict.fromkeys(("attention_bias", "output_bias", "mlp_bias", "qk_norm"), bool),
+    **dict.fromkeys(("train_embeddings", "train_head"), bool),
+    "hidden_act": str,
+    "rms_norm_eps": float,
+    "rope_parameters": dict,
+}
+OWN_KEYS: dict[str, Keys] = {
+    "drafttrain_vdm": _LAYERED,
+    "drafttrain_eagle": _LAYERED,
+    "drafttrain_medusa": {**_DRAFTER, "heads": int},
+    "drafttrain_causal_lm": {**_DRAFTER, "lm": dict},
+}
 
 
 @dataclass(frozen=True)
@@ -45,12 +79,14 @@ class TargetParts:
         head: LM head [V, H].
         config: of the language model, for its special tokens.
         tokenizer: for layouts that bring one.
+        name: by which others find the target, for layouts that name it; None if it is not known.
     """
 
     embeddings: torch.Tensor
     head: torch.Tensor
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None = None
+    name: str | None = None
 
     @classmethod
     def of(cls, target: FrozenTarget) -> "TargetParts":
@@ -199,10 +235,8 @@ def decoder_shapes(config: Config, first_input_norm: bool = True) -> Shapes:
 
 
 def layer_config(config: Config) -> Config:
-    """The fields of a Llama-like `config.json` that describe a drafter's layers. Rope fields are there twice:
-    `rope_parameters` for transformers from 5 on, `rope_theta` and `rope_scaling` for everybody else."""
-    rope = dict(config["rope_parameters"])
-    fields = {
+    """The fields of a Llama-like `config.json` that describe a drafter's layers."""
+    return {
         "hidden_size": config["hidden_size"],
         "intermediate_size": config["intermediate_size"],
         "num_hidden_layers": config["layers"],
@@ -213,9 +247,14 @@ def layer_config(config: Config) -> Config:
         "rms_norm_eps": config["rms_norm_eps"],
         "max_position_embeddings": config["max_position_embeddings"],
         "vocab_size": config["target_vocab_size"],
-        "rope_parameters": rope,
-        "rope_theta": rope["rope_theta"],
+        **rope_fields(config["rope_parameters"]),
     }
+
+
+def rope_fields(rope: Config) -> Config:
+    """Rope fields, twice: `rope_parameters` for transformers from 5 on, `rope_theta` and `rope_scaling` for
+    everybody else."""
+    fields = {"rope_parameters": dict(rope), "rope_theta": rope["rope_theta"]}
     if rope.get("rope_type", "default") != "default":
         fields["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
     return fields
@@ -247,7 +286,7 @@ def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
     ids of its draft vocabulary [D].
 
     Raises:
-        UserError: it is not there: the folder was not exported from here.
+        UserError: it is not there, since the folder was not exported from here, or it is damaged.
     """
     if not isinstance(config.get(OWN), dict):
         raise UserError(
@@ -255,8 +294,26 @@ def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
             "only what `drafttrain export-to` wrote can be read back"
         )
     own = dict(config[OWN])
+    check_own_config(own)
     ids = own.pop("draft_ids", None)
-    return own, torch.arange(own["target_vocab_size"]) if ids is None else torch.tensor(ids)
+    if ids is None:
+        return own, torch.arange(own["target_vocab_size"])
+    if not isinstance(ids, list) or not all(_is(token, int) for token in ids):
+        raise UserError(f"config.json: {OWN}.draft_ids is no list of token ids; export it again")
+    return own, check_ids(own, torch.tensor(ids, dtype=torch.int64))
+
+
+def check_own_config(config: Config) -> None:
+    """Refuses a drafter's own config in which something is missing or of another type.
+
+    Raises:
+        UserError: what.
+    """
+    keys = OWN_KEYS.get(str(config.get("model_type")))
+    if keys is None:
+        raise UserError(f"config.json: {config.get('model_type')} is no drafter that can be exported")
+    read = {key: value for key, value in config.items() if key in keys}
+    refuse("the drafter", "whole", config_problems(read, keys, {}))
 
 
 def without_ids(tensors: Tensors) -> Tensors:
@@ -283,6 +340,36 @@ def full_head(rows: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.T
     return head
 
 
+def check_ids(config: Config, ids: torch.Tensor) -> torch.Tensor:
+    """Refuses a draft vocabulary [D] that is none; returns it.
+
+    Raises:
+        UserError: it has another size than the drafter's config says, its ids repeat, or they are no tokens
+            of the target.
+    """
+    draft, size = config["draft_vocab_size"], config["target_vocab_size"]
+    is_right = ids.dtype == torch.int64 and tuple(ids.shape) == (draft,) and draft > 0
+    if not is_right or int(ids.min()) < 0 or int(ids.max()) >= size or len(ids.unique()) < draft:
+        raise UserError(f"{IDS} holds no {draft} different tokens of {size}: export the drafter again")
+    return ids
+
+
+def check_drafter(config: Config, tensors: Tensors, shapes: Shapes | None) -> torch.Tensor:
+    """Refuses a drafter that is not whole; returns its draft vocabulary [D].
+
+    Args:
+        shapes: of its tensors, less `IDS`; None where they are not known.
+
+    Raises:
+        UserError: tensors are missing, unexpected, of another shape or not finite, or `check_ids` refuses.
+    """
+    problems = [] if shapes is None else tensor_problems(without_ids(tensors), shapes)
+    if IDS not in tensors:
+        problems.append(f"no tensor {IDS}")
+    refuse("the drafter", "whole", problems)
+    return check_ids(config, tensors[IDS])
+
+
 def check_own(config: Config, tensors: Tensors, shapes: Shapes, target: TargetParts) -> torch.Tensor:
     """Refuses a drafter that is not whole or not this target's; returns its draft vocabulary [D].
 
@@ -290,22 +377,9 @@ def check_own(config: Config, tensors: Tensors, shapes: Shapes, target: TargetPa
         shapes: of its tensors, less `IDS`.
 
     Raises:
-        UserError: tensors are missing, unexpected, of another shape or not finite, or the ids of the draft
-            vocabulary repeat or are no tokens of the target, or the target has another shape.
+        UserError: as `check_drafter`, or the target has another shape.
     """
-    size = config["target_vocab_size"]
-    problems = tensor_problems(without_ids(tensors), shapes)
-    ids = tensors.get(IDS)
-    if ids is None or tuple(ids.shape) != (config["draft_vocab_size"],):
-        problems.append(f"no tensor {IDS} of {config['draft_vocab_size']} ids")
-    refuse("the drafter", "whole", problems)
-    if (
-        ids.dtype != torch.int64
-        or int(ids.min()) < 0
-        or int(ids.max()) >= size
-        or len(ids.unique()) < len(ids)
-    ):
-        raise UserError(f"{IDS} holds no {len(ids)} different tokens of {size}: export the drafter again")
+    ids, size = check_drafter(config, tensors, shapes), config["target_vocab_size"]
     if target.head.shape != (size, config["hidden_size"]) or target.embeddings.shape != target.head.shape:
         raise UserError(
             f"made for a target with a head of {size} x {config['hidden_size']}, and this one's is "
@@ -341,6 +415,35 @@ def _is(value: Any, wanted: type | tuple[type, ...]) -> bool:
     return isinstance(value, kinds)
 
 
+def size_problems(config: Config) -> list[str]:
+    """What is wrong with the sizes of layers whose fields have the right types."""
+    problems = [
+        f"config.json: {name} is {config[name]}, not above 0" for name in SIZES if config.get(name, 1) < 1
+    ]
+    if problems:
+        return problems
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    if heads % config["num_key_value_heads"]:
+        problems.append(
+            f"config.json: num_attention_heads is {heads}, no multiple of num_key_value_heads "
+            f"({config['num_key_value_heads']})"
+        )
+    if "head_dim" not in config and hidden % heads:
+        problems.append(
+            f"config.json: hidden_size is {hidden}, no multiple of num_attention_heads ({heads}), and "
+            "there is no head_dim"
+        )
+    return problems
+
+
+def dtype_problems(config: Config, tensors: Tensors, key: str) -> list[str]:
+    """Whether the tensors have the type that `config.json` tells readers to load them in."""
+    found = {dtype_name(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
+    if key not in config or len(found) != 1 or found == {config[key]}:
+        return []
+    return [f"config.json: {key} is {config[key]}, and the tensors are {found.pop()}"]
+
+
 def rope_problems(config: Config) -> list[str]:
     """Whether both places for rope fields say the same."""
     rope = config.get("rope_parameters")
@@ -373,7 +476,7 @@ def tensor_problems(tensors: Tensors, required: Shapes, optional: Shapes | None 
             problems.append(
                 f"{name} is {dtype_name(tensor.dtype)}, not {' or '.join(map(dtype_name, FLOATS))}"
             )
-        elif not math.isfinite(tensor.float().abs().max()):
+        elif tensor.numel() and not math.isfinite(tensor.float().abs().max()):
             problems.append(f"{name} holds numbers that are not finite")
     return problems
 

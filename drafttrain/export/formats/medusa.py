@@ -19,6 +19,7 @@ from drafttrain.export.formats.layout import (
     config_problems,
     dtype_name,
     dtype_of,
+    dtype_problems,
     full_head,
     pack_own,
     tensor_problems,
@@ -110,6 +111,7 @@ def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
             "config.json: original_lm_head must be false and truncated_vocab_size equal to vocab_size, or "
             "vLLM cannot load heads of their own"
         )
+    problems += dtype_problems(config, tensors, "dtype") + dtype_problems(config, tensors, "torch_dtype")
     return problems + tensor_problems(tensors, _shapes(config, config["num_hidden_layers"]))
 
 
@@ -119,7 +121,7 @@ def to_medusa_original(config: Config, tensors: Tensors, target: TargetParts) ->
     fields = {
         "medusa_num_heads": config["heads"],
         "medusa_num_layers": 1,
-        "base_model_name_or_path": str(config["target"]["name"]),
+        "base_model_name_or_path": target.name or "",
         "version": "2",
         "hidden_size": config["hidden_size"],
         "vocab_size": config["target_vocab_size"],
@@ -149,14 +151,21 @@ def medusa_original_problems(config: Config, tensors: Tensors) -> list[str]:
     problems = config_problems(config, ORIGINAL_REQUIRED, ORIGINAL_OPTIONAL)
     if problems:
         return problems
+    if not config["base_model_name_or_path"]:
+        problems.append("config.json: base_model_name_or_path is empty, and nobody else names the target")
     first = f"0.{config['medusa_num_layers']}.weight"
     if first not in tensors:
         return [f"no tensor {first}"]
+    if tensors[first].ndim != 2:
+        return [f"{first} is {list(tensors[first].shape)}, no head [V, H]"]
     size, hidden = tensors[first].shape
     sizes = {"hidden_size": hidden, "vocab_size": size, "num_heads": config["medusa_num_heads"]}
     for key in ("hidden_size", "vocab_size"):
         if config.get(key, sizes[key]) != sizes[key]:
             problems.append(f"config.json: {key} is {config[key]}, and {first} is {[size, hidden]}")
+    if not config.get("medusa_fc_bias", True):
+        problems.append("config.json: medusa_fc_bias is false, and vLLM would leave out the blocks' biases")
+    problems += dtype_problems(config, tensors, "torch_dtype")
     shapes = _shapes({**config, **sizes, "medusa_fc_bias": True}, config["medusa_num_layers"])
     named = {_original_name(name, config["medusa_num_layers"]): shape for name, shape in shapes.items()}
     return problems + tensor_problems(tensors, named)
