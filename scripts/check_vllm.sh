@@ -15,6 +15,10 @@ if [ "${1:-}" = --env ]; then
 fi
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 [ $# -gt 0 ] || stop "name a bundle: bash scripts/check_vllm.sh [--env DIR] BUNDLE …"
+for bundle in "$@"; do # before 3.4 GB are fetched for nothing
+  case $bundle in -*) break ;; esac
+  [ -e "$bundle/config.json" ] || stop "$bundle is no bundle: it has no config.json"
+done
 if [ ! -e "$env/installed" ]; then
   echo "check_vllm: installing vLLM's CPU build into $env; this takes some minutes" >&2
   "$python" -m venv --clear "$env" || stop "cannot make $env with $python"
