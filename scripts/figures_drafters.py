@@ -26,7 +26,8 @@ def bench(run: Run) -> baselines.Bench:
 def against_eagle(run: Run) -> Measured:
     """accept_len of EDD over EAGLE's after the longest training that both had, means over three seeds; and
     after the short one of `against_others`, where EAGLE is ahead."""
-    long, short = baselines.long(bench(run))["rows"], baselines.table1(bench(run), ("edd", "eagle"))["rows"]
+    loaded = bench(run)
+    long, short = baselines.long(loaded)["rows"], baselines.table1(loaded, ("edd", "eagle"))["rows"]
     found = {"steps": baselines.LONG_STEPS, **compared(long["edd"], long["eagle"])}
     early = {"steps": baselines.TRAINING.max_steps, **compared(short["edd"], short["eagle"])}
     return {"edd_vs_eagle": {**found, "early": early}}
