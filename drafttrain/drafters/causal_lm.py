@@ -16,9 +16,12 @@ from drafttrain.drafters.config import TOKENIZER_PROBE, DrafterConfig, DraftMode
 from drafttrain.drafters.model import DraftModel, Prediction
 from drafttrain.errors import UserError
 from drafttrain.inference.cache import TreeCache, attention_mask
+from drafttrain.kernels.blocks import NativeBlocks
+from drafttrain.kernels.linear import make_native
 from drafttrain.target import attention
 from drafttrain.target.frozen import FrozenTarget, run_packed
 from drafttrain.target.loading import load_target
+from drafttrain.target.native import can_run_natively, native_blocks
 from drafttrain.target.packed import pack_linears
 from drafttrain.trees.tree import TokenTree
 
@@ -81,6 +84,7 @@ class CausalLmModel(DraftModel):
         self.lm = AutoModelForCausalLM.from_config(config.lm_config())
         attention.use(self.lm)
         self.register_buffer("draft_to_target", torch.arange(config.draft_vocab_size))
+        self.native: NativeBlocks | None = None  # runs the LM once it is packed, where it can
         self.freeze([])
         self.post_init()
 
@@ -137,7 +141,12 @@ class CausalLmModel(DraftModel):
         self.attach(target)
 
     def pack(self) -> None:
-        pack_linears(self.lm.base_model)
+        base, config = self.lm.base_model, self.lm.config.get_text_config()
+        knows = can_run_natively(base, config)
+        if not make_native(base):
+            pack_linears(base)
+        elif knows:
+            self.native = native_blocks(base, config)
 
     def finish(self) -> None:
         """Merges adapters into the weights."""
@@ -169,7 +178,8 @@ class CausalLmModel(DraftModel):
     def new_state(self, batch: int, max_len: int) -> CausalLmState:
         weight = self._head.weight
         layers = self.lm.config.get_text_config().num_hidden_layers
-        return CausalLmState(TreeCache(layers, batch, max_len, weight.dtype, weight.device))
+        dtype = weight.dtype if self.native is None else torch.float
+        return CausalLmState(TreeCache(layers, batch, max_len, dtype, weight.device))
 
     def keep_rows(self, state: CausalLmState, rows: torch.Tensor) -> CausalLmState:
         state.cache.keep_rows(rows)
@@ -186,9 +196,9 @@ class CausalLmModel(DraftModel):
         cache, (batch, n) = state.cache, tokens.shape
         order = torch.arange(n, device=tokens.device)  # [n]
         cache.reserve(n)
-        slots, view = cache.open(n)  # [B, n]
-        known = torch.arange(view, device=tokens.device)  # [view]
-        self._run(state, tokens, known <= slots[..., None], slots)
+        slots, _ = cache.open(n)  # [B, n]
+        causal = (order <= order[:, None]).expand(batch, n, n)
+        self._run(state, tokens, slots, slots, causal)
         cache.commit(order.expand(batch, n), counts)
 
     @torch.no_grad()
@@ -197,31 +207,43 @@ class CausalLmModel(DraftModel):
         cache, n = state.cache, tree.width
         cache.reserve(n)
         starts = cache.lengths[:, None]  # [B, 1]
-        slots, view = starts + frontier, int(cache.lengths.max()) + n  # [B, f]
-        cache.open_at(slots, view)
-        known = torch.arange(view, device=slots.device) < starts  # [B, view]
-        seen = known[:, None].expand(-1, frontier.shape[1], -1).clone()  # [B, f, view]
+        slots = starts + frontier  # [B, f]
+        cache.open_at(slots, int(cache.lengths.max()) + n)
         ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
-        nodes = starts + torch.arange(n, device=slots.device)  # [B, n]
-        seen.scatter_(2, nodes[:, None].expand_as(ancestors), ancestors)
         tokens = tree.tokens.gather(1, frontier)  # [B, f]
-        states = self._run(state, tokens, seen, starts + tree.depths.gather(1, frontier))
-        logits = self._head(states)[..., self.draft_to_target]  # [B, f, D]
+        states = self._run(state, tokens, starts + tree.depths.gather(1, frontier), slots, ancestors)
+        logits = self._head(states.to(self._head.weight.dtype))[..., self.draft_to_target]  # [B, f, D]
         return torch.log_softmax(logits, dim=-1, dtype=torch.float)
 
     def _run(
-        self, state: CausalLmState, tokens: torch.Tensor, seen: torch.Tensor, positions: torch.Tensor
+        self,
+        state: CausalLmState,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        ancestors: torch.Tensor,
     ) -> torch.Tensor:
-        """States that the head reads [B, n, H]; bool [B, n, view] says which slots each token sees."""
-        config, view = self.lm.config.get_text_config(), seen.shape[-1]
+        """States that the head reads [B, n, H], of tokens [B, n] at these positions and slots [B, n]; bool
+        [B, n, w] says which slots behind the verified ones each sees besides those."""
+        config, cache, view = self.lm.config.get_text_config(), state.cache, state.cache.view
+        starts = cache.lengths[:, None]  # [B, 1]
+        if self.native is not None:
+            cache.allocate(self.native.kv_heads, self.native.head_dim)
+            x = self.lm.get_input_embeddings().weight[tokens].float()  # [B, n, H]
+            return self.native(x, cache.kv, cache.lengths, positions, slots, ancestors, view)[1]
+        every = torch.arange(view, device=tokens.device)  # [view]
+        seen = (every < starts)[:, None].expand(-1, tokens.shape[1], -1).clone()  # [B, n, view]
+        behind = starts + torch.arange(ancestors.shape[2], device=tokens.device)  # [B, w]
+        seen.scatter_(2, behind[:, None].expand_as(ancestors), ancestors)
         # a window counts positions; those of verified tokens are their slots, and a tree is far from its edge
-        slots = torch.arange(view, device=tokens.device).expand(len(tokens), view)  # [B, view]
-        mask = attention_mask(seen, slots, positions, config, self._head.weight.dtype)
+        mask = attention_mask(
+            seen, every.expand(len(tokens), view), positions, config, self._head.weight.dtype
+        )
         return self.lm.base_model(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=state.cache,
+            past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
 

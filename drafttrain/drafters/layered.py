@@ -16,6 +16,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafttrain.drafters.config import DrafterConfig, DraftModelConfig
 from drafttrain.drafters.model import Attend, DraftModel, Prediction
+from drafttrain.kernels.blocks import BlockParts, NativeBlocks
+from drafttrain.kernels.linear import NativeLinear
 from drafttrain.target.attention import grouped_attention
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.tree import TokenTree
@@ -77,6 +79,22 @@ class DraftLayer(nn.Module):
         shape = (*x.shape[:2], self.heads, self.head_dim)
         return rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), cos, sin)
 
+    def parts(self) -> BlockParts:
+        """What the native library needs to know, once the linear layers are native."""
+        return BlockParts(
+            self.q_proj,
+            self.k_proj,
+            self.v_proj,
+            self.o_proj,
+            self.gate_proj,
+            self.up_proj,
+            self.down_proj,
+            *(
+                getattr(norm, "weight", None)
+                for norm in (self.input_layernorm, self.post_attention_layernorm, self.q_norm, self.k_norm)
+            ),
+        )
+
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Output projection, residuals and MLP; residual [..., H], attended [..., heads · dim]."""
         x = residual + self.o_proj(attended)
@@ -122,6 +140,7 @@ class LayeredDrafter(DraftModel):
         frozen = [] if config.train_embeddings else ["embed_tokens.weight"]
         self.freeze(frozen + ([] if config.train_head else ["lm_head.weight"]))
         self._rope: torch.Tensor | None = None
+        self.native: NativeBlocks | None = None  # runs the layers once the drafter is packed, where it can
 
     # making and loading
 
@@ -179,11 +198,11 @@ class LayeredDrafter(DraftModel):
         need = int(positions.max()) + 1 if limit is None else limit
         table, weight = self._rope, self.layers[0].post_attention_layernorm.weight
         if table is None or len(table) < need or (table.dtype, table.device) != (weight.dtype, weight.device):
-            table = self._rope = self._rope_table(max(need, 1024) * 2)
+            table = self._rope = self._rope_table(max(need, 1024) * 2, weight.dtype)
         cos, sin = table[positions].unbind(2)  # [B, n, dim]
         return cos[:, None], sin[:, None]
 
-    def _rope_table(self, n: int) -> torch.Tensor:
+    def _rope_table(self, n: int, dtype: torch.dtype) -> torch.Tensor:
         """cos and sin of n positions, [n, 2, dim]."""
         parameters, dim = self.config.rope_parameters, self.config.head_dim
         weight = self.layers[0].post_attention_layernorm.weight
@@ -195,7 +214,7 @@ class LayeredDrafter(DraftModel):
             inv_freq, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](self.config, device)
         angles = torch.arange(n, device=device, dtype=torch.float)[:, None] * inv_freq  # [n, dim / 2]
         angles = torch.cat((angles, angles), dim=-1)  # [n, dim]
-        return (torch.stack((angles.cos(), angles.sin()), 1) * scaling).to(weight.dtype)
+        return (torch.stack((angles.cos(), angles.sin()), 1) * scaling).to(dtype)
 
     # training
 
@@ -251,10 +270,30 @@ class LayeredDrafter(DraftModel):
 
     # drafting
 
+    def pack(self) -> None:
+        super().pack()
+        if isinstance(self.lm_head, NativeLinear) and self.config.hidden_act == "silu":
+            config = self.config
+            self.native = NativeBlocks(
+                [layer.parts() for layer in self.layers],
+                getattr(self.norm, "weight", None),
+                config.num_attention_heads,
+                config.num_key_value_heads,
+                config.head_dim,
+                config.rms_norm_eps,
+                self._native_rope,
+            )
+
+    def _native_rope(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        half = self.config.head_dim // 2  # both halves are alike
+        cos, sin = self._rope_table(n, torch.float)[..., :half].unbind(1)
+        return cos, sin
+
     def new_state(self, batch: int, max_len: int) -> KvState:
         config, weight = self.config, self.layers[0].post_attention_layernorm.weight
         shape = (config.layers, 2, batch, config.num_key_value_heads, max_len, config.head_dim)
-        kv = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        dtype = weight.dtype if self.native is None else torch.float
+        kv = torch.zeros(shape, dtype=dtype, device=weight.device)
         lengths = torch.zeros(batch, dtype=torch.long, device=weight.device)
         return KvState(kv=kv, lengths=lengths, rows=torch.arange(batch, device=weight.device)[:, None])
 
@@ -271,6 +310,10 @@ class LayeredDrafter(DraftModel):
         n = x.shape[1]
         view = state.reserve(n)
         slots = state.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
+        if self.native is not None:
+            self.native.keys_values(x.float().contiguous(), state.kv, state.lengths, slots, slots, view)
+            state.lengths = state.lengths + counts
+            return
         cos, sin = self.rope(slots, view)
         for i, layer in enumerate(self.layers):
             self._write(state, i, slots, *layer.keys_values(layer.input_layernorm(x), cos, sin))
@@ -311,11 +354,17 @@ class LayeredDrafter(DraftModel):
     def expand(self, state: KvState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
         view, starts = state.reserve(tree.width), state.lengths[:, None]  # [B, 1]
-        seen = self._seen(state, tree, frontier, view)[:, None]  # [B, 1, f, view]
         slots = starts + frontier  # [B, f]
-        cos, sin = self.rope(starts + tree.depths.gather(1, frontier), view)
+        positions = starts + tree.depths.gather(1, frontier)  # [B, f]
         tokens = tree.tokens.gather(1, frontier)  # [B, f]
         x = self.draft_inputs(state, tree, frontier, tokens)  # [B, f, H]
+        if self.native is not None:
+            seen = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, tree.width))  # [B, f, n]
+            _, x = self.native(x.float(), state.kv, state.lengths, positions, slots, seen, view)
+            self.keep_outputs(state, frontier, x)
+            return torch.log_softmax(self.lm_head(x), dim=-1)
+        cos, sin = self.rope(positions, view)
+        seen = self._seen(state, tree, frontier, view)[:, None]  # [B, 1, f, view]
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
             self._write(state, i, slots, *layer.keys_values(normed, cos, sin))

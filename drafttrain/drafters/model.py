@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.drafters.config import DrafterConfig, DraftModelConfig, check_identity, read_config
 from drafttrain.errors import UserError, brief
+from drafttrain.kernels.linear import make_native
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.packed import pack_linears
 
@@ -115,8 +116,12 @@ class DraftModel(PreTrainedModel, ABC):
         return self
 
     def pack(self) -> None:
-        """Lays out the weights for drafting, where that is faster (bf16 on a CPU); no training after it."""
-        pack_linears(self, self._same_input)
+        """Lay out the weights for drafting: native on a CPU with a compiler, else packed for oneDNN in bf16.
+
+        No training after it.
+        """
+        if not make_native(self):
+            pack_linears(self, self._same_input)
 
     def finish(self) -> None:
         """Called once when training has ended, before the drafter is saved."""

@@ -162,7 +162,7 @@ def _encode_prompts(
     prompt_cache = target.new_cache(len(requests), n)
     causal = torch.ones(n, n, dtype=torch.bool, device=target.device).tril()
     states = target.forward(prompt_cache, tokens, torch.arange(n, device=target.device), causal)
-    cache.allocate(prompt_cache.kv[0, 0])
+    cache.allocate(prompt_cache.kv.shape[3], prompt_cache.kv.shape[5])
     index = torch.tensor(places, device=target.device)
     cache.kv[:, :, index, :, :n] = prompt_cache.kv
     cache.lengths = cache.lengths.index_copy(0, index, lengths)

@@ -23,7 +23,7 @@ class _TreeLayer(CacheLayerMixin):
         self.owner, self.index, self.is_initialized = owner, index, True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.owner.allocate(key_states)
+        self.owner.allocate(key_states.shape[1], key_states.shape[3])
         self.keys, self.values = self.owner.kv[self.index, 0], self.owner.kv[self.index, 1]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
@@ -73,11 +73,9 @@ class TreeCache(Cache):
         self.view = 0
         super().__init__(layers=[_TreeLayer(self, i) for i in range(n_layers)])
 
-    def allocate(self, like: torch.Tensor) -> None:
-        """Makes the buffers once the first keys [B, heads, n, dim] show the sizes (configs name them
-        differently)."""
+    def allocate(self, heads: int, dim: int) -> None:
+        """Make the buffers once the sizes of keys are known (configs name them differently)."""
         if self.kv is None:
-            _, heads, _, dim = like.shape
             shape = (self.n_layers, 2, self.batch, heads, self.max_len, dim)
             self.kv = torch.zeros(shape, dtype=self.dtype, device=self.device)
 

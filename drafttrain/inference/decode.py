@@ -8,6 +8,7 @@ decoding. Prompts beyond `max_rows` wait until one that is being decoded has end
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_gre
 from drafttrain.inference.cache import TreeCache
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats, ModuleClock
+from drafttrain.kernels.team import native_team
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
@@ -98,55 +100,81 @@ def decode(
     stats.prompts += len(prompts)
     stats.prompt_tokens += sum(map(len, prompts))
     max_len = max(map(len, prompts)) + max_new_tokens
-    clock = ModuleClock(target.device)
-    harvests = hasattr(proposer, "harvest")
-    batch: _Batch | None = None
-    with clock.on(target.base, target.read_head):
+    loop = _Loop(target, proposer, prompts, max_len, accept, rows, stats)
+    with loop.clock.on(*target.timed_modules):
         while rows.active:
-            started = time.perf_counter()
-            if rows.new:
-                numbers = [rows.active[place] for place in rows.new]
-                _use_rows(numbers, accept, proposer)
-                chosen = [prompts[number] for number in numbers]
-                # rows that are put into a batch need no room of their own for what follows
-                room = max_len if batch is None else max(map(len, chosen))
-                encoded = _encode(target, proposer, chosen, room, accept)
-                if batch is None:
-                    batch = encoded
-                else:
-                    batch.put_rows(torch.tensor(rows.new, device=target.device), encoded, proposer)
-                step = rows.first_step(encoded.root)
-                _drop_ended(rows, batch, proposer)
-                stats.prefill_seconds += time.perf_counter() - started
-                stats.seconds += time.perf_counter() - started
-                yield step
-                continue
-            _use_rows(rows.active, accept, proposer)
-            in_model = proposer.model_seconds
-            tree = rows.trim(proposer.propose(batch.state, batch.root))
-            drafted, modules_before = time.perf_counter(), clock.seconds
-            batch.cache.reserve(tree.width)
-            states = target.forward(batch.cache, tree.tokens, tree.depths, tree.ancestors())
-            logits = target.head(states.final)  # [B, n, V]
-            accepted = accept(tree, logits)
-            path, counts, batch.root = accepted.path, accepted.counts, accepted.next_token  # [B, m], [B], [B]
-            batch.cache.commit(path, counts)
-            committed = tree.tokens.gather(1, path)  # [B, m]
-            wide_path = path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
-            tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
-            step = rows.step(tree, accepted, committed)
-            verified = time.perf_counter()
-            if rows.go_on:
-                if harvests:
-                    proposer.harvest(batch.state, tree, logits)
-                proposer.observe(batch.state, committed, tapped, counts)
-            observed = time.perf_counter()
-            _drop_ended(rows, batch, proposer)
-            stats.draft_seconds += drafted - started + observed - verified
-            stats.draft_model_seconds += proposer.model_seconds - in_model
-            stats.verify_seconds += clock.seconds - modules_before
-            stats.seconds += time.perf_counter() - started
+            with native_team() if target.native is not None else nullcontext():  # the caller has all threads
+                step = loop.encode() if rows.new else loop.step()
             yield step
+
+
+@dataclass
+class _Loop:
+    """What `decode` goes round."""
+
+    target: FrozenTarget
+    proposer: Proposer
+    prompts: Sequence[Sequence[int]]
+    max_len: int
+    accept: AcceptanceRule
+    rows: "_Rows"
+    stats: DecodeStats
+    batch: _Batch | None = None
+
+    def __post_init__(self) -> None:
+        self.clock = ModuleClock(self.target.device)
+
+    def encode(self) -> Step:
+        """Encode the prompts whose turn it is; each emits its first token."""
+        started = time.perf_counter()
+        rows = self.rows
+        numbers = [rows.active[place] for place in rows.new]
+        _use_rows(numbers, self.accept, self.proposer)
+        chosen = [self.prompts[number] for number in numbers]
+        # rows that are put into a batch need no room of their own for what follows
+        room = self.max_len if self.batch is None else max(map(len, chosen))
+        encoded = _encode(self.target, self.proposer, chosen, room, self.accept)
+        if self.batch is None:
+            self.batch = encoded
+        else:
+            places = torch.tensor(rows.new, device=self.target.device)
+            self.batch.put_rows(places, encoded, self.proposer)
+        step = rows.first_step(encoded.root)
+        _drop_ended(rows, self.batch, self.proposer)
+        self.stats.prefill_seconds += time.perf_counter() - started
+        self.stats.seconds += time.perf_counter() - started
+        return step
+
+    def step(self) -> Step:
+        """Propose trees, verify them with one forward, commit the accepted paths, update the proposer."""
+        started = time.perf_counter()
+        target, proposer, batch, stats = self.target, self.proposer, self.batch, self.stats
+        _use_rows(self.rows.active, self.accept, proposer)
+        in_model = proposer.model_seconds
+        tree = self.rows.trim(proposer.propose(batch.state, batch.root))
+        drafted, modules_before = time.perf_counter(), self.clock.seconds
+        batch.cache.reserve(tree.width)
+        states = target.forward(batch.cache, tree.tokens, tree.depths, tree.ancestors())
+        logits = target.head(states.final)  # [B, n, V]
+        accepted = self.accept(tree, logits)
+        path, counts, batch.root = accepted.path, accepted.counts, accepted.next_token  # [B, m], [B], [B]
+        batch.cache.commit(path, counts)
+        committed = tree.tokens.gather(1, path)  # [B, m]
+        wide_path = path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
+        tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
+        step = self.rows.step(tree, accepted, committed)
+        verified = time.perf_counter()
+        if self.rows.go_on:
+            if hasattr(proposer, "harvest"):
+                proposer.harvest(batch.state, tree, logits)
+            proposer.observe(batch.state, committed, tapped, counts)
+        observed = time.perf_counter()
+        _drop_ended(self.rows, batch, proposer)
+        stats.draft_seconds += drafted - started + observed - verified
+        stats.draft_model_seconds += proposer.model_seconds - in_model
+        stats.verify_seconds += self.clock.seconds - modules_before
+        stats.seconds += time.perf_counter() - started
+        return step
 
 
 def decode_all(

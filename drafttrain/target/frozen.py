@@ -5,6 +5,7 @@ an explicit mask and explicit positions, and the LM head is applied by us to the
 """
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,10 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from drafttrain.errors import UserError
 from drafttrain.files import fingerprint
 from drafttrain.inference.cache import TreeCache, allowed_slots, attention_mask
+from drafttrain.kernels.blocks import NativeBlocks
+from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
 from drafttrain.target import attention
+from drafttrain.target.native import TOLERANCE, NativeCheck, can_run_natively, native_blocks
 from drafttrain.target.packed import PackedLinear, can_pack, pack_linears
 
 CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations fall out of the CPU's cache
@@ -111,7 +115,9 @@ class FrozenTarget:
         self.config = model.config.get_text_config()
         attention.use(model)
         self.base, self.lm_head = model.base_model, model.get_output_embeddings()
+        self.embed = model.get_input_embeddings()
         self.is_packed = False
+        self.native: NativeBlocks | None = None  # runs the blocks once the target is packed, where it can
         blocks = getattr(self.base, "layers", None)
         if blocks is None:
             blocks = getattr(self.base, "h", None)
@@ -167,14 +173,40 @@ class FrozenTarget:
         return fingerprint([weights_hash(self.model), config])
 
     def pack(self) -> None:
-        """Lays out the weights for decoding, where that is faster (bf16 on a CPU). The outputs stay the same.
+        """Lay out the weights for decoding: native on a CPU with a compiler, else packed for oneDNN in bf16.
 
-        `lm_head` keeps its plain weight, which embeddings may share and drafters read.
+        From then on forwards over trees are native where the architecture is known; they are fp32 but for the
+        weights (and the inputs of bf16 products). `lm_head` keeps its plain weight, which embeddings may
+        share and drafters read.
         """
-        if not self.is_packed and can_pack(self.lm_head):
+        if self.is_packed:
+            return
+        if can_be_native(self.lm_head):
             _ = self.fingerprint  # while the weights can be read
+            knows = can_run_natively(self.base, self.config)
+            check = NativeCheck(self.base, self.config) if knows else None
+            make_native(self.base)
+            self.read_head = NativeLinear(self.lm_head.weight, self.lm_head.bias)
+            self.is_packed = True
+            if check is not None:
+                native = native_blocks(self.base, self.config)
+                if (error := check.error(native)) <= TOLERANCE:  # not so for NaN
+                    self.native = native
+                else:
+                    warnings.warn(
+                        f"{self.name}: the native forward differs from the stock one by {error:.2g} of its "
+                        "standard deviation; the stock one is used, which is slower",
+                        stacklevel=2,
+                    )
+        elif can_pack(self.lm_head):
+            _ = self.fingerprint
             pack_linears(self.base)
             self.read_head, self.is_packed = PackedLinear(self.lm_head.weight, self.lm_head.bias), True
+
+    @property
+    def timed_modules(self) -> tuple[nn.Module, nn.Module]:
+        """The modules whose calls are the target's forward: blocks and head."""
+        return self.native or self.base, self.read_head
 
     # taps
 
@@ -223,6 +255,13 @@ class FrozenTarget:
                 own document up to itself.
         """
         rows = max(1, CPU_TOKENS // input_ids.shape[1])
+        if self.native is not None:
+            order = torch.arange(input_ids.shape[1])  # [T]
+            cache = self.new_cache(*input_ids.shape)
+            cache.allocate(self.native.kv_heads, self.native.head_dim)
+            seen = attention.causal_document_mask(document_start)  # [B, T, T]
+            positions = order - document_start  # [B, T]
+            return self._run_native(cache, input_ids, positions, order.expand_as(input_ids), seen, len(order))
         if self.device.type == "cpu" and len(input_ids) > rows:
             parts = [self.encode(*part) for part in zip(input_ids.split(rows), document_start.split(rows))]
             return TargetStates(*(torch.cat(x) for x in zip(*((p.tapped, p.final) for p in parts))))
@@ -244,6 +283,9 @@ class FrozenTarget:
         batch, n = tokens.shape
         slots, view = cache.open(n)
         positions = cache.lengths[:, None] + depths  # [B, n]
+        if self.native is not None:
+            cache.allocate(self.native.kv_heads, self.native.head_dim)
+            return self._run_native(cache, tokens, positions, slots, ancestors, view)
         allowed = allowed_slots(cache.lengths, ancestors, slots, view)  # [B, n, view]
         kv_positions = torch.arange(view, device=tokens.device).expand(batch, view)  # [B, view]
         if getattr(self.config, "sliding_window", None):
@@ -257,6 +299,26 @@ class FrozenTarget:
             use_cache=True,
         )
         return self._states(out.last_hidden_state)
+
+    def _run_native(
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        ancestors: torch.Tensor,
+        reach: int,
+    ) -> TargetStates:
+        inner = [block for block in self.tapped_blocks if block < self.n_blocks]
+        x = self.embed.weight[tokens].float()  # [B, n, H]
+        tapped, final = self.native(
+            x, cache.kv, cache.lengths, positions, slots, ancestors, reach, taps=inner
+        )
+        if len(inner) < len(self.tapped_blocks):  # the state after the final norm is among them
+            parts = iter(tapped.split(self.hidden_size, dim=-1))
+            taps = [final if block == self.n_blocks else next(parts) for block in self.tapped_blocks]
+            tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1)  # [B, n, K·H]
+        return TargetStates(tapped, final)
 
     def head(self, final: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of states after the final norm [..., H], scaled and capped as the model does."""
@@ -272,4 +334,5 @@ class FrozenTarget:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def new_cache(self, batch: int, max_len: int) -> TreeCache:
-        return TreeCache(self.n_blocks, batch, max_len, self.dtype, self.device)
+        dtype = self.dtype if self.native is None else torch.float
+        return TreeCache(self.n_blocks, batch, max_len, dtype, self.device)

@@ -20,6 +20,7 @@ from transformers import (
 from drafttrain.errors import UserError
 from drafttrain.target.fetch import SMOLLM2, fetch_target, is_known, read_record
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.native import can_run_natively
 from drafttrain.target.probe import check_tree_support
 
 CPU = torch.device("cpu")
@@ -69,8 +70,12 @@ def load_for_decoding(
         UserError: as `load_target`, or it does not verify trees correctly.
     """
     target = load_target(model, dtype=dtype, device=device)
-    check_tree_support(target)
-    target.pack()
+    knows = can_run_natively(target.base, target.config)
+    if not knows:
+        check_tree_support(target)
+    target.pack()  # compares a native forward with the stock one
+    if knows and target.native is None:  # they differ, and the stock one is used
+        check_tree_support(target)
     return target
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
+from drafttrain.kernels import linear
 from drafttrain.target import packed
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.packed import JoinedLinear, PackedLinear, can_pack, pack_linears
@@ -89,8 +90,13 @@ def test_what_cannot_be_packed_stays(monkeypatch):
     assert not can_pack(nn.Linear(8, 8).bfloat16())
 
 
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr(linear, "library", lambda: None)
+
+
 @needs_bf16
-def test_a_packed_target_is_the_same_target(tiny_llama):
+def test_a_packed_target_is_the_same_target(tiny_llama, no_compiler):
     model, tokenizer = tiny_llama
     model = copy.deepcopy(model).bfloat16()
     plain = FrozenTarget(copy.deepcopy(model), tokenizer, "plain", tapped_blocks=[1])
@@ -107,7 +113,7 @@ def test_a_packed_target_is_the_same_target(tiny_llama):
     assert outputs[0] == outputs[1]
 
 
-def test_fp32_is_left_alone(tiny_llama):
+def test_fp32_is_left_alone(tiny_llama, no_compiler):
     model, tokenizer = tiny_llama
     target = FrozenTarget(model, tokenizer, "plain")
     target.pack()

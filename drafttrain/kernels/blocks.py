@@ -1,0 +1,262 @@
+"""Decoder blocks in one native call, over the nodes of trees: Llama-, Mistral-, Qwen2- and Qwen3-style.
+
+Every sum runs in an order given by the token's own position, so a token's states have the same bits alone, in
+a tree, in a batch and with any number of threads: drafted decoding is bit-identical to plain decoding.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from drafttrain.kernels.library import library
+from drafttrain.kernels.linear import LinearStruct, NativeLinear
+from drafttrain.kernels.team import team_size
+
+Rope = Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # cos, sin [n, head_dim / 2] of positions 0 … n - 1
+
+
+@dataclass
+class BlockParts:
+    """What one block computes with.
+
+    Attributes:
+        q, k, v, o, gate, up, down: its linear layers.
+        input_norm, post_norm: weights of its RMS norms [H]; None: no such norm.
+        q_norm, k_norm: weights of the norms of each head [head_dim]; None: none.
+        window: positions that a token sees, itself included; 0: all.
+    """
+
+    q: NativeLinear
+    k: NativeLinear
+    v: NativeLinear
+    o: NativeLinear
+    gate: NativeLinear
+    up: NativeLinear
+    down: NativeLinear
+    input_norm: torch.Tensor | None
+    post_norm: torch.Tensor | None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    window: int = 0
+
+
+class _Block(ctypes.Structure):
+    _fields_ = [
+        ("input_norm", ctypes.c_void_p),
+        ("q", LinearStruct),
+        ("k", LinearStruct),
+        ("v", LinearStruct),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("o", LinearStruct),
+        ("post_norm", ctypes.c_void_p),
+        ("gate", LinearStruct),
+        ("up", LinearStruct),
+        ("down", LinearStruct),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        ("blocks", ctypes.c_int64),
+        ("block", ctypes.c_void_p),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("intermediate", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("final_norm", ctypes.c_void_p),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+    ]
+
+
+class _Nodes(ctypes.Structure):
+    _fields_ = [
+        ("batch", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("ancestors", ctypes.c_void_p),
+        ("ancestor_batch_stride", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("kv", ctypes.c_void_p),
+        ("max_len", ctypes.c_int64),
+        ("kv_batch", ctypes.c_int64),
+    ]
+
+
+class NativeBlocks(nn.Module):
+    """Blocks of a decoder with what they share.
+
+    Args:
+        blocks: from the first to the last.
+        final_norm: weight of the norm after them [H]; None: none.
+        heads, kv_heads, head_dim: of attention.
+        eps: of all norms.
+        rope: rotary embedding.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[BlockParts],
+        final_norm: torch.Tensor | None,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        rope: Rope,
+    ):
+        super().__init__()
+        self.native, self.rope, self.positions = library(), rope, 0
+        self.hidden, self.head_dim, self.kv_heads = blocks[0].o.out_features, head_dim, kv_heads
+        self.parts, self._held = list(blocks), []  # what the structures point to
+        self.round_inputs = blocks[0].q.round_inputs
+        self._blocks = (_Block * len(blocks))(*map(self._structure, blocks))
+        self._model = _Model(
+            len(blocks),
+            ctypes.addressof(self._blocks),
+            heads,
+            kv_heads,
+            head_dim,
+            self.hidden,
+            blocks[0].gate.out_features,
+            eps,
+            head_dim**-0.5,
+            self._vector(final_norm),
+        )
+        self._address = ctypes.addressof(self._model)
+
+    def _vector(self, weight: torch.Tensor | None) -> int | None:
+        """Return the address of a vector in fp32, which is kept alive."""
+        if weight is None:
+            return None
+        self._held.append(weight.detach().float().contiguous())
+        return self._held[-1].data_ptr()
+
+    def _structure(self, parts: BlockParts) -> _Block:
+        return _Block(
+            self._vector(parts.input_norm),
+            parts.q.struct,
+            parts.k.struct,
+            parts.v.struct,
+            self._vector(parts.q_norm),
+            self._vector(parts.k_norm),
+            parts.o.struct,
+            self._vector(parts.post_norm),
+            parts.gate.struct,
+            parts.up.struct,
+            parts.down.struct,
+            parts.window,
+        )
+
+    def _reach(self, positions: int) -> None:
+        """Lengthen the table of cosines and sines to this many positions."""
+        if positions > self.positions:
+            self.positions = max(positions, 2 * self.positions, 1024)
+            self._cos, self._sin = (table.float().contiguous() for table in self.rope(self.positions))
+            self._model.cos, self._model.sin = self._cos.data_ptr(), self._sin.data_ptr()
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        kv: torch.Tensor,
+        lengths: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        ancestors: torch.Tensor,
+        reach: int,
+        taps: Sequence[int] = (),
+        blocks: range | None = None,
+        final: bool = True,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run nodes through the blocks; their keys and values go into their slots.
+
+        Args:
+            x: fp32 [B, n, H], overwritten by the output of the last block.
+            kv: fp32 [blocks, 2, B, kv_heads, max_len, head_dim].
+            lengths: verified slots of each row, int64 [B]; every node sees them (but for a sliding window).
+            positions: int64 [B, n].
+            slots: slot of each node, int64 [B, n].
+            ancestors: bool [B or 1, n, w]: which slots lengths[b] + 0 … w - 1 a node sees besides, its own
+                among them, in order of position.
+            reach: all positions are below it.
+            taps: numbers of blocks whose outputs are wanted.
+            blocks: the blocks to run; None: all.
+            final: whether to norm the outputs of the last block.
+
+        Returns:
+            tapped states fp32 [B, n, taps · H], and normed outputs fp32 [B, n, H] or None.
+        """
+        batch, n = positions.shape
+        tapped = torch.empty(batch, n, len(taps) * self.hidden)
+        normed = torch.empty(batch, n, self.hidden) if final else None
+        nodes = self._nodes(kv, lengths, positions, slots, ancestors, reach)
+        first, last = (0, len(self.parts)) if blocks is None else (blocks.start, blocks.stop)
+        self.native.blocks(
+            self._address,
+            ctypes.addressof(nodes[0]),
+            x.data_ptr(),
+            first,
+            last,
+            (ctypes.c_int64 * len(taps))(*taps),
+            len(taps),
+            tapped.data_ptr(),
+            None if normed is None else normed.data_ptr(),
+            self.round_inputs,
+            team_size(),
+        )
+        return tapped, normed
+
+    def keys_values(
+        self,
+        x: torch.Tensor,
+        kv: torch.Tensor,
+        lengths: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        reach: int,
+    ) -> None:
+        """Write every block's keys and values of states x, fp32 [B, n, H], that all blocks read alike; the
+        other arguments are those of `forward`."""
+        nothing = torch.empty(1, positions.shape[1], 0, dtype=torch.bool)
+        nodes = self._nodes(kv, lengths, positions, slots, nothing, reach)
+        self.native.keys_values(
+            self._address,
+            ctypes.addressof(nodes[0]),
+            x.data_ptr(),
+            self.round_inputs,
+            team_size(),
+        )
+
+    def _nodes(self, kv, lengths, positions, slots, ancestors, reach) -> tuple[_Nodes, tuple]:
+        """Describe the nodes to the library; what the description points to is returned with it."""
+        self._reach(reach)
+        held = [tensor.contiguous() for tensor in (positions, slots, lengths)]
+        if ancestors.ndim == 2:
+            ancestors = ancestors[None]
+        shared = len(ancestors) == 1 or ancestors.stride(0) == 0
+        held.append((ancestors[:1] if shared else ancestors).contiguous())
+        at_positions, at_slots, at_lengths, at_ancestors = (tensor.data_ptr() for tensor in held)
+        _, n, width = ancestors.shape
+        structure = _Nodes(
+            len(positions),
+            n,
+            at_positions,
+            at_slots,
+            at_lengths,
+            at_ancestors,
+            0 if shared else n * width,
+            width,
+            kv.data_ptr(),
+            kv.shape[4],
+            kv.shape[2],
+        )
+        return structure, tuple(held)

@@ -1,0 +1,667 @@
+// A decoder's forward on the CPU: linear layers at the speed of memory, and whole blocks of Llama-, Mistral-,
+// Qwen2- and Qwen3-style models over the nodes of trees.
+//
+// Every sum runs in an order that depends on the token's own position alone, never on what else is in the
+// forward. So a token has the same bits alone, in a chain, in a tree, in a batch, and with any number of threads.
+//
+// Weights are packed into panels of 2 vectors of outputs: [out / PANEL][in / 2][PANEL][2] in bf16 (a 32-bit
+// lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. A panel is one
+// stream through memory. Sums are fp32; inputs of a product are rounded to bf16 where the machine multiplies
+// bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
+//
+// Plain C++ without headers of torch or Python: `library.py` compiles it once per instruction set, `ctypes`
+// calls it and releases the GIL.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+#include <sched.h>
+#include <unistd.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int VL = 16, TILE = 12;
+#elif defined(__AVX2__)
+constexpr int VL = 8, TILE = 6;
+#else
+constexpr int VL = 4, TILE = 4;
+#endif
+constexpr int PANEL = 2 * VL;     // outputs of a panel
+constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
+#if defined(__AVX512BF16__)
+constexpr bool BF16_PRODUCTS = true;
+#else
+constexpr bool BF16_PRODUCTS = false;
+#endif
+
+#define UNROLL _Pragma("GCC unroll 16")  // accumulators have to be registers
+
+typedef float vf __attribute__((vector_size(4 * VL)));
+typedef int32_t vi __attribute__((vector_size(4 * VL)));
+typedef uint32_t vu __attribute__((vector_size(4 * VL)));
+
+static inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
+static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+static inline vf splat(float x) { return vf{} + x; }
+static inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+static inline float sum(vf v) {
+  float s[VL];
+  store(s, v);
+  for (int step = VL / 2; step; step /= 2)
+    for (int i = 0; i < step; i++) s[i] += s[i + step];
+  return s[0];
+}
+// 2^(x / ln 2), relative error below 1e-7; the same for a value in any lane
+static inline vf exp(vf x) {
+  x = x < -87.f ? splat(-87.f) : x;
+  x = x > 88.f ? splat(88.f) : x;
+  vf scaled = x * 1.44269504f + 12582912.f;  // rounds to the nearest whole number
+  vf whole = scaled - 12582912.f;
+  vf r = fma(whole, splat(-0.693359375f), x);
+  r = fma(whole, splat(2.12194440e-4f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + 1.f);
+  vi power = ((vi)scaled - 0x4B400000) << 23;
+  vf result = (vf)((vi)p + power);
+  return x == x ? result : x;  // NaN stays NaN
+}
+static inline float widen(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+static inline uint16_t narrow(float x) {  // to the nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// ---- threads: one team at work at a time, asleep soon after it (torch's threads want the cores too)
+
+static inline void relax() {
+#if defined(__AVX2__)
+  _mm_pause();
+#endif
+}
+
+class Team {
+ public:
+  static Team& get() {
+    static Team* team = nullptr;
+    static std::mutex lock;
+    std::lock_guard<std::mutex> guard(lock);
+    if (!team || team->owner != getpid()) team = new Team;  // a fork has none of its parent's threads
+    return *team;
+  }
+
+  template <class Work> void run(int threads, Work&& work) {
+    if (threads <= 1) return work(0);
+    std::lock_guard<std::mutex> guard(busy);
+    while (int(started) < threads - 1) {
+      int number = ++started;
+      std::thread([this, number] { serve(number); }).detach();
+    }
+    call = [](void* w, int t) { (*static_cast<std::remove_reference_t<Work>*>(w))(t); };
+    argument = &work;
+    left.store(threads - 1, std::memory_order_relaxed);
+    ticket.store(((ticket.load(std::memory_order_relaxed) >> 8) + 1) << 8 | threads, std::memory_order_release);
+    ticket.notify_all();
+    work(0);
+    wait([&] { return left.load(std::memory_order_acquire) == 0; });
+  }
+
+  template <class Ready> static void wait(Ready ready) {
+    for (int spins = 0; !ready(); spins++) {
+      relax();
+      if (spins > 1000) sched_yield();  // another process has our core
+    }
+  }
+
+ private:
+  void serve(int number) {
+    uint32_t seen = 0;
+    for (;;) {
+      auto asleep = std::chrono::steady_clock::now() + std::chrono::microseconds(300);  // the next call is near
+      while (ticket.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < asleep)
+        for (int i = 0; i < 16; i++) relax();
+      ticket.wait(seen, std::memory_order_acquire);
+      seen = ticket.load(std::memory_order_acquire);
+      if (number >= int(seen & 255)) continue;
+      call(argument, number);
+      left.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  const pid_t owner = getpid();
+  std::mutex busy;
+  int started = 0;
+  std::atomic<uint32_t> ticket{0};  // number of the work << 8 | threads that it takes
+  std::atomic<int> left{0};
+  void (*call)(void*, int) = nullptr;
+  void* argument = nullptr;
+};
+
+struct Barrier {
+  explicit Barrier(int n) : n(n) {}
+  void wait() {
+    if (n == 1) return;
+    int phase = turn.load(std::memory_order_relaxed);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) == n - 1) {
+      arrived.store(0, std::memory_order_relaxed);
+      turn.store(phase + 1, std::memory_order_release);
+    } else {
+      Team::wait([&] { return turn.load(std::memory_order_acquire) != phase; });
+    }
+  }
+  const int n;
+  alignas(64) std::atomic<int> arrived{0};
+  alignas(64) std::atomic<int> turn{0};
+};
+
+struct Range { int64_t begin, end; };
+static Range share(int64_t n, int t, int threads) { return {n * t / threads, n * (t + 1) / threads}; }
+
+// ---- linear layers
+
+enum Kind : int64_t { BF16 = 0, FP32 = 1 };
+
+struct Linear {
+  const void* weight;  // packed; null: no such layer
+  const float* bias;   // or null
+  int64_t in, out, kind;
+  int64_t panels() const { return (out + PANEL - 1) / PANEL; }
+  int64_t pairs() const { return (in + 1) / 2; }
+};
+
+// Inputs of products, [tokens][2 * pairs]: fp32, or bf16 for vdpbf16ps.
+template <class X> static inline void put(X* to, float x) {
+  if constexpr (sizeof(X) == 2) *to = narrow(x); else *to = x;
+}
+
+// M tokens times P panels; sums over inputs from the first to the last.
+template <int M, int P, class X> static inline void tile(const X* x, int64_t stride, const Linear& w, int64_t panel, float* y, int64_t width) {
+  vf acc[P][2][M];
+  UNROLL for (int p = 0; p < P; p++) UNROLL for (int m = 0; m < M; m++) acc[p][0][m] = acc[p][1][m] = vf{};
+  const int64_t pairs = w.pairs();
+  if (w.kind == BF16) {
+    const uint32_t* base[P];
+    UNROLL for (int p = 0; p < P; p++) base[p] = (const uint32_t*)w.weight + (panel + p) * pairs * PANEL;
+    for (int64_t k = 0; k < pairs; k++) {
+      UNROLL for (int p = 0; p < P; p++) {
+        const uint32_t* at = base[p] + k * PANEL;
+        if (M <= 4) __builtin_prefetch(at + 24 * PANEL);
+        vu a, b;
+        std::memcpy(&a, at, sizeof a);
+        std::memcpy(&b, at + VL, sizeof b);
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(X) == 2) {
+          UNROLL for (int m = 0; m < M; m++) {
+            int32_t two;
+            std::memcpy(&two, x + m * stride + 2 * k, 4);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+            acc[p][0][m] = (vf)_mm512_dpbf16_ps((__m512)acc[p][0][m], (__m512bh)a, both);
+            acc[p][1][m] = (vf)_mm512_dpbf16_ps((__m512)acc[p][1][m], (__m512bh)b, both);
+          }
+          continue;
+        }
+#endif
+        if constexpr (sizeof(X) == 4) {
+          vf a0 = (vf)(a << 16), b0 = (vf)(b << 16), a1 = (vf)(a & 0xffff0000u), b1 = (vf)(b & 0xffff0000u);
+          UNROLL for (int m = 0; m < M; m++) {
+            vf even = splat(x[m * stride + 2 * k]);
+            acc[p][0][m] = fma(a0, even, acc[p][0][m]);
+            acc[p][1][m] = fma(b0, even, acc[p][1][m]);
+          }
+          UNROLL for (int m = 0; m < M; m++) {
+            vf odd = splat(x[m * stride + 2 * k + 1]);
+            acc[p][0][m] = fma(a1, odd, acc[p][0][m]);
+            acc[p][1][m] = fma(b1, odd, acc[p][1][m]);
+          }
+        }
+      }
+    }
+  } else if constexpr (sizeof(X) == 4) {
+    for (int64_t k = 0; k < w.in; k++)
+      UNROLL for (int p = 0; p < P; p++) {
+        const float* at = (const float*)w.weight + ((panel + p) * w.in + k) * PANEL;
+        if (M <= 4) __builtin_prefetch(at + 24 * PANEL);
+        vf a = load(at), b = load(at + VL);
+        UNROLL for (int m = 0; m < M; m++) {
+          vf one = splat(x[m * stride + k]);
+          acc[p][0][m] = fma(a, one, acc[p][0][m]);
+          acc[p][1][m] = fma(b, one, acc[p][1][m]);
+        }
+      }
+  }
+  UNROLL for (int m = 0; m < M; m++)
+    UNROLL for (int p = 0; p < P; p++)
+      UNROLL for (int half = 0; half < 2; half++) {
+        int64_t first = (panel + p) * PANEL + half * VL;
+        float* to = y + m * width + first;
+        if (first + VL <= w.out) {
+          store(to, w.bias ? acc[p][half][m] + load(w.bias + first) : acc[p][half][m]);
+        } else {
+          float values[VL];
+          store(values, acc[p][half][m]);
+          for (int64_t i = 0; first + i < w.out && i < VL; i++) to[i] = values[i] + (w.bias ? w.bias[first + i] : 0.f);
+        }
+      }
+}
+
+template <int M, class X> static void tile_of(int64_t m, const X* x, int64_t stride, const Linear& w, Range panels, float* y, int64_t width) {
+  if (m == M) {
+    int64_t panel = panels.begin;
+    if constexpr (M <= 2) for (; panel + 2 <= panels.end; panel += 2) tile<M, 2>(x, stride, w, panel, y, width);
+    for (; panel < panels.end; panel++) tile<M, 1>(x, stride, w, panel, y, width);
+  } else if constexpr (M > 1) {
+    tile_of<M - 1>(m, x, stride, w, panels, y, width);
+  }
+}
+
+// y [tokens][width] = x [tokens][stride] times some panels of a layer
+template <class X> static void multiply(const X* x, int64_t stride, int64_t tokens, const Linear& w, Range panels, float* y, int64_t width) {
+  int64_t tiles = (tokens + TILE - 1) / TILE;
+  if (tiles <= 1) return tile_of<TILE>(tokens, x, stride, w, panels, y, width);
+  for (int64_t panel = panels.begin; panel < panels.end; panel++)  // a panel stays in the cache for all tiles
+    for (int64_t i = 0; i < tiles; i++) {
+      Range part = {tokens * i / tiles, tokens * (i + 1) / tiles};
+      tile_of<TILE>(part.end - part.begin, x + part.begin * stride, stride, w, {panel, panel + 1}, y + part.begin * width, width);
+    }
+}
+
+// ---- blocks
+
+struct Block {
+  const float* input_norm;  // null: none
+  Linear q, k, v;
+  const float *q_norm, *k_norm;  // over each head; null: none
+  Linear o;
+  const float* post_norm;
+  Linear gate, up, down;
+  int64_t window;  // positions that a token sees, itself included; 0: all
+};
+
+struct Model {
+  int64_t blocks;
+  const Block* block;
+  int64_t heads, kv_heads, head_dim, hidden, intermediate;
+  float eps, scale;         // scale of attention scores
+  const float* final_norm;  // null: none
+  const float *cos, *sin;   // [positions][head_dim / 2]
+};
+
+struct Nodes {
+  int64_t batch, n;                        // rows, and nodes of each
+  const int64_t *positions, *slots;        // [batch][n]
+  const int64_t* lengths;                  // [batch] verified slots, which all nodes see
+  const uint8_t* ancestors;                // [batch or 1][n][width]: which slots behind them a node sees
+  int64_t ancestor_batch_stride, width;    // the stride is 0 where all rows share them
+  float* kv;                               // [blocks][2][batch][kv_heads][max_len][head_dim]
+  int64_t max_len, kv_batch;
+};
+
+template <class X> static void norm(const float* x, const float* weight, int64_t size, float eps, X* to, int64_t padded) {
+  if (!weight) {
+    for (int64_t i = 0; i < size; i++) put(to + i, x[i]);
+  } else {
+    vf squares = {};
+    int64_t i = 0;
+    for (; i + VL <= size; i += VL) squares = fma(load(x + i), load(x + i), squares);
+    float total = sum(squares);
+    for (; i < size; i++) total += x[i] * x[i];
+    float factor = 1.f / std::sqrt(total / float(size) + eps);
+    for (i = 0; i < size; i++) put(to + i, x[i] * factor * weight[i]);
+  }
+  for (int64_t i = size; i < padded; i++) put(to + i, 0.f);
+}
+
+static void rotate(float* x, const float* cos, const float* sin, int64_t dim) {
+  int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; i++) {
+    float first = x[i], second = x[i + half];
+    x[i] = first * cos[i] - second * sin[i];
+    x[i + half] = second * cos[i] + first * sin[i];
+  }
+}
+
+static void head_norm(float* x, const float* weight, int64_t dim, float eps) {
+  if (weight) norm(x, weight, dim, eps, x, dim);
+}
+
+static inline float dot(const float* a, const float* b, int64_t n) {
+  vf acc = {};
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL) acc = fma(load(a + i), load(b + i), acc);
+  float total = sum(acc);
+  for (; i < n; i++) total += a[i] * b[i];
+  return total;
+}
+
+// One head of one node over the slots it sees, in order of position.
+template <class X> static void attend(const float* q, const float* keys, const float* values, Range verified, const int64_t* path, int64_t path_length, float scale, int64_t dim, float* scores, float* sums, X* to) {
+  int64_t n = 0, count = verified.end - verified.begin + path_length;
+  float most = -INFINITY;
+  auto score = [&](int64_t slot) {
+    float s = dot(q, keys + slot * dim, dim) * scale;
+    most = std::max(most, s);
+    scores[n++] = s;
+  };
+  for (int64_t slot = verified.begin; slot < verified.end; slot++) score(slot);
+  for (int64_t i = 0; i < path_length; i++) score(path[i]);
+  while (n % VL) scores[n++] = -INFINITY;
+  vf total = {};
+  for (int64_t i = 0; i < n; i += VL) {
+    vf e = exp(load(scores + i) - most);
+    store(scores + i, e);
+    if (i + VL <= count) total += e;
+    else for (int64_t j = i; j < count; j++) total[j - i] += scores[j];
+  }
+  float inverse = 1.f / sum(total);
+  std::memset(sums, 0, dim * sizeof(float));
+  n = 0;
+  auto add = [&](int64_t slot) {
+    float weight = scores[n++];
+    const float* v = values + slot * dim;
+    int64_t i = 0;
+    for (; i + VL <= dim; i += VL) store(sums + i, fma(splat(weight), load(v + i), load(sums + i)));
+    for (; i < dim; i++) sums[i] += weight * v[i];
+  };
+  for (int64_t slot = verified.begin; slot < verified.end; slot++) add(slot);
+  for (int64_t i = 0; i < path_length; i++) add(path[i]);
+  for (int64_t i = 0; i < dim; i++) put(to + i, sums[i] * inverse);
+}
+
+// The slots behind the verified ones that each node sees, in order.
+struct Paths {
+  std::vector<int64_t> slots, begin;
+  int64_t longest = 0;
+  explicit Paths(const Nodes& nodes) : begin(1, 0) {
+    for (int64_t b = 0; b < nodes.batch; b++)
+      for (int64_t i = 0; i < nodes.n; i++) {
+        const uint8_t* row = nodes.ancestors + b * nodes.ancestor_batch_stride + i * nodes.width;
+        for (int64_t j = 0; j < nodes.width; j++) if (row[j]) slots.push_back(nodes.lengths[b] + j);
+        begin.push_back(slots.size());
+        longest = std::max(longest, nodes.lengths[b] + begin.back() - begin[begin.size() - 2]);
+      }
+  }
+};
+
+static int64_t even(int64_t n) { return n + n % 2; }
+
+// Queries, keys and values of some heads of one block for tokens whose normed states are h; keys and values go
+// into their slots. `from` counts queries' heads, then keys', then values'.
+template <class X> static void project(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* h, int64_t stride, Range panels, Range heads, float* q, float* k, float* v, bool multiply_here, bool finish_here) {
+  const int64_t dim = model.head_dim, nq = model.heads, nkv = model.kv_heads;
+  const int64_t count = tokens.end - tokens.begin;
+  if (multiply_here) {
+    const Linear* layers[3] = {&block.q, &block.k, &block.v};
+    float* to[3] = {q, k, v};
+    int64_t first = 0;
+    for (int i = 0; i < 3; i++) {
+      int64_t n = layers[i]->weight ? layers[i]->panels() : 0;
+      Range part = {std::max(panels.begin - first, int64_t(0)), std::min(panels.end - first, n)};
+      if (part.begin < part.end) multiply(h, stride, count, *layers[i], part, to[i], layers[i]->out);
+      first += n;
+    }
+  }
+  if (!finish_here) return;
+  for (int64_t head = heads.begin; head < heads.end; head++)
+    for (int64_t i = 0; i < count; i++) {
+      int64_t node = tokens.begin + i, row = node / nodes.n;
+      const float* cos = model.cos + nodes.positions[node] * (dim / 2);
+      const float* sin = model.sin + nodes.positions[node] * (dim / 2);
+      if (head < nq) {
+        if (!block.q.weight) continue;
+        float* x = q + i * nq * dim + head * dim;
+        head_norm(x, block.q_norm, dim, model.eps);
+        rotate(x, cos, sin, dim);
+        continue;
+      }
+      bool is_key = head < nq + nkv;
+      int64_t g = head - nq - (is_key ? 0 : nkv);
+      float* x = (is_key ? k : v) + i * nkv * dim + g * dim;
+      if (is_key) {
+        head_norm(x, block.k_norm, dim, model.eps);
+        rotate(x, cos, sin, dim);
+      }
+      int64_t at = ((layer * 2 + !is_key) * nodes.kv_batch + row) * nkv + g;
+      std::memcpy(nodes.kv + (at * nodes.max_len + nodes.slots[node]) * dim, x, dim * sizeof(float));
+    }
+}
+
+// Which panels and heads a thread projects: whole heads where panels end with them, so that it may go on alone.
+struct Split {
+  bool together;  // a thread's heads are those of its panels
+  Range panels, heads;
+  Split(const Model& model, const Block& block, int t, int threads) {
+    int64_t dim = model.head_dim, nq = block.q.weight ? model.heads : 0, skip = model.heads - nq;
+    int64_t per_head = dim / PANEL;
+    together = dim % PANEL == 0;
+    Range mine = share(nq + 2 * model.kv_heads, t, threads);
+    heads = {mine.begin + skip, mine.end + skip};
+    int64_t all = (nq ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
+    panels = together ? Range{mine.begin * per_head, mine.end * per_head} : share(all, t, threads);
+  }
+};
+
+template <class X> struct Buffers {
+  std::vector<float> q, k, v, out, gate, up;
+  std::vector<X> attended, activated;
+  Buffers(const Model& m, int64_t tokens)
+      : q(tokens * m.heads * m.head_dim), k(tokens * m.kv_heads * m.head_dim), v(k.size()),
+        out(tokens * m.hidden), gate(tokens * m.intermediate), up(gate.size()),
+        attended(tokens * even(m.heads * m.head_dim)), activated(tokens * even(m.intermediate)) {}
+};
+
+template <class X> static void run_blocks(const Model& model, const Nodes& nodes, float* x, int64_t first_block, int64_t last_block, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int threads) {
+  const int64_t hidden = model.hidden, dim = model.head_dim, nq = model.heads, nkv = model.kv_heads, all = nodes.batch * nodes.n;
+  const int64_t at_stride = even(nq * dim), act_stride = even(model.intermediate), h_stride = even(hidden);
+  Paths paths(nodes);
+  Buffers<X> buffers(model, std::min(CHUNK, all));
+  Barrier barrier(threads);
+  auto work = [&](int t) {
+    std::vector<X> h(std::min(CHUNK, all) * h_stride);
+    std::vector<float> scores(paths.longest + VL), sums(dim);
+    for (int64_t start = 0; start < all; start += CHUNK) {
+      Range tokens = {start, std::min(all, start + CHUNK)};
+      int64_t count = tokens.end - tokens.begin;
+      float* states = x + start * hidden;
+      auto keep = [&](int64_t block) {  // what a tap reads; only one thread writes, and nobody changes it now
+        for (int64_t i = 0; i < n_taps; i++)
+          if (taps[i] == block && t == int(i % threads))
+            for (int64_t m = 0; m < count; m++)
+              std::memcpy(tapped + ((start + m) * n_taps + i) * hidden, states + m * hidden, hidden * sizeof(float));
+      };
+      auto norms = [&](const float* weight) {
+        for (int64_t m = 0; m < count; m++) norm(states + m * hidden, weight, hidden, model.eps, h.data() + m * h_stride, h_stride);
+      };
+      auto add = [&](const Linear& layer, const X* from, int64_t stride) {  // to the residual stream
+        Range panels = share(layer.panels(), t, threads);
+        multiply(from, stride, count, layer, panels, buffers.out.data(), hidden);
+        int64_t end = std::min(panels.end * PANEL, hidden);
+        for (int64_t m = 0; m < count; m++)
+          for (int64_t i = panels.begin * PANEL; i < end; i++) states[m * hidden + i] += buffers.out[m * hidden + i];
+      };
+      for (int64_t l = first_block; l < last_block; l++) {
+        const Block& block = model.block[l];
+        norms(block.input_norm);
+        Split split(model, block, t, threads);
+        float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
+        project(model, block, l, nodes, tokens, h.data(), h_stride, split.panels, split.heads, q, k, v, true, split.together);
+        barrier.wait();
+        if (!split.together) {
+          project(model, block, l, nodes, tokens, h.data(), h_stride, split.panels, split.heads, q, k, v, false, true);
+          barrier.wait();
+        }
+        Range items = share(count * nq, t, threads);
+        for (int64_t item = items.begin; item < items.end; item++) {
+          int64_t i = item / nq, head = item % nq, node = start + i, b = node / nodes.n;
+          int64_t row = (b * nkv + head / (nq / nkv)) * nodes.max_len * dim;
+          int64_t half = nodes.kv_batch * nkv * nodes.max_len * dim;
+          const float* keys = nodes.kv + 2 * l * half + row;
+          const int64_t* path = paths.slots.data() + paths.begin[node];
+          int64_t length = paths.begin[node + 1] - paths.begin[node], seen_from = 0;
+          if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
+          Range verified = {std::min(seen_from, nodes.lengths[b]), nodes.lengths[b]};
+          int64_t hidden_drafts = std::clamp(seen_from - nodes.lengths[b], int64_t(0), length);
+          attend(q + (i * nq + head) * dim, keys, keys + half, verified, path + hidden_drafts, length - hidden_drafts, model.scale, dim, scores.data(), sums.data(), buffers.attended.data() + i * at_stride + head * dim);
+        }
+        barrier.wait();
+        add(block.o, buffers.attended.data(), at_stride);
+        barrier.wait();
+        norms(block.post_norm);
+        Range panels = share(block.gate.panels(), t, threads);
+        multiply(h.data(), h_stride, count, block.gate, panels, buffers.gate.data(), model.intermediate);
+        multiply(h.data(), h_stride, count, block.up, panels, buffers.up.data(), model.intermediate);
+        int64_t end = std::min(panels.end * PANEL, model.intermediate);
+        for (int64_t m = 0; m < count; m++) {
+          const float* g = buffers.gate.data() + m * model.intermediate;
+          const float* u = buffers.up.data() + m * model.intermediate;
+          X* to = buffers.activated.data() + m * act_stride;
+          for (int64_t i = panels.begin * PANEL; i < end; i += VL) {
+            float a[VL] = {}, b[VL] = {};
+            int64_t n = std::min<int64_t>(VL, end - i);
+            std::memcpy(a, g + i, n * sizeof(float));
+            std::memcpy(b, u + i, n * sizeof(float));
+            vf value = load(a);
+            store(a, value / (exp(-value) + 1.f) * load(b));
+            for (int64_t j = 0; j < n; j++) put(to + i + j, a[j]);
+          }
+        }
+        barrier.wait();
+        add(block.down, buffers.activated.data(), act_stride);
+        barrier.wait();
+        keep(l);
+      }
+      if (final) {
+        Range mine = share(count, t, threads);
+        for (int64_t m = mine.begin; m < mine.end; m++) norm(states + m * hidden, model.final_norm, hidden, model.eps, final + (start + m) * hidden, hidden);
+      }
+      barrier.wait();
+    }
+  };
+  Team::get().run(threads, work);
+}
+
+// ---- what Python calls
+
+extern "C" {
+
+int64_t panel_outputs() { return PANEL; }
+int64_t has_bf16_products() { return BF16_PRODUCTS; }
+
+// Bytes of a packed layer of out x in weights.
+int64_t packed_bytes(int64_t out, int64_t in, int64_t kind) {
+  int64_t rows = (out + PANEL - 1) / PANEL * PANEL;
+  return kind == BF16 ? rows * even(in) * 2 : rows * in * 4;
+}
+
+// Packs row-major weights [out][in] of the same kind.
+void pack(const void* from, int64_t out, int64_t in, int64_t kind, void* to, int64_t threads) {
+  int64_t panels = (out + PANEL - 1) / PANEL, pairs = (in + 1) / 2;
+#ifdef MADV_HUGEPAGE
+  uintptr_t page = 4096, begin = (uintptr_t(to) + page - 1) / page * page;
+  uintptr_t end = (uintptr_t(to) + packed_bytes(out, in, kind)) / page * page;
+  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#endif
+  auto work = [&](int t) {
+    Range mine = share(panels, t, threads);
+    for (int64_t panel = mine.begin; panel < mine.end; panel++)
+      for (int64_t lane = 0; lane < PANEL; lane++) {
+        int64_t row = panel * PANEL + lane;
+        if (kind == BF16) {
+          const uint16_t* w = (const uint16_t*)from + row * in;
+          uint16_t* packed = (uint16_t*)to + (panel * pairs * PANEL + lane) * 2;
+          for (int64_t k = 0; k < pairs; k++)
+            for (int half = 0; half < 2; half++)
+              packed[k * PANEL * 2 + half] = row < out && 2 * k + half < in ? w[2 * k + half] : 0;
+        } else {
+          const float* w = (const float*)from + row * in;
+          float* packed = (float*)to + panel * in * PANEL + lane;
+          for (int64_t k = 0; k < in; k++) packed[k * PANEL] = row < out ? w[k] : 0.f;
+        }
+      }
+  };
+  Team::get().run(int(threads), work);
+}
+
+// y [tokens][out] = x [tokens][in] times a packed layer, with its bias.
+void linear(const Linear* layer, const float* x, int64_t tokens, float* y, int64_t round_inputs, int64_t threads) {
+  const int64_t stride = even(layer->in);
+  auto run = [&](auto* type) {
+    using X = std::remove_pointer_t<decltype(type)>;
+    std::vector<X> h(tokens * stride);
+    for (int64_t m = 0; m < tokens; m++) norm(x + m * layer->in, nullptr, layer->in, 0.f, h.data() + m * stride, stride);
+    Team::get().run(int(threads), [&](int t) {
+      multiply(h.data(), stride, tokens, *layer, share(layer->panels(), t, int(threads)), y, layer->out);
+    });
+  };
+  if (BF16_PRODUCTS && round_inputs && layer->kind == BF16) run((uint16_t*)nullptr); else run((float*)nullptr);
+}
+
+// Blocks first ... last - 1 over the nodes of trees, then the final norm where `final` is given.
+// x [batch][n][hidden] goes in and comes out changed; tapped [batch][n][taps][hidden] are outputs of blocks.
+void blocks(const Model* model, const Nodes* nodes, float* x, int64_t first, int64_t last, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int64_t round_inputs, int64_t threads) {
+  if (BF16_PRODUCTS && round_inputs) run_blocks<uint16_t>(*model, *nodes, x, first, last, taps, n_taps, tapped, final, int(threads));
+  else run_blocks<float>(*model, *nodes, x, first, last, taps, n_taps, tapped, final, int(threads));
+}
+
+// Keys and values alone of every block, of states x [batch][n][hidden] that all blocks read.
+void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t round_inputs, int64_t threads) {
+  auto run = [&](auto* type) {
+    using X = std::remove_pointer_t<decltype(type)>;
+    const int64_t hidden = model->hidden, stride = even(hidden), all = nodes->batch * nodes->n;
+    const int64_t kv = model->kv_heads * model->head_dim;
+    int team = int(threads);
+    Barrier barrier(team);
+    std::vector<float> k(std::min(CHUNK, all) * kv), v(k.size());
+    Team::get().run(team, [&](int t) {
+      std::vector<X> h(std::min(CHUNK, all) * stride);
+      for (int64_t start = 0; start < all; start += CHUNK) {
+        Range tokens = {start, std::min(all, start + CHUNK)};
+        for (int64_t l = 0; l < model->blocks; l++) {
+          Block block = model->block[l];
+          block.q.weight = nullptr;
+          for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
+          Split split(*model, block, t, team);
+          project(*model, block, l, *nodes, tokens, h.data(), stride, split.panels, split.heads, (float*)nullptr, k.data(), v.data(), true, split.together);
+          barrier.wait();
+          if (!split.together) {
+            project(*model, block, l, *nodes, tokens, h.data(), stride, split.panels, split.heads, (float*)nullptr, k.data(), v.data(), false, true);
+            barrier.wait();
+          }
+        }
+      }
+    });
+  };
+  if (BF16_PRODUCTS && round_inputs) run((uint16_t*)nullptr); else run((float*)nullptr);
+}
+
+}  // extern "C"

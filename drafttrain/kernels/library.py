@@ -1,0 +1,131 @@
+"""The native library: one C++ file, compiled once for each instruction set and kept in the user's cache.
+
+Where there is no C++ compiler, `library()` is None and decoding uses torch's operators.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from drafttrain.errors import UserError
+from drafttrain.files import cache_dir
+
+SOURCE = Path(__file__).with_name("forward.cpp")
+AVX2 = ("-mavx2", "-mfma")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": (*AVX512, "-mavx512bf16")}
+CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
+SECONDS = 60  # that a compilation may take
+ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
+    "pack": "pnnnpn",
+    "packed_bytes": "nnn",
+    "linear": "ppnpnn",
+    "blocks": "pppnnpnppnn",
+    "keys_values": "pppnn",
+}
+
+
+def variant() -> str | None:
+    """Return the instruction set that the kernels use in this process, a key of FLAGS; None without kernels.
+
+    It follows what torch may use (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA), so that both compute alike.
+    """
+    return None if library() is None else _wanted()
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Load the library for this machine, compiling it first where that has not been done.
+
+    Returns:
+        None without a compiler, on other systems than Linux and macOS, or with DRAFTTRAIN_KERNELS=off; why is
+        printed once.
+
+    Raises:
+        UserError: DRAFTTRAIN_KERNELS names no instruction set.
+    """
+    wanted = _wanted()
+    if wanted is None:
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_built(wanted)))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"kernels: not built ({reason}); decoding uses torch's operators, slower", file=sys.stderr)
+        return None
+    for name, kinds in ARGUMENTS.items():
+        function = getattr(loaded, name)
+        function.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in kinds]
+        function.restype = ctypes.c_int64 if name == "packed_bytes" else None
+    return loaded
+
+
+def _wanted() -> str | None:
+    """Choose the instruction set, whether or not the library for it can be built."""
+    chosen = os.environ.get(CHOICE, "")
+    if chosen == "off" or os.name != "posix":
+        return None
+    if chosen and chosen not in FLAGS:
+        raise UserError(f"{CHOICE}: must be one of {', '.join(FLAGS)} or off, got {chosen}")
+    able = _instruction_set()
+    if chosen and list(FLAGS).index(chosen) > list(FLAGS).index(able):
+        raise UserError(f"{CHOICE}: this machine has {able}, got {chosen}; unset it")
+    return chosen or able
+
+
+def _instruction_set() -> str:
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return "generic"
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability.startswith("AVX512") and not limit.startswith(("SSE", "AVX2", "AVX_")):
+        no_bf16 = limit.startswith("AVX512") and not any(name in limit for name in ("BF16", "FP16", "AMX"))
+        return "avx512_bf16" if _has_bf16() and not no_bf16 else "avx512"
+    return "avx2" if capability.startswith(("AVX2", "AVX512")) else "generic"
+
+
+def _has_bf16() -> bool:
+    try:
+        return " avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+def _built(wanted: str) -> Path:
+    """Return the path of the compiled library, compiling it if the cache has none of this source."""
+    flags = ["-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
+    flags += FLAGS[wanted]
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
+    name = f"forward-{wanted}-{key}.so"
+    folder = cache_dir() / "kernels"
+    if (folder / name).exists():
+        return folder / name
+    compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    compiler = next((found for found in map(shutil.which, filter(None, compilers)) if found), None)
+    if compiler is None:
+        raise RuntimeError("no C++ compiler: install g++ or clang++")
+    print(f"kernels: compiling for {wanted}, once", file=sys.stderr)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.mkdtemp(dir=folder)
+    except OSError:  # an unwritable cache: every process compiles its own
+        folder = Path(scratch := tempfile.mkdtemp())
+    built = Path(scratch) / name
+    command = [compiler, *flags, str(SOURCE), "-o", str(built)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RuntimeError(f"{compiler}: {(done.stderr.strip() or 'failed').splitlines()[0]}")
+    os.replace(built, folder / name)  # whole or absent, whoever else compiles it
+    if Path(scratch) != folder:
+        os.rmdir(scratch)
+    return folder / name

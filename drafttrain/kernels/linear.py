@@ -1,0 +1,102 @@
+"""Linear layers whose weights are packed for the native library: for inference on a CPU.
+
+A row of the result has the same bits with any other rows beside it, and with any number of threads.
+"""
+
+import ctypes
+
+import torch
+from torch import nn
+
+from drafttrain.kernels.library import library, variant
+from drafttrain.kernels.team import team_size
+
+KINDS = {torch.bfloat16: 0, torch.float32: 1}
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` of forward.cpp; all zeros: no such layer."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+    ]
+
+
+def is_available() -> bool:
+    """Return whether there is a native library for this machine; the first call may compile it."""
+    return library() is not None
+
+
+def rounds_inputs(dtype: torch.dtype) -> bool:
+    """Return whether products with weights of this dtype round their inputs to bf16 (vdpbf16ps does)."""
+    return dtype == torch.bfloat16 and variant() == "avx512_bf16"
+
+
+class NativeLinear(nn.Module):
+    """A linear layer on the CPU, for inference; its weight exists in packed form only.
+
+    Args:
+        weight: [out, in], bf16 or fp32; sums are fp32 in both.
+        bias: [out] or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype, self.native = weight.dtype, library()
+        kind, row_major = KINDS[weight.dtype], weight.detach().contiguous()  # [out, in]
+        size = self.native.packed_bytes(self.out_features, self.in_features, kind)
+        # Plain attributes: nothing may cast, move or save them. A whole page too much, for alignment.
+        self.packed = torch.empty(size + 64, dtype=torch.uint8)
+        self.bias = None if bias is None else bias.detach().float().contiguous()  # [out]
+        start = -(-self.packed.data_ptr() // 64) * 64  # a cache line holds one step of a panel
+        threads = team_size()
+        self.native.pack(row_major.data_ptr(), self.out_features, self.in_features, kind, start, threads)
+        bias_at = None if self.bias is None else self.bias.data_ptr()
+        self.struct = LinearStruct(start, bias_at, self.in_features, self.out_features, kind)
+        self.address = ctypes.addressof(self.struct)
+        self.round_inputs = rounds_inputs(weight.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out] in x's dtype."""
+        return self.product(x).to(x.dtype)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out] in fp32."""
+        rows = x.float().contiguous()
+        out = torch.empty((*x.shape[:-1], self.out_features))
+        count = rows.numel() // self.in_features
+        self.native.linear(
+            self.address, rows.data_ptr(), count, out.data_ptr(), self.round_inputs, team_size()
+        )
+        return out
+
+
+def can_be_native(module: nn.Module | None) -> bool:
+    """Return whether this is a linear layer that `NativeLinear` can replace here."""
+    return (
+        type(module) is nn.Linear  # a subclass may do something else
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype in KINDS
+        and is_available()
+    )
+
+
+def make_native(module: nn.Module) -> int:
+    """Replace the linear layers below a module by native ones; return how many.
+
+    The row-major weights go where nothing else holds them, so that the module can no longer be trained, saved
+    or copied.
+    """
+    replaced = 0
+    for name, child in module.named_children():
+        if can_be_native(child):
+            setattr(module, name, NativeLinear(child.weight, child.bias))
+            replaced += 1
+        else:
+            replaced += make_native(child)
+    return replaced

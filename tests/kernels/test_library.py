@@ -1,0 +1,116 @@
+"""The library is compiled once, for the instruction set that torch uses, or not at all."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafttrain.errors import UserError
+from drafttrain.kernels import library
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """An empty cache folder, and nothing loaded."""
+    monkeypatch.setenv("DRAFTTRAIN_CACHE", str(tmp_path / "cache"))
+    library.library.cache_clear()
+    yield tmp_path / "cache" / "kernels"
+    library.library.cache_clear()
+
+
+needs_compiler = pytest.mark.skipif(library.variant() is None, reason="no C++ compiler here")
+
+
+@needs_compiler
+def test_it_is_compiled_once(fresh, capfd, monkeypatch):
+    monkeypatch.setenv(library.CHOICE, "generic")
+    assert library.variant() == "generic"
+    assert capfd.readouterr().err == "kernels: compiling for generic, once\n"
+    [built] = fresh.iterdir()  # and nothing else is left behind
+    library.library.cache_clear()
+    assert library.variant() == "generic" and capfd.readouterr().err == ""
+    assert list(fresh.iterdir()) == [built]
+
+
+@needs_compiler
+def test_an_unwritable_cache_costs_a_compilation(fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv(library.CHOICE, "generic")
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    assert library.variant() == "generic"
+
+
+def test_without_a_compiler_there_is_one_line(fresh, capfd, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert library.library() is None and library.variant() is None
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and "install g++ or clang++" in err
+
+
+@needs_compiler
+def test_a_compiler_that_fails_leaves_nothing_behind(fresh, capfd, monkeypatch, tmp_path):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    assert library.library() is None
+    assert "out of luck" in capfd.readouterr().err and list(fresh.iterdir()) == []
+
+
+def test_it_can_be_switched_off(fresh, monkeypatch):
+    monkeypatch.setenv(library.CHOICE, "off")
+    assert library.library() is None
+
+
+def test_an_unknown_instruction_set_is_an_error(fresh, monkeypatch):
+    monkeypatch.setenv(library.CHOICE, "sse9")
+    with pytest.raises(UserError, match="DRAFTTRAIN_KERNELS: must be one of generic, .* got sse9"):
+        library.library()
+
+
+def test_an_instruction_set_that_the_machine_lacks_is_an_error(fresh, monkeypatch):
+    monkeypatch.setattr(library, "_instruction_set", lambda: "avx2")
+    monkeypatch.setenv(library.CHOICE, "avx512")
+    with pytest.raises(UserError, match="this machine has avx2, got avx512"):
+        library.library()
+
+
+@pytest.mark.parametrize(
+    ("capability", "limit", "bf16", "wanted"),
+    [
+        ("AVX512", "", True, "avx512_bf16"),
+        ("AVX512", "", False, "avx512"),
+        ("AVX512", "AVX512_CORE", True, "avx512"),
+        ("AVX512", "AVX512_CORE_BF16", True, "avx512_bf16"),
+        ("AVX512", "AVX2", True, "avx2"),
+        ("AVX2", "", True, "avx2"),
+        ("AVX2", "AVX2", False, "avx2"),
+        ("DEFAULT", "", False, "generic"),
+    ],
+)
+def test_it_follows_torch(monkeypatch, capability, limit, bf16, wanted):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(library, "_has_bf16", lambda: bf16)
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert library._instruction_set() == wanted
+
+
+@needs_compiler
+def test_both_variables_give_avx2():
+    """What imitates a machine without AVX-512 imitates it here too."""
+    limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    code = "from drafttrain.kernels.library import variant; print(variant())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **limits},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() in ("avx2", "generic")
