@@ -54,7 +54,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 
 static inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
-static inline vf splat(float x) { return vf{} + x; }
+static inline vf splat(float x) { return x - vf{}; }  // x + 0 would change -0, and so cost an addition
 static inline vf fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -205,8 +205,8 @@ template <class X> static inline void put(X* to, float x) {
   if constexpr (sizeof(X) == 2) *to = narrow(x); else *to = x;
 }
 
-// M tokens times P panels; sums over inputs from the first to the last.
-template <int M, int P, class X> static inline void tile(const X* x, int64_t stride, const Linear& w, int64_t panel, float* y, int64_t width) {
+// M tokens times P panels; sums over inputs from the first to the last. x is [pairs][M][2].
+template <int M, int P, class X> static inline void tile(const X* x, const Linear& w, int64_t panel, float* y, int64_t width) {
   vf acc[P][2][M];
   UNROLL for (int p = 0; p < P; p++) UNROLL for (int m = 0; m < M; m++) acc[p][0][m] = acc[p][1][m] = vf{};
   const int64_t pairs = w.pairs();
@@ -224,7 +224,7 @@ template <int M, int P, class X> static inline void tile(const X* x, int64_t str
         if constexpr (sizeof(X) == 2) {
           UNROLL for (int m = 0; m < M; m++) {
             int32_t two;
-            std::memcpy(&two, x + m * stride + 2 * k, 4);
+            std::memcpy(&two, x + (k * M + m) * 2, 4);
             __m512bh both = (__m512bh)_mm512_set1_epi32(two);
             acc[p][0][m] = (vf)_mm512_dpbf16_ps((__m512)acc[p][0][m], (__m512bh)a, both);
             acc[p][1][m] = (vf)_mm512_dpbf16_ps((__m512)acc[p][1][m], (__m512bh)b, both);
@@ -235,12 +235,12 @@ template <int M, int P, class X> static inline void tile(const X* x, int64_t str
         if constexpr (sizeof(X) == 4) {
           vf a0 = (vf)(a << 16), b0 = (vf)(b << 16), a1 = (vf)(a & 0xffff0000u), b1 = (vf)(b & 0xffff0000u);
           UNROLL for (int m = 0; m < M; m++) {
-            vf even = splat(x[m * stride + 2 * k]);
+            vf even = splat(x[(k * M + m) * 2]);
             acc[p][0][m] = fma(a0, even, acc[p][0][m]);
             acc[p][1][m] = fma(b0, even, acc[p][1][m]);
           }
           UNROLL for (int m = 0; m < M; m++) {
-            vf odd = splat(x[m * stride + 2 * k + 1]);
+            vf odd = splat(x[(k * M + m) * 2 + 1]);
             acc[p][0][m] = fma(a1, odd, acc[p][0][m]);
             acc[p][1][m] = fma(b1, odd, acc[p][1][m]);
           }
@@ -254,7 +254,7 @@ template <int M, int P, class X> static inline void tile(const X* x, int64_t str
         if (M <= 4) __builtin_prefetch(at + 24 * PANEL);
         vf a = load(at), b = load(at + VL);
         UNROLL for (int m = 0; m < M; m++) {
-          vf one = splat(x[m * stride + k]);
+          vf one = splat(x[(k / 2 * M + m) * 2 + k % 2]);
           acc[p][0][m] = fma(a, one, acc[p][0][m]);
           acc[p][1][m] = fma(b, one, acc[p][1][m]);
         }
@@ -275,24 +275,34 @@ template <int M, int P, class X> static inline void tile(const X* x, int64_t str
       }
 }
 
-template <int M, class X> static void tile_of(int64_t m, const X* x, int64_t stride, const Linear& w, Range panels, float* y, int64_t width) {
+template <int M, class X> static void tile_of(int64_t m, const X* x, const Linear& w, Range panels, float* y, int64_t width) {
   if (m == M) {
     int64_t panel = panels.begin;
-    if constexpr (M <= 2) for (; panel + 2 <= panels.end; panel += 2) tile<M, 2>(x, stride, w, panel, y, width);
-    for (; panel < panels.end; panel++) tile<M, 1>(x, stride, w, panel, y, width);
+    if constexpr (M <= 2) for (; panel + 2 <= panels.end; panel += 2) tile<M, 2>(x, w, panel, y, width);
+    for (; panel < panels.end; panel++) tile<M, 1>(x, w, panel, y, width);
   } else if constexpr (M > 1) {
-    tile_of<M - 1>(m, x, stride, w, panels, y, width);
+    tile_of<M - 1>(m, x, w, panels, y, width);
   }
 }
 
-// y [tokens][width] = x [tokens][stride] times some panels of a layer
-template <class X> static void multiply(const X* x, int64_t stride, int64_t tokens, const Linear& w, Range panels, float* y, int64_t width) {
-  int64_t tiles = (tokens + TILE - 1) / TILE;
-  if (tiles <= 1) return tile_of<TILE>(tokens, x, stride, w, panels, y, width);
+// y [tokens][width] = x [tokens][2 * pairs] times some panels of a layer
+template <class X> static void multiply(const X* x, int64_t tokens, const Linear& w, Range panels, float* y, int64_t width) {
+  if (tokens == 1) return tile_of<1>(1, x, w, panels, y, width);
+  const int64_t tiles = (tokens + TILE - 1) / TILE, pairs = w.pairs();
+  static thread_local std::vector<X> arranged;  // each tile's tokens side by side: one stream
+  arranged.resize(std::max(arranged.size(), size_t(tokens * pairs * 2)));
+  for (int64_t i = 0; i < tiles; i++) {
+    Range part = share(tokens, int(i), int(tiles));
+    const int64_t m = part.end - part.begin;
+    X* to = arranged.data() + part.begin * pairs * 2;
+    for (int64_t j = 0; j < m; j++)
+      for (int64_t k = 0; k < pairs; k++) std::memcpy(to + (k * m + j) * 2, x + ((part.begin + j) * pairs + k) * 2, 2 * sizeof(X));
+  }
+  if (tiles == 1) return tile_of<TILE>(tokens, arranged.data(), w, panels, y, width);
   for (int64_t panel = panels.begin; panel < panels.end; panel++)  // a panel stays in the cache for all tiles
     for (int64_t i = 0; i < tiles; i++) {
-      Range part = {tokens * i / tiles, tokens * (i + 1) / tiles};
-      tile_of<TILE>(part.end - part.begin, x + part.begin * stride, stride, w, {panel, panel + 1}, y + part.begin * width, width);
+      Range part = share(tokens, int(i), int(tiles));
+      tile_of<TILE>(part.end - part.begin, arranged.data() + part.begin * pairs * 2, w, {panel, panel + 1}, y + part.begin * width, width);
     }
 }
 
@@ -417,7 +427,7 @@ static int64_t even(int64_t n) { return n + n % 2; }
 
 // Queries, keys and values of some heads of one block for tokens whose normed states are h; keys and values go
 // into their slots. `from` counts queries' heads, then keys', then values'.
-template <class X> static void project(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* h, int64_t stride, Range panels, Range heads, float* q, float* k, float* v, bool multiply_here, bool finish_here) {
+template <class X> static void project(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* h, Range panels, Range heads, float* q, float* k, float* v, bool multiply_here, bool finish_here) {
   const int64_t dim = model.head_dim, nq = model.heads, nkv = model.kv_heads;
   const int64_t count = tokens.end - tokens.begin;
   if (multiply_here) {
@@ -427,7 +437,7 @@ template <class X> static void project(const Model& model, const Block& block, i
     for (int i = 0; i < 3; i++) {
       int64_t n = layers[i]->weight ? layers[i]->panels() : 0;
       Range part = {std::max(panels.begin - first, int64_t(0)), std::min(panels.end - first, n)};
-      if (part.begin < part.end) multiply(h, stride, count, *layers[i], part, to[i], layers[i]->out);
+      if (part.begin < part.end) multiply(h, count, *layers[i], part, to[i], layers[i]->out);
       first += n;
     }
   }
@@ -502,9 +512,9 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
       auto norms = [&](const float* weight) {
         for (int64_t m = 0; m < count; m++) norm(states + m * hidden, weight, hidden, model.eps, h.data() + m * h_stride, h_stride);
       };
-      auto add = [&](const Linear& layer, const X* from, int64_t stride) {  // to the residual stream
+      auto add = [&](const Linear& layer, const X* from) {  // to the residual stream
         Range panels = share(layer.panels(), t, threads);
-        multiply(from, stride, count, layer, panels, buffers.out.data(), hidden);
+        multiply(from, count, layer, panels, buffers.out.data(), hidden);
         int64_t end = std::min(panels.end * PANEL, hidden);
         for (int64_t m = 0; m < count; m++)
           for (int64_t i = panels.begin * PANEL; i < end; i++) states[m * hidden + i] += buffers.out[m * hidden + i];
@@ -514,10 +524,10 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
         norms(block.input_norm);
         Split split(model, block, t, threads);
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
-        project(model, block, l, nodes, tokens, h.data(), h_stride, split.panels, split.heads, q, k, v, true, split.together);
+        project(model, block, l, nodes, tokens, h.data(), split.panels, split.heads, q, k, v, true, split.together);
         barrier.wait();
         if (!split.together) {
-          project(model, block, l, nodes, tokens, h.data(), h_stride, split.panels, split.heads, q, k, v, false, true);
+          project(model, block, l, nodes, tokens, h.data(), split.panels, split.heads, q, k, v, false, true);
           barrier.wait();
         }
         Range items = share(count * nq, t, threads);
@@ -534,12 +544,12 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
           attend(q + (i * nq + head) * dim, keys, keys + half, verified, path + hidden_drafts, length - hidden_drafts, model.scale, dim, scores.data(), sums.data(), buffers.attended.data() + i * at_stride + head * dim);
         }
         barrier.wait();
-        add(block.o, buffers.attended.data(), at_stride);
+        add(block.o, buffers.attended.data());
         barrier.wait();
         norms(block.post_norm);
         Range panels = share(block.gate.panels(), t, threads);
-        multiply(h.data(), h_stride, count, block.gate, panels, buffers.gate.data(), model.intermediate);
-        multiply(h.data(), h_stride, count, block.up, panels, buffers.up.data(), model.intermediate);
+        multiply(h.data(), count, block.gate, panels, buffers.gate.data(), model.intermediate);
+        multiply(h.data(), count, block.up, panels, buffers.up.data(), model.intermediate);
         int64_t end = std::min(panels.end * PANEL, model.intermediate);
         for (int64_t m = 0; m < count; m++) {
           const float* g = buffers.gate.data() + m * model.intermediate;
@@ -556,7 +566,7 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
           }
         }
         barrier.wait();
-        add(block.down, buffers.activated.data(), act_stride);
+        add(block.down, buffers.activated.data());
         barrier.wait();
         keep(l);
       }
@@ -620,7 +630,7 @@ void linear(const Linear* layer, const float* x, int64_t tokens, float* y, int64
     std::vector<X> h(tokens * stride);
     for (int64_t m = 0; m < tokens; m++) norm(x + m * layer->in, nullptr, layer->in, 0.f, h.data() + m * stride, stride);
     Team::get().run(int(threads), [&](int t) {
-      multiply(h.data(), stride, tokens, *layer, share(layer->panels(), t, int(threads)), y, layer->out);
+      multiply(h.data(), tokens, *layer, share(layer->panels(), t, int(threads)), y, layer->out);
     });
   };
   if (BF16_PRODUCTS && round_inputs && layer->kind == BF16) run((uint16_t*)nullptr); else run((float*)nullptr);
@@ -651,10 +661,10 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
           Split split(*model, block, t, team);
-          project(*model, block, l, *nodes, tokens, h.data(), stride, split.panels, split.heads, (float*)nullptr, k.data(), v.data(), true, split.together);
+          project(*model, block, l, *nodes, tokens, h.data(), split.panels, split.heads, (float*)nullptr, k.data(), v.data(), true, split.together);
           barrier.wait();
           if (!split.together) {
-            project(*model, block, l, *nodes, tokens, h.data(), stride, split.panels, split.heads, (float*)nullptr, k.data(), v.data(), false, true);
+            project(*model, block, l, *nodes, tokens, h.data(), split.panels, split.heads, (float*)nullptr, k.data(), v.data(), false, true);
             barrier.wait();
           }
         }
