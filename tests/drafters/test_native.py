@@ -1,0 +1,80 @@
+"""Packed drafters draft what their stock modules draft, and a node has the same bits in any company."""
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.kinds import new_drafter
+from drafttrain.kernels.linear import NativeLinear, is_available
+from drafttrain.trees.tree import TokenTree
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
+
+DRAFTERS = {
+    "edd": {},
+    "edd-two-layers": dict(layers=2, tapped_blocks=[-2, 1]),
+    "edd-anchor": dict(anchor=True),
+    "edd-heads": dict(kv_heads=4),
+    "vdm": dict(kind="vdm"),
+    "eagle": dict(kind="eagle"),
+    "eagle-norms": dict(kind="eagle", input_norms=True),
+    "medusa": dict(kind="medusa"),
+}
+
+
+def drafting(drafter, ids, tapped, counts) -> torch.Tensor:
+    """Log-probabilities after each node of a growing tree, in two rounds with a verification between them."""
+    rows, found = len(ids), []
+    state = drafter.new_state(rows, 8)  # too short on purpose: it must grow
+    first = torch.minimum(counts, torch.tensor(5))
+    for observed in (first, counts - first):
+        start = 0 if observed is first else 5
+        drafter.observe(state, ids[:, start : start + 5], tapped[:, start : start + 5], observed)
+        tree = TokenTree.root_only(ids[:, 0])
+        found.append(drafter.expand(state, tree, torch.zeros(rows, 1, dtype=torch.long)))
+        children = torch.tensor([[7, 8, 9]]).expand(rows, -1)
+        tree = tree.append(torch.zeros_like(children), children, torch.zeros(rows, 3))
+        found.append(drafter.expand(state, tree, torch.tensor([[1, 3]]).expand(rows, -1)))
+        children = torch.tensor([[11, 12]]).expand(rows, -1)
+        tree = tree.append(torch.tensor([[3, 1]]).expand(rows, -1), children, torch.zeros(rows, 2))
+        found.append(drafter.expand(state, tree, torch.tensor([[4, 5]]).expand(rows, -1)))
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@torch.no_grad()
+def test_native_drafts_are_the_stock_ones(name, make_target, make_drafter):
+    target = make_target("qwen2" if name == "edd" else "llama")  # Qwen2 has biases
+    stock = make_drafter(target, **DRAFTERS[name])
+    native = copy.deepcopy(stock)
+    native.pack()
+    assert sum(isinstance(module, NativeLinear) for module in native.modules()) >= 3
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 512, (2, 10), generator=generator)
+    tapped, counts = target.encode(ids, torch.zeros_like(ids)).tapped, torch.tensor([10, 7])
+    mine = drafting(native, ids, tapped, counts)
+    torch.testing.assert_close(mine, drafting(stock, ids, tapped, counts), atol=1e-4, rtol=1e-4)
+    if native.config.model_type != "drafttrain_medusa":
+        assert native.native is not None
+        for row in (0, 1):  # alone
+            part = slice(row, row + 1)
+            assert torch.equal(drafting(native, ids[part], tapped[part], counts[part])[0], mine[row])
+
+
+@torch.no_grad()
+def test_a_small_lm_runs_natively(make_target, tiny_llama, tmp_path):
+    target, config = make_target("llama"), copy.deepcopy(tiny_llama[0].config)
+    LlamaForCausalLM(LlamaConfig(**config.to_dict())).save_pretrained(tmp_path)
+    tiny_llama[1].save_pretrained(tmp_path)
+    settings = DrafterConfig(kind="causal_lm", model=str(tmp_path))
+    stock = new_drafter(target, settings, torch.arange(0, 512, 2)).eval()
+    native = copy.deepcopy(stock)
+    native.pack()
+    assert native.native is not None
+    ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
+    nothing, counts = torch.zeros(2, 10, 0), torch.tensor([10, 7])
+    mine, other = (drafting(drafter, ids, nothing, counts) for drafter in (native, stock))
+    torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)

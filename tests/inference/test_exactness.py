@@ -1,0 +1,58 @@
+"""Drafted text is plain text, bit for bit, in the mode in which speed is measured, on the real target."""
+
+from pathlib import Path
+
+import pytest
+
+from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.decoder import SpeculativeDecoder
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.sampling import SamplingParams
+
+BUNDLE = Path(__file__).parents[2] / "model_cards" / "smollm2-135m-edd"
+TREES = (
+    "chain:length=4",
+    "eagle2:top_k=4,max_depth=4,total=12",
+    "pct:width=3,max_depth=6,min_confidence=0.02,threshold=0.05",
+    "c2t",
+    "ngram",
+    "ngram+chain:length=2",
+)
+PROMPTS = ("Why is the sky blue?", "Write a haiku about rivers.", "What is 12 * 13?", "def fib(n):")
+
+
+@pytest.fixture(scope="module")
+def bundle(smollm2):
+    loaded = load_bundle(BUNDLE, target=str(smollm2), dtype="bfloat16", device="cpu")
+    if loaded.target.native is None:
+        pytest.skip("no native forward here: in bf16 other tokens of a forward change outputs")
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def ids(bundle):
+    decoder = SpeculativeDecoder(bundle.target, NoProposer())
+    return [decoder.encode(text) for text in PROMPTS]
+
+
+def sampled() -> AcceptSampled:
+    return AcceptSampled([SamplingParams(temperature=0.8, top_p=0.95, seed=seed) for seed in range(4)])
+
+
+@pytest.fixture(scope="module")
+def plain(bundle, ids):
+    """Texts of plain decoding, each prompt alone: greedy, and seeded."""
+    greedy = [decode_all(bundle.target, NoProposer(), [prompt], 24)[0][0] for prompt in ids]
+    rules = [AcceptSampled([params]) for params in sampled().params]
+    seeded = [decode_all(bundle.target, NoProposer(), [p], 24, accept=r)[0][0] for p, r in zip(ids, rules)]
+    return greedy, seeded
+
+
+@pytest.mark.parametrize("max_rows", [1, 4])
+@pytest.mark.parametrize("tree", TREES)
+def test_drafted_text_is_plain_text(bundle, ids, plain, tree, max_rows):
+    proposer = bundle.proposer(tree)
+    for rule, expected in ((accept_greedy, plain[0]), (sampled(), plain[1])):
+        assert decode_all(bundle.target, proposer, ids, 24, accept=rule, max_rows=max_rows)[0] == expected
