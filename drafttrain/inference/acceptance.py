@@ -165,6 +165,8 @@ def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:
     Args:
         choices: what the target says after each node, int64 [B, n].
     """
+    if tree.width == 1:  # plain decoding
+        return Accepted(torch.zeros_like(choices), torch.ones_like(tree.sizes), choices[:, 0])
     wanted = choices.gather(1, tree.parents.clamp(min=0))  # [B, n] what the target says after the parent
     matches = (tree.tokens == wanted) | (tree.parents < 0)  # [B, n]
     refuted = (tree.ancestors() & ~matches[:, None]).any(-1)  # [B, n] the node or an ancestor is wrong

@@ -65,6 +65,13 @@ static inline vf fma(vf a, vf b, vf c) {
 #endif
 }
 static inline float sum(vf v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__AVX2__)
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+#endif
   float s[VL];
   store(s, v);
   for (int step = VL / 2; step; step /= 2)
@@ -394,17 +401,26 @@ template <class X> static void attend(const float* q, const float* keys, const f
     else for (int64_t j = i; j < count; j++) total[j - i] += scores[j];
   }
   float inverse = 1.f / sum(total);
-  std::memset(sums, 0, dim * sizeof(float));
-  n = 0;
-  auto add = [&](int64_t slot) {
-    float weight = scores[n++];
-    const float* v = values + slot * dim;
-    int64_t i = 0;
-    for (; i + VL <= dim; i += VL) store(sums + i, fma(splat(weight), load(v + i), load(sums + i)));
-    for (; i < dim; i++) sums[i] += weight * v[i];
+  auto each = [&](auto&& use) {
+    const float* weight = scores;
+    for (int64_t slot = verified.begin; slot < verified.end; slot++) use(*weight++, values + slot * dim);
+    for (int64_t i = 0; i < path_length; i++) use(*weight++, values + path[i] * dim);
   };
-  for (int64_t slot = verified.begin; slot < verified.end; slot++) add(slot);
-  for (int64_t i = 0; i < path_length; i++) add(path[i]);
+  int64_t d = 0;
+  for (; d + 4 * VL <= dim; d += 4 * VL) {  // as many sums as fit into registers
+    vf a = {}, b = {}, c = {}, e = {};
+    each([&](float weight, const float* v) {
+      vf w = splat(weight);
+      a = fma(w, load(v + d), a), b = fma(w, load(v + d + VL), b);
+      c = fma(w, load(v + d + 2 * VL), c), e = fma(w, load(v + d + 3 * VL), e);
+    });
+    store(sums + d, a), store(sums + d + VL, b), store(sums + d + 2 * VL, c), store(sums + d + 3 * VL, e);
+  }
+  for (; d < dim; d++) {
+    float total_d = 0;
+    each([&](float weight, const float* v) { total_d += weight * v[d]; });
+    sums[d] = total_d;
+  }
   for (int64_t i = 0; i < dim; i++) put(to + i, sums[i] * inverse);
 }
 
