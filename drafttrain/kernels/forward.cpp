@@ -609,14 +609,16 @@ int64_t packed_bytes(int64_t out, int64_t in, int64_t kind) {
   return kind == BF16 ? rows * even(in) * 2 : rows * in * 4;
 }
 
+// Asks for huge pages: a fresh region that begins and ends with them.
+void advise_huge(void* region, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  madvise(region, size_t(bytes), MADV_HUGEPAGE);
+#endif
+}
+
 // Packs row-major weights [out][in] of the same kind.
 void pack(const void* from, int64_t out, int64_t in, int64_t kind, void* to, int64_t threads) {
   int64_t panels = (out + PANEL - 1) / PANEL, pairs = (in + 1) / 2;
-#ifdef MADV_HUGEPAGE
-  uintptr_t page = 4096, begin = (uintptr_t(to) + page - 1) / page * page;
-  uintptr_t end = (uintptr_t(to) + packed_bytes(out, in, kind)) / page * page;
-  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-#endif
   auto work = [&](int t) {
     Range mine = share(panels, t, threads);
     for (int64_t panel = mine.begin; panel < mine.end; panel++)

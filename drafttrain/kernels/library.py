@@ -28,6 +28,7 @@ SECONDS = 60  # that a compilation may take
 ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "pack": "pnnnpn",
     "packed_bytes": "nnn",
+    "advise_huge": "pn",
     "linear": "ppnpnn",
     "blocks": "pppnnpnppnn",
     "keys_values": "pppnn",

@@ -12,6 +12,7 @@ from drafttrain.kernels.library import library, variant
 from drafttrain.kernels.team import team_size
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}
+CACHE_LINE, HUGE_PAGE, REGION = 64, 2 << 20, 32 << 20  # bytes
 
 
 class LinearStruct(ctypes.Structure):
@@ -36,6 +37,27 @@ def rounds_inputs(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and variant() == "avx512_bf16"
 
 
+_region: tuple[torch.Tensor, int, int] | None = None  # of packed weights: its memory, first free byte, end
+
+
+def _allocate(size: int) -> tuple[torch.Tensor, int]:
+    """Return memory for packed weights, and the address at which they begin.
+
+    Layers share regions of huge pages, in which a stream through all of them misses few translations. A region
+    is freed with the last layer in it.
+    """
+    global _region
+    if _region is None or _region[1] + size > _region[2]:
+        length = -(-max(size, REGION) // HUGE_PAGE) * HUGE_PAGE
+        memory = torch.empty(length + HUGE_PAGE, dtype=torch.uint8)
+        begin = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+        library().advise_huge(begin, length)
+        _region = memory, begin, begin + length
+    memory, begin, end = _region
+    _region = memory, begin + -(-size // CACHE_LINE) * CACHE_LINE, end
+    return memory, begin
+
+
 class NativeLinear(nn.Module):
     """A linear layer on the CPU, for inference; its weight exists in packed form only.
 
@@ -50,10 +72,9 @@ class NativeLinear(nn.Module):
         self.dtype, self.native = weight.dtype, library()
         kind, row_major = KINDS[weight.dtype], weight.detach().contiguous()  # [out, in]
         size = self.native.packed_bytes(self.out_features, self.in_features, kind)
-        # Plain attributes: nothing may cast, move or save them. A whole page too much, for alignment.
-        self.packed = torch.empty(size + 64, dtype=torch.uint8)
+        # Plain attributes: nothing may cast, move or save them.
+        self.packed, start = _allocate(size)
         self.bias = None if bias is None else bias.detach().float().contiguous()  # [out]
-        start = -(-self.packed.data_ptr() // 64) * 64  # a cache line holds one step of a panel
         threads = team_size()
         self.native.pack(row_major.data_ptr(), self.out_features, self.in_features, kind, start, threads)
         bias_at = None if self.bias is None else self.bias.data_ptr()
