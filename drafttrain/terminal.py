@@ -18,6 +18,7 @@ from drafttrain.inference.decoder import GREEDY, Result, SpeculativeDecoder
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.kernels.dtype import dtype_name
 
 STYLES = [Style(color=name) for name in ("cyan", "yellow", "green", "magenta", "blue")]
 WARM_UP_TOKENS = 8  # the first forwards of a process are slow; they are not to be counted
@@ -100,7 +101,7 @@ def compare(
     prompts: str,
     limit: int | None = None,
     target: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     tree: str | None = None,
     max_new_tokens: int = 96,
     calibration: str | None = None,
@@ -111,7 +112,8 @@ def compare(
 
     Args:
         prompts: file that `read_prompts` reads; `limit`: how many of it.
-        dtype: "bfloat16" decides near-ties by the shape of the forward; "float32" should not differ at all.
+        dtype: as `load_target` takes it. bf16 decides near-ties by the shape of the forward; fp32 should not
+            differ at all.
         tree: how drafts grow. None: what the bundle recommends.
         calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
 
@@ -155,8 +157,9 @@ def compare(
                 f", the worse one {difference.behind:.3g} ({share:.2g} standard deviations) behind the best"
             )
         console.print(escape(f"{line}: {'a near-tie' if tie else 'NO TIE'}"), soft_wrap=True)
+    used = dtype_name(loaded.target.dtype)
     console.print(
-        f"{len(chats) - differing} of {len(chats)} outputs are equal in {dtype}; {ties} part at near-ties, "
+        f"{len(chats) - differing} of {len(chats)} outputs are equal in {used}; {ties} part at near-ties, "
         f"{differing - ties} elsewhere",
         soft_wrap=True,
     )

@@ -43,6 +43,8 @@ class Stage:
         run: `run(recipe, folders, out)` does the work; `folders` has the folder of every stage in `needs`.
             The figures it returns, if any (a dict or dataclass), go into `stage.json`.
         section: the settings its output depends on, as a dict of the recipe's sections.
+        settle: `settle(recipe, begun)` gives the recipe with what the values "auto" of fields marked
+            `settled` come to: as in `begun`, the section of an unfinished attempt, or as suits the machine.
         needs: stages whose folders it reads.
         files: files and folders of the user's that it reads.
         enabled: whether the recipe asks for it.
@@ -59,6 +61,7 @@ class Stage:
     folder: str
     run: Callable[[Any, dict[str, Path], Path], Any]
     section: Callable[[Any], Any]
+    settle: Callable[[Any, dict[str, Any]], Any] = lambda recipe, begun: recipe
     needs: Callable[[Any], Sequence[str]] = lambda recipe: ()
     files: Callable[[Any], Sequence[str]] = lambda recipe: ()
     enabled: Callable[[Any], bool] = lambda recipe: True
@@ -188,20 +191,24 @@ class Workflow:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not stage.ranks:
             raise UserError(f"{stage.name} runs in one process; run it before you launch several")
         folders = {name: self.folder(name) for name in stage.needs(self.recipe)}
-        spent = 0.0
+        spent, begun = 0.0, {}
         if decision.action == "resume":
             spent = read_json(marker).get("wall_seconds", 0.0) + self._killed_after(stage)
+            begun = read_json(marker)["made_from"]["section"]
         elif self.is_first_rank:
             self._clear(stage)
+        if not self.is_first_rank:
+            begun = self._await_first_rank(marker, decision)
+        recipe = stage.settle(self.recipe, begun)
+        section = _json(_plain(stage.section(recipe)))
+        decision = dataclasses.replace(decision, made_from={**decision.made_from, "section": section})
         note = {"made_from": decision.made_from, "wall_seconds": spent}
         if self.is_first_rank:
             write_json(marker, note)
-        else:
-            self._await_first_rank(marker, decision)
         self._say("cyan", stage, decision.action, decision.why)
         begun = time.monotonic()
         try:
-            figures = stage.run(self.recipe, folders, self.output / stage.folder)
+            figures = stage.run(recipe, folders, self.output / stage.folder)
         except BaseException as error:
             spent += time.monotonic() - begun
             if self.is_first_rank:
@@ -222,12 +229,14 @@ class Workflow:
         last = max((path.stat().st_mtime for path in files), default=0.0)
         return max(0.0, last - self._marker(stage).stat().st_mtime)
 
-    def _await_first_rank(self, marker: Path, decision: Decision) -> None:
-        """Waits until the first rank has cleared the folder and noted what it will be made from."""
+    def _await_first_rank(self, marker: Path, decision: Decision) -> dict[str, Any]:
+        """Waits until the first rank has cleared the folder and noted what it will be made from; returns the
+        settings, which it has settled for all."""
         for _ in range(6000):
             with contextlib.suppress(UserError):
-                if not _changes(read_json(marker)["made_from"], decision.made_from):
-                    return
+                noted = read_json(marker)["made_from"]
+                if not self._changes(decision.stage, noted, decision.made_from):
+                    return noted["section"]
             time.sleep(0.1)
         raise UserError(f"{marker}: the first process did not write it within ten minutes; see what it says")
 
@@ -297,7 +306,8 @@ class Workflow:
 
     def _changes(self, stage: Stage, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         """What differs between what a folder was made from and what it would be made from now. A field that
-        the old record lacks is one that its version did not know: at its default it changes nothing."""
+        the old record lacks is one that its version did not know: at its default it changes nothing. Nor does
+        an "auto" that was settled when the folder was made."""
         known = _json(_plain(stage.section(self.recipe), old["section"]))
         return _changes(old, {**new, "section": known})
 
@@ -376,18 +386,27 @@ def _plain(value: Any, known: Any = None) -> Any:
     """A settings value as JSON, without the fields that are marked as leaving the output as it is.
 
     Args:
-        known: an earlier record of it: fields at their default that it lacks are left out. None: none are.
+        known: an earlier record of it: fields at their default that it lacks are left out, and "auto" in one
+            marked `settled` is what it came to there. None: nothing is known.
     """
     if dataclasses.is_dataclass(value):
         kept = [item for item in dataclasses.fields(value) if item.metadata.get("changes_output", True)]
         if isinstance(known, dict):
             kept = [item for item in kept if item.name in known or not _is_default(value, item)]
-        return {item.name: _plain(getattr(value, item.name), _inside(known, item.name)) for item in kept}
+        return {item.name: _field(value, item, _inside(known, item.name)) for item in kept}
     if isinstance(value, dict):
         return {key: _plain(item, _inside(known, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, _inside(known, i)) for i, item in enumerate(value)]
     return value
+
+
+def _field(section: Any, item: dataclasses.Field, known: Any) -> Any:
+    """A field's value as JSON."""
+    value = getattr(section, item.name)
+    if value == "auto" and known is not None and item.metadata.get("settled"):
+        return known
+    return _plain(value, known)
 
 
 def _inside(known: Any, key: str | int) -> Any:

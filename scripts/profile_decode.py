@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=25, metavar="N", help="rows of each listing")
     args = parser.parse_args(argv)
     try:
-        loaded = load_bundle(args.bundle, dtype="bfloat16", calibration=args.calibration)
+        loaded = load_bundle(args.bundle, calibration=args.calibration)
         proposer = NoProposer() if args.tree == "none" else loaded.proposer(args.tree)
         ids = read_prompts(args.prompts, 1)[0].token_ids(loaded.target.tokenizer)
     except UserError as error:

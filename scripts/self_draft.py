@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--ngrams", default="model_cards/smollm2-135m-edd", metavar="DIR")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts of MT-bench (default: all)")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
     parser.add_argument("--out", metavar="DIR", default="runs/self_draft")
     args = parser.parse_args(argv)
     if args.limit is not None and args.limit < 1:

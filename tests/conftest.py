@@ -101,6 +101,18 @@ def tiny_model(config_class: type, model_class: type, tokenizer: PreTrainedToken
     return model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def steady_dtype():
+    """`dtype: auto` is bfloat16 in this process, whatever the machine: its probe is tested in
+    tests/kernels/test_dtype.py alone."""
+    from drafttrain.kernels import dtype
+
+    ms = {"float32": {1: 1.5, 16: 1.5, 128: 1.5}, "bfloat16": {1: 1.0, 16: 1.0, 128: 1.0}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dtype, "timed", lambda hidden, intermediate, threads=None: dtype.Timings(ms))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Every test starts from the same random state, whatever ran before it."""

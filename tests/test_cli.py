@@ -213,3 +213,38 @@ def test_launcher_script_takes_what_deepspeed_appends(folder):
     assert (
         done.stderr == "drafttrain: small.yaml: --trainin.lr: unknown key trainin; did you mean training?\n"
     )
+
+
+DTYPE_COMMANDS = {
+    "generate": "generate --bundle B --prompt P",
+    "compare": "compare B --prompts P",
+    "sweep": "sweep B --prompts P --trees eagle2 --out O",
+    "benchmark": "benchmark --target T --task a=b --out O",
+    "trace": "trace B --prompt P --out O",
+    "tune-self-draft": "tune-self-draft --target T --prompts P",
+    "calibrate": "calibrate B --prompts P",
+    "dump-trees": "dump-trees B --prompts P --out O",
+}
+
+
+@pytest.mark.parametrize("command", DTYPE_COMMANDS)
+def test_dtype_is_auto_unless_named(command, capsys):
+    words = DTYPE_COMMANDS[command].split()
+    parser = cli._parser()
+    assert parser.parse_args(words).dtype == "auto"
+    assert parser.parse_args([*words, "--dtype", "float32"]).dtype == "float32"
+    assert cli.main([*words, "--dtype", "int4"]) == 2
+    assert "--dtype: invalid choice: 'int4'" in one_line(capsys)
+
+
+def test_float16_is_refused_on_a_cpu(tiny_bundle, capsys):
+    words = ["generate", "--bundle", str(tiny_bundle), "--prompt", "hello", "--dtype", "float16"]
+    assert cli.main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "dtype: must be bfloat16 or float32 on a CPU, got float16" in line
+
+
+def test_a_dtype_that_no_recipe_can_have(folder, capsys):
+    assert cli.main(["run", "small.yaml", "--target.dtype", "int4"]) == 2
+    line = one_line(capsys)
+    assert "target.dtype: expected" in line and "float32" in line and "int4" in line

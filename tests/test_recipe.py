@@ -43,7 +43,8 @@ def test_defaults_and_names(write):
     assert recipe.regenerate is None and recipe.hidden_states.mode == "online"
     assert recipe.drafter.tapped_blocks == [-4] and recipe.drafter.layers == 1
     assert recipe.training.lr == 1e-4 and recipe.training.block_length == (5, 10)
-    assert recipe.corpus.sources[0].path == "chats.json" and recipe.target.dtype == "bfloat16"
+    assert recipe.corpus.sources[0].path == "chats.json" and recipe.target.dtype == "auto"
+    assert recipe.training.bf16 == "auto"
     assert recipe.command == "drafttrain run small.yaml"
 
 

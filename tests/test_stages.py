@@ -4,6 +4,7 @@ import copy
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.kernels import dtype
 from drafttrain.planning import PlanConfig, decode_hours
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES, recorded_target
@@ -172,6 +174,41 @@ def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
     planned = estimates.train(load_recipe(small_recipe, words), folders)["disk"]
     assert planned.endswith(" MB")  # of two checkpoints: one is written before the other is deleted
     assert float(planned.split()[0]) * 1e6 == pytest.approx(2 * real + weights, rel=0.1)
+
+
+def test_auto_is_settled_for_each_stage(folder, capsys, monkeypatch):
+    """A processor that is fast in bf16 for a few rows alone, then one that is not."""
+    ms = {"float32": {1: 3.0, 16: 3.0, 128: 3.0}, "bfloat16": {1: 1.0, 16: 1.0, 128: 9.0}}
+    monkeypatch.setattr(dtype, "timed", lambda *sizes: dtype.Timings(ms))
+    Path("auto.yaml").write_text(RECIPE.replace("dtype: float32, ", "").replace("mode: offline, ", ""))
+    run = ["run", "auto.yaml", "--regenerate", "null", "--classifier.prompts", "null", "--training.max_steps"]
+    run += ["2", "--calibrate.prompts", "null", "--evaluate.trees", "[chain:length=1]", "--until", "evaluate"]
+    assert cli.main(run) == 0
+    assert ran(capsys.readouterr().out) == ["fetch-target", "corpus", "train", "evaluate"]
+
+    def section(stage: str) -> dict:
+        return json.loads(Path(f"runs/auto/{stage}/stage.json").read_text())["made_from"]["section"]
+
+    assert section("drafter")["target"]["dtype"] == "float32"
+    assert section("drafter")["training"]["bf16"] is False
+    assert section("evaluation")["target"]["dtype"] == "bfloat16"
+    summary = json.loads(Path("runs/auto/evaluation/summary.json").read_text())
+    assert summary["dtype"] == "bfloat16" and summary["lossless"]["dtype"] == "float32"
+    drafter = json.loads(Path("runs/auto/drafter/drafter/config.json").read_text())
+    assert drafter["training"]["bf16"] is False
+
+    ms["float32"], ms["bfloat16"] = ms["bfloat16"], ms["float32"]
+    assert cli.main(run) == 0
+    assert ran(capsys.readouterr().out) == []
+    assert cli.main([*run, "--training.bf16", "true", "--until", "train"]) == 0
+    assert ran(capsys.readouterr().out) == ["train"]
+    assert section("drafter")["target"]["dtype"] == "bfloat16"  # made again: as suits now
+
+
+def test_regeneration_by_a_server_needs_no_dtype():
+    stage = next(stage for stage in STAGES if stage.name == "regenerate")
+    recipe = SimpleNamespace(regenerate=SimpleNamespace(server="http://somewhere"))
+    assert stage.settle(recipe, {}) is recipe
 
 
 def test_an_own_target_is_an_input(folder):

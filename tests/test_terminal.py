@@ -78,12 +78,13 @@ def test_a_warning_is_printed_as_it_is(monkeypatch):
     assert printed(monkeypatch).startswith(WARNING + "\n")
     assert printed(monkeypatch, color=True).startswith("\x1b[33m" + WARNING)
 
-    loaded = SimpleNamespace(warning=lambda tree: WARNING, target=SimpleNamespace(tokenizer=None))
+    target = SimpleNamespace(tokenizer=None, dtype="torch.bfloat16")
+    loaded = SimpleNamespace(warning=lambda tree: WARNING, target=target)
     monkeypatch.setattr(terminal, "load_bundle", lambda *args, **rest: loaded)
     monkeypatch.setattr(terminal, "read_prompts", lambda *args: [])
     console = Console(file=io.StringIO(), width=40)
     terminal.compare("bundle", "prompts", console=console)
-    assert console.file.getvalue().startswith(WARNING + "\n0 of 0 outputs")
+    assert console.file.getvalue().startswith(WARNING + "\n0 of 0 outputs are equal in bfloat16; ")
 
 
 def test_without_comparison(monkeypatch):

@@ -34,6 +34,7 @@ class Words:
 @dataclass
 class Upper:
     suffix: str = "!"
+    dtype: str = field(default="auto", metadata={"settled": True})
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Fakes:
 
     def __init__(self):
         self.ran, self.found, self.fail_in, self.error = [], [], None, RuntimeError("boom")
+        self.fastest, self.computed_in = "bf16", []
         self.stages = [
             Stage(
                 "words",
@@ -64,6 +66,7 @@ class Fakes:
                 "upper_made",
                 self.upper,
                 lambda recipe: {"upper": recipe.upper},
+                self.settle,
                 needs=lambda recipe: ["words"],
                 resumes=True,
                 keep=True,
@@ -87,8 +90,15 @@ class Fakes:
             (folder / "words.txt").write_text(recipe.words.text + Path(recipe.source).read_text())
             self._step("words")
 
+    def settle(self, recipe, begun):
+        dtype = recipe.upper.dtype
+        if dtype == "auto":
+            dtype = begun.get("upper", {}).get("dtype", self.fastest)
+        return dataclasses.replace(recipe, upper=dataclasses.replace(recipe.upper, dtype=dtype))
+
     def upper(self, recipe, folders, out):
         out.mkdir(exist_ok=True)
+        self.computed_in.append(recipe.upper.dtype)
         self.found.append(sorted(path.name for path in out.iterdir()))
         (out / "half.txt").write_text("half")
         self._step("upper")
@@ -145,7 +155,7 @@ def test_runs_in_order_and_records(recipe, fakes):
     assert ran == ["words", "upper", "last"]
     assert (Path(recipe.output) / "last_made" / "last.txt").read_text() == "HELLO WORLD!"
     record = json.loads((Path(recipe.output) / "upper_made" / "stage.json").read_text())
-    assert record["made_from"]["section"] == {"upper": {"suffix": "!"}} and list(
+    assert record["made_from"]["section"] == {"upper": {"suffix": "!", "dtype": "bf16"}} and list(
         record["made_from"]["inputs"]
     )
     assert record["seed"] == 7 and record["figures"] == {"letters": 12, "detail": 1}
@@ -222,6 +232,37 @@ def test_settings_of_a_list_that_an_older_version_did_not_know(recipe, fakes):
     for parts in ([Part("a", 0.5)], [Part("b")], [Part("a"), Part("a")], []):
         recipe.words.parts = parts
         assert actions(recipe, fakes)["words"] == "run", parts
+
+
+def settled(recipe) -> str:
+    record = Path(recipe.output) / "upper_made" / "stage.json"
+    return json.loads(record.read_text())["made_from"]["section"]["upper"]["dtype"]
+
+
+def test_auto_is_recorded_as_what_it_came_to(recipe, fakes):
+    run(recipe, fakes)
+    assert settled(recipe) == "bf16" and fakes.computed_in == ["bf16"] and recipe.upper.dtype == "auto"
+    fakes.fastest = "fp32"  # another machine: what is made is as good as ever
+    assert run(recipe, fakes)[0] == []
+    recipe.upper.dtype = "bf16"
+    assert run(recipe, fakes)[0] == []
+    recipe.upper.dtype = "fp32"
+    ran, printed = run(recipe, fakes)
+    assert ran == ["upper"] and "upper.dtype: bf16 → fp32" in printed and settled(recipe) == "fp32"
+    recipe.upper.dtype, recipe.upper.suffix = "auto", "?"
+    fakes.fastest = "bf16"
+    assert run(recipe, fakes)[0] == ["upper", "last"] and settled(recipe) == "bf16"  # made again
+
+
+def test_what_was_begun_keeps_its_dtype(recipe, fakes):
+    fakes.fail_in = "upper"
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            run(recipe, fakes)
+        fakes.fastest = "fp32"
+    fakes.fail_in = None
+    run(recipe, fakes)
+    assert fakes.computed_in == ["bf16"] * 3 and settled(recipe) == "bf16"
 
 
 def test_an_older_versions_unfinished_folder_is_resumed(recipe, fakes):
@@ -428,7 +469,8 @@ def test_second_rank_runs_the_stage_and_writes_no_record(recipe, fakes, monkeypa
         run(recipe, fakes, only="upper")
     fakes.fail_in = None
     monkeypatch.setenv("RANK", "1")
-    assert run(recipe, fakes, only="upper")[0] == ["upper"]
+    fakes.fastest = "fp32"  # as it measures; it takes the first rank's choice
+    assert run(recipe, fakes, only="upper")[0] == ["upper"] and fakes.computed_in == ["bf16", "bf16"]
     assert not (Path(recipe.output) / "upper_made" / "stage.json").exists()
 
 

@@ -29,6 +29,7 @@ from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.kernels.dtype import dtype_name
 from drafttrain.progress import counted
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget
@@ -100,7 +101,7 @@ def dump_trees(
     bundle: str | os.PathLike,
     out: str | os.PathLike,
     target: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str = "auto",
 ) -> dict[str, Any]:
     """Writes labelled trees of a bundle's drafter into the folder `out`; continues an interrupted dump.
@@ -114,16 +115,16 @@ def dump_trees(
     config.check()
     prompts = read_prompts(config.prompts.path, config.prompts.limit)
     folder = find_bundle(bundle)
+    loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
     settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
     made_from = {
         "drafter": drafter_hash(folder),
         "prompts": content_hash(config.prompts.path),
         "target": target,
-        "dtype": dtype,
+        "dtype": dtype_name(loaded.target.dtype),
         **settings,
     }
     shards = _earlier_shards(Path(out), made_from)
-    loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
     reach = loaded.drafter.max_depth
     if reach is not None and config.max_depth > reach:
         raise UserError(

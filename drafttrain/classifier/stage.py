@@ -75,7 +75,7 @@ def make_classifier(
     bundle: str | os.PathLike,
     out: str | os.PathLike,
     target: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str = "auto",
 ) -> dict[str, float]:
     """Writes labelled trees of a bundle's drafter, the classifier and its report into the folder `out`;

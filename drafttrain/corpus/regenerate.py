@@ -98,7 +98,7 @@ def regenerate(
     config: RegenerateConfig,
     model: str,
     out: str | Path,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str = "auto",
     earlier: Iterable[str | Path] = (),
 ) -> RegenerateReport:

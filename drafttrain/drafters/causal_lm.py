@@ -98,7 +98,7 @@ class CausalLmModel(DraftModel):
             UserError: there is none, its tokenizer is not the target's, its positions end before those of
                 the target, or it changes logits behind its head.
         """
-        small = load_target(drafter.model, dtype="float32", device="cpu")
+        small = load_target(drafter.model, dtype=torch.float32, device="cpu")
         _check_head(small, drafter.model)
         own, theirs = (getattr(lm.config, "max_position_embeddings", None) for lm in (small, target))
         if own and theirs and own < theirs and not getattr(small.config, "rope_parameters", None):

@@ -25,6 +25,7 @@ from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
 from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.files import fingerprint, write_json
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.kernels.dtype import dtype_name
 from drafttrain.provenance import git_commit, versions
 from drafttrain.target.loading import load_for_decoding
 
@@ -69,7 +70,7 @@ class BenchmarkConfig:
         repeats: interleaved repetitions of each measurement.
         max_new_tokens: tokens decoded per chat turn at most.
         seed: other draws where the temperature is above 0.
-        dtype: of the target, and of drafters.
+        dtype: of the target, and of drafters, as `load_target` takes it.
         device: as `load_target` takes it.
         skip_long: leave out chat turns that do not fit the target, instead of ending with an error.
         busy: what to do when other processes would spoil the timings.
@@ -84,7 +85,7 @@ class BenchmarkConfig:
     repeats: int = 3
     max_new_tokens: int = 96
     seed: int = 0
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: str = "auto"
     device: str = "auto"
     skip_long: bool = False
     busy: Literal["warn", "refuse"] = "warn"
@@ -132,7 +133,8 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     machine = describe_machine(target.device)
     contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
-    depends = [target.fingerprint, config.dtype, config.max_new_tokens, config.seed, machine, versions()]
+    dtype = dtype_name(target.dtype)
+    depends = [target.fingerprint, dtype, config.max_new_tokens, config.seed, machine, versions()]
     key = fingerprint([*depends, methods.identity, contents])
     log = MeasurementLog(out / "measurements.jsonl", key, replace=False)
     loading = peak_bytes(target.device)
@@ -141,7 +143,7 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     summary = {
         "format_version": FORMAT_VERSION,
         "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "target": {"name": config.target, "dtype": config.dtype, "fingerprint": target.fingerprint},
+        "target": {"name": config.target, "dtype": dtype, "fingerprint": target.fingerprint},
         "settings": {name: getattr(config, name) for name in settings},
         "methods": methods.described,
         "tasks": _describe_tasks(config, tasks, contents, too_long),

@@ -32,6 +32,7 @@ from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, write_json
+from drafttrain.kernels.dtype import dtype_name
 from drafttrain.progress import counted
 from drafttrain.provenance import content_hash, versions
 from drafttrain.target.frozen import weights_hash
@@ -120,7 +121,7 @@ def evaluate(
     bundle: str | os.PathLike,
     out: str | os.PathLike,
     target: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str = "auto",
     calibration: str | os.PathLike | None = None,
     classifier: str | os.PathLike | None = None,
@@ -134,7 +135,7 @@ def evaluate(
         bundle: folder or Hub id.
         out: folder to write to; an interrupted evaluation of the same things is continued.
         target: None for the one that the bundle names.
-        dtype: of the timed decoding.
+        dtype: of the timed decoding, as `load_target` takes it.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
 
@@ -150,11 +151,12 @@ def evaluate(
     tasks, tuning = _read_tasks(config)
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
-    key = _measured_key(config, bundle, str(target), dtype, device)
     costs = None if calibration is None else Calibration.load(calibration)
     made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
     loaded = load_bundle(bundle, dtype=dtype, **made)
-    key = fingerprint([key, describe_machine(loaded.target.device)])  # what "auto" has come to, for one
+    dtype = dtype_name(loaded.target.dtype)  # what "auto" has come to
+    key = _measured_key(config, bundle, str(target), dtype, device)
+    key = fingerprint([key, describe_machine(loaded.target.device)])  # the device, for one
     if costs:
         key = fingerprint([key, costs])
     if classifier:
@@ -163,7 +165,7 @@ def evaluate(
     del loaded  # the fp32 models take its place
     tree, lossless = speed["tree"], None
     if config.lossless_prompts:
-        exact = load_bundle(bundle, dtype="float32", **made)
+        exact = load_bundle(bundle, dtype=torch.float32, **made)
         share = first_of_each(tasks, config.lossless_prompts)
         proposer = exact.proposer(tree)
         log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, tree]))

@@ -29,6 +29,7 @@ from drafttrain.files import fingerprint, read_json, save_figure, write_json
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.kernels.dtype import dtype_name
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.trees.named import CLASSIFIED, uses_calibration
@@ -93,7 +94,7 @@ def sweep(
     reference: str = "eagle2",
     max_new_tokens: int = 96,
     target: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str = "auto",
     calibration: str | os.PathLike | None = None,
     classifier: str | os.PathLike | None = None,
@@ -121,6 +122,7 @@ def sweep(
     task = Task.read(prompts)
     folder = find_bundle(bundle)
     loaded = load_bundle(folder, target, dtype, device, calibration, classifier=classifier)
+    dtype = dtype_name(loaded.target.dtype)  # what "auto" has come to
     proposers = {tree: loaded.proposer(tree) for tree in trees}
     points = []
     for number, (tree, proposer) in enumerate(proposers.items(), 1):

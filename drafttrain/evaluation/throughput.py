@@ -20,7 +20,13 @@ from drafttrain.target.collect import CollectConfig, collect_states
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.store import HiddenStateStore, target_info
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.stage import TrainingConfig, new_optimizer, start_drafter, training_arguments
+from drafttrain.training.stage import (
+    TrainingConfig,
+    new_optimizer,
+    settle_bf16,
+    start_drafter,
+    training_arguments,
+)
 from drafttrain.training.trainer import DraftTrainer
 
 SHAPES = (
@@ -136,7 +142,7 @@ def _train_some(
 ) -> float:
     """Tokens per second of some optimizer steps, as the training log gives them."""
     config = replace(
-        config,
+        settle_bf16(config, target),
         max_steps=steps + 1,
         logging_steps=1,
         seed=seed,

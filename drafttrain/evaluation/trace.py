@@ -213,7 +213,7 @@ def trace_prompt(
     prompt: str,
     out: str | os.PathLike,
     target: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     tree: str | None = None,
     calibration: str | None = None,
     max_new_tokens: int = 96,

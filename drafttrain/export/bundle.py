@@ -231,7 +231,7 @@ def drafter_hash(folder: Path) -> str:
 def load_bundle(
     path: str | os.PathLike,
     target: FrozenTarget | str | None = None,
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     device: str = "auto",
     calibration: Calibration | str | os.PathLike | None = None,
     own_calibration: bool = True,
@@ -243,7 +243,7 @@ def load_bundle(
     Args:
         path: folder or Hub id.
         target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
-        dtype: of a target that is loaded here; the drafter takes the target's.
+        dtype: of a target that is loaded here, as `load_target` takes it; the drafter takes the target's.
         calibration: it, its file or its folder. None for the bundle's own, if it has one.
         own_calibration: whether to read the bundle's own; it may be what is to be replaced.
         classifier: folder of another classifier than the bundle's own, which it may lack.

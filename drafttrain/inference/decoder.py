@@ -86,7 +86,7 @@ class SpeculativeDecoder:
         Args:
             path: a bundle's folder or its Hub id.
             target: the target or where it lies. None: what the bundle names.
-            dtype: "bfloat16", "float32" or "auto", for a target that is loaded here.
+            dtype: "auto" (the fastest here), "bfloat16" or "float32", for a target that is loaded here.
             device: where to load it.
             tree: how drafts grow, such as `chain:length=4` or `timed` (`trees/named.py`). None: what the
                 bundle recommends.

@@ -98,7 +98,7 @@ def collect(
     tapped_blocks: Sequence[int],
     corpus: str | os.PathLike,
     out: str | os.PathLike,
-    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16",
+    dtype: str = "auto",
     device: str = "auto",
 ) -> CollectReport:
     """Loads a target and stores its states over a corpus; continues an interrupted collection.

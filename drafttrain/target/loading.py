@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import torch
 from transformers import (
@@ -18,36 +17,40 @@ from transformers import (
 )
 
 from drafttrain.errors import UserError
+from drafttrain.kernels.dtype import Work, resolve_dtype
 from drafttrain.target.fetch import SMOLLM2, fetch_target, is_known, read_record
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.native import can_run_natively
 from drafttrain.target.probe import check_tree_support
 
 CPU = torch.device("cpu")
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "auto": "auto"}
+STORED = "stored"  # the dtype of the checkpoint, for what copies weights instead of computing with them
 
 
 def load_target(
     model: str,
-    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16",
+    dtype: str | torch.dtype = "auto",
     device: str = "auto",
+    work: Work = "products",
 ) -> FrozenTarget:
     """Loads a frozen target with its tokenizer.
 
     Args:
         model: a name that `fetch_target` knows, a local folder, a `.gguf` file (converted once, then
             taken from the cache) or a Hugging Face Hub id.
-        dtype: of the weights; "auto" takes the stored one.
+        dtype: of the weights: "auto", the one in which this machine does `work` fastest; "bfloat16" or
+            "float32", with a warning where it is much slower; a torch dtype, without; or "stored".
         device: "auto" is this process's GPU where there is one, and the CPU elsewhere.
+        work: "products" of many rows (training, collecting) or "decoding", which `auto` is for.
 
     Raises:
         UserError: nothing to load under that name, no network, not a causal LM, missing or unreadable
-            weights, a tokenizer that does not fit, or no such device.
+            weights, a tokenizer that does not fit, or no such device or dtype.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
     place = resolve_target(model)
     tokenizer = load_tokenizer(place)
+    if isinstance(dtype, str) and dtype != STORED:
+        dtype = dtype_for(_load_config(place), dtype, _device(device), work)
     language_model = _load_model(place, dtype).to(_device(device))
     rows = language_model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
@@ -59,9 +62,28 @@ def load_target(
     return FrozenTarget(language_model, tokenizer, record["name"] if record else model)
 
 
+def choose_dtype(model: str, dtype: str, device: str = "auto", work: Work = "products") -> torch.dtype:
+    """Return the dtype that a name stands for, here and with this target.
+
+    Args:
+        model, dtype, device, work: as `load_target`.
+
+    Raises:
+        UserError: no such dtype, device or target.
+    """
+    return dtype_for(_load_config(resolve_target(model)), dtype, _device(device), work)
+
+
+def dtype_for(config: PreTrainedConfig, dtype: str, device: torch.device, work: Work) -> torch.dtype:
+    """As `choose_dtype`, for a target's config."""
+    text = config.get_text_config()
+    hidden = text.hidden_size
+    return resolve_dtype(dtype, work, device, hidden, getattr(text, "intermediate_size", None) or 4 * hidden)
+
+
 def load_for_decoding(
     model: str,
-    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16",
+    dtype: str | torch.dtype = "auto",
     device: str = "auto",
 ) -> FrozenTarget:
     """`load_target`, checked to verify trees correctly, its weights laid out for decoding.
@@ -69,7 +91,7 @@ def load_for_decoding(
     Raises:
         UserError: as `load_target`, or it does not verify trees correctly.
     """
-    target = load_target(model, dtype=dtype, device=device)
+    target = load_target(model, dtype=dtype, device=device, work="decoding")
     knows = can_run_natively(target.base, target.config)
     if not knows:
         check_tree_support(target)
@@ -99,8 +121,7 @@ def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
     Raises:
         UserError: as `load_target`.
     """
-    name = str(target.dtype).removeprefix("torch.")
-    return _load_model(resolve_target(model), name if name in DTYPES else "auto").to(target.device).eval()
+    return _load_model(resolve_target(model), target.dtype).to(target.device).eval()
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -139,13 +160,19 @@ def resolve_target(model: str) -> str:
     return model
 
 
-def _load_model(place: str, dtype: str) -> PreTrainedModel:
+def _load_config(place: str) -> PreTrainedConfig:
     with _one_line_errors(place, "config"):
         config = AutoConfig.from_pretrained(place)
     _require_causal_lm(place, config)
+    return config
+
+
+def _load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
+    config = _load_config(place)
+    wanted = "auto" if dtype == STORED else dtype  # as transformers calls it
     with _one_line_errors(place, "weights"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=DTYPES[dtype], output_loading_info=True, ignore_mismatched_sizes=True
+            place, config=config, dtype=wanted, output_loading_info=True, ignore_mismatched_sizes=True
         )
     if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
         raise UserError(

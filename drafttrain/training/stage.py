@@ -5,7 +5,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import describe_machine
 from drafttrain.files import new_folder, read_json, require_free_disk, write_json
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.loading import load_target
+from drafttrain.target.loading import dtype_for, load_target
 from drafttrain.target.store import HiddenStateStore, target_info
 from drafttrain.training.heap import GiveBack
 from drafttrain.training.optimizer import MuonWithAdamW
@@ -34,6 +34,7 @@ from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.validation import Validation
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
+TRAINING_ARGS = "training_args.bin"  # its arguments, in every checkpoint
 
 
 @dataclass
@@ -72,7 +73,8 @@ class TrainingConfig:
         save_steps: optimizer steps between checkpoints.
         save_total_limit: checkpoints kept.
         seed: seed of initialization, order and block masks. null: the recipe's seed.
-        bf16: compute in bf16 (autocast); weights stay fp32.
+        bf16: compute in bf16 (autocast); weights stay fp32. "auto": where that is faster on this machine; a
+            training keeps what it was begun with.
         report_to: "wandb" or "none".
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
@@ -109,7 +111,7 @@ class TrainingConfig:
     save_steps: int = 200
     save_total_limit: int = 2
     seed: int | None = None
-    bf16: bool = True
+    bf16: bool | Literal["auto"] = field(default="auto", metadata={"settled": True})
     report_to: Literal["none", "wandb"] = field(default="none", metadata={"changes_output": False})
     wandb_mode: Literal["offline", "online"] = field(default="offline", metadata={"changes_output": False})
     init_from: str | None = None
@@ -221,7 +223,7 @@ def train(
     corpus: str | os.PathLike,
     out: str | os.PathLike,
     hidden_states: str | os.PathLike | None = None,
-    target_dtype: str = "bfloat16",
+    target_dtype: str = "auto",
     target_device: str = "auto",
 ) -> Path:
     """Trains a drafter and writes `out/drafter` (weights and config) and `out/training_log.json`.
@@ -232,6 +234,7 @@ def train(
         target_model: whatever `load_target` takes.
         corpus: folder that `build_corpus` wrote.
         hidden_states: folder of stored states of that corpus; without it the target runs inside each step.
+        target_dtype, target_device: as `load_target`.
 
     Returns:
         the folder of the trained drafter.
@@ -250,12 +253,13 @@ def train(
         for name, split in splits.items()
     }
     rows = packed["train"]
-    validation = Validation(config, target, packed["validation"])
-    _require_disk(config, drafter, out)
-
     resume = last_whole_checkpoint(out / "checkpoints")
     if resume is not None:
         check_same_optimizer(config, resume)
+    config = settle_bf16(config, target, resume)
+    validation = Validation(config, target, packed["validation"])
+    _require_disk(config, drafter, out)
+
     clock = Clock(config.max_minutes, _elapsed(resume))
     arguments = training_arguments(config, out / "checkpoints", target.device)
     max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
@@ -370,6 +374,7 @@ def training_arguments(
     """The recipe in the words of the transformers Trainer.
 
     Args:
+        config: as `settle_bf16` returned it; DeepSpeed's `bf16.enabled: auto` follows it.
         folder: for checkpoints.
         device: the target's; None for whatever there is.
     """
@@ -451,6 +456,34 @@ def check_same_optimizer(config: TrainingConfig, checkpoint: Path) -> None:
             f"{checkpoint}: this training was begun {words[0]} and would go on {words[1]}, which loses the "
             "optimizer's state; launch it as before, or delete the checkpoints"
         )
+
+
+def settle_bf16(
+    config: TrainingConfig, target: FrozenTarget, checkpoint: Path | None = None
+) -> TrainingConfig:
+    """Return the settings with what `bf16: auto` comes to: as the checkpoint was trained, or what is fastest.
+
+    Raises:
+        UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
+    """
+    begun = None if checkpoint is None else _trained_in_bf16(checkpoint)
+    if config.bf16 == "auto":
+        if begun is None:
+            begun = dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
+        return replace(config, bf16=begun)
+    if begun is not None and begun != config.bf16:
+        was = str(begun).lower()
+        raise UserError(
+            f"training.bf16: must be {was}, as {checkpoint} was trained, got {str(config.bf16).lower()}; set "
+            f"it to {was} or auto, or delete the checkpoints"
+        )
+    return config
+
+
+def _trained_in_bf16(checkpoint: Path) -> bool | None:
+    """Whether a checkpoint's steps were computed in bf16; None where the Trainer left no note."""
+    path = checkpoint / TRAINING_ARGS
+    return torch.load(path, weights_only=False).bf16 if path.exists() else None
 
 
 def _elapsed(checkpoint: Path | None) -> float:

@@ -8,8 +8,15 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
 from drafttrain.errors import UserError
+from drafttrain.kernels import dtype
 from drafttrain.target.fetch import fetch_target
-from drafttrain.target.loading import load_target, load_tokenizer, resolve_target
+from drafttrain.target.loading import (
+    choose_dtype,
+    load_for_decoding,
+    load_target,
+    load_tokenizer,
+    resolve_target,
+)
 
 
 @pytest.fixture(params=["llama", "qwen2"])
@@ -44,10 +51,40 @@ def test_a_folder_loads_as_it_was_saved(tiny, tmp_path):
 
 
 def test_dtype(folder):
-    assert load_target(str(folder), device="cpu").dtype == torch.bfloat16
-    assert load_target(str(folder), dtype="auto", device="cpu").dtype == torch.float32
-    with pytest.raises(UserError, match="'int4' is none of bfloat16, float32, auto"):
+    assert load_target(str(folder), device="cpu").dtype == torch.bfloat16  # the faster one: see conftest
+    assert load_target(str(folder), dtype="auto", device="cpu").dtype == torch.bfloat16
+    assert load_target(str(folder), dtype="float32", device="cpu").dtype == torch.float32
+    assert load_target(str(folder), dtype=torch.float32, device="cpu").dtype == torch.float32
+    assert load_target(str(folder), dtype="stored", device="cpu").dtype == torch.float32
+    with pytest.raises(UserError, match="dtype: must be one of auto, bfloat16, float32, float16, got int4; "):
         load_target(str(folder), dtype="int4")
+    with pytest.raises(UserError, match="dtype: must be bfloat16 or float32 on a CPU, got float16"):
+        load_target(str(folder), dtype="float16", device="cpu")
+
+
+def test_auto_is_for_a_kind_of_work(folder, monkeypatch):
+    """Fast for many rows in bf16, for a few in fp32; sizes are those of the config."""
+    asked = []
+
+    def timed(hidden, intermediate, threads=None):
+        asked.append((hidden, intermediate))
+        ms = {"float32": {1: 1.0, 16: 1.0, 128: 9.0}, "bfloat16": {1: 2.0, 16: 2.0, 128: 3.0}}
+        return dtype.Timings(ms)
+
+    monkeypatch.setattr(dtype, "timed", timed)
+    assert load_target(str(folder), device="cpu").dtype == torch.bfloat16
+    assert load_for_decoding(str(folder), device="cpu").dtype == torch.float32
+    assert choose_dtype(str(folder), "auto", "cpu", "decoding") == torch.float32
+    assert set(asked) == {(64, 128)}
+
+
+def test_an_internal_dtype_is_not_questioned(folder, monkeypatch, capsys):
+    def timed(*sizes):
+        raise AssertionError
+
+    monkeypatch.setattr(dtype, "timed", timed)
+    load_target(str(folder), dtype=torch.float32, device="cpu")
+    assert "dtype" not in capsys.readouterr().err
 
 
 def test_device(folder):

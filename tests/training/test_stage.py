@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +17,17 @@ from drafttrain.drafters.edd import EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.kernels import dtype
 from drafttrain.target.collect import CollectConfig, collect
 from drafttrain.target.loading import load_target
-from drafttrain.training.stage import Clock, last_whole_checkpoint, planned_steps, rate_schedule, train
+from drafttrain.training.stage import (
+    Clock,
+    last_whole_checkpoint,
+    planned_steps,
+    rate_schedule,
+    train,
+    training_arguments,
+)
 from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.validation import Validation
 from drafttrain.trees.chain import ChainPolicy
@@ -367,6 +376,30 @@ def test_a_checkpoint_of_deepspeed_is_not_continued_without(run_training):
     (out / "checkpoints" / "checkpoint-2" / "global_step2").mkdir()
     with pytest.raises(UserError, match="begun with DeepSpeed and would go on without"):
         run_training(max_steps=4)
+
+
+def test_a_training_keeps_what_it_was_begun_with(run_training, monkeypatch):
+    """`bf16: auto` on another machine, and a training that is asked to change."""
+    out = run_training(bf16=True, max_steps=2, save_steps=2)
+    slow = {"float32": {1: 1.0, 16: 1.0, 128: 1.0}, "bfloat16": {1: 9.0, 16: 9.0, 128: 9.0}}
+    monkeypatch.setattr(dtype, "timed", lambda *sizes: dtype.Timings(slow))
+    with pytest.raises(UserError, match="bf16: must be true, as .*checkpoint-2 was trained, got false"):
+        run_training(bf16=False, max_steps=4)
+    run_training(bf16="auto", max_steps=4)
+    assert len(json.loads((out / "training_log.json").read_text())) > 3
+    assert json.loads((out / "drafter" / "config.json").read_text())["training"]["bf16"] is True
+    fresh = run_training("fresh", bf16="auto", max_steps=1)
+    assert json.loads((fresh / "drafter" / "config.json").read_text())["training"]["bf16"] is False
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_deepspeed_follows(bf16, settings, tmp_path):
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    for name in ("zero1.json", "zero2.json"):
+        found = HfTrainerDeepSpeedConfig(str(Path(__file__).parents[2] / "recipes" / "deepspeed" / name))
+        found.trainer_config_process(training_arguments(settings(bf16=bf16), tmp_path))
+        assert found.config["bf16"]["enabled"] is bf16
 
 
 def test_a_source_listed_twice_is_no_trouble(target_folder, corpus_folder, tmp_path, settings):

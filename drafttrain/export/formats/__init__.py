@@ -222,7 +222,7 @@ def _parts(config: Config, target: FrozenTarget | str | None, folder: Path) -> T
         name = target or config["target"].get("name")
         if name is None:
             raise UserError(f"{folder}: config.json names no target; pass one")
-        target = load_target(name, dtype="auto", device="cpu")
+        target = load_target(name, dtype="stored", device="cpu")
     with _about(folder):
         check_identity(config["target"], target)
     return TargetParts.of(target)
