@@ -11,19 +11,22 @@ from drafttrain.errors import UserError
 
 
 def run(args: argparse.Namespace) -> None:
-    recipe = Path(args.recipe)
+    path = Path(args.recipe)
     try:
-        is_there = recipe.exists() and not recipe.is_dir()
+        is_there = path.exists() and not path.is_dir()
     except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise UserError(f"{recipe}: {error.strerror}; name another recipe file") from None
+        raise UserError(f"{path}: {error.strerror}; name another recipe file") from None
     if not is_there:  # before seconds go into the imports
-        raise UserError(f"{recipe}: no such recipe file")
+        raise UserError(f"{path}: no such recipe file")
 
     from drafttrain.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)  # its mistakes before the stages are imported
+
     from drafttrain.stages import STAGES
     from drafttrain.workflow import Workflow
 
-    workflow = Workflow(load_recipe(args.recipe, args.overrides), STAGES)
+    workflow = Workflow(recipe, STAGES)
     if args.dry_run:
         workflow.print_plan(workflow.plan(first=args.first, last=args.last, only=args.only))
     else:
@@ -53,8 +56,9 @@ def view_corpus(args: argparse.Namespace) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    from drafttrain.calibration.stage import CalibrateConfig, calibrate
-    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.calibration.config import CalibrateConfig
+    from drafttrain.calibration.stage import calibrate
+    from drafttrain.evaluation.config import PromptSet
     from drafttrain.export.bundle import find_bundle
 
     prompts = PromptSet("prompts", args.prompts, args.limit)
@@ -65,7 +69,7 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def build_ngrams(args: argparse.Namespace) -> None:
-    from drafttrain.corpus.build import Source
+    from drafttrain.corpus.config import Source
     from drafttrain.ngrams.build import NgramConfig, build_ngrams
     from drafttrain.target.loading import load_tokenizer
 
@@ -77,8 +81,9 @@ def build_ngrams(args: argparse.Namespace) -> None:
 
 
 def dump_trees(args: argparse.Namespace) -> None:
-    from drafttrain.classifier.dump import DumpConfig, dump_trees
-    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.classifier.config import DumpConfig
+    from drafttrain.classifier.dump import dump_trees
+    from drafttrain.evaluation.config import PromptSet
     from drafttrain.export.bundle import find_bundle
 
     names = ("max_new_tokens", "top_k", "max_depth", "temperature", "seed")
@@ -88,7 +93,8 @@ def dump_trees(args: argparse.Namespace) -> None:
 
 
 def train_classifier(args: argparse.Namespace) -> None:
-    from drafttrain.classifier.train import ClassifierConfig, train_classifier
+    from drafttrain.classifier.config import ClassifierConfig
+    from drafttrain.classifier.train import train_classifier
 
     if args.start and (args.features or args.hidden is not None):
         raise UserError("--from keeps the features and the size of that classifier: leave them out")
@@ -103,7 +109,7 @@ def train_classifier(args: argparse.Namespace) -> None:
 
 def tune_self_draft(args: argparse.Namespace) -> None:
     from drafttrain.calibration.self_draft import TuneConfig, tune_self_draft
-    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.evaluation.config import PromptSet
     from drafttrain.export.self_draft import open_corpus
     from drafttrain.target.loading import load_for_decoding
 
@@ -118,7 +124,7 @@ def tune_self_draft(args: argparse.Namespace) -> None:
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from drafttrain.evaluation.prompts import PromptSet
+    from drafttrain.evaluation.config import PromptSet
     from drafttrain.evaluation.sweep import sweep
 
     prompts = PromptSet("prompts", args.prompts, args.limit, args.turns)

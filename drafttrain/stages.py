@@ -13,7 +13,8 @@ from rich.console import Console
 from drafttrain import estimates
 from drafttrain.calibration.stage import calibrate
 from drafttrain.classifier.stage import make_classifier
-from drafttrain.corpus.build import Source, build_corpus
+from drafttrain.corpus.build import build_corpus
+from drafttrain.corpus.config import Source
 from drafttrain.corpus.regenerate import RegenerateReport, regenerate
 from drafttrain.errors import UserError
 from drafttrain.evaluation.evaluate import evaluate

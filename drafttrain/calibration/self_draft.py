@@ -17,9 +17,10 @@ from sklearn.linear_model import LogisticRegression
 
 from drafttrain.calibration.timing import WARM_UP, measure_verification
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import check_length
-from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.files import read_json, write_json
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig

@@ -16,11 +16,14 @@ from transformers import PrinterCallback
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel
-from drafttrain.target.collect import CollectConfig, collect_states
+from drafttrain.target.collect import collect_states
+from drafttrain.target.config import CollectConfig
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.store import HiddenStateStore, target_info
+from drafttrain.target.info import target_info
+from drafttrain.target.store import HiddenStateStore
+from drafttrain.training.config import TrainingConfig
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.stage import TrainingConfig, new_optimizer, start_drafter, training_arguments
+from drafttrain.training.stage import new_optimizer, start_drafter, training_arguments
 from drafttrain.training.trainer import DraftTrainer
 
 SHAPES = (

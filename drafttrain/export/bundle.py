@@ -25,15 +25,8 @@ from drafttrain.drafters.config import read_config
 from drafttrain.drafters.kinds import load_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.errors import UserError, brief
-from drafttrain.export.card import (
-    CONTENTS,
-    EVALUATION,
-    README,
-    WEIGHTS,
-    ExportConfig,
-    read_evaluation,
-    write_card,
-)
+from drafttrain.export.card import CONTENTS, EVALUATION, README, WEIGHTS, read_evaluation, write_card
+from drafttrain.export.config import ExportConfig
 from drafttrain.export.self_draft import holds_self_draft, load_self_draft
 from drafttrain.files import fingerprint, new_folder, require_free_disk
 from drafttrain.inference.joined import JoinedProposer

@@ -5,7 +5,7 @@ from datasets import Dataset
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.evaluation import throughput
 from drafttrain.evaluation.throughput import TrainingSpeed, forward_speed, training_speed
-from drafttrain.training.stage import TrainingConfig
+from drafttrain.training.config import TrainingConfig
 
 
 def documents(n: int) -> Dataset:

@@ -15,8 +15,9 @@ from huggingface_hub import ModelCard, constants
 from rich.console import Console
 
 from drafttrain.cli import main
-from drafttrain.export.bundle import ExportConfig, export
+from drafttrain.export.bundle import export
 from drafttrain.export.card import CONTENTS, model_card
+from drafttrain.export.config import ExportConfig
 from drafttrain.export.push import prepare, push
 from drafttrain.ngrams.build import NgramConfig, write_cache
 from drafttrain.ngrams.counting import TokenFile

@@ -16,7 +16,8 @@ from drafttrain.drafters.edd import EddModel
 from drafttrain.errors import UserError
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.target.collect import CollectConfig, collect
+from drafttrain.target.collect import collect
+from drafttrain.target.config import CollectConfig
 from drafttrain.target.loading import load_target
 from drafttrain.training.stage import Clock, last_whole_checkpoint, planned_steps, rate_schedule, train
 from drafttrain.training.trainer import DraftTrainer
