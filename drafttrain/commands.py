@@ -164,7 +164,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace) -> int:
-    from drafttrain.terminal import compare
+    from drafttrain.evaluation.compare import compare
 
     differing = compare(
         args.bundle,

@@ -12,10 +12,9 @@ import torch
 from rich.console import Console
 from sklearn.isotonic import isotonic_regression
 
-from drafttrain.calibration.calibration import FILE, Calibration
+from drafttrain.calibration.calibration import FILE, Calibration, Reliability
 from drafttrain.calibration.confidence import (
     TEMPERATURES,
-    Reliability,
     best_temperature,
     reliability,
 )

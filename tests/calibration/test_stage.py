@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from drafttrain.calibration import stage
-from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.calibration import Calibration, Curve
 from drafttrain.calibration.confidence import TEMPERATURES
 from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.calibration.stage import Judged, JudgedChains, JudgedTrees, PredictedPolicy, calibrate, judge
-from drafttrain.calibration.timing import Curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
