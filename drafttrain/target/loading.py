@@ -22,6 +22,7 @@ from drafttrain.target.fetch import SMOLLM2, fetch_target, is_known, read_record
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.native import can_run_natively
 from drafttrain.target.probe import check_tree_support
+from drafttrain.threads import limit_threads
 
 CPU = torch.device("cpu")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "auto": "auto"}
@@ -32,7 +33,8 @@ def load_target(
     dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16",
     device: str = "auto",
 ) -> FrozenTarget:
-    """Loads a frozen target with its tokenizer.
+    """Loads a frozen target with its tokenizer, and lowers torch's threads to the cores that this process may
+    use (`threads.py`).
 
     Args:
         model: a name that `fetch_target` knows, a local folder, a `.gguf` file (converted once, then
@@ -46,6 +48,7 @@ def load_target(
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    limit_threads()
     place = resolve_target(model)
     tokenizer = load_tokenizer(place)
     language_model = _load_model(place, dtype).to(_device(device))
