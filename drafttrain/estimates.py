@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from drafttrain.calibration.stage import C2T_TRIALS
-from drafttrain.classifier.dump import ROW_BYTES
+from drafttrain.calibration.config import C2T_TRIALS
+from drafttrain.classifier.config import ROW_BYTES
 from drafttrain.corpus.config import Source
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
@@ -28,9 +28,9 @@ from drafttrain.evaluation.prompts import Task, read_prompts
 from drafttrain.files import read_json
 from drafttrain.planning import Decoding, decode_hours, fits, forward_hours
 from drafttrain.recipe import Recipe
+from drafttrain.target.config import stored_bytes
 from drafttrain.target.fetch import is_known, known_folder
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.store import stored_bytes
 
 Folders = dict[str, Path]
 Estimate = dict[str, str]

@@ -55,7 +55,6 @@ from drafttrain.evaluation.metrics import (
 )
 from drafttrain.evaluation.policies import EAGLE2_LARGE, GRIDS, LARGE, PCT_LARGE, compare, table, tune
 from drafttrain.evaluation.prompts import Task, first_of_each, read_prompts, spread
-from drafttrain.evaluation.throughput import training_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint
 from drafttrain.inference.proposer import NoProposer, TreeProposer
@@ -63,6 +62,7 @@ from drafttrain.provenance import content_hash, versions
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES
 from drafttrain.target.loading import load_target
+from drafttrain.training.speed import training_speed
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.named import parse_policy
 from drafttrain.workflow import Workflow

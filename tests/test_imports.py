@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "recipes/tiny.yaml"
+RECIPE = ROOT / "recipes/tiny/quickstart.yaml"
 # only what trains, calibrates or reads corpora may take seconds to import these
 HEAVY = {"datasets", "deepspeed", "matplotlib", "pandas", "peft", "pyarrow", "sklearn", "wandb"}
 LIBRARIES = HEAVY | {"accelerate", "jsonargparse", "numpy", "rich", "torch", "transformers", "yaml"}
@@ -55,10 +55,30 @@ def test_generate_imports_what_decodes():
     assert not {f"drafttrain.{name}" for name in packages} & modules
 
 
-@pytest.mark.parametrize(
-    "module", ["evaluation.evaluate", "evaluation.benchmark", "target.collect", "corpus.regenerate", "stages"]
-)
-def test_inference_takes_no_compiler(module):
-    """DeepSpeed builds its operators and torch.compile its code with one; wandb starts a process."""
+@pytest.mark.parametrize("module", ["stages", "evaluation.evaluate", "evaluation.benchmark"])
+def test_what_measures_takes_neither_training_nor_calibration(module):
     modules = imported(f"import drafttrain.{module}")
-    assert not modules & {"deepspeed", "triton", "torch._inductor", "torch.utils.cpp_extension", "wandb"}
+    assert not modules & (HEAVY - {"pyarrow"})  # which reads prompts
+    assert not {"drafttrain.training.stage", "drafttrain.calibration.stage"} & modules
+
+
+def test_decoding_needs_no_compiler(tiny_bundle, tmp_path):
+    """No program is in PATH at all."""
+    words = ["generate", "--bundle", str(tiny_bundle), "--prompt", "Why?", "--max-new-tokens", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path)}
+    for name in ("CC", "CXX"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-m", "drafttrain.cli", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 0 and "accept_len" in done.stdout, done.stderr
+
+
+def test_collecting_and_regenerating_take_no_deepspeed():
+    """Its operators are built with a compiler, and wandb starts a process."""
+    modules = imported("import drafttrain.corpus.regenerate, drafttrain.target.collect")
+    assert not modules & {"deepspeed", "peft", "sklearn", "wandb"}

@@ -6,6 +6,10 @@ from typing import Literal
 from drafttrain.errors import UserError
 from drafttrain.evaluation.config import PromptSet
 
+STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # times the rate of an EAGLE-2 tree, tried as the rate to beat
+BETAS = (0.05, 0.08, 0.12, 0.18, 0.26)  # tried as the only threshold of C2T
+C2T_TRIALS = len(BETAS) + len(STRICTNESS)
+
 
 @dataclass
 class CalibrateConfig:

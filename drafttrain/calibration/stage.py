@@ -18,7 +18,7 @@ from drafttrain.calibration.confidence import (
     best_temperature,
     reliability,
 )
-from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.calibration.config import BETAS, C2T_TRIALS, STRICTNESS, CalibrateConfig
 from drafttrain.calibration.plots import plot_confidence, plot_costs
 from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
 from drafttrain.drafters.interface import Drafter
@@ -44,9 +44,6 @@ from drafttrain.trees.tree import TokenTree
 
 # bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
-STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # times the rate of an EAGLE-2 tree, tried as the rate to beat
-BETAS = (0.05, 0.08, 0.12, 0.18, 0.26)  # tried as the only threshold of C2T
-C2T_TRIALS = len(BETAS) + len(STRICTNESS)
 LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
 
 

@@ -8,6 +8,8 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.config import PromptSet
 from drafttrain.inference.sampling import SamplingParams
 
+ROW_BYTES = 19.2  # before compression
+
 
 @dataclass
 class DumpConfig:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 
-from drafttrain.classifier.config import DumpConfig
+from drafttrain.classifier.config import ROW_BYTES, DumpConfig
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import check_length
@@ -39,7 +39,6 @@ from drafttrain.trees.tree import TokenTree
 FILE = "trees.json"
 FORMAT_VERSION = 1
 SHARD_PROMPTS = 16  # what an interruption loses at most
-ROW_BYTES = 19.2  # before compression
 SCHEMA = pa.schema(
     [
         ("tree", pa.int32()),  # number of the prompt * max_new_tokens + place of the root in the output

@@ -30,6 +30,7 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.prompt_rows import flatten, group_of, is_known, prompt_turns
 
+PREFIX = "hub:"  # of a data set on the Hub (`hub_prompts.py`)
 MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text")
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")

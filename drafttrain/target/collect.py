@@ -26,7 +26,7 @@ from rich.text import Text
 from drafttrain.corpus.build import load_corpus
 from drafttrain.errors import UserError
 from drafttrain.files import require_free_disk
-from drafttrain.target.config import CollectConfig
+from drafttrain.target.config import CollectConfig, stored_bytes
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.info import target_info
 from drafttrain.target.loading import load_target
@@ -39,7 +39,6 @@ from drafttrain.target.store import (
     open_shard,
     plan_shards,
     read_manifest,
-    stored_bytes,
     temporary_folder,
     write_shard,
 )

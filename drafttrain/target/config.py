@@ -38,3 +38,9 @@ class CollectConfig:
                 raise UserError(f"hidden_states.{name} is {getattr(self, name)}: it must be above 0")
         if not 0 <= self.max_skipped <= 1:
             raise UserError(f"hidden_states.max_skipped is {self.max_skipped}: it must lie within 0 and 1")
+
+
+def stored_bytes(n_tokens: int, n_documents: int, n_shards: int, hidden_size: int, n_tapped: int) -> int:
+    """Bytes of a store, but for the manifest and the headers of the shards (about 400 bytes each)."""
+    per_token = 4 + 2 * hidden_size * (n_tapped + 1)  # an int32 and n_tapped + 1 bf16 states
+    return n_tokens * per_token + 8 * (n_documents + n_shards)

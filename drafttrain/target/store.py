@@ -62,12 +62,6 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
     return [*bounds, len(lengths)] if len(lengths) else bounds
 
 
-def stored_bytes(n_tokens: int, n_documents: int, n_shards: int, hidden_size: int, n_tapped: int) -> int:
-    """Bytes of a store, but for the manifest and the headers of the shards (about 400 bytes each)."""
-    per_token = 4 + 2 * hidden_size * (n_tapped + 1)  # an int32 and n_tapped + 1 bf16 states
-    return n_tokens * per_token + 8 * (n_documents + n_shards)
-
-
 @dataclass
 class Manifest:
     """What a store was made from.

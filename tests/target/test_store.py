@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 from drafttrain import files
 from drafttrain.errors import UserError
 from drafttrain.target import store as store_module
+from drafttrain.target.config import stored_bytes
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.info import TargetInfo, target_info
 from drafttrain.target.store import (
@@ -29,7 +30,6 @@ from drafttrain.target.store import (
     plan_shards,
     read_manifest,
     shard_path,
-    stored_bytes,
     write_shard,
 )
 
