@@ -1,4 +1,4 @@
-"""Shape of a drafter, and which target it belongs to."""
+"""Settings of a drafter, and the `config.json` in a drafter's folder."""
 
 import os
 from dataclasses import dataclass, field
