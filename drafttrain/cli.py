@@ -9,6 +9,7 @@ from typing import NoReturn
 from drafttrain import commands
 from drafttrain.errors import UserError
 from drafttrain.files import disk_problem
+from drafttrain.threads import VARIABLE, default_threads
 
 RECIPE_COMMANDS = {  # command: (stage, what it does)
     "build-corpus": ("corpus", "turn conversations into token ids and loss masks"),
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rest and not args.takes_overrides:
             raise UserError(f"unexpected argument {rest[0]}; see drafttrain {args.command} --help")
         args.overrides = rest
+        os.environ.setdefault(VARIABLE, str(default_threads()))  # which torch reads when it is imported
         return args.run(args) or 0
     except UserError as error:
         print(f"drafttrain: {error}", file=sys.stderr)

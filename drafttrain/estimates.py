@@ -15,20 +15,22 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from drafttrain.calibration.stage import C2T_TRIALS
-from drafttrain.classifier.dump import ROW_BYTES
-from drafttrain.corpus.build import Source
+from drafttrain.calibration.config import C2T_TRIALS
+from drafttrain.classifier.config import ROW_BYTES
+from drafttrain.corpus.config import Source
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
-from drafttrain.drafters.config import LAYERED, DrafterConfig, read_config, target_kv_heads
+from drafttrain.drafters.config import LAYERED, DrafterConfig, read_config
+from drafttrain.drafters.model_config import check_target, target_kv_heads
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts
+from drafttrain.evaluation.config import PromptSet
+from drafttrain.evaluation.prompts import Task, read_prompts
 from drafttrain.files import read_json
 from drafttrain.planning import Decoding, decode_hours, fits, forward_hours
 from drafttrain.recipe import Recipe
+from drafttrain.target.config import stored_bytes
 from drafttrain.target.fetch import is_known, known_folder
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.store import stored_bytes
 
 Folders = dict[str, Path]
 Estimate = dict[str, str]
@@ -120,7 +122,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
         return estimate | {"parameters": _no_target(recipe)}
     drafter = drafter_shape(recipe)
     if drafter.kind != "causal_lm":  # the one kind that any target can have
-        drafter.check_target(target)
+        check_target(drafter, target)
     sizes = drafter_parameters(drafter, target)
     if sizes is None:
         return estimate | {"parameters": f"unknown: drafter.model {drafter.model} is not found here"}

@@ -20,17 +20,16 @@ import yaml
 from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser
 
-from drafttrain.calibration.stage import CalibrateConfig
-from drafttrain.classifier.stage import ClassifierStageConfig
-from drafttrain.corpus.build import CorpusConfig
-from drafttrain.corpus.regenerate import RegenerateConfig
+from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.classifier.config import ClassifierStageConfig
+from drafttrain.corpus.config import CorpusConfig, RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.errors import UserError
-from drafttrain.evaluation.evaluate import EXAMPLE_COSTS, EvaluateConfig
-from drafttrain.export.bundle import ExportConfig
+from drafttrain.evaluation.config import EXAMPLE_COSTS, EvaluateConfig
+from drafttrain.export.config import ExportConfig
 from drafttrain.planning import PlanConfig
-from drafttrain.target.collect import CollectConfig
-from drafttrain.training.stage import TrainingConfig, check_continued
+from drafttrain.target.config import CollectConfig
+from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.trees.named import CLASSIFIED, parse_policy, uses_calibration
 
 

@@ -1,7 +1,8 @@
 """The stages of a run, in order: which settings, files and folders each one takes from the recipe.
 
-Stages know nothing of each other and nothing of recipes; this is the one place that joins them. The bundle
-holds the evaluation's result, so the trained drafter is evaluated first and exported last.
+Stages know nothing of each other and nothing of recipes; this is the one place that joins them. Each is
+imported when it runs, because what trains or calibrates takes seconds to import. The bundle holds the
+evaluation's result, so the trained drafter is evaluated first and exported last.
 """
 
 import copy
@@ -12,21 +13,16 @@ from typing import Any
 from rich.console import Console
 
 from drafttrain import estimates
-from drafttrain.calibration.stage import calibrate
-from drafttrain.classifier.stage import make_classifier
-from drafttrain.corpus.build import Source, build_corpus
-from drafttrain.corpus.regenerate import RegenerateReport, regenerate
+from drafttrain.corpus.config import Source
+from drafttrain.corpus.responses import RegenerateReport
 from drafttrain.errors import UserError
-from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.report import print_tables
 from drafttrain.export.bundle import bundled_files, export
 from drafttrain.files import read_json, sha256_file, write_json
 from drafttrain.kernels.dtype import Work, dtype_name
 from drafttrain.recipe import Recipe
-from drafttrain.target.collect import CollectReport, collect
 from drafttrain.target.fetch import fetch_target, is_known
 from drafttrain.target.loading import choose_dtype, load_tokenizer, resolve_target
-from drafttrain.training.stage import train
 from drafttrain.workflow import PREVIOUS, Stage
 
 Folders = dict[str, Path]
@@ -102,6 +98,8 @@ def _settle_training(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport:
+    from drafttrain.corpus.regenerate import regenerate
+
     earlier = sorted((out.parent / PREVIOUS).glob(f"{out.name}-*"))
     return regenerate(
         recipe.regenerate,
@@ -114,6 +112,8 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport
 
 
 def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
+    from drafttrain.corpus.build import build_corpus
+
     config = recipe.corpus
     if "regenerate" in folders:
         regenerated = Source(str(folders["regenerate"] / "responses.jsonl"))
@@ -122,7 +122,9 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
     return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
 
 
-def _collect(recipe: Recipe, folders: Folders, out: Path) -> CollectReport:
+def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
+    from drafttrain.target.collect import collect
+
     return collect(
         recipe.hidden_states,
         _target_model(recipe),
@@ -135,6 +137,8 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> CollectReport:
 
 
 def _train(recipe: Recipe, folders: Folders, out: Path) -> None:
+    from drafttrain.training.stage import train
+
     train(
         recipe.training,
         recipe.drafter,
@@ -154,6 +158,8 @@ def _training_figures(out: Path) -> dict[str, Any]:
 
 
 def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]:
+    from drafttrain.classifier.stage import make_classifier
+
     return make_classifier(
         recipe.classifier,
         folders["train"] / "drafter",
@@ -165,6 +171,8 @@ def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]
 
 
 def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
+    from drafttrain.calibration.stage import calibrate
+
     calibrate(
         recipe.calibrate,
         folders["train"] / "drafter",
@@ -177,6 +185,8 @@ def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
 
 
 def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
+    from drafttrain.evaluation.evaluate import evaluate
+
     return evaluate(
         recipe.evaluate,
         folders["train"] / "drafter",

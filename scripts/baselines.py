@@ -31,7 +31,8 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
+from drafttrain.corpus.build import build_corpus
+from drafttrain.corpus.config import CorpusConfig, Source
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.kinds import load_drafter
 from drafttrain.errors import UserError
@@ -40,9 +41,11 @@ from drafttrain.files import new_folder, read_json, write_json
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.provenance import git_commit
-from drafttrain.target.collect import CollectConfig, collect
+from drafttrain.target.collect import collect
+from drafttrain.target.config import CollectConfig
 from drafttrain.target.loading import load_for_decoding, load_tokenizer, resolve_target
-from drafttrain.training.stage import TrainingConfig, train
+from drafttrain.training.config import TrainingConfig
+from drafttrain.training.stage import train
 from drafttrain.trees.named import parse_policy
 
 TARGET = "smollm2-135m-instruct"

@@ -23,15 +23,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from drafttrain.classifier.config import ClassifierConfig
 from drafttrain.classifier.data import VALIDATION, read_rows, split_by_tree
 from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.metrics import recall_curve
 from drafttrain.classifier.model import Classifier
-from drafttrain.classifier.train import ClassifierConfig, predict, train_classifier
+from drafttrain.classifier.train import predict, train_classifier
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.evaluate import progress, try_trees
 from drafttrain.evaluation.measure import MeasurementLog
-from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
+from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.sweep import compare_families, sweep
 from drafttrain.export.bundle import load_bundle
 from drafttrain.files import fingerprint, save_figure, write_json

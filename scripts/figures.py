@@ -33,11 +33,13 @@ import figures_self_draft
 import figures_vllm
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
-from drafttrain.calibration.stage import CalibrateConfig, calibrate
+from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.calibration.stage import calibrate
 from drafttrain.corpus.build import build_corpus, load_corpus
 from drafttrain.errors import UserError
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
-from drafttrain.evaluation.evaluate import EXAMPLE_COSTS, evaluate
+from drafttrain.evaluation.config import EXAMPLE_COSTS, PromptSet
+from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.figures import RAW, Group, Measured, Run, measure_topic, run_and_watch
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
@@ -52,8 +54,7 @@ from drafttrain.evaluation.metrics import (
     tabulate,
 )
 from drafttrain.evaluation.policies import EAGLE2_LARGE, GRIDS, LARGE, PCT_LARGE, compare, table, tune
-from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each, read_prompts, spread
-from drafttrain.evaluation.throughput import training_speed
+from drafttrain.evaluation.prompts import Task, first_of_each, read_prompts, spread
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint
 from drafttrain.inference.proposer import NoProposer, TreeProposer
@@ -61,6 +62,7 @@ from drafttrain.provenance import content_hash, versions
 from drafttrain.recipe import load_recipe
 from drafttrain.stages import STAGES
 from drafttrain.target.loading import load_target
+from drafttrain.training.speed import training_speed
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.named import parse_policy
 from drafttrain.workflow import Workflow

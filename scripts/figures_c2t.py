@@ -19,16 +19,19 @@ import numpy as np
 import torch
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
-from drafttrain.calibration.stage import CalibrateConfig, calibrate
-from drafttrain.classifier.dump import DumpConfig, dump_trees, read_record
+from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.calibration.stage import calibrate
+from drafttrain.classifier.config import ClassifierConfig, DumpConfig
+from drafttrain.classifier.dump import dump_trees, read_record
 from drafttrain.classifier.model import WEIGHTS
-from drafttrain.classifier.train import ClassifierConfig, train_classifier
+from drafttrain.classifier.train import train_classifier
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.figures import RAW, Group, Measured, Run, run_and_watch
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import ratio, ratio_interval, ratio_spread
 from drafttrain.evaluation.policies import GRIDS, compare, tune
-from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
+from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep, verified_at
 from drafttrain.export.bundle import load_bundle
 from drafttrain.files import fingerprint

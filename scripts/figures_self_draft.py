@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drafttrain.calibration.self_draft import FILE as SETTINGS
-from drafttrain.calibration.self_draft import SelfDraftSettings, TuneConfig, tune_self_draft
+from drafttrain.calibration.self_draft import TuneConfig, tune_self_draft
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.figures import Group, Measured, Run, run_and_watch
 from drafttrain.evaluation.measure import (
     MeasurementLog,
@@ -27,9 +27,9 @@ from drafttrain.evaluation.measure import (
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement, ratio, ratio_interval, tabulate
 from drafttrain.evaluation.policies import table
-from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
+from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.export.bundle import Bundle, load_bundle
-from drafttrain.export.self_draft import open_corpus
+from drafttrain.export.self_draft import SETTINGS, SelfDraftSettings, open_corpus
 from drafttrain.files import fingerprint
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.joined import JoinedProposer

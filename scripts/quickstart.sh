@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a drafter for SmolLM2-135M-Instruct for some minutes and measures what it is worth, on any machine with
-# Python 3.10 or newer and a C compiler:
+# Python 3.10 or newer:
 #
 #   bash scripts/quickstart.sh [--training.max_minutes 2 …]
 #

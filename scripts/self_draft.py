@@ -20,14 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drafttrain.calibration.self_draft import FILE as SETTINGS
-from drafttrain.calibration.self_draft import SelfDraftSettings
 from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE
 from drafttrain.evaluation.policies import table
 from drafttrain.evaluation.prompts import Prompt, Task, read_prompts, spread
-from drafttrain.export.self_draft import open_corpus
+from drafttrain.export.self_draft import SETTINGS, SelfDraftSettings, open_corpus
 from drafttrain.files import write_json
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.lookup import PromptLookup

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the whole repository, on any machine with Python 3.10 or newer and a C compiler:
+# Checks the whole repository, on any machine with Python 3.10 or newer:
 #
 #   bash scripts/test.sh [tests/target …]
 #

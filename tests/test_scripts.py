@@ -12,15 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from drafttrain.calibration import stage
-from drafttrain.calibration.stage import CalibrateConfig, calibrate
+from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.calibration.stage import calibrate
 from drafttrain.classifier.data import read_rows
 from drafttrain.classifier.dump import SCHEMA
 from drafttrain.classifier.model import Classifier
-from drafttrain.corpus.build import Source
+from drafttrain.corpus.config import Source
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.ngrams.build import NgramConfig, build_ngrams
-from drafttrain.training.stage import TrainingConfig
+from drafttrain.training.config import TrainingConfig
 from drafttrain.trees.c2t import FEATURES
 from tests.conftest import SENTENCES
 

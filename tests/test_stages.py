@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain import cli, estimates
-from drafttrain.corpus.build import Source
+from drafttrain.corpus.config import Source
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.kinds import new_drafter
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer

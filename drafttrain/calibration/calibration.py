@@ -2,22 +2,76 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from drafttrain.calibration.confidence import Reliability
-from drafttrain.calibration.timing import Curve
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import describe_machine
+from drafttrain.evaluation.metrics import quartiles
 from drafttrain.files import read_json
 from drafttrain.trees.costs import CostCurve, Costs, Promise
 
 FILE = "calibration.json"
 FORMAT_VERSION = 1
+BINS = 10  # of confidence, of equal width
 CONTEXT = 256  # tokens; whose curves the policies go by
+
+
+@dataclass
+class Reliability:
+    """Confidence against acceptance over some judged tokens.
+
+    Attributes:
+        tokens: how many were judged.
+        accepted: share of them that was accepted.
+        confidence: mean confidence.
+        ece: expected calibration error: mean distance of confidence and acceptance over ten bins of equal
+            width, weighted by tokens.
+        auroc: chance that an accepted token has more confidence than a rejected one; None if there are only
+            tokens of one kind.
+        brier: mean squared distance of confidence and outcome.
+        bins: for each bin [tokens, mean confidence, share accepted]; None in an empty one.
+    """
+
+    tokens: int
+    accepted: float
+    confidence: float
+    ece: float
+    auroc: float | None
+    brier: float
+    bins: list[list[float | None]]
+
+
+@dataclass
+class Curve:
+    """Seconds by size at one length of context.
+
+    Attributes:
+        context: committed tokens.
+        sizes: tokens or nodes, ascending.
+        lower, median, upper: quartiles of the seconds at each size.
+    """
+
+    context: int
+    sizes: list[int]
+    lower: list[float]
+    median: list[float]
+    upper: list[float]
+
+    @classmethod
+    def of(cls, context: int, seconds: dict[int, list[float]]) -> "Curve":
+        """From all measurements at each size."""
+        sizes = sorted(seconds)
+        lower, median, upper = zip(*(quartiles(seconds[size]) for size in sizes))
+        return cls(context, sizes, list(lower), list(median), list(upper))
+
+    def cost(self) -> CostCurve:
+        """The medians, evened out where they fall: more tokens do not take less time, whatever noise says."""
+        return CostCurve(tuple(self.sizes), tuple(non_decreasing(self.median)))
 
 
 @dataclass
@@ -142,3 +196,16 @@ class Calibration:
                     f"calibrated for {name} {calibrated}, and this is {found}: trees may be of a wrong size"
                 )
         return None
+
+
+def non_decreasing(values: Sequence[float]) -> list[float]:
+    """Return the non-decreasing sequence closest to `values` in squared distance (isotonic regression by
+    pooling neighbours that fall; scikit-learn's gives the same and takes a second to import)."""
+    pools: list[tuple[float, int]] = []  # mean and number of values
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            other, n = pools.pop()
+            mean, count = (mean * count + other * n) / (count + n), count + n
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]

@@ -4,38 +4,13 @@ Judged are tokens whose parents were all accepted; what follows a rejection is l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-BINS = 10
+from drafttrain.calibration.calibration import BINS, Reliability
+
 TEMPERATURES = tuple(round(0.5 + 0.05 * i, 2) for i in range(31))  # 0.5 to 2
-
-
-@dataclass
-class Reliability:
-    """Confidence against acceptance over some judged tokens.
-
-    Attributes:
-        tokens: how many were judged.
-        accepted: share of them that was accepted.
-        confidence: mean confidence.
-        ece: expected calibration error: mean distance of confidence and acceptance over ten bins of equal
-            width, weighted by tokens.
-        auroc: chance that an accepted token has more confidence than a rejected one; None if there are only
-            tokens of one kind.
-        brier: mean squared distance of confidence and outcome.
-        bins: for each bin [tokens, mean confidence, share accepted]; None in an empty one.
-    """
-
-    tokens: int
-    accepted: float
-    confidence: float
-    ece: float
-    auroc: float | None
-    brier: float
-    bins: list[list[float | None]]
 
 
 def reliability(confidence: Sequence[float], accepted: Sequence[bool]) -> Reliability:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from drafttrain.calibration.calibration import Calibration
-from drafttrain.calibration.confidence import BINS
+from drafttrain.calibration.calibration import BINS, Calibration
 from drafttrain.files import save_figure
 
 

@@ -7,9 +7,8 @@ branches, how long, and how strict a rate is fastest. The paper leaves that to a
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -17,21 +16,19 @@ from sklearn.linear_model import LogisticRegression
 
 from drafttrain.calibration.timing import WARM_UP, measure_verification
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import check_length
-from drafttrain.evaluation.prompts import PromptSet, read_prompts
-from drafttrain.files import read_json, write_json
+from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.export.self_draft import SETTINGS, SelfDraftSettings, corpus_hash
 from drafttrain.inference.decode import decode_all
-from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
+from drafttrain.inference.self_draft import SelfDraftConfig
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.ngrams.candidates import Evidence, Odds
 from drafttrain.ngrams.corpus_cache import CorpusCache
 from drafttrain.progress import counted
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.trees.costs import CostCurve
 
-FILE = "self_draft.json"
-FORMAT_VERSION = 1
 CONTEXT = 256  # committed tokens behind which forwards are timed
 ROUNDS = 15
 WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which candidates are judged
@@ -56,87 +53,6 @@ class TuneConfig:
     branches: tuple[tuple[int, int], ...] = BRANCHES
     strictness: tuple[float, ...] = STRICTNESS
     busy: str = "warn"
-
-
-@dataclass
-class SelfDraftSettings:
-    """What `tune-self-draft` found; see `SelfDraft` for most of it.
-
-    Attributes:
-        machine: as `describe_machine` has it.
-        made_for: fingerprint of the target.
-        corpus: checksum of the n-gram cache; empty without one.
-        tried: settings and tokens per second of all that was tried.
-    """
-
-    config: SelfDraftConfig = field(default_factory=SelfDraftConfig)
-    odds: Odds = field(default_factory=Odds)
-    verify: CostCurve | None = None
-    rate: float = 0.0
-    machine: dict[str, Any] = field(default_factory=dict)
-    dtype: str = ""
-    made_for: str = ""
-    corpus: str = ""
-    tried: list[dict[str, Any]] = field(default_factory=list)
-
-    def proposer(self, target: FrozenTarget, corpus: CorpusCache | None) -> SelfDraft:
-        """Self-Draft with these settings."""
-        special = target.tokenizer.all_special_ids if target.tokenizer is not None else ()
-        found = SelfDraft(self.config, target.vocab_size, special, corpus, self.odds, self.verify, self.rate)
-        found.warning = self.foreign(target, corpus)
-        return found
-
-    def foreign(self, target: FrozenTarget, corpus: CorpusCache | None) -> str | None:
-        """Says so in one line if they were found on another machine, in another type, for another target or
-        with another n-gram cache than these."""
-        if not self.machine:  # not tuned at all
-            return None
-        here = describe_machine(target.device)
-        pairs = [(name, self.machine.get(name), here.get(name)) for name in ("processor", "gpu", "threads")]
-        pairs.append(("dtype", self.dtype, str(target.dtype).removeprefix("torch.")))
-        pairs.append(("target", self.made_for, target.fingerprint))
-        pairs.append(("n-gram cache", self.corpus[:16] or "none", _corpus_hash(corpus)[:16] or "none"))
-        for name, tuned, found in pairs:
-            if tuned != found:
-                return (
-                    f"Self-Draft was tuned for {name} {tuned}, and this is {found}: trees may be of a wrong "
-                    "size; run drafttrain tune-self-draft"
-                )
-        return None
-
-    def save(self, folder: str | os.PathLike) -> None:
-        """Writes `self_draft.json`."""
-        value = {"format_version": FORMAT_VERSION, **asdict(self)}
-        value["odds"]["weights"] = [[*offer, weight] for offer, weight in sorted(self.odds.weights.items())]
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_json(Path(folder) / FILE, value)
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike) -> "SelfDraftSettings":
-        """Reads what `save` wrote.
-
-        Raises:
-            UserError: it is damaged or of another format.
-        """
-        path = Path(folder) / FILE
-        value = read_json(path)
-        try:
-            if value.pop("format_version") != FORMAT_VERSION:
-                raise ValueError
-            odds = value["odds"]
-            odds["weights"] = {(source, m, rank): weight for source, m, rank, weight in odds["weights"]}
-            odds["agreement"] = {int(number): weight for number, weight in odds["agreement"].items()}
-            value["odds"] = Odds(**odds)
-            value["config"] = SelfDraftConfig(**value["config"])
-            value["rate"] = float(value["rate"])
-            if value["verify"] is not None:
-                value["verify"] = CostCurve(*(tuple(value["verify"][name]) for name in ("sizes", "seconds")))
-                value["verify"](1)
-            return cls(**value)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            raise UserError(
-                f"{path}: damaged, or of another version; write it again with drafttrain tune-self-draft"
-            ) from None
 
 
 def tune_self_draft(
@@ -167,7 +83,7 @@ def tune_self_draft(
         machine=describe_machine(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         made_for=target.fingerprint,
-        corpus=_corpus_hash(corpus),
+        corpus=corpus_hash(corpus),
     )
     runs = 1 + len(config.branches) * len(config.strictness)
     with counted("tuning", WARM_UP + ROUNDS + runs * len(ids), console=console) as step:
@@ -214,7 +130,7 @@ def tune_self_draft(
         console.print(json.dumps(row), highlight=False, soft_wrap=True)
     console.print(
         f"fastest: {best.config.branches} branches of {best.config.branch_length}, rate {best.rate:.1f}; "
-        f"written to {Path(out) / FILE}",
+        f"written to {Path(out) / SETTINGS}",
         highlight=False,
         soft_wrap=True,
     )
@@ -241,10 +157,6 @@ def fit_odds(judged: Counter[tuple[Evidence, bool]]) -> Odds:
         {name: weight for name, weight in weights.items() if isinstance(name, tuple)},
         {name: weight for name, weight in weights.items() if isinstance(name, int)},
     )
-
-
-def _corpus_hash(corpus: CorpusCache | None) -> str:
-    return "" if corpus is None else corpus.header["sha256"]
 
 
 def _steps_seconds(stats: DecodeStats) -> float:

@@ -4,29 +4,28 @@ what the target accepts."""
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from rich.console import Console
 from sklearn.isotonic import isotonic_regression
 
-from drafttrain.calibration.calibration import FILE, Calibration
+from drafttrain.calibration.calibration import FILE, Calibration, Reliability
 from drafttrain.calibration.confidence import (
     TEMPERATURES,
-    Reliability,
     best_temperature,
     reliability,
 )
+from drafttrain.calibration.config import BETAS, C2T_TRIALS, STRICTNESS, CalibrateConfig
 from drafttrain.calibration.plots import plot_confidence, plot_costs
 from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import check_length
-from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.export.bundle import load_bundle
 from drafttrain.files import write_json
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
@@ -45,44 +44,7 @@ from drafttrain.trees.tree import TokenTree
 
 # bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
-STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # times the rate of an EAGLE-2 tree, tried as the rate to beat
-BETAS = (0.05, 0.08, 0.12, 0.18, 0.26)  # tried as the only threshold of C2T
-C2T_TRIALS = len(BETAS) + len(STRICTNESS)
 LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
-
-
-@dataclass
-class CalibrateConfig:
-    """How a drafter is calibrated (section `calibrate` of a recipe).
-
-    Attributes:
-        prompts: prompts to decode; none of a benchmark.
-        max_new_tokens: tokens decoded per prompt at most.
-        rounds: measurements of each size.
-        width: children of an expanded node in trees.
-        chain_length: of the drafts whose confidence is judged.
-        busy: what to do when other processes would spoil the timings.
-    """
-
-    prompts: PromptSet | None = None
-    max_new_tokens: int = 96
-    rounds: int = 15
-    width: int = 4
-    chain_length: int = 10
-    busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        for name, least in (("max_new_tokens", 2), ("rounds", 1), ("width", 1), ("chain_length", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"calibrate.{name} is {getattr(self, name)}: at least {least} is needed")
-        if self.prompts is not None:
-            if self.prompts.limit is not None and self.prompts.limit < 2:
-                raise UserError(f"calibrate.prompts: limit {self.prompts.limit} is too few; give some dozens")
-            if self.prompts.turns != 1:
-                raise UserError("calibrate.prompts: turns must be 1, only first turns are decoded")
 
 
 def calibrate(

@@ -7,17 +7,14 @@ of the caches.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
-from sklearn.isotonic import isotonic_regression
 
+from drafttrain.calibration.calibration import Curve
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
-from drafttrain.evaluation.metrics import quartiles
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.target.frozen import FrozenTarget
-from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.layers import add_children
 from drafttrain.trees.tree import TokenTree
 
@@ -26,34 +23,6 @@ EXPANDED = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # nodes
 CONTEXTS = (64, 256, 512)  # committed tokens
 STEPS = 3  # drafting steps between two forwards of the target
 WARM_UP = 2  # rounds that do not count
-
-
-@dataclass
-class Curve:
-    """Seconds by size at one length of context.
-
-    Attributes:
-        context: committed tokens.
-        sizes: tokens or nodes, ascending.
-        lower, median, upper: quartiles of the seconds at each size.
-    """
-
-    context: int
-    sizes: list[int]
-    lower: list[float]
-    median: list[float]
-    upper: list[float]
-
-    @classmethod
-    def of(cls, context: int, seconds: dict[int, list[float]]) -> "Curve":
-        """From all measurements at each size."""
-        sizes = sorted(seconds)
-        lower, median, upper = zip(*(quartiles(seconds[size]) for size in sizes))
-        return cls(context, sizes, list(lower), list(median), list(upper))
-
-    def cost(self) -> CostCurve:
-        """The medians, evened out where they fall: more tokens do not take less time, whatever noise says."""
-        return CostCurve(tuple(self.sizes), tuple(isotonic_regression(self.median).tolist()))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ that `AcceptSampled` draws, whose draws belong to positions of the output and no
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 
+from drafttrain.classifier.config import ROW_BYTES, DumpConfig
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import check_length
-from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
 from drafttrain.files import read_json, require_free_disk, write_json
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
@@ -39,7 +40,6 @@ from drafttrain.trees.tree import TokenTree
 FILE = "trees.json"
 FORMAT_VERSION = 1
 SHARD_PROMPTS = 16  # what an interruption loses at most
-ROW_BYTES = 19.2  # before compression
 SCHEMA = pa.schema(
     [
         ("tree", pa.int32()),  # number of the prompt * max_new_tokens + place of the root in the output
@@ -52,48 +52,6 @@ SCHEMA = pa.schema(
         ("accepted", pa.bool_()),
     ]
 )
-
-
-@dataclass
-class DumpConfig:
-    """How trees are grown and labelled.
-
-    Attributes:
-        prompts: prompts to decode, the first turn of each; none of a benchmark.
-        max_new_tokens: trees are grown behind so many tokens of each output at most.
-        top_k: expanded nodes of a layer, and children of each.
-        max_depth: layers; with the default top_k a tree has 1 + 10 + 10 * 100 nodes.
-        temperature: of the target's text; 0 is greedy.
-        seed: of its draws.
-        rows: prompts whose trees are grown at once.
-    """
-
-    prompts: PromptSet
-    max_new_tokens: int = 96
-    top_k: int = 10
-    max_depth: int = 11
-    temperature: float = 0.0
-    seed: int = 0
-    rows: int = 8
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        for name in ("max_new_tokens", "top_k", "max_depth", "rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"dump-trees: {name} is {getattr(self, name)}: at least 1 is needed")
-        if self.top_k > 127 or self.max_depth > 127:
-            raise UserError("dump-trees: top_k and max_depth can be at most 127")
-        SamplingParams(self.temperature)
-
-    def nodes(self, draft_vocab_size: int) -> int:
-        """Nodes of a tree, root excluded."""
-        k = min(self.top_k, draft_vocab_size)
-        layers = [k]
-        for _ in range(self.max_depth - 1):
-            layers.append(min(self.top_k, layers[-1]) * k)
-        return sum(layers)
 
 
 def dump_trees(

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score, roc_curve
 
-from drafttrain.calibration.confidence import Reliability, reliability
+from drafttrain.calibration.calibration import Reliability
+from drafttrain.calibration.confidence import reliability
 from drafttrain.classifier.data import Rows
 
 POINTS = 200  # of a stored curve

@@ -1,73 +1,13 @@
 """The classifier stage: trees of a trained drafter, and the C2T classifier that learns from them."""
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from drafttrain.classifier.dump import DumpConfig, dump_trees
-from drafttrain.classifier.train import ClassifierConfig, train_classifier
-from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.classifier.config import ClassifierStageConfig
+from drafttrain.classifier.dump import dump_trees
+from drafttrain.classifier.train import train_classifier
 
 TREES = "trees"  # folder of the labelled trees, beside the classifier
-
-
-@dataclass
-class ClassifierStageConfig:
-    """How a drafter gets its classifier (section `classifier` of a recipe).
-
-    Attributes:
-        prompts: prompts to grow trees on; none of a benchmark, and none that the drafter was trained on.
-        max_new_tokens: trees are grown behind so many tokens of each answer at most.
-        top_k: expanded nodes of a layer of these trees, and children of each.
-        max_depth: layers of these trees.
-        features: what the classifier goes by, some of P, H, d, p, rank.
-        hidden: hidden units.
-        epochs: passes over the trees.
-        batch_size: nodes of a step.
-        negatives: rejected nodes kept for each accepted one.
-        seed: of split, thinning, initial weights and order.
-    """
-
-    prompts: PromptSet | None = None
-    max_new_tokens: int = 96
-    top_k: int = 10
-    max_depth: int = 11
-    features: list[str] = field(default_factory=lambda: ["P", "H", "d"])
-    hidden: int = 48
-    epochs: int = 10
-    batch_size: int = 1024
-    negatives: float = 20.0
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        if self.prompts is None:
-            return
-        if self.prompts.turns != 1:
-            raise UserError("classifier.prompts: turns must be 1, only first turns are decoded")
-        try:
-            self.dump_config().check()
-            self.training_config().check()
-        except UserError as error:
-            raise UserError(f"classifier: {error}") from None
-
-    def dump_config(self) -> DumpConfig:
-        """How its trees are grown.
-
-        Raises:
-            UserError: no prompts.
-        """
-        if self.prompts is None:
-            raise UserError("classifier.prompts is missing: name a file of prompts that no benchmark uses")
-        return DumpConfig(self.prompts, self.max_new_tokens, self.top_k, self.max_depth, seed=self.seed)
-
-    def training_config(self) -> ClassifierConfig:
-        """How it learns from them."""
-        names = ("hidden", "epochs", "batch_size", "negatives", "seed")
-        return ClassifierConfig(tuple(self.features), **{name: getattr(self, name) for name in names})
 
 
 def make_classifier(

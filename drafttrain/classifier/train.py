@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,64 +23,18 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from drafttrain.classifier.config import ClassifierConfig
 from drafttrain.classifier.data import Rows, read_rows, split_by_tree, thin_negatives
 from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.metrics import by_depth, recall_curve
-from drafttrain.classifier.model import Classifier, check_features
+from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.plots import plot_recall, plot_reliability
-from drafttrain.errors import UserError
 from drafttrain.files import write_json
 from drafttrain.progress import counted
 from drafttrain.provenance import versions
 
 REPORT = "classifier_report.json"
 CHUNK = 1 << 18  # rows of one forward without gradients
-
-
-@dataclass
-class ClassifierConfig:
-    """How a classifier is trained (C2T paper, appendix B.2).
-
-    Attributes:
-        features: names of `trees.c2t.FEATURES`.
-        hidden: hidden units.
-        lr: learning rate. None: 1e-3, or 1e-4 when fine-tuning.
-        epochs: passes over the thinned rows.
-        batch_size: rows of a step.
-        negatives: kept for each accepted node.
-        share: of the trees that are not held out, to train on.
-        threshold: at which recall and positive rate are told.
-        seed: of split, thinning, initial weights and order.
-    """
-
-    features: tuple[str, ...] = ("P", "H", "d")
-    hidden: int = 48
-    lr: float | None = None
-    epochs: int = 10
-    batch_size: int = 1024
-    negatives: float = 20.0
-    share: float = 1.0
-    threshold: float = 0.5
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        check_features(self.features)
-        for name in ("hidden", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"train-classifier: {name} is {getattr(self, name)}: at least 1 is needed")
-        for name, low, high in (
-            ("lr", 0, math.inf),
-            ("negatives", 0, math.inf),
-            ("share", 0, 1),
-            ("threshold", 0, 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low < value <= high:
-                within = "above 0" if high == math.inf else "above 0 and at most 1"
-                raise UserError(f"train-classifier: {name} is {value}: it must be {within}")
 
 
 def train_classifier(

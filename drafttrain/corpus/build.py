@@ -9,7 +9,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,69 +21,17 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.corpus.chat import template_hash, tokenizer_hash
+from drafttrain.corpus.config import CorpusConfig
 from drafttrain.corpus.conversation import Conversation, split_groups, tidy
 from drafttrain.corpus.encode import RawWriter, check_trained_fraction, encode_raw
 from drafttrain.corpus.overlap import EvaluationPrompts
-from drafttrain.corpus.readers import Format, ReadReport, read_conversations
+from drafttrain.corpus.readers import ReadReport, read_conversations
 from drafttrain.corpus.report import CorpusReport, SplitCounts
 from drafttrain.errors import UserError
 from drafttrain.files import fingerprint, new_folder, read_json, require_free_disk, sha256_file, write_json
 
 FORMAT_VERSION = 1
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
-
-
-@dataclass
-class Source:
-    """One file, folder or archive of training text.
-
-    Attributes:
-        path: what to read.
-        format: as `read_conversations`.
-        max_conversations: stop after this many that are kept; None for all.
-    """
-
-    path: str
-    format: Format = "auto"
-    max_conversations: int | None = None
-
-
-@dataclass
-class CorpusConfig:
-    """What a corpus is made from.
-
-    Attributes:
-        sources: read in this order.
-        max_length: longest example, in tokens.
-        validation_fraction: share of conversations held out, whole chats only.
-        exclude: files of evaluation prompts; conversations that contain one are left out.
-        deduplicate: whether to keep only the first of several equal conversations.
-        seed: of the split.
-        processes: number of encoding processes; does not change the result.
-    """
-
-    sources: list[Source] = field(default_factory=list)
-    max_length: int = 1024
-    validation_fraction: float = 0.02
-    exclude: list[str] = field(default_factory=list)
-    deduplicate: bool = True
-    seed: int = 0
-    processes: int = field(default=1, metadata={"changes_output": False})
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        if not self.sources:
-            raise UserError("corpus.sources: empty; name at least one file, folder or archive")
-        for name, value, low in (("max_length", self.max_length, 2), ("processes", self.processes, 1)):
-            if value < low:
-                raise UserError(f"corpus.{name}: {value} is too small; at least {low} is needed")
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(f"corpus.validation_fraction: {self.validation_fraction} is not within [0, 1)")
-        for source in self.sources:
-            if source.max_conversations is not None and source.max_conversations < 1:
-                raise UserError(f"{source.path}: max_conversations must be positive or left out")
 
 
 def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> CorpusReport:

@@ -6,9 +6,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.corpus.chat import encode_prompt
+from drafttrain.corpus.config import ServerConfig
 from drafttrain.corpus.conversation import Message
 from drafttrain.corpus.dialogues import ChatRequest
-from drafttrain.corpus.openai_client import OpenAIClient, ServerConfig
+from drafttrain.corpus.openai_client import OpenAIClient
 from drafttrain.corpus.template import end_of_turn_text, template_of
 from drafttrain.errors import UserError
 from drafttrain.inference.batched import Completion, generate_batch

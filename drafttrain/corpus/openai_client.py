@@ -10,13 +10,14 @@ import queue
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 from transformers import PreTrainedTokenizerBase
 
+from drafttrain.corpus.config import ServerConfig
 from drafttrain.corpus.dialogues import ChatRequest
 from drafttrain.errors import UserError, brief
 from drafttrain.inference.batched import Completion
@@ -26,38 +27,6 @@ LONGEST_WAIT_S = 60.0
 PROBE_RETRIES = 2
 CHECK = "check regenerate.server (another endpoint? seeds: false?)"
 WORTH_A_RETRY = (408, 409, 425, 429)  # and everything from 500 on
-_HOW_TO_ASK: dict[str, Any] = {"changes_output": False}
-
-
-@dataclass
-class ServerConfig:
-    """A server that generates (section `regenerate.server` of a recipe).
-
-    Attributes:
-        url: such as http://localhost:8000/v1; /v1 is added to a bare host.
-        model: its name there. Default: the one model that the server lists.
-        endpoint: "completions" sends token ids, so that the prompt is exactly what the drafter will be
-            trained on; "chat" sends messages, for servers that take no token ids, and the server's own
-            template renders them.
-        concurrency: requests under way at once.
-        retries: how often a request is sent again after a failure that may pass (429, 5xx, timeout, broken
-            answer).
-        retry_wait_s: wait before the first retry; it doubles each time. A server's Retry-After is obeyed.
-        timeout_s: how long one reply may take.
-        seeds: send each request's seed. false for servers that refuse them (vLLM on CPU); sampled replies
-            then differ if they are made again.
-        key_variable: environment variable that holds the API key, if the server wants one.
-    """
-
-    url: str = field(metadata=_HOW_TO_ASK)
-    model: str | None = None
-    endpoint: Literal["completions", "chat"] = "completions"
-    concurrency: int = field(default=64, metadata=_HOW_TO_ASK)
-    retries: int = field(default=6, metadata=_HOW_TO_ASK)
-    retry_wait_s: float = field(default=1.0, metadata=_HOW_TO_ASK)
-    timeout_s: float = field(default=600.0, metadata=_HOW_TO_ASK)
-    seeds: bool = True
-    key_variable: str = field(default="OPENAI_API_KEY", metadata=_HOW_TO_ASK)
 
 
 @dataclass

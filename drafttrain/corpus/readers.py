@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from drafttrain.corpus.config import Format
 from drafttrain.corpus.conversation import Conversation, Message
 from drafttrain.corpus.documents import clean_document
 from drafttrain.corpus.rows import row_to_conversation
@@ -18,8 +19,6 @@ from drafttrain.corpus.streams import (
     read_text,
 )
 from drafttrain.errors import UserError
-
-Format = Literal["auto", "sharegpt", "messages", "alpaca", "text", "oanc"]
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _ROWS = (".json", ".parquet", *_JSON_LINES)

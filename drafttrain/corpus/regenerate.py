@@ -8,18 +8,17 @@ lost: rows are appended as they come, and the same command goes on where it was 
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.corpus import engines
-from drafttrain.corpus.build import Source
 from drafttrain.corpus.chat import template_hash, tokenizer_hash
-from drafttrain.corpus.openai_client import ServerConfig
+from drafttrain.corpus.config import RegenerateConfig
 from drafttrain.corpus.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
 from drafttrain.corpus.rewriting import Rewriting, plan
 from drafttrain.errors import UserError
@@ -28,70 +27,6 @@ from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_target, load_tokenizer
 
 RECORD = "regenerate.json"
-_HOW_TO_RUN: dict[str, Any] = {"changes_output": False}
-
-
-@dataclass
-class RegenerateConfig:
-    """Which conversations the target answers anew, and how (section `regenerate` of a recipe).
-
-    Attributes:
-        sources: conversations, as in `corpus.sources`; prompts without answers will do.
-        max_turns: user turns of a conversation that are answered.
-        max_new_tokens: longest answer. One that is cut off there has no end-of-turn token.
-        max_prompt_tokens: a conversation ends before the turn whose prompt is longer than this.
-        greedy_fraction: share of conversations answered greedily; the others are sampled.
-        temperature: of the sampled ones.
-        top_p: of the sampled ones.
-        seed: of the choice between the two and of each draw; a resumed run draws the same.
-        deduplicate: skip conversations whose system and user turns have all occurred before.
-        batch_rows: answers decoded at once in process.
-        max_cache_gb: memory for their keys and values (10^9 bytes), which lowers batch_rows where it is too
-            small. null: half of what is free on the GPU, 4 on a CPU.
-        max_minutes: stop after so many minutes.
-        max_rows: stop after so many conversations.
-        at_limit: "stop" keeps what is done, and the same command goes on from there; "finish" counts the rest
-            as skipped and makes the result of what is done.
-        max_failed: share of conversations without an answer (NaN, refused requests) above which the run
-            stops.
-        server: an OpenAI-compatible server that generates instead of this process.
-    """
-
-    sources: list[Source] = field(default_factory=list)
-    max_turns: int = 4
-    max_new_tokens: int = 512
-    max_prompt_tokens: int = 1024
-    greedy_fraction: float = 0.5
-    temperature: float = 0.7
-    top_p: float = 0.95
-    seed: int = 0
-    deduplicate: bool = True
-    batch_rows: int = field(default=128, metadata=_HOW_TO_RUN)
-    max_cache_gb: float | None = field(default=None, metadata=_HOW_TO_RUN)
-    max_minutes: float | None = field(default=None, metadata=_HOW_TO_RUN)
-    max_rows: int | None = field(default=None, metadata=_HOW_TO_RUN)
-    at_limit: Literal["stop", "finish"] = field(default="stop", metadata=_HOW_TO_RUN)
-    max_failed: float = field(default=0.1, metadata=_HOW_TO_RUN)
-    server: ServerConfig | None = None
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        if not self.sources:
-            raise UserError("regenerate.sources: empty; name at least one file, folder or archive")
-        for name in ("max_turns", "max_new_tokens", "max_prompt_tokens", "batch_rows"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"regenerate.{name}: {getattr(self, name)} is too small; at least 1 is needed"
-                )
-        if self.server is not None and self.server.concurrency < 1:
-            raise UserError(f"regenerate.server.concurrency: {self.server.concurrency} is too small")
-        for name in ("greedy_fraction", "top_p", "max_failed"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"regenerate.{name}: {getattr(self, name)} is not within 0 and 1")
-        if self.temperature < 0 or self.top_p == 0:
-            raise UserError("regenerate: temperature must not be negative (0 is greedy) and top_p not 0")
 
 
 def regenerate(

@@ -29,7 +29,7 @@ from drafttrain.errors import UserError
 from drafttrain.inference.batched import Completion
 
 if TYPE_CHECKING:
-    from drafttrain.corpus.regenerate import RegenerateConfig
+    from drafttrain.corpus.config import RegenerateConfig
 
 SWEEP = 8  # turns kept ready, among which similar prompt lengths are found, per answer under way
 ENOUGH_TO_JUDGE = 20  # failures, before their share is held against max_failed

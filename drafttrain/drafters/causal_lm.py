@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from drafttrain.drafters.config import TOKENIZER_PROBE, DrafterConfig, DraftModelConfig, identity
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel, Prediction
+from drafttrain.drafters.model_config import TOKENIZER_PROBE, DraftModelConfig, identity
 from drafttrain.errors import UserError
 from drafttrain.inference.cache import TreeCache, attention_mask
 from drafttrain.kernels.blocks import NativeBlocks

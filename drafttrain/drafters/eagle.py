@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from drafttrain.drafters.config import DrafterConfig, DraftModelConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.layered import KvState, LayeredDrafter, RMSNorm
 from drafttrain.drafters.model import Prediction
+from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 

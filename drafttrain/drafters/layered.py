@@ -14,8 +14,9 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from drafttrain.drafters.config import DrafterConfig, DraftModelConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import Attend, DraftModel, Prediction
+from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.kernels.blocks import BlockParts, NativeBlocks
 from drafttrain.kernels.linear import NativeLinear
 from drafttrain.target.attention import grouped_attention

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from drafttrain.drafters.config import DrafterConfig, DraftModelConfig
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel, Prediction
+from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.errors import UserError
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.tree import TokenTree

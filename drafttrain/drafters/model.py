@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from drafttrain.drafters.config import DrafterConfig, DraftModelConfig, check_identity, read_config
+from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.model_config import DraftModelConfig, check_identity
 from drafttrain.errors import UserError, brief
 from drafttrain.kernels.linear import make_native
 from drafttrain.target.frozen import FrozenTarget

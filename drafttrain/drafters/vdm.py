@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel
 
-from drafttrain.drafters.config import DraftModelConfig
 from drafttrain.drafters.layered import KvState, LayeredDrafter
+from drafttrain.drafters.model_config import DraftModelConfig
 
 
 class VdmConfig(DraftModelConfig):

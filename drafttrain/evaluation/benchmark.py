@@ -16,13 +16,12 @@ from rich.console import Console
 from drafttrain.errors import UserError
 from drafttrain.evaluation.benchmark_report import print_benchmark
 from drafttrain.evaluation.evaluate import progress
-from drafttrain.evaluation.hub_prompts import PREFIX, read_hub_prompts
 from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import MeasurementLog, measure
 from drafttrain.evaluation.memory import covered, peak_bytes
 from drafttrain.evaluation.methods import Methods, MethodSpec
 from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
-from drafttrain.evaluation.prompts import Task, read_prompts, spread
+from drafttrain.evaluation.prompts import PREFIX, Task, read_prompts, spread
 from drafttrain.files import fingerprint, write_json
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.kernels.dtype import dtype_name
@@ -223,8 +222,11 @@ def read_task(spec: TaskSpec, turns: int) -> Task:
     Raises:
         UserError: there are none, or they cannot be read.
     """
-    is_hub = spec.source.startswith(PREFIX)
-    return Task(spec.name, read_hub_prompts(spec.source) if is_hub else read_prompts(spec.source), turns)
+    if spec.source.startswith(PREFIX):
+        from drafttrain.evaluation.hub_prompts import read_hub_prompts  # imports `datasets`
+
+        return Task(spec.name, read_hub_prompts(spec.source), turns)
+    return Task(spec.name, read_prompts(spec.source), turns)
 
 
 def limited(task: Task, limit: int | None) -> list[Task]:

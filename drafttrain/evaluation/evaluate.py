@@ -8,15 +8,16 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import (
@@ -27,7 +28,7 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
-from drafttrain.evaluation.prompts import PromptSet, Task, first_of_each
+from drafttrain.evaluation.prompts import Task, first_of_each
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
@@ -36,67 +37,8 @@ from drafttrain.kernels.dtype import dtype_name
 from drafttrain.progress import counted
 from drafttrain.provenance import content_hash, versions
 from drafttrain.target.frozen import weights_hash
-from drafttrain.trees.c2t import Plain
-from drafttrain.trees.costs import CostCurve, Costs, Promise
-from drafttrain.trees.named import parse_policy
 
 FORMAT_VERSION = 2  # of summary.json and eval.json
-# the EDD paper's machine, to check settings without a calibration
-EXAMPLE_COSTS = Costs(
-    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()
-)
-
-
-@dataclass
-class EvaluateConfig:
-    """What a bundle is measured on (section `evaluate` of a recipe).
-
-    Attributes:
-        prompts: the prompt sets; each gets a row of the table.
-        tune_prompts: prompts on which the tree is chosen; none of a benchmark.
-        trees: growth policies to try on them, such as `chain:length=4`, `eagle2:top_k=4,max_depth=5,total=12`
-            `timed` or `c2t`; the fastest is used. Empty: what the bundle recommends.
-        max_new_tokens: tokens decoded per chat turn at most.
-        repeats: interleaved repetitions of each measurement.
-        lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
-        lossless_new_tokens: tokens decoded per prompt there.
-        busy: what to do when other processes would spoil the timings.
-    """
-
-    prompts: list[PromptSet] = field(default_factory=list)
-    tune_prompts: PromptSet | None = None
-    trees: list[str] = field(default_factory=lambda: [f"chain:length={n}" for n in range(1, 7)])
-    max_new_tokens: int = 96
-    repeats: int = 1
-    lossless_prompts: int = 16
-    lossless_new_tokens: int = 96
-    busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense, or there is nothing to choose the tree on.
-        """
-        for name, least in (
-            ("max_new_tokens", 1),
-            ("repeats", 1),
-            ("lossless_prompts", 0),
-            ("lossless_new_tokens", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"evaluate.{name} is {getattr(self, name)}: at least {least} is needed")
-        for tree in self.trees:
-            parse_policy(tree, EXAMPLE_COSTS, Plain("P"))  # only the settings are looked at
-        names = [prompts.name for prompts in self.prompts]
-        if len({*names, ALL}) <= len(names):
-            raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
-        for prompts in [*self.prompts, *([self.tune_prompts] if self.tune_prompts else [])]:
-            if prompts.turns < 1 or (prompts.limit is not None and prompts.limit < 1):
-                raise UserError(f"evaluate: limit and turns of {prompts.name} must be at least 1")
-        if self.prompts and len(self.trees) > 1 and self.tune_prompts is None:
-            raise UserError(
-                "evaluate.tune_prompts is missing: the tree is chosen there, not on the prompts that are "
-                "reported; name a file, or give a single tree"
-            )
 
 
 def try_trees(

@@ -11,9 +11,8 @@ from rich.console import Console
 from drafttrain.corpus.streams import without_nulls
 from drafttrain.errors import UserError, brief
 from drafttrain.evaluation.prompt_rows import is_known, prompt_turns
-from drafttrain.evaluation.prompts import Prompt, make_prompts
+from drafttrain.evaluation.prompts import PREFIX, Prompt, make_prompts
 
-PREFIX = "hub:"
 SPLITS = ("test", "validation", "dev", "train")  # the first that there is, where none is asked for
 
 

@@ -27,8 +27,10 @@ from drafttrain.corpus.streams import (
     readable,
 )
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.prompt_rows import flatten, group_of, is_known, prompt_turns
 
+PREFIX = "hub:"  # of a data set on the Hub (`hub_prompts.py`)
 MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text")
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
@@ -66,23 +68,6 @@ class Prompt:
         for turn, answer in zip(self.turns, answers):
             messages += [Message("user", turn), Message("assistant", answer)]
         return encode_prompt(tokenizer, [*messages, Message("user", self.turns[len(answers)])])
-
-
-@dataclass
-class PromptSet:
-    """One set of evaluation prompts.
-
-    Attributes:
-        name: name of the row in the result table.
-        path: file of prompts.
-        limit: how many to take from its start. null: all.
-        turns: how many turns of each chat are played (MT-bench has two); the target answers the earlier ones.
-    """
-
-    name: str
-    path: str
-    limit: int | None = None
-    turns: int = 1
 
 
 @dataclass

@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.evaluate import progress
 from drafttrain.evaluation.measure import MeasurementLog, check_length, drafting, measure
 from drafttrain.evaluation.metrics import tabulate
-from drafttrain.evaluation.prompts import PromptSet, Task
+from drafttrain.evaluation.prompts import Task
 from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
 from drafttrain.files import fingerprint, read_json, save_figure, write_json
 from drafttrain.inference.decode import decode

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
-from drafttrain.calibration.self_draft import FILE as SELF_DRAFT
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
 from drafttrain.classifier.model import Classifier
@@ -25,15 +24,9 @@ from drafttrain.drafters.config import read_config
 from drafttrain.drafters.kinds import load_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.errors import UserError, brief
-from drafttrain.export.card import (
-    CONTENTS,
-    EVALUATION,
-    README,
-    WEIGHTS,
-    ExportConfig,
-    read_evaluation,
-    write_card,
-)
+from drafttrain.export.card import CONTENTS, EVALUATION, README, WEIGHTS, read_evaluation, write_card
+from drafttrain.export.config import ExportConfig
+from drafttrain.export.self_draft import SETTINGS as SELF_DRAFT
 from drafttrain.export.self_draft import holds_self_draft, load_self_draft
 from drafttrain.files import fingerprint, new_folder, require_free_disk
 from drafttrain.inference.joined import JoinedProposer

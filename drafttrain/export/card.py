@@ -6,7 +6,7 @@ All of it comes out of the bundle's own files, so the card can be rendered again
 import math
 import os
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from drafttrain.errors import UserError
+from drafttrain.export.config import ExportConfig
 from drafttrain.export.papers import papers
 from drafttrain.files import read_json, write_json
 
@@ -56,35 +57,6 @@ METRICS = {
 }
 CONTEXT = 256  # tokens, of the costs that the card tells
 SIZES = (1, 8, 16)
-
-
-@dataclass
-class ExportConfig:
-    """What the bundle and its model card say beside what training recorded (section `export` of a recipe).
-
-    Attributes:
-        name: title of the model card. null: the recipe's name.
-        license: licence of the drafter's weights, as the Hub spells it.
-        base_model: Hub id of the target for the card's metadata. null: the target's name in the recipe.
-        language: languages for the card's metadata.
-        datasets: what the drafter was trained on, one line each, for the card.
-        hub_datasets: Hub ids of data sets among them, for the card's metadata.
-        command: the command that made it, for the card.
-        hardware: what it was trained on, for the card. null: the machine that training recorded.
-        notes: what else the card tells, one line each, such as how an n-gram cache was made.
-        ngrams: folder of an n-gram cache that the bundle takes along. null: none.
-    """
-
-    name: str | None = None
-    license: str = "apache-2.0"
-    base_model: str | None = None
-    language: str = "en"
-    datasets: list[str] | None = None
-    hub_datasets: list[str] | None = None
-    command: str | None = None
-    hardware: str | None = None
-    notes: list[str] | None = None
-    ngrams: str | None = None
 
 
 def write_card(config: ExportConfig, folder: str | os.PathLike) -> None:

@@ -1,16 +1,104 @@
 """Self-Draft out of files: an n-gram cache, tuned settings, or neither."""
 
 import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from drafttrain.calibration.self_draft import FILE as SETTINGS
-from drafttrain.calibration.self_draft import SelfDraftSettings
 from drafttrain.corpus.chat import tokenizer_hash
 from drafttrain.errors import UserError
-from drafttrain.inference.self_draft import SelfDraft
+from drafttrain.evaluation.machine import describe_machine
+from drafttrain.files import read_json, write_json
+from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
+from drafttrain.ngrams.candidates import Odds
 from drafttrain.ngrams.corpus_cache import FILE as CORPUS
 from drafttrain.ngrams.corpus_cache import CorpusCache
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.costs import CostCurve
+
+SETTINGS = "self_draft.json"
+FORMAT_VERSION = 1
+
+
+@dataclass
+class SelfDraftSettings:
+    """What `tune-self-draft` found; see `SelfDraft` for most of it.
+
+    Attributes:
+        machine: as `describe_machine` has it.
+        made_for: fingerprint of the target.
+        corpus: checksum of the n-gram cache; empty without one.
+        tried: settings and tokens per second of all that was tried.
+    """
+
+    config: SelfDraftConfig = field(default_factory=SelfDraftConfig)
+    odds: Odds = field(default_factory=Odds)
+    verify: CostCurve | None = None
+    rate: float = 0.0
+    machine: dict[str, Any] = field(default_factory=dict)
+    dtype: str = ""
+    made_for: str = ""
+    corpus: str = ""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+
+    def proposer(self, target: FrozenTarget, corpus: CorpusCache | None) -> SelfDraft:
+        """Self-Draft with these settings."""
+        special = target.tokenizer.all_special_ids if target.tokenizer is not None else ()
+        found = SelfDraft(self.config, target.vocab_size, special, corpus, self.odds, self.verify, self.rate)
+        found.warning = self.foreign(target, corpus)
+        return found
+
+    def foreign(self, target: FrozenTarget, corpus: CorpusCache | None) -> str | None:
+        """Says so in one line if they were found on another machine, in another type, for another target or
+        with another n-gram cache than these."""
+        if not self.machine:  # not tuned at all
+            return None
+        here = describe_machine(target.device)
+        pairs = [(name, self.machine.get(name), here.get(name)) for name in ("processor", "gpu", "threads")]
+        pairs.append(("dtype", self.dtype, str(target.dtype).removeprefix("torch.")))
+        pairs.append(("target", self.made_for, target.fingerprint))
+        pairs.append(("n-gram cache", self.corpus[:16] or "none", corpus_hash(corpus)[:16] or "none"))
+        for name, tuned, found in pairs:
+            if tuned != found:
+                return (
+                    f"Self-Draft was tuned for {name} {tuned}, and this is {found}: trees may be of a wrong "
+                    "size; run drafttrain tune-self-draft"
+                )
+        return None
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes `self_draft.json`."""
+        value = {"format_version": FORMAT_VERSION, **asdict(self)}
+        value["odds"]["weights"] = [[*offer, weight] for offer, weight in sorted(self.odds.weights.items())]
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_json(Path(folder) / SETTINGS, value)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> "SelfDraftSettings":
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: it is damaged or of another format.
+        """
+        path = Path(folder) / SETTINGS
+        value = read_json(path)
+        try:
+            if value.pop("format_version") != FORMAT_VERSION:
+                raise ValueError
+            odds = value["odds"]
+            odds["weights"] = {(source, m, rank): weight for source, m, rank, weight in odds["weights"]}
+            odds["agreement"] = {int(number): weight for number, weight in odds["agreement"].items()}
+            value["odds"] = Odds(**odds)
+            value["config"] = SelfDraftConfig(**value["config"])
+            value["rate"] = float(value["rate"])
+            if value["verify"] is not None:
+                value["verify"] = CostCurve(*(tuple(value["verify"][name]) for name in ("sizes", "seconds")))
+                value["verify"](1)
+            return cls(**value)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise UserError(
+                f"{path}: damaged, or of another version; write it again with drafttrain tune-self-draft"
+            ) from None
 
 
 def holds_self_draft(folder: str | os.PathLike) -> bool:
@@ -48,3 +136,8 @@ def open_corpus(target: FrozenTarget, folder: str | os.PathLike) -> CorpusCache 
     if not (Path(folder) / CORPUS).is_file():
         return None
     return CorpusCache.open(folder, None if target.tokenizer is None else tokenizer_hash(target.tokenizer))
+
+
+def corpus_hash(corpus: CorpusCache | None) -> str:
+    """Return the checksum of an n-gram cache; empty without one."""
+    return "" if corpus is None else corpus.header["sha256"]

@@ -43,7 +43,7 @@ _region: tuple[torch.Tensor, int, int] | None = None  # of packed weights: its m
 def _allocate(size: int) -> tuple[torch.Tensor, int]:
     """Return memory for packed weights, and the address at which they begin.
 
-    Layers share regions of huge pages, in which a stream through all of them misses few translations. A region
+    Layers share regions of huge pages: a stream through all of them misses few address translations. A region
     is freed with the last layer in it.
     """
     global _region

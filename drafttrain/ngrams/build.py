@@ -19,8 +19,9 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.corpus.build import CorpusConfig, Source, held_out_groups
+from drafttrain.corpus.build import held_out_groups
 from drafttrain.corpus.chat import tokenizer_hash
+from drafttrain.corpus.config import CorpusConfig, Source
 from drafttrain.corpus.report import CorpusReport
 from drafttrain.errors import UserError
 from drafttrain.files import new_folder, require_free_disk, sha256_file, write_json

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.corpus.build import CorpusConfig, kept_conversations
+from drafttrain.corpus.build import kept_conversations
 from drafttrain.corpus.chat import encode_conversation
+from drafttrain.corpus.config import CorpusConfig
 from drafttrain.corpus.conversation import Conversation
 from drafttrain.corpus.report import CorpusReport
 from drafttrain.errors import UserError

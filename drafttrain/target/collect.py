@@ -11,9 +11,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pyarrow
 import pyarrow.compute
@@ -26,7 +25,9 @@ from rich.text import Text
 from drafttrain.corpus.build import load_corpus
 from drafttrain.errors import UserError
 from drafttrain.files import require_free_disk
+from drafttrain.target.config import CollectConfig, stored_bytes
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.info import target_info
 from drafttrain.target.loading import load_target
 from drafttrain.target.store import (
     MANIFEST,
@@ -37,47 +38,11 @@ from drafttrain.target.store import (
     open_shard,
     plan_shards,
     read_manifest,
-    stored_bytes,
-    target_info,
     temporary_folder,
     write_shard,
 )
 
 PATIENCE_S = 3600.0  # without a new shard; then a process takes the others for dead
-
-
-@dataclass
-class CollectConfig:
-    """Where the target's hidden states come from (section `hidden_states` of a recipe).
-
-    Attributes:
-        mode: "online": the target runs inside each training step. "offline": its states are stored before
-            training, which takes disk space but pays when the corpus is seen more than once.
-        max_disk_gb: refuse to store more than this (10^9 bytes).
-        batch_tokens: tokens in one forward of the target, padding included.
-        shard_tokens: tokens in one file. A process holds one file in memory, and computes at most so much
-            again after an interruption.
-        max_skipped: share of documents without usable states (NaN) above which collection stops.
-        tapped_blocks: blocks whose outputs are stored, for drafters of several kinds. null: what the drafter
-            reads. Final states are stored anyway.
-    """
-
-    mode: Literal["online", "offline"] = "online"
-    max_disk_gb: float = field(default=50.0, metadata={"changes_output": False})
-    batch_tokens: int = 2048
-    shard_tokens: int = 65536
-    max_skipped: float = 0.01
-    tapped_blocks: list[int] | None = None
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        for name in ("max_disk_gb", "batch_tokens", "shard_tokens"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"hidden_states.{name} is {getattr(self, name)}: it must be above 0")
-        if not 0 <= self.max_skipped <= 1:
-            raise UserError(f"hidden_states.max_skipped is {self.max_skipped}: it must lie within 0 and 1")
 
 
 @dataclass

@@ -22,6 +22,7 @@ from drafttrain.target.fetch import SMOLLM2, fetch_target, is_known, read_record
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.native import can_run_natively
 from drafttrain.target.probe import check_tree_support
+from drafttrain.threads import limit_threads
 
 CPU = torch.device("cpu")
 STORED = "stored"  # the dtype of the checkpoint, for what copies weights instead of computing with them
@@ -33,7 +34,8 @@ def load_target(
     device: str = "auto",
     work: Work = "products",
 ) -> FrozenTarget:
-    """Loads a frozen target with its tokenizer.
+    """Loads a frozen target with its tokenizer, and lowers torch's threads to the cores that this process may
+    use (`threads.py`).
 
     Args:
         model: a name that `fetch_target` knows, a local folder, a `.gguf` file (converted once, then
@@ -47,6 +49,7 @@ def load_target(
         UserError: nothing to load under that name, no network, not a causal LM, missing or unreadable
             weights, a tokenizer that does not fit, or no such device or dtype.
     """
+    limit_threads()
     place = resolve_target(model)
     tokenizer = load_tokenizer(place)
     if isinstance(dtype, str) and dtype != STORED:

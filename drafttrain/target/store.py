@@ -30,49 +30,13 @@ from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from drafttrain.corpus.chat import tokenizer_hash
 from drafttrain.errors import UserError
 from drafttrain.files import fingerprint, read_json, write_json
-from drafttrain.target.frozen import FrozenTarget, block_number
+from drafttrain.target.info import TargetInfo
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16}  # of safetensors headers
-
-
-@dataclass
-class TargetInfo:
-    """What must agree between the target that made a store and the one that uses it.
-
-    Attributes:
-        architecture: class of the model.
-        hidden_size, n_blocks, vocab_size: its sizes.
-        tapped_blocks: blocks whose outputs are stored side by side, numbered from 0.
-        weights: fingerprint of the weights and of what else decides a forward.
-        tokenizer: hash of the tokenizer; "none" for a target without one.
-    """
-
-    architecture: str
-    hidden_size: int
-    n_blocks: int
-    vocab_size: int
-    tapped_blocks: list[int]
-    weights: str
-    tokenizer: str
-
-
-def target_info(target: FrozenTarget, tapped_blocks: Sequence[int] | None = None) -> TargetInfo:
-    """Describes a target with its tapped blocks, or with others (negative numbers count from the end)."""
-    blocks = target.tapped_blocks if tapped_blocks is None else tapped_blocks
-    return TargetInfo(
-        architecture=type(target.model).__name__,
-        hidden_size=target.hidden_size,
-        n_blocks=target.n_blocks,
-        vocab_size=target.vocab_size,
-        tapped_blocks=[block_number(block, target.n_blocks) for block in blocks],
-        weights=target.fingerprint,
-        tokenizer=tokenizer_hash(target.tokenizer) if target.tokenizer else "none",
-    )
 
 
 def corpus_fingerprint(split: Dataset) -> str:
@@ -96,12 +60,6 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
             tokens = 0
         tokens += length
     return [*bounds, len(lengths)] if len(lengths) else bounds
-
-
-def stored_bytes(n_tokens: int, n_documents: int, n_shards: int, hidden_size: int, n_tapped: int) -> int:
-    """Bytes of a store, but for the manifest and the headers of the shards (about 400 bytes each)."""
-    per_token = 4 + 2 * hidden_size * (n_tapped + 1)  # an int32 and n_tapped + 1 bf16 states
-    return n_tokens * per_token + 8 * (n_documents + n_shards)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from drafttrain.training.trainer import draft_loss, with_states
 from drafttrain.trees.chain import ChainPolicy
 
 if TYPE_CHECKING:
-    from drafttrain.training.stage import TrainingConfig
+    from drafttrain.training.config import TrainingConfig
 
 EVAL_ROWS = 16  # packed rows of held-out text behind eval_loss
 TEXT_PROMPT = 32  # tokens of a plain text that serve as a prompt

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from drafttrain.calibration import self_draft
-from drafttrain.calibration.self_draft import FILE, SelfDraftSettings, TuneConfig, fit_odds, tune_self_draft
+from drafttrain.calibration.self_draft import TuneConfig, fit_odds, tune_self_draft
 from drafttrain.cli import main
-from drafttrain.corpus.build import Source
+from drafttrain.corpus.config import Source
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import PromptSet
-from drafttrain.export.bundle import ExportConfig, export, load_bundle
-from drafttrain.export.self_draft import load_self_draft, open_corpus
+from drafttrain.evaluation.config import PromptSet
+from drafttrain.export.bundle import export, load_bundle
+from drafttrain.export.config import ExportConfig
+from drafttrain.export.self_draft import SETTINGS as FILE
+from drafttrain.export.self_draft import SelfDraftSettings, load_self_draft, open_corpus
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.decoder import SpeculativeDecoder
 from drafttrain.inference.joined import JoinedProposer

@@ -8,23 +8,14 @@ import pytest
 import torch
 
 from drafttrain.calibration import stage
-from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.calibration import Calibration, Curve
 from drafttrain.calibration.confidence import TEMPERATURES
-from drafttrain.calibration.stage import (
-    CalibrateConfig,
-    Judged,
-    JudgedChains,
-    JudgedTrees,
-    PredictedPolicy,
-    calibrate,
-    judge,
-)
-from drafttrain.calibration.timing import Curve
+from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.calibration.stage import Judged, JudgedChains, JudgedTrees, PredictedPolicy, calibrate, judge
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
-from drafttrain.evaluation.evaluate import EXAMPLE_COSTS
-from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.evaluation.config import EXAMPLE_COSTS, PromptSet
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer

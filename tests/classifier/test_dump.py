@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from drafttrain.classifier import dump
-from drafttrain.classifier.dump import DumpConfig, accepted_nodes, dump_trees, label_trees, write_trees
+from drafttrain.classifier.config import DumpConfig
+from drafttrain.classifier.dump import accepted_nodes, dump_trees, label_trees, write_trees
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from drafttrain.classifier import stage
+from drafttrain.classifier.config import ClassifierStageConfig
 from drafttrain.classifier.model import Classifier
-from drafttrain.classifier.stage import ClassifierStageConfig, make_classifier
+from drafttrain.classifier.stage import make_classifier
 from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import PromptSet
+from drafttrain.evaluation.config import PromptSet
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from drafttrain.classifier.config import ClassifierConfig
 from drafttrain.classifier.data import read_rows, split_by_tree, thin_negatives
 from drafttrain.classifier.dump import SCHEMA
 from drafttrain.classifier.metrics import quality, recall_curve
 from drafttrain.classifier.model import Classifier
-from drafttrain.classifier.train import ClassifierConfig, predict, train_classifier
+from drafttrain.classifier.train import predict, train_classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
 

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from drafttrain.corpus import build
-from drafttrain.corpus.build import CorpusConfig, Source, build_corpus, load_corpus
+from drafttrain.corpus.build import build_corpus, load_corpus
 from drafttrain.corpus.chat import encode_conversation
+from drafttrain.corpus.config import CorpusConfig, Source
 from drafttrain.corpus.conversation import Conversation, Message
 from drafttrain.errors import UserError
 

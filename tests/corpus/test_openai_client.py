@@ -14,11 +14,11 @@ import pytest
 import requests
 from rich.console import Console
 
-from drafttrain.corpus.build import Source
 from drafttrain.corpus.chat import encode_conversation, encode_prompt
-from drafttrain.corpus.openai_client import ServerConfig, _base_url, _message
+from drafttrain.corpus.config import RegenerateConfig, ServerConfig, Source
+from drafttrain.corpus.openai_client import _base_url, _message
 from drafttrain.corpus.readers import read_conversations
-from drafttrain.corpus.regenerate import RegenerateConfig, answer_anew
+from drafttrain.corpus.regenerate import answer_anew
 from drafttrain.errors import UserError
 from drafttrain.inference.batched import Request, generate_batch
 from drafttrain.target.frozen import FrozenTarget

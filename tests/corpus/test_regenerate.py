@@ -10,11 +10,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from drafttrain.corpus.build import Source
 from drafttrain.corpus.chat import encode_conversation, encode_prompt
+from drafttrain.corpus.config import RegenerateConfig, Source
 from drafttrain.corpus.conversation import Message
 from drafttrain.corpus.readers import read_conversations
-from drafttrain.corpus.regenerate import RegenerateConfig, answer_anew, estimate
+from drafttrain.corpus.regenerate import answer_anew, estimate
 from drafttrain.errors import UserError
 from drafttrain.inference.batched import Request, generate_batch
 from drafttrain.target.frozen import FrozenTarget

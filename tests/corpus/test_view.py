@@ -5,7 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
-from drafttrain.corpus.build import CorpusConfig, Source, build_corpus
+from drafttrain.corpus.build import build_corpus
+from drafttrain.corpus.config import CorpusConfig, Source
 from drafttrain.corpus.encode import trained_runs
 from drafttrain.corpus.view import view_corpus
 from drafttrain.errors import UserError

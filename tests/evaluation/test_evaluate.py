@@ -9,9 +9,9 @@ import torch
 from drafttrain.classifier.model import Classifier
 from drafttrain.errors import UserError
 from drafttrain.evaluation import evaluate as stage
-from drafttrain.evaluation.evaluate import EvaluateConfig, evaluate
+from drafttrain.evaluation.config import EvaluateConfig, PromptSet
+from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.metrics import Measurement, tabulate
-from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.export.bundle import load_bundle
 
 

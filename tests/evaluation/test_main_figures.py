@@ -9,15 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from drafttrain.calibration import stage
-from drafttrain.corpus.build import CorpusConfig, Source
+from drafttrain.corpus.config import CorpusConfig, Source
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.errors import UserError
 from drafttrain.evaluation import evaluate, figures
-from drafttrain.evaluation.evaluate import EvaluateConfig
+from drafttrain.evaluation.config import EvaluateConfig, PromptSet
 from drafttrain.evaluation.figures import Run
 from drafttrain.evaluation.policies import tune
-from drafttrain.evaluation.prompts import PromptSet
-from drafttrain.training.stage import TrainingConfig
+from drafttrain.training.config import TrainingConfig
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "figures.py"
 

@@ -14,14 +14,9 @@ from pyarrow import parquet
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.conversation import Message
 from drafttrain.errors import UserError
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.prompt_rows import CODE_REQUEST, MBPP_REQUEST, MMLU_REQUEST
-from drafttrain.evaluation.prompts import (
-    Prompt,
-    PromptSet,
-    Task,
-    first_of_each,
-    read_prompts,
-)
+from drafttrain.evaluation.prompts import Prompt, Task, first_of_each, read_prompts
 
 DATA = Path(__file__).parents[2] / "data"
 

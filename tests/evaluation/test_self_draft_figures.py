@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from drafttrain.calibration import self_draft
-from drafttrain.calibration.stage import CalibrateConfig, calibrate
-from drafttrain.corpus.build import Source
+from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.calibration.stage import calibrate
+from drafttrain.corpus.config import Source
 from drafttrain.evaluation import figures
+from drafttrain.evaluation.config import PromptSet
 from drafttrain.evaluation.figures import Run
-from drafttrain.evaluation.prompts import PromptSet
 from drafttrain.ngrams.build import NgramConfig, build_ngrams
 from tests.conftest import SENTENCES
 

@@ -11,7 +11,8 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
 from drafttrain.evaluation import sweep as module
-from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.config import PromptSet
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all

@@ -13,7 +13,8 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.errors import UserError
-from drafttrain.export.bundle import ExportConfig, export, find_bundle, load_bundle
+from drafttrain.export.bundle import export, find_bundle, load_bundle
+from drafttrain.export.config import ExportConfig
 from drafttrain.target.loading import load_target
 
 ROW = {

@@ -11,8 +11,9 @@ from drafttrain.cli import main
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.kinds import new_drafter
 from drafttrain.errors import UserError
-from drafttrain.export.bundle import ExportConfig, export
+from drafttrain.export.bundle import export
 from drafttrain.export.card import model_card, read_facts, write_card
+from drafttrain.export.config import ExportConfig
 
 CALIBRATION = {
     "machine": {"processor": "Some CPU", "cores": 8, "threads": 4, "device": "cuda", "gpu": "Some GPU"},

@@ -15,8 +15,9 @@ from huggingface_hub import ModelCard, constants
 from rich.console import Console
 
 from drafttrain.cli import main
-from drafttrain.export.bundle import ExportConfig, export
+from drafttrain.export.bundle import export
 from drafttrain.export.card import CONTENTS, model_card
+from drafttrain.export.config import ExportConfig
 from drafttrain.export.push import prepare, push
 from drafttrain.ngrams.build import NgramConfig, write_cache
 from drafttrain.ngrams.counting import TokenFile
@@ -449,8 +450,8 @@ def test_what_is_no_finished_bundle(spoil, expected, bundle, hub, capsys):
 
 def test_known_files_are_those_that_the_parts_of_a_bundle_write(tmp_path):
     from drafttrain.calibration.calibration import FILE as calibration
-    from drafttrain.calibration.self_draft import FILE as self_draft
     from drafttrain.classifier import model, plots, train
+    from drafttrain.export.self_draft import SETTINGS as self_draft
     from drafttrain.ngrams.corpus_cache import DATA, FILE
 
     written = {calibration, self_draft, model.FILE, model.WEIGHTS, plots.RECALL, plots.RELIABILITY}

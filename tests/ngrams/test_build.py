@@ -11,8 +11,8 @@ import pytest
 
 from drafttrain.calibration import self_draft
 from drafttrain.cli import main
-from drafttrain.corpus.build import Source
 from drafttrain.corpus.chat import encode_conversation, tokenizer_hash
+from drafttrain.corpus.config import Source
 from drafttrain.corpus.conversation import Conversation, Message
 from drafttrain.errors import UserError
 from drafttrain.ngrams import build

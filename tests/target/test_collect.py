@@ -18,13 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafttrain import files
-from drafttrain.corpus.build import CorpusConfig, Source, build_corpus, load_corpus
+from drafttrain.corpus.build import build_corpus, load_corpus
+from drafttrain.corpus.config import CorpusConfig, Source
 from drafttrain.errors import UserError
 from drafttrain.target import collect as collect_module
-from drafttrain.target.collect import CollectConfig, _batches, collect, collect_states, encode_documents
+from drafttrain.target.collect import _batches, collect, collect_states, encode_documents
+from drafttrain.target.config import CollectConfig
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.info import target_info
 from drafttrain.target.loading import load_target
-from drafttrain.target.store import HiddenStateStore, read_manifest, target_info
+from drafttrain.target.store import HiddenStateStore, read_manifest
 
 TAPPED = [-4, -2]
 CONFIG = CollectConfig(mode="offline", batch_tokens=96, shard_tokens=128)

@@ -18,19 +18,18 @@ from transformers import LlamaForCausalLM
 from drafttrain import files
 from drafttrain.errors import UserError
 from drafttrain.target import store as store_module
+from drafttrain.target.config import stored_bytes
 from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target.info import TargetInfo, target_info
 from drafttrain.target.store import (
     Document,
     HiddenStateStore,
     Manifest,
-    TargetInfo,
     corpus_fingerprint,
     open_shard,
     plan_shards,
     read_manifest,
     shard_path,
-    stored_bytes,
-    target_info,
     write_shard,
 )
 

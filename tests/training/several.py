@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.eagle import EagleModel
-from drafttrain.training.stage import TrainingConfig, train
+from drafttrain.training.config import TrainingConfig
+from drafttrain.training.stage import train
 
 
 def run(jobs: dict) -> None:

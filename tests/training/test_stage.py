@@ -18,7 +18,8 @@ from drafttrain.errors import UserError
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
-from drafttrain.target.collect import CollectConfig, collect
+from drafttrain.target.collect import collect
+from drafttrain.target.config import CollectConfig
 from drafttrain.target.loading import load_target
 from drafttrain.training.stage import (
     Clock,

@@ -8,8 +8,10 @@ from torch.utils.data import default_collate
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.target.collect import CollectConfig, collect
-from drafttrain.target.store import Document, HiddenStateStore, target_info
+from drafttrain.target.collect import collect
+from drafttrain.target.config import CollectConfig
+from drafttrain.target.info import target_info
+from drafttrain.target.store import Document, HiddenStateStore
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import draft_loss, with_states

@@ -4,9 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from drafttrain.calibration.calibration import CONTEXT
-from drafttrain.calibration.confidence import BINS
-from drafttrain.calibration.timing import Curve
+from drafttrain.calibration.calibration import BINS, CONTEXT, Curve
 from drafttrain.evaluation.page.panels import Chart, Series, span
 from drafttrain.evaluation.page.raw import BundleFiles
 from drafttrain.evaluation.page.rows import Headline

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from drafttrain.drafters.config import check_identity, read_config
+from drafttrain.drafters.config import read_config
+from drafttrain.drafters.model_config import check_identity
 from drafttrain.errors import UserError
 from drafttrain.export.bundle import find_bundle
 from drafttrain.export.card import read_facts

@@ -1,0 +1,72 @@
+"""How many threads compute: one for each physical core that this process may use.
+
+A second thread on a core adds nothing to matrix products, and threads beyond a container's quota are stopped
+in the middle of a step until the next period. OMP_NUM_THREADS, where it is set, is the user's choice.
+"""
+
+import math
+import os
+from pathlib import Path
+
+CPUS = Path("/sys/devices/system/cpu")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+VARIABLE = "OMP_NUM_THREADS"
+
+
+def default_threads() -> int:
+    """Return OMP_NUM_THREADS if it is set, else the physical cores in the process's affinity mask, at most
+    the cgroup's CPU quota (rounded up); at least 1."""
+    chosen = os.environ.get(VARIABLE, "").split(",")[0].strip()  # a list has a number for each nested level
+    if chosen.isdecimal() and int(chosen) > 0:
+        return int(chosen)
+    return max(1, math.ceil(min(_physical_cores(), _quota())))
+
+
+def limit_threads() -> None:
+    """Lower torch's number of threads to `default_threads()` where it is higher. Fewer stay: somebody chose
+    them with `torch.set_num_threads`, as nothing else makes them fewer."""
+    import torch
+
+    if torch.get_num_threads() > (limit := default_threads()):
+        torch.set_num_threads(limit)
+
+
+def _physical_cores() -> int:
+    if not hasattr(os, "sched_getaffinity"):  # macOS, Windows
+        return os.cpu_count() or 1
+    cpus = os.sched_getaffinity(0)
+    try:  # threads of one core have the same list of siblings
+        return len({(CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip() for cpu in cpus})
+    except OSError:
+        return len(cpus)
+
+
+def _quota() -> float:
+    """Return the CPUs that the cgroups of this process, or any around them, grant it; infinity without a
+    limit."""
+    try:
+        lines = OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return math.inf
+    limits = [math.inf]
+    for line in lines:  # "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = CGROUPS / "cpu" if controllers else CGROUPS  # a link where several are mounted together
+        own = root / path.lstrip("/")  # not there in a container that sees its own cgroup as the root
+        limits += [_limit(folder) for folder in (own, *own.parents) if folder.is_relative_to(root)]
+    return min(limits)
+
+
+def _limit(folder: Path) -> float:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        share = float(quota) / float(period)
+    except (OSError, ValueError):  # no such file; "max": no limit
+        return math.inf
+    return share if share > 0 else math.inf  # -1: no limit

@@ -1,0 +1,84 @@
+"""What is imported before anything runs: by names of modules, as seconds depend on the machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes/tiny/quickstart.yaml"
+# only what trains, calibrates or reads corpora may take seconds to import these
+HEAVY = {"datasets", "deepspeed", "matplotlib", "pandas", "peft", "pyarrow", "sklearn", "wandb"}
+LIBRARIES = HEAVY | {"accelerate", "jsonargparse", "numpy", "rich", "torch", "transformers", "yaml"}
+
+
+def imported(code: str) -> set[str]:
+    """Names of the modules in a fresh process after `code`, whose output does not count."""
+    end = "\nimport sys; print('\\nmodules', *sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code + end], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("\nmodules ")[2].split())
+
+
+def ends(*words: str) -> str:
+    """Code that runs a command which ends by itself, like --help."""
+    return (
+        f"from drafttrain.cli import main\ntry:\n    main({list(words)})\nexcept SystemExit as end:\n"
+        "    assert not end.code"
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["run", "--help"], ["benchmark"]])
+def test_arguments_are_parsed_without_any_library(words):
+    assert not imported(ends(*words)) & LIBRARIES
+
+
+def test_keys_and_mistakes_of_a_recipe_take_no_stage():
+    for words in (["run", str(RECIPE), "--keys"], ["run", str(RECIPE), "--training.lr", "fast"]):
+        modules = imported(ends(*words))
+        assert "drafttrain.recipe" in modules
+        assert not modules & (HEAVY | {"accelerate", "transformers", "drafttrain.stages"})
+
+
+def test_generate_imports_what_decodes():
+    """transformers itself imports accelerate and scipy where they are installed."""
+    modules = imported("import drafttrain.terminal, drafttrain.export.bundle")
+    assert {"torch", "transformers", "drafttrain.inference.decode"} <= modules
+    assert not modules & HEAVY
+    packages = ("corpus.build", "corpus.readers", "corpus.streams", "recipe", "stages", "training")
+    packages += ("evaluation.prompts", "evaluation.measure", "evaluation.benchmark", "calibration.stage")
+    assert not {f"drafttrain.{name}" for name in packages} & modules
+
+
+@pytest.mark.parametrize("module", ["stages", "evaluation.evaluate", "evaluation.benchmark"])
+def test_what_measures_takes_neither_training_nor_calibration(module):
+    modules = imported(f"import drafttrain.{module}")
+    assert not modules & (HEAVY - {"pyarrow"})  # which reads prompts
+    assert not {"drafttrain.training.stage", "drafttrain.calibration.stage"} & modules
+
+
+def test_decoding_needs_no_compiler(tiny_bundle, tmp_path):
+    """No program is in PATH at all."""
+    words = ["generate", "--bundle", str(tiny_bundle), "--prompt", "Why?", "--max-new-tokens", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path)}
+    for name in ("CC", "CXX"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-m", "drafttrain.cli", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 0 and "accept_len" in done.stdout, done.stderr
+
+
+def test_collecting_and_regenerating_take_no_deepspeed():
+    """Its operators are built with a compiler, and wandb starts a process."""
+    modules = imported("import drafttrain.corpus.regenerate, drafttrain.target.collect")
+    assert not modules & {"deepspeed", "peft", "sklearn", "wandb"}
