@@ -165,9 +165,9 @@ def compare(
     for i, (ids, ours, theirs) in enumerate(zip(prompts, here["outputs"], there["outputs"], strict=True)):
         found = first_difference(target, ids, ours, until_stop(theirs, stop, limit))
         if found is not None:
-            tie = found.is_tie(target.dtype)
+            tie = found.is_tie()
             place = {"prompt": i, "position": found.position, "gap": found.gap, "behind": found.behind}
-            differences.append({**place, "tie": tie})
+            differences.append({**place, "noise": found.noise, "tie": tie})
     rates = {
         name: [count / max(run["drafts"], 1) for count in run["accepted"]]
         for name, run in (("here", here), ("vllm", there))

@@ -12,7 +12,7 @@ from drafttrain.evaluation.measure import (
     measure,
     transformers_generate,
 )
-from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, ratio_interval, tabulate
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
 from drafttrain.evaluation.prompts import Task
 from drafttrain.export.bundle import Bundle
 
@@ -99,8 +99,5 @@ def compare(
 
 
 def table(measurements: Sequence[Measurement]) -> dict[str, dict[str, Any]]:
-    """A row for each method, with the 95 % interval over prompts of its speedup."""
-    rows = {method: asdict(row) for method, row in tabulate(measurements).items()}
-    for method, row in rows.items():
-        row["speedup_interval"] = ratio_interval(measurements, AUTOREGRESSIVE, method)
-    return rows
+    """A row for each method."""
+    return {method: asdict(row) for method, row in tabulate(measurements).items()}
