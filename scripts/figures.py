@@ -447,6 +447,10 @@ def tree_figures(
             "identical": rows[method]["identical"],
             "policy": method,
             "tree": chosen.get(method, method),
+            "tasks": {
+                task: {"value": ratio(part, base, method), "interval": ratio_interval(part, base, method)}
+                for task, part in measured.items()
+            },
             "size": size,
             **notes,
         }
@@ -466,8 +470,14 @@ def tree_figures(
         "ar_vs_transformers": speed(TRANSFORMERS, AUTOREGRESSIVE),
         "best_vs_ar": speed(AUTOREGRESSIVE, best),
         "best_vs_transformers": speed(TRANSFORMERS, best),
-        "pct_speed_vs_eagle2": {**speed("eagle2", "pct"), "eagle2": chosen["eagle2"]},
-        "pct_tuned_speed_vs_eagle2": {**speed("eagle2", "pct-tuned"), "eagle2": chosen["eagle2"]},
+        **{
+            f"{policy.replace('-', '_')}_speed_vs_eagle2": {
+                **speed("eagle2", policy),
+                "eagle2": chosen["eagle2"],
+            }
+            for policy in ("pct", "pct-tuned")
+            if policy in chosen
+        },
         "timed_vs_best": {
             "value": min(part["value"] for part in against.values()),
             "tasks": against,

@@ -46,17 +46,20 @@ def repeatability(run: Run) -> Measured:
     any method's speedup over all tasks."""
     folder = run.folder("benchmark_repeatability")
     first, second = (overall(benchmark(config(run), folder / name)) for name in ("first", "second"))
-    differences = {
-        method: abs(second[method]["speedup"] / row["speedup"] - 1)
-        for method, row in first.items()
+    speedups = {
+        method: [part[method]["speedup"] for part in (first, second)]
+        for method in first
         if method != AUTOREGRESSIVE  # 1 by definition
     }
-    speedups = {method: [part[method]["speedup"] for part in (first, second)] for method in differences}
-    notes: dict[str, Any] = {"differences": differences, "speedups": speedups}
     chosen = config(run)
-    tasks = {task.name: chosen.limit for task in chosen.tasks}
-    notes["size"] = {"prompts": tasks, "repeats": chosen.repeats}
-    return {"benchmark_repeatability": {"value": max(differences.values()), **notes}}
+    size = {"prompts": {task.name: chosen.limit for task in chosen.tasks}, "repeats": chosen.repeats}
+    return {"benchmark_repeatability": {**repeated(speedups), "size": size}}
+
+
+def repeated(speedups: dict[str, list[float]]) -> dict[str, Any]:
+    """The largest relative difference between each method's two speedups."""
+    differences = {method: abs(second / first - 1) for method, (first, second) in speedups.items()}
+    return {"value": max(differences.values()), "differences": differences, "speedups": speedups}
 
 
 def overall(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:

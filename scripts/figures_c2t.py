@@ -37,7 +37,7 @@ from drafttrain.evaluation.figures import (
     size_of,
 )
 from drafttrain.evaluation.measure import MeasurementLog
-from drafttrain.evaluation.metrics import ratio, ratio_interval, ratio_spread
+from drafttrain.evaluation.metrics import Measurement, ratio, ratio_interval, ratio_spread, tabulate
 from drafttrain.evaluation.policies import GRIDS, compare, tune
 from drafttrain.evaluation.prompts import PromptSet, Task, read_prompts, spread
 from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep, verified_at
@@ -329,17 +329,18 @@ def auto_beta(run: Run) -> Measured:
     task = Task("mt_bench", spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=None)))
     log = MeasurementLog(folder / "measurements.jsonl", fingerprint([key, chosen, told(own)]))
     measured = compare(loaded, trees, [task], log, NEW_TOKENS, 1 if run.quick else REPEATS)["mt_bench"]
+    notes = {"beta": loaded.calibration.beta, "expand": loaded.calibration.expand, "pct": chosen["pct"]}
+    return {"auto_beta_vs_pct": {**against_pct(measured), **notes, **told(own)}}
+
+
+def against_pct(measured: Sequence[Measurement]) -> dict[str, Any]:
+    """Tokens per second of C2T over PCT's."""
     return {
-        "auto_beta_vs_pct": {
-            "value": ratio(measured, "pct", "c2t"),
-            "repeats": ratio_spread(measured, "pct", "c2t"),
-            "interval": ratio_interval(measured, "pct", "c2t"),
-            "beta": loaded.calibration.beta,
-            "expand": loaded.calibration.expand,
-            "pct": chosen["pct"],
-            "size": size_of(measured),
-            **told(own),
-        }
+        "value": ratio(measured, "pct", "c2t"),
+        "repeats": ratio_spread(measured, "pct", "c2t"),
+        "interval": ratio_interval(measured, "pct", "c2t"),
+        "flags": tabulate(measured)["c2t"].flags,
+        "size": size_of(measured),
     }
 
 

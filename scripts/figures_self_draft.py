@@ -162,6 +162,9 @@ def compared(parts: dict[str, list[Measurement]], base: str, method: str) -> dic
     return {
         "tasks": {name: ratio(part, base, method) for name, part in parts.items()},
         "intervals": {name: ratio_interval(part, base, method) for name, part in parts.items()},
+        "flags": [
+            f"{name}: {flag}" for name, part in parts.items() for flag in tabulate(part)[method].flags
+        ],
         "size": size_of([one for part in parts.values() for one in part]),
     }
 

@@ -186,29 +186,27 @@ def judge(goal: str, measured: dict[str, Any], size: Size) -> tuple[bool | None,
     Returns:
         True, False, or None where the measurement cannot decide; and the reason unless it is True.
     """
-    value, why = measured["value"], []
+    value, interval = measured["value"], measured.get("interval")
     sign, number = goal.split()
     if "skipped" in measured or measured.get("ok", True) is None:
         return None, measured.get("skipped") or measured.get("why")
     if value is None:
         return False, measured.get("error")
+    missed, doubts = [], list(measured.get("flags") or [])
     if not reaches(goal, value):
-        why.append("the goal is missed")
+        missed.append("the goal is missed")
     if measured.get("ok") is False:
-        why.append(measured.get("why") or "a condition of its own is not met")
-    if short := size.shortfalls(Size(**measured.get("size", {}))):
-        return None, "; ".join([f"measured on {', '.join(short)}", *why])
-    is_ahead = sign in (">", ">=") and float(number) >= 1
-    interval = measured.get("interval")
-    if is_ahead and interval and not COMPARE[sign](interval[0], 1):
-        why.append(f"the interval begins at {interval[0]:.4g}")
-    if why:
-        return False, "; ".join(why)
-    if flags := measured.get("flags"):
-        return None, "; ".join(flags)
-    if sign == ">" and float(number) == 1 and not interval:
-        return None, "no interval"
-    return True, None
+        missed.append(measured.get("why") or "a condition of its own is not met")
+    if interval and sign in (">", ">=") and float(number) >= 1 and not COMPARE[sign](interval[0], 1):
+        missed.append(f"the interval begins at {interval[0]:.4g}")
+    if not interval and sign == ">" and float(number) == 1:
+        doubts.append("no interval")
+    short = size.shortfalls(Size(**measured.get("size", {})))
+    if short:
+        doubts.insert(0, f"measured on {', '.join(short)}")
+    if missed and not short:
+        return False, "; ".join(missed)
+    return (None, "; ".join(doubts + missed)) if doubts else (True, None)
 
 
 def recorded(topic: str) -> dict[str, dict[str, Any]]:

@@ -141,17 +141,17 @@ def test_vllm_is_asked_for_the_same_prompts(script, tmp_path):
 def test_large_trees_are_counted(script, monkeypatch):
     trees = {
         "EAGLE-2 (50 nodes)": "eagle2:top_k=3,max_depth=2,total=8",
-        "PCT": "pct:width=2,threshold=0.9",
-        "PCT tuned": "pct:width=2,threshold=0.5",
+        "PCT (published)": "pct:width=2,threshold=0.9",
+        "PCT tuned (large)": "pct:width=2,threshold=0.5",
     }
     monkeypatch.setattr(script, "LARGE", trees)
     found = script.large_trees(Run("trees", limit=3))
     length, verified = found["pct_accept_len_vs_eagle2"], found["pct_verify_tokens_vs_eagle2"]
     assert length["size"]["prompts"] == {"mt_bench": 3} and length["value"] == pytest.approx(
-        length["accept_len"]["PCT"] / length["accept_len"]["EAGLE-2 (50 nodes)"]
+        length["accept_len"]["PCT (published)"] / length["accept_len"]["EAGLE-2 (50 nodes)"]
     )
     assert 0 < verified["value"] < 0.5  # two nodes against eight
-    assert found["pct_tuned_accept_len_vs_eagle2"]["tree"] == trees["PCT tuned"]
+    assert found["pct_tuned_accept_len_vs_eagle2"]["tree"] == trees["PCT tuned (large)"]
 
 
 def test_batches(script, monkeypatch):
