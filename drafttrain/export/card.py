@@ -245,7 +245,7 @@ def _eval_results(tasks: dict[str, Any], dtype: str | None) -> list[EvalResult]:
         words = METRICS[metric]
         if metric == "speedup" and row.get("speedup_interval"):
             low, high = row["speedup_interval"]
-            words += f" (95 % interval over prompts {low:.2f} to {high:.2f}, {row.get('repeats', 1)} repeats)"
+            words += f" (95 % interval over prompts {low:.2f} to {high:.2f}; repeats: {row.get('repeats')})"
         return f"{words} in {dtype}" if metric == "identical" else words
 
     return [

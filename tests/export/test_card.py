@@ -150,7 +150,9 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
     (bundle / "eval.json").write_text(json.dumps({**RESULTS, "tasks": {"x": {**ROW, **more}}}))
     card = model_card(bundle)
     assert "| 50.0 | 1.50 (1.25 to 1.75) | 2.00 (1.88 to 2.12) | 50 % |" in card
-    assert "(95 % interval over prompts 1.25 to 1.75, 3 repeats)" in card.partition("\n# ")[0]
+    assert "(95 % interval over prompts 1.25 to 1.75; repeats: 3)" in " ".join(
+        card.partition("\n# ")[0].split()
+    )
     assert "share of texts identical to plain decoding in float32" in card.partition("\n# ")[0]
 
 
