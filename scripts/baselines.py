@@ -8,13 +8,15 @@
     python scripts/baselines.py started    EDD whose layer starts from one of the target's
     python scripts/baselines.py anchored   EDD that joins each token with the newest verified state
     python scripts/baselines.py long       EDD and EAGLE, five times as long on three times the text
+    python scripts/baselines.py equal      rivals and ablations as long, each at its best rate at that length
     python scripts/baselines.py mtp        an MTP-style EAGLE (C2T paper, Appendix F), and anchored EDD
     python scripts/baselines.py exports    drafters that other engines can serve: frozen heads, all tokens
 
 Every kind gets the same learning rates to choose from, in short trainings judged on prompts of no benchmark;
-with the best it is trained longer, from three seeds. Trained drafters and raw results lie under
+with the best it is trained longer, from three seeds. `equal`, which the figures are of, chooses the rate in
+trainings of the full length. Trained drafters and raw results lie under
 `runs/baselines/` (or --out); what is there is not trained again. `--limit` and `--max-steps` make all of it
-smaller; `--kinds` shares the work of table1 and of long between processes.
+smaller; `--kinds` shares the work of table1, long and equal between processes.
 """
 
 import argparse
@@ -95,6 +97,16 @@ TRAINING = TrainingConfig(
     save_total_limit=1,
 )
 KINDS = ("edd", "eagle", "medusa", "vdm")
+# what `equal` trains: settings of the drafter and of its training that differ from EDD's
+EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "edd": ({}, {}),
+    "eagle": ({"kind": "eagle"}, {}),
+    "eagle-mtp": ({"kind": "eagle", "input_norms": True}, {}),
+    "medusa": ({"kind": "medusa"}, {}),
+    "vdm": ({"kind": "vdm"}, {}),  # EDD without the target's states, too
+    "edd-ce": ({}, {"loss": "ce"}),
+    "edd-fixed5": ({}, {"block_length": (5, 5)}),
+}
 
 
 class Bench:
@@ -220,8 +232,7 @@ def total(tasks: dict[str, dict[str, Any]]) -> float:
 
 
 def best_rate(bench: Bench, kind: str, made_from: dict[str, Path]) -> tuple[float, list[dict[str, Any]]]:
-    """The learning rate with the longest accept_len on the validation prompts, or, of those that come within
-    `TIE` of it, the one with the lowest loss; and all trials."""
+    """The learning rate of the best short trial, and all trials."""
     trials = [
         bench.trained(
             f"{kind}-trial-{rate:g}",
@@ -232,10 +243,15 @@ def best_rate(bench: Bench, kind: str, made_from: dict[str, Path]) -> tuple[floa
         )
         for rate in RATES
     ]
+    return best(trials)["lr"], trials
+
+
+def best(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The trial with the longest accept_len on the validation prompts, or, of those that come within `TIE` of
+    it, the one with the lowest loss."""
     longest = max(trial["validation"]["eval_accept_len"] for trial in trials)
-    equal = [trial for trial in trials if trial["validation"]["eval_accept_len"] > longest - TIE]
-    best = min(equal, key=lambda trial: trial["validation"]["eval_loss"])
-    return best["lr"], trials
+    level = [trial for trial in trials if trial["validation"]["eval_accept_len"] > longest - TIE]
+    return min(level, key=lambda trial: trial["validation"]["eval_loss"])
 
 
 def answers(bench: Bench) -> dict[str, Path]:
@@ -351,6 +367,31 @@ def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
     return {"rows": summarize(rows)}
 
 
+def equal(bench: Bench, kinds: Sequence[str] = tuple(EQUAL)) -> dict[str, Any]:
+    """Rivals and ablations, trained for one length on the same text, each at the rate that is best at that
+    length."""
+    made_from = bench.states("many", RESPONSES, LONG_CONVERSATIONS, [-4])
+    rows, rates = {}, {}
+    for name in kinds:
+        shape, changes = EQUAL[name]
+        drafter, training = replace(DRAFTER, **shape), replace(TRAINING, max_steps=LONG_STEPS, **changes)
+        trials = {
+            rate: bench.trained(
+                f"{name}-equal-{rate:g}-seed{SEEDS[0]}",
+                drafter,
+                replace(training, lr=rate, seed=SEEDS[0]),
+                made_from,
+            )
+            for rate in RATES
+        }
+        rate = best(list(trials.values()))["lr"]
+        rates[name] = {f"{one['lr']:g}": one["validation"]["eval_accept_len"] for one in trials.values()}
+        more = replace(training, lr=rate)
+        found = several_seeds(bench, f"{name}-equal-{rate:g}", drafter, more, made_from, SEEDS[1:])
+        rows[name] = [trials[rate], *found]
+    return {"rows": summarize(rows), "validation accept_len by rate": rates}
+
+
 def mtp(bench: Bench) -> dict[str, Any]:
     """EAGLE with the norms of an MTP layer, and anchored EDD, which norms the same inputs; both at the
     highest rate, without trials of their own."""
@@ -433,7 +474,7 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
 STUDIES = {
     study.__name__: study
-    for study in (table1, table3, figure5, joined, wide, started, anchored, long, mtp, exports)
+    for study in (table1, table3, figure5, joined, wide, started, anchored, long, equal, mtp, exports)
 }
 
 
@@ -448,12 +489,12 @@ def main() -> int:
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--limit", type=positive, default=14, metavar="N", help="prompts of each task")
     parser.add_argument("--max-steps", type=positive, metavar="N", help="optimizer steps of each training")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of table1 or long, where not all")
+    parser.add_argument("--kinds", nargs="+", choices=list(EQUAL), help="of table1, long or equal")
     parser.add_argument("--out", type=Path, default=Path("runs/baselines"), metavar="DIR")
     args = parser.parse_args()
     try:
         bench = Bench(args.out, args.limit, args.max_steps)
-        shared = args.study in ("table1", "long")
+        shared = args.study in ("table1", "long", "equal")
         wanted = {"kinds": args.kinds} if shared and args.kinds else {}
         found = STUDIES[args.study](bench, **wanted)
     except UserError as error:

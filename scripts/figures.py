@@ -5,9 +5,10 @@
     python scripts/figures.py main --only train_ratio   one figure (may be repeated)
 
 Prints one JSON object per figure, {"figure", "value", "goal", "ok"} and notes; everything else goes to
-standard error. Raw measurements are kept under runs/figures/. Exits with 1 when a figure falls short or is
-missing. Figures that cannot be had in ten minutes are taken by --quick from the last full run, with its date
-under "recorded".
+standard error. "ok" is null, with the reason under "why", for what was measured on fewer prompts, repeats or
+seeds than the figure asks, as in all quick runs. Raw measurements are kept under runs/figures/. Exits with 1
+when a figure falls short or is missing. Figures that cannot be had in ten minutes are taken by --quick from
+the last full run, with its date under "recorded".
 
 A topic is a list of groups; a group is a function that measures some figures together.
 """
@@ -41,8 +42,19 @@ from drafttrain.evaluation.batches import batch_mismatches, batch_times
 from drafttrain.evaluation.config import EXAMPLE_COSTS, PromptSet
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.exactness import check_lossless
-from drafttrain.evaluation.figures import RAW, Group, Measured, Run, measure_topic, run_and_watch
-from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
+from drafttrain.evaluation.figures import (
+    AT_LEAST,
+    FIRST_TURNS,
+    RAW,
+    Group,
+    Measured,
+    Run,
+    Size,
+    measure_topic,
+    run_and_watch,
+    size_of,
+)
+from drafttrain.evaluation.measure import MeasurementLog, MethodRun, drafting, measure
 from drafttrain.evaluation.metrics import (
     AUTOREGRESSIVE,
     TRANSFORMERS,
@@ -53,8 +65,17 @@ from drafttrain.evaluation.metrics import (
     ratio_spread,
     tabulate,
 )
-from drafttrain.evaluation.policies import EAGLE2_LARGE, GRIDS, LARGE, PCT_LARGE, compare, table, tune
-from drafttrain.evaluation.prompts import Task, first_of_each, read_prompts, spread
+from drafttrain.evaluation.policies import (
+    EAGLE2_LARGE,
+    GRIDS,
+    LARGE,
+    PCT_LARGE,
+    PCT_LARGE_TUNED,
+    compare,
+    table,
+    tune,
+)
+from drafttrain.evaluation.prompts import Prompt, Task, first_of_each, read_prompts, spread
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint
 from drafttrain.inference.proposer import NoProposer, TreeProposer
@@ -83,7 +104,8 @@ EDD_CHAIN = 5
 DRAFT_VOCABULARY = 8192  # smaller ones would train faster
 PAPER_BATCH = 4096  # tokens: 8 rows of 512
 BATCH = 4  # prompts decoded at once
-REPEATS = 3  # of each timed measurement of trees
+REPEATS = 3  # of each timed measurement
+SEEDS = 3  # of the training from scratch
 CONVERSATIONS = 400  # of each bundled source: enough to time training steps on
 
 
@@ -125,7 +147,7 @@ def speed(run: Run) -> Measured:
         load_recipe("recipes/quickstart.yaml").evaluate,
         prompts=[PromptSet(name, path, limits.get(name)) for name, path in PROMPTS.items()],
         max_new_tokens=NEW_TOKENS,
-        repeats=1 if run.quick else 2,
+        repeats=1 if run.quick else REPEATS,
         lossless_prompts=0,
         busy=run.busy,
     )
@@ -134,28 +156,56 @@ def speed(run: Run) -> Measured:
     figures = evaluate(config, bundle, folder)
     summary = json.loads((folder / "summary.json").read_text())
     row = summary["tasks"]["all"][figures["tree"]]
-    notes = {"drafter": str(bundle), "tree": figures["tree"]}
+    tasks = {name: summary["tasks"][name][figures["tree"]]["prompts"] for name in PROMPTS}
+    notes = {
+        "drafter": str(bundle),
+        "tree": figures["tree"],
+        "identical": row["identical"],
+        "dtype": summary["dtype"],
+        "size": {"prompts": tasks, "repeats": config.repeats},
+    }
     if row["flags"]:
         notes["flags"] = row["flags"]
     repeated = {"repetition": row["repetition"], "without_repeats": row["accept_len_fresh"]}
     return {
-        "quickstart_speedup_ar": {"value": figures["speedup"], **notes},
-        "quickstart_speedup_transformers": {"value": figures["speedup_transformers"], **notes},
+        "quickstart_speedup_ar": {
+            "value": figures["speedup"],
+            "interval": row["speedup_interval"],
+            "repeats": row["speedup_repeats"],
+            **notes,
+        },
+        "quickstart_speedup_transformers": {
+            "value": figures["speedup_transformers"],
+            "interval": row["speedup_transformers_interval"],
+            **notes,
+        },
         "quickstart_accept_len": {"value": figures["accept_len"], **repeated, **notes},
     }
 
 
 def scratch(run: Run) -> Measured:
-    """Five minutes of training from scratch; the held-out loss must fall from each evaluation to the next."""
-    folder = run.folder("scratch")
-    overrides = ["--output", str(folder / "run"), "--evaluate.prompts", "[]"]  # accept_len is all that counts
-    workflow = Workflow(load_recipe("recipes/scratch.yaml", overrides), STAGES)
-    workflow.run()
-    log = json.loads((workflow.folder("train") / "training_log.json").read_text())
-    losses = [round(entry["eval_loss"], 4) for entry in log if "eval_loss" in entry]
-    falling = len(losses) > 1 and all(after < before for before, after in zip(losses, losses[1:]))
-    measured = accept_len(run, workflow.folder("export"), folder, turns=1)
-    return {"scratch_accept_len": {**measured, "held_out_kl": losses, "ok": falling}}
+    """Five minutes of training from scratch, from several seeds; the held-out loss must fall from each
+    evaluation to the next. accept_len is the mean."""
+    folder, runs, losses = run.folder("scratch"), [], []
+    for seed in range(SEEDS):
+        place = folder / f"seed{seed}"
+        overrides = ["--output", str(place / "run"), "--training.seed", str(seed)]
+        overrides += ["--evaluate.prompts", "[]"]  # accept_len is all that counts
+        workflow = Workflow(load_recipe("recipes/scratch.yaml", overrides), STAGES)
+        workflow.run()
+        log = json.loads((workflow.folder("train") / "training_log.json").read_text())
+        losses.append([round(entry["eval_loss"], 4) for entry in log if "eval_loss" in entry])
+        runs.append(accept_len(run, workflow.folder("export"), place, turns=1))
+    falling = all(len(one) > 1 and all(b < a for a, b in zip(one, one[1:])) for one in losses)
+    return {
+        "scratch_accept_len": {
+            "value": statistics.mean(one["value"] for one in runs),
+            "by_seed": runs,
+            "held_out_kl": losses,
+            "ok": falling,
+            "size": {**runs[0]["size"], "seeds": SEEDS},
+        }
+    }
 
 
 def edd(run: Run) -> Measured:
@@ -175,7 +225,7 @@ def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, An
         "repetition": first.repetition,
         "without_repeats": first.accept_len_fresh,
         "acceptance_by_depth": first.acceptance_by_depth,
-        "prompts": first.prompts,
+        "size": size_of(measured),
     }
     if turns > 1:
         both = tabulate(measured)["chain"]
@@ -194,7 +244,8 @@ def exactness(run: Run) -> Measured:
     tasks = first_of_each(tasks, 16) if run.quick else tasks
     log = MeasurementLog(run.folder("fp32") / "measurements.jsonl", content_hash(QUICKSTART_DRAFTER))
     result = check_lossless(loaded.target, loaded.proposer(), tasks, 64 if run.quick else NEW_TOKENS, log)
-    notes = {"prompts": result["prompts"], "differences": result["differences"]}
+    size = {"prompts": {task.name: len(task.prompts) for task in tasks}}
+    notes = {"prompts": result["prompts"], "differences": result["differences"], "size": size}
     return {"fp32_mismatches": {"value": result["mismatches"], **notes}}
 
 
@@ -222,6 +273,7 @@ def training(run: Run) -> Measured:
         "draft_vocab_size": vocabulary,
         "online_tokens_per_second": measured.median_online,
         "forward_tokens_per_second": measured.best_forward,
+        "size": {"repeats": rounds},
     }
     return {
         "train_ratio": {"value": measured.train_ratio, **notes, "ok": vocabulary >= DRAFT_VOCABULARY},
@@ -290,8 +342,9 @@ def against_vllm(run: Run) -> Measured:
     loaded = calibrated(run, folder)
     prompts = spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None))
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
-    own = {best: loaded.proposer(best)}
-    before = batch_times(loaded.target, own, ids, 1, NEW_TOKENS, 2)[best].rates
+    own = drafting(loaded.target, loaded.proposer(best))
+    own(ids[0], NEW_TOKENS)  # the first forwards of a process are slow
+    before = [[own(prompt, NEW_TOKENS) for prompt in ids] for _ in range(2)]
     job = {
         "target": loaded.target.model.name_or_path,
         "prompts": ids,
@@ -305,19 +358,42 @@ def against_vllm(run: Run) -> Measured:
         status = subprocess.run(command, input=json.dumps(job).encode(), stdout=log, stderr=log).returncode
     if status:
         return {"best_vs_vllm_ngram": {"value": None, "error": f"vLLM ended with {status}; see {log.name}"}}
-    after = batch_times(loaded.target, own, ids, 1, NEW_TOKENS, 2)[best].rates
+    own(ids[0], NEW_TOKENS)
+    after = [[own(prompt, NEW_TOKENS) for prompt in ids] for _ in range(2)]
     found = json.loads(result.read_text())
-    tokens = sum(map(len, found["outputs"]))
-    rates = [tokens / sum(seconds) for seconds in found["seconds"]]
+    theirs = [
+        [MethodRun(*pair) for pair in zip(seconds, found["outputs"], strict=True)]
+        for seconds in found["seconds"]
+    ]
+    return {"best_vs_vllm_ngram": {"tree": best, **vllm_figure(prompts, before, theirs, after)}}
+
+
+def vllm_figure(
+    prompts: Sequence[Prompt],
+    before: list[list[MethodRun]],
+    theirs: list[list[MethodRun]],
+    after: list[list[MethodRun]],
+) -> dict[str, Any]:
+    """Tokens per second of our passes over vLLM's, of each prompt the median over passes."""
+    ours = before + after
+
+    def median(passes: list[list[MethodRun]], i: int) -> MethodRun:
+        return MethodRun(statistics.median(one[i].seconds for one in passes), passes[0][i].token_ids)
+
+    def rates(passes: list[list[MethodRun]]) -> list[float]:
+        return [sum(len(r.token_ids) for r in one) / sum(r.seconds for r in one) for one in passes]
+
+    measured = [
+        Measurement("mt_bench", prompt.id, 0, 0, 0, {"ours": median(ours, i), "vllm": median(theirs, i)})
+        for i, prompt in enumerate(prompts)
+    ]
     return {
-        "best_vs_vllm_ngram": {
-            "value": statistics.mean(before + after) / statistics.median(rates),
-            "tree": best,
-            "prompts": len(ids),
-            "before": before,
-            "after": after,
-            "vllm": rates,
-        }
+        "value": ratio(measured, "vllm", "ours"),
+        "interval": ratio_interval(measured, "vllm", "ours"),
+        "before": rates(before),
+        "after": rates(after),
+        "vllm": rates(theirs),
+        "size": {"prompts": {"mt_bench": len(prompts)}, "repeats": min(len(ours), len(theirs))},
     }
 
 
@@ -330,21 +406,27 @@ def large_trees(run: Run) -> Measured:
         folder / "measurements.jsonl", fingerprint([content_hash(QUICKSTART_DRAFTER), LARGE])
     )
     methods = {name: drafting(loaded.target, loaded.proposer(tree)) for name, tree in LARGE.items()}
-    rows = tabulate(measure(loaded.target, methods, task, log, NEW_TOKENS))
+    return large_figures(measure(loaded.target, methods, task, log, NEW_TOKENS))
 
-    def against_eagle2(what: str) -> dict[str, Any]:
+
+def large_figures(measured: Sequence[Measurement]) -> Measured:
+    """Accepted length and draft tokens of PCT, as published and tuned, over those of EAGLE-2."""
+    rows = tabulate(measured)
+
+    def against_eagle2(method: str, what: str) -> dict[str, Any]:
         values = {name: getattr(row, what) for name, row in rows.items()}
         return {
-            "value": values[PCT_LARGE] / values[EAGLE2_LARGE],
-            "tree": LARGE[PCT_LARGE],
+            "value": values[method] / values[EAGLE2_LARGE],
+            "tree": LARGE[method],
             what: values,
             "repetition": {name: row.repetition for name, row in rows.items()},
-            "prompts": rows[PCT_LARGE].prompts,
+            "size": size_of(measured),
         }
 
     return {
-        "pct_accept_len_vs_eagle2": against_eagle2("accept_len"),
-        "pct_verify_tokens_vs_eagle2": against_eagle2("verify_per_step"),
+        f"{name}_{figure}_vs_eagle2": against_eagle2(method, what)
+        for name, method in (("pct", PCT_LARGE), ("pct_tuned", PCT_LARGE_TUNED))
+        for figure, what in (("accept_len", "accept_len"), ("verify_tokens", "verify_per_step"))
     }
 
 
@@ -356,6 +438,7 @@ def tree_figures(
 ) -> Measured:
     """The figures of `trees` from the measurements and tables of all tasks."""
     rows = tables["mt_bench"]
+    size = size_of([one for part in measured.values() for one in part])
 
     def speed(base: str, method: str) -> dict[str, Any]:
         notes = {"flags": rows[method]["flags"]} if rows[method]["flags"] else {}
@@ -363,9 +446,14 @@ def tree_figures(
             "value": ratio(measured["mt_bench"], base, method),
             "repeats": ratio_spread(measured["mt_bench"], base, method),
             "interval": ratio_interval(measured["mt_bench"], base, method),
-            "prompts": rows[method]["prompts"],
+            "identical": rows[method]["identical"],
             "policy": method,
             "tree": chosen.get(method, method),
+            "tasks": {
+                task: {"value": ratio(part, base, method), "interval": ratio_interval(part, base, method)}
+                for task, part in measured.items()
+            },
+            "size": size,
             **notes,
         }
 
@@ -384,12 +472,24 @@ def tree_figures(
         "ar_vs_transformers": speed(TRANSFORMERS, AUTOREGRESSIVE),
         "best_vs_ar": speed(AUTOREGRESSIVE, best),
         "best_vs_transformers": speed(TRANSFORMERS, best),
-        "pct_speed_vs_eagle2": {**speed("eagle2", "pct"), "eagle2": chosen["eagle2"]},
-        "timed_vs_best": {"value": min(part["value"] for part in against.values()), "tasks": against},
+        **{
+            f"{policy.replace('-', '_')}_speed_vs_eagle2": {
+                **speed("eagle2", policy),
+                "eagle2": chosen["eagle2"],
+            }
+            for policy in ("pct", "pct-tuned")
+            if policy in chosen
+        },
+        "timed_vs_best": {
+            "value": min(part["value"] for part in against.values()),
+            "tasks": against,
+            "size": size,
+        },
         "outside_share": {
             "value": rows[best]["outside_share"],
             "tree": chosen[best],
             "inside": "calls of the target's modules and the drafter's expand and observe",
+            "size": size,
         },
     }
 
@@ -429,7 +529,7 @@ def batches(run: Run) -> Measured:
             "value": statistics.median(ratios),
             "repeats": quartiles(ratios),
             "tree": best,
-            "prompts": len(prompts),
+            "size": {"prompts": {"mt_bench": len(prompts)}, "repeats": repeats},
             "tokens_per_second": [found[name].tokens_per_second for name in (best, "autoregressive")],
         }
     }
@@ -464,6 +564,8 @@ def batch_exactness(run: Run) -> Measured:
     }
 
 
+ALL_TASKS = FIRST_TURNS | dict.fromkeys(("gsm8k", "humaneval", "summarization"), AT_LEAST)
+THREE_TASKS = FIRST_TURNS | dict.fromkeys(("gsm8k", "humaneval"), AT_LEAST)
 TOPICS = {
     "main": [
         Group({"quickstart_wall_s": "<= 1500", "peak_rss_gb": "<= 6"}, quickstart, long=True),
@@ -474,11 +576,12 @@ TOPICS = {
                 "quickstart_accept_len": ">= 1.8",
             },
             speed,
+            size=Size(THREE_TASKS, REPEATS),
         ),
-        Group({"scratch_accept_len": ">= 1.15"}, scratch, long=True),
-        Group({"edd_accept_len": ">= 2.0"}, edd),
-        Group({"fp32_mismatches": "== 0"}, exactness),
-        Group({"train_ratio": ">= 0.70", "offline_ratio": ">= 2.5"}, training),
+        Group({"scratch_accept_len": ">= 1.15"}, scratch, long=True, size=Size(FIRST_TURNS, seeds=SEEDS)),
+        Group({"edd_accept_len": ">= 2.0"}, edd, size=Size(FIRST_TURNS)),
+        Group({"fp32_mismatches": "== 0"}, exactness, size=Size(THREE_TASKS)),
+        Group({"train_ratio": ">= 0.70", "offline_ratio": ">= 2.5"}, training, size=Size(repeats=REPEATS)),
     ],
     "trees": [
         Group(
@@ -487,14 +590,25 @@ TOPICS = {
                 "best_vs_ar": ">= 1.5",
                 "best_vs_transformers": ">= 2.2",
                 "pct_speed_vs_eagle2": "> 1",
+                "pct_tuned_speed_vs_eagle2": "> 1",
                 "timed_vs_best": ">= 0.99",
                 "outside_share": "<= 0.10",
             },
             trees,
+            size=Size(ALL_TASKS, REPEATS),
         ),
-        Group({"best_vs_vllm_ngram": "> 1"}, against_vllm),
-        Group({"pct_accept_len_vs_eagle2": ">= 0.97", "pct_verify_tokens_vs_eagle2": "<= 0.60"}, large_trees),
-        Group({"batch4_vs_batched_ar": ">= 1.2"}, batches),
+        Group({"best_vs_vllm_ngram": "> 1"}, against_vllm, size=Size(FIRST_TURNS, REPEATS)),
+        Group(
+            {
+                "pct_accept_len_vs_eagle2": ">= 0.97",
+                "pct_verify_tokens_vs_eagle2": "<= 0.60",
+                "pct_tuned_accept_len_vs_eagle2": ">= 0.97",
+                "pct_tuned_verify_tokens_vs_eagle2": "<= 0.60",
+            },
+            large_trees,
+            size=Size(FIRST_TURNS),
+        ),
+        Group({"batch4_vs_batched_ar": ">= 1.2"}, batches, size=Size(FIRST_TURNS, REPEATS)),
         Group({"batch_mismatches": "== 0"}, batch_exactness),
     ],
     "c2t": figures_c2t.GROUPS,

@@ -6,7 +6,7 @@ Both run `drafttrain benchmark` as users do and want the machine for themselves.
 from typing import Any
 
 from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark
-from drafttrain.evaluation.figures import Group, Measured, Run
+from drafttrain.evaluation.figures import Group, Measured, Run, Size
 from drafttrain.evaluation.methods import MethodSpec
 from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE
 
@@ -46,14 +46,20 @@ def repeatability(run: Run) -> Measured:
     any method's speedup over all tasks."""
     folder = run.folder("benchmark_repeatability")
     first, second = (overall(benchmark(config(run), folder / name)) for name in ("first", "second"))
-    differences = {
-        method: abs(second[method]["speedup"] / row["speedup"] - 1)
-        for method, row in first.items()
+    speedups = {
+        method: [part[method]["speedup"] for part in (first, second)]
+        for method in first
         if method != AUTOREGRESSIVE  # 1 by definition
     }
-    speedups = {method: [part[method]["speedup"] for part in (first, second)] for method in differences}
-    notes: dict[str, Any] = {"differences": differences, "speedups": speedups}
-    return {"benchmark_repeatability": {"value": max(differences.values()), **notes}}
+    chosen = config(run)
+    size = {"prompts": {task.name: chosen.limit for task in chosen.tasks}, "repeats": chosen.repeats}
+    return {"benchmark_repeatability": {**repeated(speedups), "size": size}}
+
+
+def repeated(speedups: dict[str, list[float]]) -> dict[str, Any]:
+    """The largest relative difference between each method's two speedups."""
+    differences = {method: abs(second / first - 1) for method, (first, second) in speedups.items()}
+    return {"value": max(differences.values()), "differences": differences, "speedups": speedups}
 
 
 def overall(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -64,5 +70,9 @@ def overall(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 GROUPS = [
     Group({"benchmark_overhead": "<= 0.01"}, overhead),
-    Group({"benchmark_repeatability": "<= 0.05"}, repeatability),
+    Group(
+        {"benchmark_repeatability": "<= 0.05"},
+        repeatability,
+        size=Size({"mt_bench": PROMPTS, "gsm8k": PROMPTS}, REPEATS),
+    ),
 ]

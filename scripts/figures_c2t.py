@@ -1,5 +1,6 @@
 """The figures of topic `c2t`: what a trained classifier saves, where it carries over, what it costs.
 
+C2T is the classifier over P, H, d, as in its paper, and one classifier has all figures. Over P, d it is ours.
 Sweeps decode the benchmarks greedily and count; they are not timed. Dumping, training, `draft_time` and
 `auto_beta` are, and want the machine for themselves.
 """
@@ -23,13 +24,23 @@ from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.calibration.stage import calibrate
 from drafttrain.classifier.config import ClassifierConfig, DumpConfig
 from drafttrain.classifier.dump import dump_trees, read_record
-from drafttrain.classifier.model import WEIGHTS
+from drafttrain.classifier.model import WEIGHTS, Classifier
 from drafttrain.classifier.train import train_classifier
 from drafttrain.errors import UserError
 from drafttrain.evaluation.config import PromptSet
-from drafttrain.evaluation.figures import RAW, Group, Measured, Run, run_and_watch
+from drafttrain.evaluation.figures import (
+    AT_LEAST,
+    FIRST_TURNS,
+    RAW,
+    Group,
+    Measured,
+    Run,
+    Size,
+    run_and_watch,
+    size_of,
+)
 from drafttrain.evaluation.measure import MeasurementLog
-from drafttrain.evaluation.metrics import ratio, ratio_interval, ratio_spread
+from drafttrain.evaluation.metrics import Measurement, ratio, ratio_interval, ratio_spread, tabulate
 from drafttrain.evaluation.policies import GRIDS, compare, tune
 from drafttrain.evaluation.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep, verified_at
@@ -53,7 +64,7 @@ TASKS = {
 }
 NEW_TOKENS = 96
 ROWS_AT_ONCE = 8  # prompts of a sweep that are decoded together
-FEATURES = ("P", "d")  # entropies cost a twentieth of drafting and saved no token (docs/experiments.md)
+FEATURES = ("P", "H", "d")  # the paper's
 ROWS = 9_000_000  # that the classifier is trained on where its training is timed
 REPEATS = 3
 EAGLE2 = [f"eagle2:top_k=10,max_depth=10,total={n}" for n in (4, 8, 14, 24, 40, 60)]
@@ -101,7 +112,7 @@ def classifier(run: Run) -> Path:
     """The one of the last full run, or else the committed drafter's own.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it reads other features than C2T's.
     """
     fresh = RAW / "full/c2t_classifier"
     place = fresh if (fresh / WEIGHTS).exists() and not run.quick else DRAFTER
@@ -110,6 +121,9 @@ def classifier(run: Run) -> Path:
             f"{DRAFTER}: no classifier; make one with figures.py c2t --only dump_trees_per_s --only "
             "train_9m_rows_s"
         )
+    if (features := tuple(Classifier.load(place).features)) != FEATURES:
+        wanted, found = ", ".join(FEATURES), ", ".join(features)
+        raise UserError(f"{place}: the classifier must read {wanted} as C2T's, got {found}; train it again")
     return place
 
 
@@ -121,13 +135,20 @@ def told(place: Path) -> dict[str, str]:
 # verified tokens at equal accept_len
 
 
-def subset(run: Run, folder: Path, task: str, path: str, quick: int = 2, full: int = 16) -> PromptSet:
+def subset(
+    run: Run, folder: Path, task: str, path: str, quick: int = 2, full: int | None = None
+) -> PromptSet:
     """Some first turns at equal distances through a file."""
     prompts = spread(read_prompts(path), run.prompts(quick, full))
     kept = folder / f"{task}.jsonl"
     lines = (json.dumps({"id": prompt.id, "prompt": prompt.turns[0]}) + "\n" for prompt in prompts)
     kept.write_text("".join(lines), encoding="utf-8")
     return PromptSet(task, str(kept))
+
+
+def count(prompts: PromptSet) -> int:
+    """Number of prompts of a file of `subset`."""
+    return len(Path(prompts.path).read_text(encoding="utf-8").splitlines())
 
 
 def thinned(run: Run, trees: Sequence[str]) -> list[str]:
@@ -140,9 +161,10 @@ def swept(run: Run) -> Measured:
     folder = run.folder("c2t_sweep")
     trees = [tree for family in (EAGLE2, JOINT, C2T) for tree in thinned(run, family)]
     against: dict[str, dict[str, Any]] = {"eagle2": {}, "joint": {}}
-    place = classifier(run)
+    place, size = classifier(run), {}
     for task, path in (TASKS | run.more_prompts).items():
-        prompts = subset(run, folder, task, path)
+        prompts = subset(run, folder, task, path, full=None if task == "mt_bench" else AT_LEAST)
+        size[task] = count(prompts)
         points = sweep(
             DRAFTER, prompts, trees, folder / task, "eagle2", NEW_TOKENS, classifier=place, rows=ROWS_AT_ONCE
         )[0]
@@ -150,7 +172,7 @@ def swept(run: Run) -> Measured:
             found = [c for c in compare_families(points, reference) if c.family == "c2t"]
             tasks[task] = asdict(found[0]) if found else None
     return {
-        name: {**mean_over_tasks(against[reference]), **told(place)}
+        name: {**mean_over_tasks(against[reference]), **told(place), "size": {"prompts": size}}
         for name, reference in (
             ("verify_tokens_vs_eagle2", "eagle2"),
             ("verify_tokens_vs_p_threshold", "joint"),
@@ -170,12 +192,13 @@ def mean_over_tasks(tasks: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
 def chains(run: Run) -> Measured:
     """Early stops of chains on MT-bench."""
     folder = run.folder("c2t_chains")
-    prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], quick=4, full=40)
+    prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], quick=4)
+    size = {"size": {"prompts": {"mt_bench": count(prompts)}}}
     place = classifier(run)
     points = sweep(
         DRAFTER, prompts, CHAINS, folder, "dyjoint", NEW_TOKENS, classifier=place, rows=ROWS_AT_ONCE
     )[0]
-    return {name: {**figure, **told(place)} for name, figure in chain_figures(points).items()}
+    return {name: {**figure, **told(place), **size} for name, figure in chain_figures(points).items()}
 
 
 def chain_figures(points: Sequence[Point]) -> Measured:
@@ -205,7 +228,8 @@ def transferred(run: Run) -> Measured:
         "another task": (DRAFTER, str(math_prompts)),
         "another drafter": (earlier_drafter(folder), HELD_OUT),
     }
-    prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], full=24)
+    prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"])
+    size = {"prompts": {"mt_bench": count(prompts)}}
     trained_here = classifier(run)
     own = sweep(
         DRAFTER, prompts, C2T, folder / "own", "c2t", NEW_TOKENS, classifier=trained_here, rows=ROWS_AT_ONCE
@@ -233,7 +257,8 @@ def transferred(run: Run) -> Measured:
             raise UserError(f"transfer_loss: {name}: no accept_len in common; take more prompts (--limit)")
         losses[name], notes[name] = found[0].mean - 1, asdict(found[0])
     notes |= told(trained_here)
-    return {"transfer_loss": {"value": max(losses.values()), "losses": losses, "comparisons": notes}}
+    found = {"value": max(losses.values()), "losses": losses, "comparisons": notes, "size": size}
+    return {"transfer_loss": found}
 
 
 def earlier_drafter(folder: Path) -> Path:
@@ -273,7 +298,7 @@ def draft_time(run: Run) -> Measured:
     run.check_quiet()
     place = classifier(run)
     loaded = load_bundle(DRAFTER, dtype="bfloat16", classifier=place)
-    prompts = spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=16))
+    prompts = spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=None))
     shares = {}
     for beta in (0.05, 0.1, 0.2):
         policy = ClockedPolicy(loaded.classifier, beta)
@@ -285,7 +310,7 @@ def draft_time(run: Run) -> Measured:
                 policy.seconds = 0.0
             drafting += decode_all(loaded.target, proposer, [ids], NEW_TOKENS)[1].draft_seconds
         shares[f"beta {beta}"] = policy.seconds / drafting
-    notes = {"shares": shares, **told(place)}
+    notes = {"shares": shares, **told(place), "size": {"prompts": {"mt_bench": len(prompts)}}}
     return {"draft_time_added": {"value": max(shares.values()), **notes}}
 
 
@@ -301,30 +326,35 @@ def auto_beta(run: Run) -> Measured:
     loaded = load_bundle(DRAFTER, dtype="bfloat16", calibration=place, classifier=own)
     key = fingerprint([content_hash(DRAFTER), content_hash(place), NEW_TOKENS, versions()])
     task = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
-    chosen, _ = tune(
-        loaded, task, MeasurementLog(folder / "tuning.jsonl", key), NEW_TOKENS, {"pct": GRIDS["pct"]}
-    )
+    grids = {"pct": [*GRIDS["pct"], *GRIDS["pct-tuned"]]}  # the strongest PCT, published or tuned
+    chosen, _ = tune(loaded, task, MeasurementLog(folder / "tuning.jsonl", key), NEW_TOKENS, grids)
     trees = {"pct": chosen["pct"], "c2t": "c2t"}
-    task = Task("mt_bench", spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=24)))
+    task = Task("mt_bench", spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=None)))
     log = MeasurementLog(folder / "measurements.jsonl", fingerprint([key, chosen, told(own)]))
     measured = compare(loaded, trees, [task], log, NEW_TOKENS, 1 if run.quick else REPEATS)["mt_bench"]
+    notes = {"beta": loaded.calibration.beta, "expand": loaded.calibration.expand, "pct": chosen["pct"]}
+    return {"auto_beta_vs_pct": {**against_pct(measured), **notes, **told(own)}}
+
+
+def against_pct(measured: Sequence[Measurement]) -> dict[str, Any]:
+    """Tokens per second of C2T over PCT's."""
     return {
-        "auto_beta_vs_pct": {
-            "value": ratio(measured, "pct", "c2t"),
-            "repeats": ratio_spread(measured, "pct", "c2t"),
-            "interval": ratio_interval(measured, "pct", "c2t"),
-            "beta": loaded.calibration.beta,
-            "expand": loaded.calibration.expand,
-            "pct": chosen["pct"],
-            **told(own),
-        }
+        "value": ratio(measured, "pct", "c2t"),
+        "repeats": ratio_spread(measured, "pct", "c2t"),
+        "interval": ratio_interval(measured, "pct", "c2t"),
+        "flags": tabulate(measured)["c2t"].flags,
+        "size": size_of(measured),
     }
 
 
 GROUPS = [
     Group({"dump_trees_per_s": ">= 15"}, dumped),
     Group({"train_9m_rows_s": "<= 180", "train_9m_rows_gb": "<= 2"}, trained, long=True),
-    Group({"verify_tokens_vs_eagle2": "<= 0.75", "verify_tokens_vs_p_threshold": "<= 0.92"}, swept),
+    Group(
+        {"verify_tokens_vs_eagle2": "<= 0.75", "verify_tokens_vs_p_threshold": "<= 0.92"},
+        swept,
+        size=Size({**dict.fromkeys(TASKS, AT_LEAST), **FIRST_TURNS}),
+    ),
     Group(
         {
             "chain_verify_tokens_vs_fixed9": "<= 0.65",
@@ -332,8 +362,9 @@ GROUPS = [
             "chain_vs_dymax": "<= 0.92",
         },
         chains,
+        size=Size(FIRST_TURNS),
     ),
-    Group({"transfer_loss": "<= 0.05"}, transferred, long=True),
-    Group({"draft_time_added": "<= 0.08"}, draft_time),
-    Group({"auto_beta_vs_pct": ">= 1.0"}, auto_beta),
+    Group({"transfer_loss": "<= 0.05"}, transferred, long=True, size=Size(FIRST_TURNS)),
+    Group({"draft_time_added": "<= 0.08"}, draft_time, size=Size(FIRST_TURNS)),
+    Group({"auto_beta_vs_pct": ">= 1.0"}, auto_beta, size=Size(FIRST_TURNS, REPEATS)),
 ]

@@ -1,6 +1,8 @@
 """The figures of topic `self-draft`: what a target gains that drafts for itself out of n-gram caches.
 
-`speeds` times everything in one interleaved run and wants the machine for itself; `counts` only counts.
+"self-draft" is the paper's setting: a corpus and branches. "ngram" is what ships, after its name as a tree:
+text at hand, the target's own answers as corpus, recycling, no branches unless tuning chooses some. `speeds`
+times everything in one interleaved run and wants the machine for itself; `counts` only counts.
 """
 
 import json
@@ -13,10 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from drafttrain.calibration.self_draft import TuneConfig, tune_self_draft
 from drafttrain.errors import UserError
 from drafttrain.evaluation.config import PromptSet
-from drafttrain.evaluation.figures import Group, Measured, Run, run_and_watch
+from drafttrain.evaluation.figures import (
+    AT_LEAST,
+    FIRST_TURNS,
+    Group,
+    Measured,
+    Run,
+    Size,
+    run_and_watch,
+    size_of,
+)
 from drafttrain.evaluation.measure import (
     MeasurementLog,
     Method,
@@ -108,14 +121,21 @@ def speeds(run: Run) -> Measured:
     tree = fastest(loaded.proposers(EDD_TREES), "edd")
     join = fastest({pair: JoinedProposer(ngrams, loaded.proposer(tree), *pair) for pair in JOINS}, "join")
     joined = JoinedProposer(ngrams, loaded.proposer(tree), *join)
-    config = ngrams.config
-    equal = PromptLookup(config.budget + config.branches * config.branch_length)
+    paper = SelfDraft(
+        PAPER, target.vocab_size, target.tokenizer.all_special_ids, ngrams.corpus, ngrams.odds
+    )
+
+    def equal(config: SelfDraftConfig) -> PromptLookup:
+        return PromptLookup(config.budget + config.branches * config.branch_length)
+
     methods: dict[str, Method] = {
         AUTOREGRESSIVE: autoregressive(target),
         "transformers lookup": transformers_generate(target, LOOKUP),
         "lookup": drafting(target, PromptLookup(lookup)),
-        "lookup (equal budget)": drafting(target, equal),
-        "self-draft": drafting(target, ngrams),
+        "lookup (budget of ngram)": drafting(target, equal(ngrams.config)),
+        "lookup (budget of self-draft)": drafting(target, equal(PAPER)),
+        "ngram": drafting(target, ngrams),
+        "self-draft": drafting(target, paper),
         "edd": drafting(target, loaded.proposer(tree)),
         "ngram+edd": drafting(target, joined),
     }
@@ -126,52 +146,75 @@ def speeds(run: Run) -> Measured:
     parts: dict[str, list[Measurement]] = {}
     for task in tasks(run, quick=3):
         parts[task.name] = measure(target, methods, task, log, NEW_TOKENS, repeats)
-    tables = {task: table(part) for task, part in parts.items()}
-    report = {"chosen": chosen, "tables": tables}
+    write_report(folder, chosen, parts)
+    return speed_figures(parts, "self-draft") | speed_figures(parts, "ngram") | beside_figures(parts)
+
+
+def write_report(folder: Path, chosen: dict[str, Any], parts: dict[str, list[Measurement]]) -> None:
+    """Keeps the tables of all tasks, and MT-bench by category."""
+    report = {"chosen": chosen, "tables": {task: table(part) for task, part in parts.items()}}
     report["mt_bench_categories"] = by_category(parts["mt_bench"])
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
-    def faster(base: str, method: str) -> dict[str, float]:
-        """Ratios of total times by task."""
-        return {name: ratio(part, base, method) for name, part in parts.items()}
 
-    def sent(method: str) -> dict[str, float]:
-        return {name: round(rows[method]["verify_per_step"], 2) for name, rows in tables.items()}
-
-    def figure(ratios: dict[str, float], value: float, **notes: Any) -> dict[str, Any]:
-        rounded = {name: round(number, 3) for name, number in ratios.items()}
-        return {"value": value, "tasks": rounded, "prompts": len(parts["mt_bench"]) // repeats, **notes}
-
-    length = {
-        name: rows["self-draft"]["accept_len"] / rows["lookup (equal budget)"]["accept_len"]
-        for name, rows in tables.items()
-    }
-    mean = statistics.mean(length.values())
-    plain = faster(AUTOREGRESSIVE, "self-draft")
-    stock = faster("transformers lookup", "self-draft")
-    beside = faster("edd", "ngram+edd")
-    copied = {name: beside[name] for name in PREDICTABLE}
+def compared(parts: dict[str, list[Measurement]], base: str, method: str) -> dict[str, Any]:
+    """Ratios of tokens per second by task, with their intervals."""
     return {
-        "accept_len_vs_lookup": figure(
-            length,
-            mean,
-            ok=mean >= 1.15 and min(length.values()) > 1,
-            verify_tokens={"self-draft": sent("self-draft"), "lookup": sent("lookup (equal budget)")},
-        ),
-        "speed_vs_ar": figure(plain, statistics.mean(plain.values())),
-        "speed_vs_transformers_lookup": figure(stock, min(stock.values())),
-        "edd_ngram_vs_edd": figure(
-            beside,
-            min(beside.values()),
-            ok=min(beside.values()) >= 1.0 and min(copied.values()) >= 1.1,
-            predictable=round(min(copied.values()), 3),
-            intervals={name: ratio_interval(part, "edd", "ngram+edd") for name, part in parts.items()},
-        ),
+        "tasks": {name: ratio(part, base, method) for name, part in parts.items()},
+        "intervals": {name: ratio_interval(part, base, method) for name, part in parts.items()},
+        "flags": [
+            f"{name}: {flag}" for name, part in parts.items() for flag in tabulate(part)[method].flags
+        ],
+        "size": size_of([one for part in parts.values() for one in part]),
     }
+
+
+def mean(found: dict[str, Any]) -> dict[str, Any]:
+    """The mean over tasks. The mean of their intervals' ends is no narrower than the interval of the mean."""
+    ends = zip(*found["intervals"].values())
+    value = statistics.mean(found["tasks"].values())
+    return {"value": value, "interval": [statistics.mean(end) for end in ends], **found}
+
+
+def worst(found: dict[str, Any]) -> dict[str, Any]:
+    """The task with the smallest ratio, and the lowest ends of the intervals."""
+    ends = zip(*found["intervals"].values())
+    return {"value": min(found["tasks"].values()), "interval": [min(end) for end in ends], **found}
+
+
+def speed_figures(parts: dict[str, list[Measurement]], method: str) -> Measured:
+    """A method against prompt lookup that sends as many tokens, and against plain decoding."""
+    tables = {name: tabulate(part) for name, part in parts.items()}
+    lookup = f"lookup (budget of {method})"
+    length = {name: rows[method].accept_len / rows[lookup].accept_len for name, rows in tables.items()}
+    sent = {
+        one: {name: rows[one].verify_per_step for name, rows in tables.items()} for one in (method, lookup)
+    }
+    prefix = "" if method == "self-draft" else f"{method}_"
+    plain = compared(parts, AUTOREGRESSIVE, method)
+    same = {"identical": {name: rows[method].identical for name, rows in tables.items()}}
+    return {
+        f"{prefix}accept_len_vs_lookup": {
+            "value": statistics.mean(length.values()),
+            "ok": min(length.values()) > 1,
+            "tasks": length,
+            "verify_tokens": sent,
+            "size": plain["size"],
+        },
+        f"{prefix}speed_vs_ar": {**mean(plain), **same},
+        f"{prefix}speed_vs_transformers_lookup": worst(compared(parts, "transformers lookup", method)),
+    }
+
+
+def beside_figures(parts: dict[str, list[Measurement]]) -> Measured:
+    """What the n-gram caches add to the drafter."""
+    beside = compared(parts, "edd", "ngram+edd")
+    copied = min(beside["tasks"][name] for name in PREDICTABLE)
+    return {"edd_ngram_vs_edd": {**worst(beside), "ok": copied >= 1.1, "predictable": copied}}
 
 
 def by_category(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
-    """accept_len and speedup of Self-Draft in each category of MT-bench."""
+    """accept_len and speedup of what ships in each category of MT-bench."""
     lines = Path(MT_BENCH).read_text(encoding="utf-8").splitlines()
     category = {str(row["question_id"]): row["category"] for row in map(json.loads, lines)}
     found: dict[str, dict[str, float]] = {}
@@ -180,9 +223,9 @@ def by_category(measurements: Sequence[Measurement]) -> dict[str, dict[str, floa
         if part:
             rows = tabulate(part)
             found[name] = {
-                "accept_len": rows["self-draft"].accept_len,
-                "lookup_accept_len": rows["lookup (equal budget)"].accept_len,
-                "speedup": ratio(part, AUTOREGRESSIVE, "self-draft"),
+                "accept_len": rows["ngram"].accept_len,
+                "lookup_accept_len": rows["lookup (budget of ngram)"].accept_len,
+                "speedup": rows["ngram"].speedup,
             }
     return found
 
@@ -201,7 +244,7 @@ def counts(run: Run) -> Measured:
 
     # 36 tokens of branches or window, 12 of candidates
     methods: dict[str, Proposer] = {
-        "branches": proposer(PAPER, corpus),
+        "self-draft": proposer(PAPER, corpus),
         "no branches": proposer(replace(PAPER, branches=0), corpus),
         "branches, no corpus": proposer(PAPER, None),
         "text and branches": proposer(replace(PAPER, context=True), corpus),
@@ -210,17 +253,17 @@ def counts(run: Run) -> Measured:
         "everything": proposer(SelfDraftConfig(branches=6, budget=12), corpus),
         "everything, no branches": proposer(SelfDraftConfig(budget=12), corpus),
     }
-    totals: dict[str, dict[str, DecodeStats]] = {}
+    each: dict[str, dict[str, list[DecodeStats]]] = {}  # of each prompt
     sources: dict[str, dict[str, dict[str, int]]] = {}
     for task in tasks(run, quick=2):
         for one in methods.values():
             if isinstance(one, SelfDraft):
                 one.accepted.clear()
-        totals[task.name] = {name: DecodeStats() for name in methods}
+        each[task.name] = {name: [] for name in methods}
         for prompt in task.prompts:
             ids = prompt.token_ids(target.tokenizer)
             for name, one in methods.items():
-                totals[task.name][name] += decode_all(target, one, [ids], NEW_TOKENS)[1]
+                each[task.name][name].append(decode_all(target, one, [ids], NEW_TOKENS)[1])
         sources[task.name] = {
             name: dict(one.accepted) for name, one in methods.items() if isinstance(one, SelfDraft)
         }
@@ -232,9 +275,9 @@ def counts(run: Run) -> Measured:
                 "tokens_per_second": stats.tokens_per_second,
                 "accepted_by_source": sources[task].get(name),
             }
-            for name, stats in rows.items()
+            for name, stats in ((name, sum(prompts, DecodeStats())) for name, prompts in rows.items())
         }
-        for task, rows in totals.items()
+        for task, rows in each.items()
     }
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
@@ -243,21 +286,44 @@ def counts(run: Run) -> Measured:
 
     gains = against("text, no branches", "text and branches")
     rival = against("lookahead", "branches, no corpus")
+    size = {"prompts": {task: len(rows["lookahead"]) for task, rows in each.items()}}
+    pairs = [(rows["lookahead"], rows["branches, no corpus"]) for rows in each.values()]
     return {
         "branches_gain": {
             "value": sorted(gains.values())[-3],  # on at least three tasks
             "tasks": gains,
             "verify_tokens": against("text, no branches", "text and branches", "verify_tokens_per_step"),
-            "without text": against("no branches", "branches"),
+            "without text": against("no branches", "self-draft"),
             "with recycling": against("everything, no branches", "everything"),
+            "size": size,
         },
         "vs_lookahead": {
             "value": statistics.mean(rival.values()),
+            "interval": accept_len_interval(pairs),
+            "size": size,
             "tasks": rival,
             "verify_tokens": against("lookahead", "branches, no corpus", "verify_tokens_per_step"),
             "speed": against("lookahead", "branches, no corpus", "tokens_per_second"),
         },
     }
+
+
+def accept_len_interval(pairs: Sequence[tuple[list[DecodeStats], list[DecodeStats]]]) -> list[float]:
+    """95 % interval of the mean over tasks of a ratio of accept_lens: bootstrap over the prompts of each.
+
+    Args:
+        pairs: of each task the counts of every prompt, of the base and of the method.
+    """
+    draws, ratios = np.random.default_rng(0), []
+    for base, method in pairs:
+        chosen = draws.integers(len(base), size=(1000, len(base)))  # [1000, prompts]
+        lengths = []
+        for stats in (method, base):
+            emitted = np.array([one.new_tokens - one.prompts for one in stats])  # [prompts]
+            steps = np.array([one.steps for one in stats])  # [prompts]
+            lengths.append(emitted[chosen].sum(1) / np.maximum(steps[chosen].sum(1), 1))  # [1000]
+        ratios.append(lengths[0] / lengths[1])
+    return np.quantile(np.mean(ratios, axis=0), [0.025, 0.975]).tolist()
 
 
 def cache(run: Run) -> Measured:
@@ -305,17 +371,22 @@ def oanc(run: Run) -> Measured:
     }
 
 
+ALL_TASKS = dict.fromkeys(TASKS, AT_LEAST) | FIRST_TURNS
 GROUPS = [
     Group(
         {
             "accept_len_vs_lookup": ">= 1.15",
             "speed_vs_ar": ">= 1.25",
             "speed_vs_transformers_lookup": "> 1",
+            "ngram_accept_len_vs_lookup": ">= 1.15",
+            "ngram_speed_vs_ar": ">= 1.25",
+            "ngram_speed_vs_transformers_lookup": "> 1",
             "edd_ngram_vs_edd": ">= 1.0",
         },
         speeds,
+        size=Size(ALL_TASKS, REPEATS),
     ),
-    Group({"branches_gain": ">= 1.05", "vs_lookahead": "> 1"}, counts),
+    Group({"branches_gain": ">= 1.05", "vs_lookahead": "> 1"}, counts, size=Size(ALL_TASKS)),
     Group({"bytes_per_ngram": "<= 16", "lookup_us": "<= 20", "open_ms": "<= 50"}, cache),
     Group({"oanc_build_s": "<= 90", "oanc_build_gb": "<= 2"}, oanc),
 ]

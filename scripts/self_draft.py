@@ -152,13 +152,13 @@ def noise(bench: Bench, limit: int | None) -> dict[str, Any]:
 
 
 def code(bench: Bench, limit: int | None) -> dict[str, Any]:
-    """Self-Draft as it was tuned against plain decoding and prompt lookup on code, interleaved."""
+    """What ships, as it was tuned, against plain decoding and prompt lookup on code, interleaved."""
     target = bench.target
     methods = {
         AUTOREGRESSIVE: drafting(target, NoProposer()),
         "lookup": drafting(target, PromptLookup(10)),
-        "self-draft": drafting(target, bench.settings.proposer(target, bench.corpus)),
-        "self-draft, no corpus": drafting(target, bench.settings.proposer(target, None)),
+        "ngram": drafting(target, bench.settings.proposer(target, bench.corpus)),
+        "ngram, no corpus": drafting(target, bench.settings.proposer(target, None)),
     }
     found: dict[str, Any] = {}
     print(f"{'task':10} {'method':22} accept_len  tokens/s  speedup")

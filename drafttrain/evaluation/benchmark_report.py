@@ -82,9 +82,9 @@ def _notes(summary: dict[str, Any]) -> list[str]:
     device = machine.get("gpu") or f"{machine['threads']} threads of {machine['processor']}"
     repeats = f"{settings['repeats']} repeat{'s' if settings['repeats'] > 1 else ''}"
     lines = [
-        "accept_len: tokens per target forward, the target's own token included. speedup: ratio of total "
-        "times against our own autoregressive decoding (of times per token where texts are sampled); spread: "
-        "interquartile range of the repeats' speedups. Definitions: docs/benchmark.md",
+        "accept_len: tokens per target forward, the target's own token included. speedup: ratio of "
+        "tokens per second against our own autoregressive decoding; spread: interquartile range of the "
+        "repeats' speedups. Definitions: docs/benchmark.md",
         f"{summary['target']['name']}, {summary['target']['dtype']}, {device}, at most "
         f"{settings['max_new_tokens']} new tokens, batch 1, {repeats}",
     ]

@@ -55,7 +55,7 @@ def compare(
         difference = first_difference(loaded.target, ids, plain, drafted)
         if difference is None:
             continue
-        tie = difference.is_tie(loaded.target.dtype)
+        tie = difference.is_tie()
         ties += tie
         differing += 1
         before = tokenizer.decode(plain[: difference.position])[-40:]
@@ -70,7 +70,8 @@ def compare(
         if difference.behind is not None:
             share = difference.behind / difference.logit_std
             line += (
-                f", the worse one {difference.behind:.3g} ({share:.2g} standard deviations) behind the best"
+                f", the worse one {difference.behind:.3g} ({share:.2g} standard deviations) behind the best, "
+                f"rounding up to {difference.noise:.3g}"
             )
         console.print(escape(f"{line}: {'a near-tie' if tie else 'NO TIE'}"), soft_wrap=True)
     used = dtype_name(loaded.target.dtype)

@@ -20,14 +20,18 @@ from typing import Any
 
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import check_quiet
+from drafttrain.evaluation.metrics import Measurement
 from drafttrain.provenance import git_commit
 
 RAW = Path("runs/figures")
 COMMITTED = Path("docs/figures")  # <topic>.jsonl of a full run, for quick runs in a fresh clone
+HISTORY = COMMITTED / "history"  # the same of earlier definitions or too little measuring; never ok
 COMPARE = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, ">": operator.gt}
 
 MISSING = {"value": None, "error": "not measured"}
-Measured = dict[str, dict[str, Any]]  # figure -> {"value": ...} and notes; "ok": False overrules the goal
+# figure -> {"value": ...} and notes. Of these `judge` reads "ok": False overrules the goal, "size": what was
+# measured, "interval": 95 % of the value, "flags": why it should not be taken at its word.
+Measured = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -74,6 +78,44 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Size:
+    """How much a figure must be measured on, or was measured on.
+
+    Attributes:
+        prompts: by task; chat turns where a task has several.
+        repeats: of each timed measurement.
+        seeds: of each training.
+    """
+
+    prompts: dict[str, int] = field(default_factory=dict)
+    repeats: int = 1
+    seeds: int = 1
+
+    def shortfalls(self, measured: "Size") -> list[str]:
+        """List what a measurement lacks of this size."""
+        pairs = [
+            (f"prompts of {task}", measured.prompts.get(task, 0), n) for task, n in self.prompts.items()
+        ]
+        pairs += [("repeats", measured.repeats, self.repeats), ("seeds", measured.seeds, self.seeds)]
+        return [f"{found} of {wanted} {what}" for what, found, wanted in pairs if found < wanted]
+
+
+def size_of(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Count prompts by task, and repeats, for the note "size" of a figure."""
+    prompts = {(one.task, one.prompt) for one in measurements}
+    tasks = sorted({task for task, _ in prompts})
+    return {
+        "prompts": {name: sum(task == name for task, _ in prompts) for name in tasks},
+        "repeats": 1 + max(one.repeat for one in measurements),
+    }
+
+
+# what issues ask of figures that compare speeds or counts: all first turns of MT-bench, some of the others
+FIRST_TURNS = {"mt_bench": 80}
+AT_LEAST = 20
+
+
+@dataclass(frozen=True)
 class Group:
     """Figures that are measured together.
 
@@ -81,11 +123,13 @@ class Group:
         goals: figure -> goal, such as ">= 1.15".
         measure: measures them.
         long: too long for --quick, which takes recorded values.
+        size: what each figure must be measured on to be ok or not; smaller ones are left undecided.
     """
 
     goals: dict[str, str]
     measure: Callable[[Run], Measured]
     long: bool = False
+    size: Size = field(default_factory=Size)
 
 
 def run_and_watch(
@@ -127,15 +171,48 @@ def session_memory(session: int) -> int:
     return 1024 * max(total, largest)
 
 
-def judge(goal: str, value: float | None) -> bool:
-    """Whether a value reaches a goal such as ">= 1.15"."""
+def reaches(goal: str, value: float | None) -> bool:
+    """Return True if a value reaches a goal such as ">= 1.15"."""
     sign, number = goal.split()
     return value is not None and COMPARE[sign](value, float(number))
 
 
+def judge(goal: str, measured: dict[str, Any], size: Size) -> tuple[bool | None, str | None]:
+    """Decide whether a measurement reaches a goal, and why it does not.
+
+    A goal of at least 1 claims to be ahead of something: there the lower end of the interval must be ahead
+    as well, and a goal "> 1" needs an interval.
+
+    Returns:
+        True, False, or None where the measurement cannot decide; and the reason unless it is True.
+    """
+    value, interval = measured["value"], measured.get("interval")
+    sign, number = goal.split()
+    if "skipped" in measured or measured.get("ok", True) is None:
+        return None, measured.get("skipped") or measured.get("why")
+    if value is None:
+        return False, measured.get("error")
+    missed, doubts = [], list(measured.get("flags") or [])
+    if not reaches(goal, value):
+        missed.append("the goal is missed")
+    if measured.get("ok") is False:
+        missed.append(measured.get("why") or "a condition of its own is not met")
+    if interval and sign in (">", ">=") and float(number) >= 1 and not COMPARE[sign](interval[0], 1):
+        missed.append(f"the interval begins at {interval[0]:.4g}")
+    if not interval and sign == ">" and float(number) == 1:
+        doubts.append("no interval")
+    short = size.shortfalls(Size(**measured.get("size", {})))
+    if short:
+        doubts.insert(0, f"measured on {', '.join(short)}")
+    if missed and not short:
+        return False, "; ".join(missed)
+    return (None, "; ".join(doubts + missed)) if doubts else (True, None)
+
+
 def recorded(topic: str) -> dict[str, dict[str, Any]]:
     """Figures of the last full run, of this clone or as committed, by name."""
-    return read_rows(COMMITTED / f"{topic}.jsonl") | read_rows(RAW / f"{topic}.jsonl")
+    folders = (HISTORY, COMMITTED, RAW)
+    return {name: row for folder in folders for name, row in read_rows(folder / f"{topic}.jsonl").items()}
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
@@ -162,11 +239,18 @@ def measure_group(group: Group, run: Run) -> Measured:
         return {name: {"value": None, "error": " ".join(str(error).split())} for name in group.goals}
 
 
-def figure_row(name: str, goal: str, measured: dict[str, Any]) -> dict[str, Any]:
-    """One line of output; "ok" is None for a figure that was skipped for a reason, which is no failure."""
-    ok = None if "skipped" in measured else judge(goal, measured["value"]) and measured.get("ok", True)
-    notes = {key: item for key, item in measured.items() if key not in ("figure", "value", "goal", "ok")}
-    return rounded({"figure": name, "value": measured["value"], "goal": goal, "ok": ok, **notes})
+def figure_row(name: str, goal: str, measured: dict[str, Any], size: Size) -> dict[str, Any]:
+    """Return one line of output; "ok" is None where nothing is decided, for the reason under "why"."""
+    ok, why = judge(goal, measured, size)
+    own = ("figure", "value", "goal", "ok", "why")
+    notes = {key: item for key, item in measured.items() if key not in own}
+    said = {"why": why} if why and why not in (measured.get("error"), measured.get("skipped")) else {}
+    return rounded({"figure": name, "value": measured["value"], "goal": goal, "ok": ok, **said, **notes})
+
+
+def falls_short(row: dict[str, Any]) -> bool:
+    """Return True for a row that misses its goal, decided or not; what was skipped does not."""
+    return row["ok"] is False or (row["value"] is not None and not reaches(row["goal"], row["value"]))
 
 
 def rounded(value: Any) -> Any:
@@ -192,11 +276,13 @@ def record(topic: str, rows: Sequence[dict[str, Any]]) -> None:
 def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ()) -> bool:
     """Measures a topic's figures and prints one JSON object for each; a full run is recorded.
 
+    "ok" is null for what was measured on less than the figure's size asks, as in all quick runs.
+
     Args:
         only: names of the wanted figures; empty for all.
 
     Returns:
-        whether all of them reach their goals.
+        False if a figure falls short or is missing.
     """
     all_ok = True
     for group in groups:
@@ -204,10 +290,12 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         if not wanted:
             continue
         measured = measure_group(group, run)
-        rows = [figure_row(name, group.goals[name], measured.get(name, MISSING)) for name in wanted]
+        rows = [
+            figure_row(name, group.goals[name], measured.get(name, MISSING), group.size) for name in wanted
+        ]
         for row in rows:
             print(json.dumps(row), flush=True)
-        all_ok &= all(row["ok"] in (True, None) for row in rows)
+        all_ok &= not any(map(falls_short, rows))
         if not run.quick:  # at once: later groups may take hours
             limit = {} if run.limit is None else {"limit": run.limit}
             stamp = {**limit, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}

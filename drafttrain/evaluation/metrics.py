@@ -1,10 +1,10 @@
 """From raw measurements to the numbers that are reported.
 
-A measurement is one chat turn decoded by every method, one after the other. Times are compared as ratios of
-totals: the total of a method is the sum over turns of the median over repeats. Where texts are sampled their
-lengths differ, so there the ratios are of times per new token. Counts come from the first repeat, because
-greedy decoding, and sampling with the same seed, does the same in each. What accept_len and its kin mean is
-defined in `inference/stats.py`.
+A measurement is one chat turn decoded by every method, one after the other. Speed is tokens per second: new
+tokens over seconds, both summed over turns, of each turn the median over repeats. A speedup is a ratio of two
+speeds, never of total times: texts differ in length, by near-ties and by draws, and who stops earlier is no
+faster. Tokens and counts come from the first repeat, because greedy decoding, and sampling with the same
+seed, does the same in each. What accept_len and its kin mean is defined in `inference/stats.py`.
 """
 
 import statistics
@@ -22,7 +22,6 @@ ALL = "all"  # the task that stands for all tasks together
 
 NOISY = 0.15  # interquartile range of the repeats' speedups / speedup, above which a row is flagged
 CROWDED = 0.1  # cores taken by other processes above which a row is flagged
-UNEQUAL = 0.02  # difference in emitted tokens above which times do not compare the same work
 
 
 @dataclass
@@ -90,14 +89,15 @@ class Row:
         prompt_tokens, new_tokens: tokens of one repeat.
         seconds: sum over turns of the median over repeats.
         tokens_per_second: new tokens per second, prompt encoding included.
-        speedup: total time of our own autoregressive decoding divided by this method's; of times per new
-            token where texts are sampled.
-        speedup_transformers: the same for `transformers` `generate`.
+        speedup: tokens per second divided by those of our own autoregressive decoding.
+        speedup_interval: 95 % confidence interval of it over prompts.
+        speedup_transformers: the same against `transformers` `generate`.
+        speedup_transformers_interval: of that.
         speedup_repeats: quartiles of the speedups of single repeats: the noise of the measurement.
         spread: distance of the outer ones, divided by the speedup.
         speedup_turns: quartiles of the speedups of single turns: how much it depends on the prompt.
-        identical: share of outputs that equal the autoregressive ones (bf16 decides near-ties by tree shape);
-            None for other engines that sample, whose draws are their own.
+        identical: share of outputs that equal the autoregressive ones in the dtype that was timed (rounding
+            decides near-ties by tree shape); None for other engines that sample, whose draws are their own.
         accept_len: tokens per target forward, the target's own included.
         accept_len_fresh: the same over tokens outside repeated 4-grams.
         repetition: share of tokens in repeated 4-grams.
@@ -118,7 +118,9 @@ class Row:
     seconds: float
     tokens_per_second: float
     speedup: float | None = None
+    speedup_interval: list[float] | None = None
     speedup_transformers: float | None = None
+    speedup_transformers_interval: list[float] | None = None
     speedup_repeats: list[float] | None = None
     spread: float | None = None
     speedup_turns: list[float] | None = None
@@ -152,30 +154,36 @@ def tabulate(measurements: Sequence[Measurement]) -> dict[str, Row]:
 
 
 def ratio(measurements: Sequence[Measurement], base: str, method: str) -> float:
-    """Total time of one method divided by that of another; times per new token where texts are sampled."""
-    work = _work(method, base, _first(measurements))
-    return work * _total(_times(measurements, base)) / _total(_times(measurements, method))
+    """Tokens per second of a method divided by those of another."""
+    first = _first(measurements)
+    speed, base_speed = (
+        _new_tokens(name, first) / _total(_times(measurements, name)) for name in (method, base)
+    )
+    return speed / base_speed
 
 
 def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
     """Quartiles of the same ratio within each repeat."""
-    work = _work(method, base, _first(measurements))
+    first = _first(measurements)
+    work = _new_tokens(method, first) / _new_tokens(base, first)
     times = [zip(*_times(measurements, name)) for name in (base, method)]
     return quartiles([work * sum(b) / sum(m) for b, m in zip(*times)])
 
 
 def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
-    """95 % confidence interval of `ratio`: percentile bootstrap over chat turns (1,000 resamples, fixed
-    seed). A turn is drawn with its times and, where texts are sampled, its lengths."""
-    totals = {name: _medians(measurements, name) for name in (base, method)}  # [turns]
-    turns = len(totals[base])
-    draws = np.random.default_rng(0).integers(turns, size=(1000, turns))  # [1000, turns]
-    ratios = totals[base][draws].sum(1) / totals[method][draws].sum(1)  # [1000]
-    if _is_sampled(measurements):
-        first = _first(measurements)
-        lengths = {name: np.array([_new_tokens(name, [m]) for m in first]) for name in totals}  # [turns]
-        ratios *= lengths[method][draws].sum(1) / lengths[base][draws].sum(1)
-    return np.quantile(ratios, [0.025, 0.975]).tolist()
+    """95 % confidence interval of `ratio`: percentile bootstrap over prompts (1,000 resamples, fixed seed). A
+    prompt is drawn with all its turns, each with its tokens and its median seconds."""
+    first = _first(measurements)
+    numbers: dict[tuple[str, str], int] = {}
+    rows = [numbers.setdefault((m.task, m.prompt), len(numbers)) for m in first]  # prompt of each turn
+    draws = np.random.default_rng(0).integers(len(numbers), size=(1000, len(numbers)))  # [1000, prompts]
+    speeds = []
+    for name in (method, base):
+        tokens = np.bincount(rows, [_new_tokens(name, [m]) for m in first])  # [prompts]
+        medians = [statistics.median(times) for times in _times(measurements, name)]
+        seconds = np.bincount(rows, medians)  # [prompts]
+        speeds.append(tokens[draws].sum(1) / seconds[draws].sum(1))  # [1000]
+    return np.quantile(speeds[0] / speeds[1], [0.025, 0.975]).tolist()
 
 
 def crowding(measurements: Sequence[Measurement]) -> float | None:
@@ -189,10 +197,6 @@ def _first(measurements: Sequence[Measurement]) -> list[Measurement]:
     return [measurement for measurement in measurements if measurement.repeat == 0]
 
 
-def _is_sampled(measurements: Sequence[Measurement]) -> bool:
-    return any(measurement.temperature for measurement in measurements)
-
-
 def _times(measurements: Sequence[Measurement], method: str) -> list[list[float]]:
     """Seconds by turn (in order of first appearance) and repeat."""
     by_turn: dict[tuple[str, str, int], list[float]] = {}
@@ -201,25 +205,12 @@ def _times(measurements: Sequence[Measurement], method: str) -> list[list[float]
     return list(by_turn.values())
 
 
-def _medians(measurements: Sequence[Measurement], method: str) -> np.ndarray:
-    """Median seconds of each turn, [turns]."""
-    return np.array([statistics.median(repeats) for repeats in _times(measurements, method)])
-
-
 def _total(times: list[list[float]]) -> float:
     return sum(statistics.median(repeats) for repeats in times)
 
 
 def _new_tokens(method: str, measurements: Sequence[Measurement]) -> int:
     return sum(len(m.runs[method].token_ids) for m in measurements)
-
-
-def _work(method: str, base: str, measurements: Sequence[Measurement]) -> float:
-    """By what a ratio of times is multiplied to compare equal work: tokens of the method for each token of
-    the base where they are sampled, 1 elsewhere (greedy texts are the same up to near-ties)."""
-    if not _is_sampled(measurements):
-        return 1.0
-    return _new_tokens(method, measurements) / _new_tokens(base, measurements)
 
 
 def _row(
@@ -242,20 +233,19 @@ def _row(
     peaks = [m.runs[method].peak_bytes for m in measurements]
     row.peak_bytes = max((peak for peak in peaks if peak is not None), default=None)
     if TRANSFORMERS in times:
-        work = _work(method, TRANSFORMERS, first)
-        row.speedup_transformers = work * _total(times[TRANSFORMERS]) / seconds
+        row.speedup_transformers = ratio(measurements, TRANSFORMERS, method)
+        row.speedup_transformers_interval = ratio_interval(measurements, TRANSFORMERS, method)
     if AUTOREGRESSIVE in times:
-        base, own, work = times[AUTOREGRESSIVE], times[method], _work(method, AUTOREGRESSIVE, first)
-        row.speedup = work * _total(base) / seconds
-        row.speedup_repeats = quartiles([work * sum(b) / sum(o) for b, o in zip(zip(*base), zip(*own))])
+        row.speedup = ratio(measurements, AUTOREGRESSIVE, method)
+        row.speedup_interval = ratio_interval(measurements, AUTOREGRESSIVE, method)
+        row.speedup_repeats = ratio_spread(measurements, AUTOREGRESSIVE, method)
         low, _, high = row.speedup_repeats
         row.spread = (high - low) / row.speedup
-        row.speedup_turns = quartiles(
-            [
-                _work(method, AUTOREGRESSIVE, [m]) * _total([b]) / _total([o])
-                for m, b, o in zip(first, base, own)
-            ]
-        )
+        speeds = {
+            name: [_new_tokens(name, [m]) / _total([t]) for m, t in zip(first, times[name])]
+            for name in (method, AUTOREGRESSIVE)
+        }
+        row.speedup_turns = quartiles([a / b for a, b in zip(speeds[method], speeds[AUTOREGRESSIVE])])
         if row_is_ours or not first[0].temperature:
             row.identical = statistics.fmean(
                 m.runs[method].token_ids == m.runs[AUTOREGRESSIVE].token_ids for m in first
@@ -264,7 +254,7 @@ def _row(
         _add_decoding(
             row, [m.runs[method].stats for m in first], [m.runs[method].stats for m in measurements]
         )
-    row.flags = _flags(method, row, measurements, first)
+    row.flags = _flags(method, row, measurements)
     return row
 
 
@@ -290,9 +280,7 @@ def _add_decoding(row: Row, first: list[DecodeStats], every: list[DecodeStats]) 
     row.time_split = {part: getattr(times, f"{part}_seconds") / times.seconds for part in parts}
 
 
-def _flags(
-    method: str, row: Row, measurements: Sequence[Measurement], first: Sequence[Measurement]
-) -> list[str]:
+def _flags(method: str, row: Row, measurements: Sequence[Measurement]) -> list[str]:
     flags = []
     if row.speedup is not None and method not in (AUTOREGRESSIVE, TRANSFORMERS):
         if row.steps and row.speedup > row.accept_len:  # outputs of one token take no steps
@@ -302,11 +290,6 @@ def _flags(
         low, _, high = row.speedup_repeats
         if row.spread > NOISY:
             flags.append(f"noisy: half of the repeats lie outside {low:.2f} to {high:.2f}")
-        base = _new_tokens(AUTOREGRESSIVE, first)
-        if not first[0].temperature and abs(row.new_tokens - base) > UNEQUAL * base:
-            flags.append(
-                f"{row.new_tokens} tokens against {base} autoregressive ones: times differ for that too"
-            )
     busy = crowding(measurements)
     if busy is not None and busy > CROWDED:
         flags.append(f"other processes took {busy:.1f} cores meanwhile")

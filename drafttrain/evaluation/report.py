@@ -34,7 +34,7 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
     machine, lossless = summary["machine"], summary["lossless"]
     lines = [
         "accept_len: tokens per target forward, the target's own token included; "
-        "speedup: ratio of total times against our own autoregressive decoding",
+        "speedup: ratio of tokens per second against our own autoregressive decoding",
         f"{summary['dtype']}, {machine['threads']} threads of {machine['processor']}, at most "
         f"{summary['max_new_tokens']} new tokens, greedy, batch 1",
     ]

@@ -50,10 +50,13 @@ CONTENTS = {
 }
 NUMBERS = ("prompts", "accept_len", "accept_len_fresh", "repetition", "tokens_per_second", "speedup")
 NUMBERS += ("speedup_transformers",)  # of a task; what was not measured is null
+ADDED = ("repeats", "identical")  # the same; files of earlier versions may lack these and the intervals
+INTERVALS = ("speedup_interval", "speedup_transformers_interval")  # 95 % over prompts
 LOGGED = ("step", "eval_loss", "eval_top1_agreement", "eval_accept_len")
 METRICS = {
     "accept_len": "tokens per target forward",
-    "speedup": "speedup over autoregressive decoding by the same engine",
+    "speedup": "tokens per second over those of autoregressive decoding by the same engine",
+    "identical": "share of texts identical to plain decoding",
 }
 CONTEXT = 256  # tokens, of the costs that the card tells
 SIZES = (1, 8, 16)
@@ -119,7 +122,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         base_model=base_model,
         datasets=facts.hub_datasets,
         model_name=name,
-        eval_results=_eval_results(tasks) or None,
+        eval_results=_eval_results(tasks, (evaluation or {}).get("dtype")) or None,
     )
     return ModelCard.from_template(
         data,
@@ -190,21 +193,40 @@ def _check_evaluation(path: Path, evaluation: dict[str, Any]) -> None:
     for task, row in tasks.items() if wrong is None else ():
         for name in NUMBERS:
             value = row.get(name, "") if isinstance(row, dict) else ""
-            is_number = isinstance(value, int | float) and math.isfinite(value)
-            if not is_number and value is not None:
+            if not _is_finite(value) and value is not None:
                 wrong = wrong or f"tasks.{task}.{name}"
+        for name in ADDED if wrong is None else ():
+            if row.get(name) is not None and not _is_finite(row[name]):
+                wrong = f"tasks.{task}.{name}"
+        for name in INTERVALS if wrong is None else ():
+            bounds = row.get(name) or [0.0, 0.0]
+            if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_finite, bounds))):
+                wrong = f"tasks.{task}.{name}"
     if wrong:
         raise UserError(f"{path}: {wrong} is damaged; give what drafttrain evaluate wrote")
 
 
-def _eval_results(tasks: dict[str, Any]) -> list[EvalResult]:
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _eval_results(tasks: dict[str, Any], dtype: str | None) -> list[EvalResult]:
+    """The Hub's metadata: speed with its interval, and in which dtype how many texts were the same."""
+
+    def describe(metric: str, row: dict[str, Any]) -> str:
+        words = METRICS[metric]
+        if metric == "speedup" and row.get("speedup_interval"):
+            low, high = row["speedup_interval"]
+            words += f" (95 % interval over prompts {low:.2f} to {high:.2f}; repeats: {row.get('repeats')})"
+        return f"{words} in {dtype}" if metric == "identical" else words
+
     return [
         EvalResult(
             task_type="text-generation",
             dataset_type=re.sub(r"[^\w.-]+", "-", task),  # the Hub takes nothing else
             dataset_name=task,
             metric_type=metric,
-            metric_name=METRICS[metric],
+            metric_name=describe(metric, row),
             metric_value=round(row[metric], 3),
         )
         for task, row in tasks.items()

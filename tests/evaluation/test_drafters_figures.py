@@ -93,24 +93,33 @@ def test_table3_leaves_out_one_thing_at_a_time(modules):
     }
 
 
-def test_figures_are_ratios_of_means(modules, monkeypatch):
+def test_figures_compare_equal_training_at_the_rate_best_for_it(modules, monkeypatch):
     baselines, figures = modules
-    levels = {"edd": 1.5, "eagle": 1.6, "medusa": 1.6, "vdm": 1.5}
+    levels = {"edd": 1.5, "eagle": 1.6, "medusa": 1.6, "vdm": 1.4}
+    favourite = {"edd": 1e-3, "eagle": 2e-3, "medusa": 4e-3, "vdm": 8e-3}
 
     def value(drafter, training):
-        return levels[drafter.kind] + (training.max_steps == baselines.LONG_STEPS) * (drafter.kind == "edd")
+        better = 0.1 * drafter.input_norms + 0.05 * (training.loss == "ce")
+        worse = 0.01 * training.seed + 10 * abs(training.lr - favourite[drafter.kind])
+        return levels[drafter.kind] + better - worse
 
-    monkeypatch.setattr(figures, "bench", lambda run: Trained(value))
-    found = figures.against_others(Run("baselines"))
-    assert {name: round(row["value"], 4) for name, row in found.items()} == {
-        "edd_vs_medusa": 0.9375,
-        "edd_vs_vdm": 1.0,
-    }
-    assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(0.9375)
-    (eagle,) = figures.against_eagle(Run("baselines")).values()
-    assert (eagle["steps"], eagle["value"]) == (baselines.LONG_STEPS, pytest.approx(2.5 / 1.6))
-    assert (eagle["early"]["steps"], eagle["early"]["value"]) == (400, pytest.approx(1.5 / 1.6))
-    assert figures.ablations(Run("baselines"))["kl_vs_ce"]["value"] == 1.0
+    bench = Trained(value)
+    bench.prompts = dict.fromkeys(figures.TASKS, range(80))
+    monkeypatch.setattr(figures, "bench", lambda run: bench)
+    found = figures.equally_trained(Run("baselines"))
+    assert set(found) == set(figures.GROUPS[0].goals)
+    assert {training.max_steps for _, _, training, _ in bench.asked} == {baselines.LONG_STEPS}
+    for name in baselines.EQUAL:
+        rates = [(t.lr, t.seed) for asked, _, t, _ in bench.asked if asked.startswith(f"{name}-equal")]
+        best = favourite["eagle" if name.startswith("eagle") else name.partition("-")[0]]
+        assert rates == [*((rate, 0) for rate in baselines.RATES), (best, 1), (best, 2)]
+    assert found["edd_vs_eagle"]["value"] == pytest.approx(1.49 / 1.59)
+    assert found["edd_vs_eagle"]["interval"] == pytest.approx([1.48 / 1.6, 1.5 / 1.58])
+    assert found["edd_vs_eagle_mtp"]["value"] == pytest.approx(1.49 / 1.69)
+    assert found["kl_vs_ce"]["value"] == pytest.approx(1.49 / 1.54)
+    assert found["states_vs_none"]["value"] == found["edd_vs_vdm"]["value"] == pytest.approx(1.49 / 1.39)
+    assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
+    assert found["edd_vs_vdm"]["size"] == {"prompts": figures.TASKS, "seeds": 3}
 
 
 def test_results_of_other_settings_are_refused(modules, tmp_path, monkeypatch):

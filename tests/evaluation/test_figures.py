@@ -11,12 +11,16 @@ from drafttrain.evaluation import figures
 from drafttrain.evaluation.figures import (
     Group,
     Run,
+    Size,
     judge,
     measure_topic,
+    reaches,
     recorded,
     rounded,
     run_and_watch,
+    size_of,
 )
+from drafttrain.evaluation.metrics import Measurement
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +49,71 @@ def rows(capsys) -> list[dict]:
         (">= 1", float("nan"), False),
     ],
 )
-def test_judge(goal, value, ok):
-    assert judge(goal, value) is ok
+def test_goals(goal, value, ok):
+    assert reaches(goal, value) is ok
+    assert judge(goal, {"value": value}, Size())[0] is ok
+
+
+@pytest.mark.parametrize(
+    "goal, measured, ok, why",
+    [
+        ("> 1", {"value": 1.2, "interval": [1.01, 1.4]}, True, None),
+        ("> 1", {"value": 1.2, "interval": [1.0, 1.4]}, False, "the interval begins at 1"),
+        ("> 1", {"value": 1.2}, None, "no interval"),
+        (">= 1.0", {"value": 1.2, "interval": [1.0, 1.4]}, True, None),
+        (">= 1.5", {"value": 1.6, "interval": [0.98, 1.9]}, False, "the interval begins at 0.98"),
+        (">= 1.5", {"value": 1.6, "interval": [1.2, 1.9]}, True, None),
+        (">= 1.5", {"value": 1.4, "interval": [1.2, 1.9]}, False, "the goal is missed"),
+        (">= 0.97", {"value": 0.98, "interval": [0.9, 1.1]}, True, None),
+        ("<= 0.9", {"value": 0.8, "interval": [0.7, 0.95]}, True, None),
+        (">= 2", {"value": 3, "flags": ["noisy", "busy"]}, None, "noisy; busy"),
+        (">= 2", {"value": 1, "flags": ["noisy"]}, False, "the goal is missed"),
+        (">= 2", {"value": 3, "ok": False}, False, "a condition of its own is not met"),
+        (">= 2", {"value": 3, "ok": None, "why": "other definition"}, None, "other definition"),
+        (">= 2", {"value": None, "skipped": "no vLLM"}, None, "no vLLM"),
+    ],
+)
+def test_judge(goal, measured, ok, why):
+    assert judge(goal, measured, Size()) == (ok, why)
+
+
+@pytest.mark.parametrize(
+    "size, ok, why",
+    [
+        ({"prompts": {"a": 80, "b": 20}, "repeats": 3, "seeds": 3}, True, None),
+        ({"prompts": {"a": 80, "b": 30, "c": 1}, "repeats": 5, "seeds": 4}, True, None),
+        ({"prompts": {"a": 79, "b": 20}, "repeats": 3, "seeds": 3}, None, "79 of 80 prompts of a"),
+        ({"prompts": {"a": 80}, "repeats": 3, "seeds": 3}, None, "0 of 20 prompts of b"),
+        ({"prompts": {"a": 80, "b": 20}, "seeds": 3}, None, "1 of 3 repeats"),
+        ({"prompts": {"a": 80, "b": 20}, "repeats": 2, "seeds": 1}, None, "2 of 3 repeats, 1 of 3 seeds"),
+    ],
+)
+def test_what_was_measured_on_too_little_is_undecided(size, ok, why):
+    asked = Size({"a": 80, "b": 20}, repeats=3, seeds=3)
+    found = judge(">= 2", {"value": 2, "size": size}, asked)
+    assert found == (ok, why and f"measured on {why}")
+    missed = "the goal is missed"
+    expected = (None, f"measured on {why}; {missed}") if why else (False, missed)
+    assert judge(">= 2", {"value": 1, "size": size}, asked) == expected
+
+
+def test_an_undecided_figure_that_misses_its_goal_falls_short(capsys):
+    asked = Size({"a": 80})
+    small = {"size": {"prompts": {"a": 4}}}
+    for value, well in ((2, True), (1, False)):
+        one = Group({"f": ">= 2"}, lambda run, value=value: {"f": {"value": value, **small}}, size=asked)
+        assert measure_topic([one], Run("t")) is well
+        [row] = rows(capsys)
+        assert row["ok"] is None and row["why"].startswith("measured on 4 of 80 prompts of a")
+
+
+def test_size_is_counted_in_prompts():
+    measured = [
+        Measurement(task, prompt, turn, repeat, 5, {})
+        for repeat in range(3)
+        for task, prompt, turn in (("a", "1", 0), ("a", "1", 1), ("a", "2", 0), ("b", "1", 0))
+    ]
+    assert size_of(measured) == {"prompts": {"a": 2, "b": 1}, "repeats": 3}
 
 
 def test_one_line_per_figure(capsys):
@@ -54,7 +121,7 @@ def test_one_line_per_figure(capsys):
     assert measure_topic([two], Run("t")) is False
     assert rows(capsys) == [
         {"figure": "a", "value": 1.2346, "goal": ">= 1", "ok": True, "n": 3},
-        {"figure": "b", "value": 2, "goal": "<= 1", "ok": False},
+        {"figure": "b", "value": 2, "goal": "<= 1", "ok": False, "why": "the goal is missed"},
     ]
 
 
@@ -145,6 +212,18 @@ def test_committed_records_serve_a_fresh_clone(tmp_path, capsys):
     capsys.readouterr()
     measure_topic([group(0, long=True)], Run("t", quick=True))
     assert rows(capsys)[0]["value"] == 5
+
+
+def test_history_is_quoted_and_never_ok(tmp_path, capsys):
+    path = tmp_path / "docs/figures/history/t.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"figure": "f", "value": 4, "ok": null, "why": "another definition"}\n')
+    measure_topic([group(0, long=True)], Run("t", quick=True))
+    [row] = rows(capsys)
+    assert (row["value"], row["ok"], row["why"]) == (4, None, "another definition")
+    (tmp_path / "docs/figures/t.jsonl").write_text('{"figure": "f", "value": 3, "ok": true}\n')
+    measure_topic([group(0, long=True)], Run("t", quick=True))
+    assert rows(capsys)[0]["value"] == 3
 
 
 def test_failures_are_not_recorded():

@@ -55,13 +55,16 @@ def topic(tmp_path, monkeypatch, tiny_bundle, tiny_llama, questions):
 
 def test_speeds(topic):
     found = topic.speeds(Run("self-draft", quick=True))
-    assert set(found) == {
-        "accept_len_vs_lookup", "speed_vs_ar", "speed_vs_transformers_lookup", "edd_ngram_vs_edd"
-    }  # fmt: skip
+    names = {"accept_len_vs_lookup", "speed_vs_ar", "speed_vs_transformers_lookup"}
+    assert set(found) == names | {f"ngram_{name}" for name in names} | {"edd_ngram_vs_edd"}
+    assert set(found) == set(topic.GROUPS[0].goals)
     for figure in found.values():
         assert figure["value"] > 0 and set(figure["tasks"]) == set(topic.TASKS)
+        assert set(figure["size"]["prompts"]) == set(topic.TASKS) and figure["size"]["repeats"] == 1
     beside = found["edd_ngram_vs_edd"]
     assert beside["value"] == pytest.approx(min(beside["tasks"].values()), abs=1e-3)
+    low, high = found["ngram_speed_vs_ar"]["interval"]
+    assert low <= found["ngram_speed_vs_ar"]["value"] <= high
     report = topic.Path("runs/figures/quick/self_draft/report.json").read_text()
     report = json.loads(report)
     assert set(report["mt_bench_categories"]) <= {"c0", "c1"} and report["mt_bench_categories"]
@@ -71,6 +74,8 @@ def test_counts_and_cache(topic):
     found = topic.counts(Run("self-draft", quick=True))
     gains = sorted(found["branches_gain"]["tasks"].values())
     assert found["branches_gain"]["value"] == gains[-3] and found["vs_lookahead"]["value"] > 0
+    low, high = found["vs_lookahead"]["interval"]
+    assert low <= found["vs_lookahead"]["value"] + 1e-3 and found["vs_lookahead"]["value"] <= high + 1e-3
     report = json.loads(topic.Path("runs/figures/quick/self_draft_counts/report.json").read_text())
     for rows in report.values():
         assert rows["lookahead"]["accepted_by_source"] is None

@@ -167,8 +167,8 @@ def test_card(trained_folder, tmp_path):
     }
     lines = card.text.splitlines()
     assert "# tiny-edd" in lines
-    assert "| MT-bench | 80 | 2.05 | 1.95 | 13 % | 51.3 | 1.49 (1.71) |" in lines
-    assert "| all | 80 | 2.50 | 1.95 | 13 % | 51.3 | 1.49 (1.71) |" in lines
+    assert "| MT-bench | 80 | unknown | 2.05 | 1.95 | 13 % | 51.3 | 1.49 | 1.71 | unknown |" in lines
+    assert "| all | 80 | unknown | 2.50 | 1.95 | 13 % | 51.3 | 1.49 | 1.71 | unknown |" in lines
     assert "| 20 | 2.500 | 0.400 | 1.31 |" in lines and "| 40 | 2.100 | 0.500 | 1.42 |" in lines
     for words in (
         "2 decoder layers that read the",

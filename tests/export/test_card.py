@@ -139,14 +139,29 @@ ROW |= {"tokens_per_second": 50.0, "speedup_transformers": None}
 
 def test_what_was_not_measured_is_unknown(bundle):
     (bundle / "eval.json").write_text(json.dumps({**RESULTS, "tasks": {"x": ROW}}))
-    assert "| x | 8 | 2.00 | unknown | unknown | 50.0 | 1.50 (unknown) |" in model_card(bundle)
+    line = "| x | 8 | unknown | 2.00 | unknown | unknown | 50.0 | 1.50 | unknown | unknown |"
+    assert line in model_card(bundle)
     (bundle / "training_log.json").write_text('[{"eval_loss": 2.5, "step": 7}, {"loss": 1.0, "step": 8}]')
     assert "| 7 | 2.500 | unknown | unknown |" in model_card(bundle)
+
+
+def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
+    more = {"speedup_interval": [1.25, 1.75], "repeats": 3, "identical": 0.5}
+    more |= {"speedup_transformers": 2.0, "speedup_transformers_interval": [1.875, 2.125]}
+    (bundle / "eval.json").write_text(json.dumps({**RESULTS, "tasks": {"x": {**ROW, **more}}}))
+    card = model_card(bundle)
+    assert "| 50.0 | 1.50 (1.25 to 1.75) | 2.00 (1.88 to 2.12) | 50 % |" in card
+    assert "(95 % interval over prompts 1.25 to 1.75; repeats: 3)" in " ".join(
+        card.partition("\n# ")[0].split()
+    )
+    assert "share of texts identical to plain decoding in float32" in card.partition("\n# ")[0]
 
 
 @pytest.mark.parametrize(
     "file, content, expected",
     [
+        ("eval.json", {**RESULTS, "tasks": {"x": {**ROW, "identical": "all"}}}, "x.identical is damaged"),
+        ("eval.json", {**RESULTS, "tasks": {"x": {**ROW, "speedup_interval": [1]}}}, "_interval is damaged"),
         ("eval.json", {**RESULTS, "tasks": []}, "eval.json: tasks is damaged"),
         ("eval.json", {**RESULTS, "tasks": {"x": None}}, "eval.json: tasks.x.prompts is damaged"),
         ("eval.json", {**RESULTS, "tasks": {"x": {}}}, "tasks.x.prompts is damaged"),

@@ -196,10 +196,12 @@ def _tiles(
     if found is not None:
         row = found.row
         if row.speedup is not None:
-            low, high = found.interval
+            low, high = row.speedup_interval
             tiles.append(Tile("speedup", f"{row.speedup:.2f}×", f"95 % interval {low:.2f} to {high:.2f}"))
         if row.speedup_transformers is not None:
-            tiles.append(Tile("against transformers' generate", f"{row.speedup_transformers:.2f}×"))
+            low, high = row.speedup_transformers_interval
+            text = f"95 % interval {low:.2f} to {high:.2f}"
+            tiles.append(Tile("against transformers' generate", f"{row.speedup_transformers:.2f}×", text))
         repeats = f"{row.accept_len_fresh:.2f} without repeats ({row.repetition:.0%} of tokens)"
         tiles.append(Tile("accept_len, tokens per forward", f"{row.accept_len:.2f}", repeats))
         tiles.append(Tile("tokens per second", f"{row.tokens_per_second:.1f}", "prompts included"))
@@ -210,7 +212,7 @@ def _tiles(
             chosen = "the only drafting method here"
         claims.append(
             f"These numbers are of {found.method}, {chosen}, over {row.prompts} answers of "
-            f"{', '.join(found.tasks)}. Speedup is the ratio of total times against autoregressive "
+            f"{', '.join(found.tasks)}. Speedup is the ratio of tokens per second against autoregressive "
             "decoding by the same engine."
         )
         claims += [f"⚑ {flag}." for flag in row.flags]

@@ -4,14 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drafttrain.evaluation.metrics import (
-    AUTOREGRESSIVE,
-    TRANSFORMERS,
-    Measurement,
-    Row,
-    ratio_interval,
-    tabulate,
-)
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, Measurement, Row, tabulate
 from drafttrain.evaluation.page.panels import Bar, Bars, Chart, Series, span
 from drafttrain.evaluation.page.raw import Benchmark, Group
 from drafttrain.evaluation.page.sections import FEW, Section, Table
@@ -23,29 +16,24 @@ BASELINES = (AUTOREGRESSIVE, TRANSFORMERS)
 
 @dataclass
 class Measured:
-    """A group's rows with their intervals.
+    """A group's rows.
 
     Attributes:
         group: the measurements.
         rows: by method, the fastest drafting first, what they are compared with last.
-        intervals: 95 % of each speedup; empty without autoregressive decoding.
         stats: counts of the first repeat, by method; None for other engines.
     """
 
     group: Group
     rows: dict[str, Row]
-    intervals: dict[str, list[float]]
     stats: dict[str, DecodeStats | None]
 
     @classmethod
     def of(cls, group: Group) -> "Measured":
         rows = tabulate(group.measurements)
-        order = sorted(rows, key=lambda name: (name in BASELINES, pace(rows[name], group.temperature)))
-        intervals = {}
-        if group.has_baseline:
-            intervals = {name: ratio_interval(group.measurements, AUTOREGRESSIVE, name) for name in order}
+        order = sorted(rows, key=lambda name: (name in BASELINES, -rows[name].tokens_per_second))
         stats = {name: first_counts(group.measurements, name) for name in order}
-        return cls(group, {name: rows[name] for name in order}, intervals, stats)
+        return cls(group, {name: rows[name] for name in order}, stats)
 
     @property
     def drafting(self) -> list[str]:
@@ -61,7 +49,6 @@ class Headline:
         method: which.
         tuned: whether it was chosen before, on tuning prompts; else it is the fastest of those measured.
         row: its row.
-        interval: of its speedup; None without autoregressive decoding.
         of: number of drafting methods that it was chosen from.
         tasks: over which tasks.
     """
@@ -69,15 +56,8 @@ class Headline:
     method: str
     tuned: bool
     row: Row
-    interval: list[float] | None
     of: int
     tasks: list[str]
-
-
-def pace(row: Row, temperature: float) -> float:
-    """What the fastest method has the least of: seconds, and seconds per new token of sampled texts, which
-    differ in length."""
-    return row.seconds / row.new_tokens if temperature else row.seconds
 
 
 def first_counts(measurements: Sequence[Measurement], method: str) -> DecodeStats | None:
@@ -112,9 +92,8 @@ def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | N
     everything = [one for m in chosen for one in m.group.only(common)]
     rows = tabulate(everything)
     tuned = tree in drafting
-    method = tree if tuned else min(drafting, key=lambda name: pace(rows[name], coldest))
-    bounds = ratio_interval(everything, AUTOREGRESSIVE, method) if AUTOREGRESSIVE in common else None
-    return Headline(method, tuned, rows[method], bounds, len(drafting), [m.group.name for m in chosen])
+    method = tree if tuned else max(drafting, key=lambda name: rows[name].tokens_per_second)
+    return Headline(method, tuned, rows[method], len(drafting), [m.group.name for m in chosen])
 
 
 # speed
@@ -124,17 +103,13 @@ def speed(measured: Sequence[Measured], best: str | None) -> Section:
     """Bars of speedup by task and method, and all rows."""
     section = Section("speed", "Speedup")
     section.words = [
-        "Ratio of total times, prompt encoding included: autoregressive decoding by the same engine in "
-        "the same run, divided by the method. Methods take turns prompt by prompt; the time of a turn is "
-        "the median over repeats. Whiskers are 95 % bootstrap intervals over chat turns. The upright mark "
+        "Tokens per second, prompt encoding included, divided by those of autoregressive decoding by the "
+        "same engine in the same run. Methods take turns prompt by prompt; the time of a turn is the "
+        "median over repeats. Whiskers are 95 % bootstrap intervals over prompts. The upright mark "
         "right of a bar is accept_len, tokens emitted per target forward: no speedup can pass it unless "
         "the baseline was slowed by something, and what lies between is the cost of drafting and "
         "verifying."
     ]
-    if any(one.group.temperature for one in measured):
-        section.words.append(
-            "Above temperature 0 texts differ in length, so there the ratio is of times per new token."
-        )
     for one in measured:
         table, numbers = rows_table(one)
         section.tables.append(table)
@@ -158,7 +133,8 @@ def _answers(one: Measured) -> str:
 
 
 def _speed_bar(one: Measured, name: str, best: str | None, flags: list[int]) -> Bar:
-    row, (low, high) = one.rows[name], one.intervals[name]
+    row = one.rows[name]
+    low, high = row.speedup_interval
     kind = "baseline" if name in BASELINES else "bad" if row.speedup < 1 else "plain"
     if name == best and kind == "plain":
         kind = "best"
@@ -199,8 +175,8 @@ def rows_table(one: Measured) -> tuple[Table, dict[str, list[int]]]:
             key: "" if getattr(row, key) is None else form.format(getattr(row, key))
             for _, key, form in COLUMNS
         }
-        if name in one.intervals:
-            low, high = one.intervals[name]
+        if row.speedup_interval:
+            low, high = row.speedup_interval
             cells["speedup"] += f" ({low:.2f}–{high:.2f})"
         rows.append([name, *cells.values(), " ".join(f"⚑{n}" for n in numbers[name])])
     head = ["method", *(heading for heading, _, _ in COLUMNS), "flags"]
