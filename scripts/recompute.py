@@ -28,8 +28,8 @@ from drafttrain.evaluation.figures import HISTORY, Group, Measured, judge, read_
 from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, Measurement, ratio, tabulate
 from drafttrain.evaluation.policies import table
 from drafttrain.evaluation.sweep import Point, compare_families
-from drafttrain.evaluation.throughput import TrainingSpeed
 from drafttrain.files import read_json, write_json
+from drafttrain.training.speed import TrainingSpeed
 
 RAW = Path("docs/results/raw")
 BUNDLE = Path("model_cards/smollm2-135m-edd")

@@ -129,11 +129,11 @@ def test_loads_with_the_target_it_names(bundle, target_folder, target):
     loaded = load_bundle(bundle, dtype="float32", device="cpu")
     assert loaded.tree == "chain:length=3"
     assert loaded.target.dtype == torch.float32 and loaded.target.tapped_blocks == [2, 0]
-    assert loaded.drafter.lm_head.weight.dtype == torch.float32 and not loaded.drafter.training
+    assert loaded.drafter.embed_tokens.weight.dtype == torch.float32 and not loaded.drafter.training
     given = load_bundle(bundle, target=target)
     assert given.target is target and target.tapped_blocks == [2, 0]
     moved = load_bundle(bundle, target=str(target_folder), dtype="bfloat16", device="cpu")
-    assert moved.drafter.lm_head.weight.dtype == torch.bfloat16
+    assert moved.drafter.embed_tokens.weight.dtype == torch.bfloat16
 
 
 def test_without_an_evaluation(trained_folder, target, tmp_path):
