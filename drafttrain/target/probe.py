@@ -21,8 +21,8 @@ DEPTHS = (0, 1, 1, 2, 2, 2, 3)
 PATHS = ((0, 1, 3, 6), (0, 1, 4), (0, 2, 5))  # from the root to each leaf
 COMMITTED = PATHS[2]  # its slots are not adjacent, so that committing has to move them
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-# Largest root-mean-square difference of a node's logits, as a share of their standard deviation. In fp32 it is
-# 1e-6 with right masks, 0.2 or more with wrong ones. In bf16 the same token rounds differently when it is
+# Largest root-mean-square difference of a node's logits, as a share of their standard deviation; in fp32 it
+# is 1e-6 with right masks, 0.2 or more with wrong ones. In bf16 the same token rounds differently when it is
 # forwarded with others, by up to 0.1 (SmolLM2), so the probe runs in fp32 wherever memory allows it.
 TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.2
 
