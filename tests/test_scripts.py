@@ -23,7 +23,7 @@ from drafttrain.evaluation.config import PromptSet
 from drafttrain.ngrams.build import NgramConfig, build_ngrams
 from drafttrain.training.config import TrainingConfig
 from drafttrain.trees.c2t import FEATURES
-from tests.conftest import SENTENCES
+from tests.conftest import SENTENCES, with_cheap_drafts
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -41,6 +41,7 @@ def trees(tiny_bundle, questions, tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "check_quiet", lambda refuse: None)
     config = CalibrateConfig(prompts=PromptSet("prompts", str(questions)), max_new_tokens=8, rounds=1)
     calibrate(config, tiny_bundle, tmp_path / "calibration", device="cpu")
+    with_cheap_drafts(tmp_path / "calibration")
     module = load("trees")
     monkeypatch.setattr(module, "MT_BENCH", str(questions))
     monkeypatch.setattr(module, "TASKS", {"MT-bench": (str(questions), 2), "other": (str(questions), 1)})

@@ -22,6 +22,7 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.tree import TokenTree
+from tests.conftest import with_cheap_drafts
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_end_to_end(calibrated, tiny_bundle, capsys):
     assert "calibrated for dtype float32" in found.foreign(here[0], torch.bfloat16, here[2])
     assert "calibrated for drafter" in found.foreign(*here[:2], {**found.made_for, "drafter": "another"})
 
-    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu", calibration=out)
+    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu", calibration=with_cheap_drafts(out))
     for tree in ("pct:width=2", "timed"):
         assert bundle.proposer(tree).policy.max_depth == 10 and bundle.warning(tree) is None
     bundle.calibration = elsewhere
