@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import describe_machine
 from drafttrain.evaluation.metrics import quartiles
 from drafttrain.files import read_json
+from drafttrain.machine import describe_machine, dtype_name, machine_difference
 from drafttrain.trees.costs import CostCurve, Costs, Promise
 
 FILE = "calibration.json"
@@ -184,18 +184,15 @@ class Calibration:
         return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise, *thresholds)
 
     def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
-        """Says so in one line if it was measured on another machine or with other threads than these, in
-        another type, or of another target or drafter."""
-        here = describe_machine(device)
-        pairs = [(name, self.machine.get(name), here.get(name)) for name in ("processor", "gpu", "threads")]
-        pairs.append(("dtype", self.dtype, str(dtype).removeprefix("torch.")))
+        """Return in a few words what differs if it was measured on another machine, with other instructions
+        or threads than these, in another dtype, or of another target or drafter; else None."""
+        difference = machine_difference(self.machine, describe_machine(device))
+        pairs = [("dtype", self.dtype, dtype_name(dtype))]
         pairs += [(name, self.made_for[name], made_for[name]) for name in ("target", "drafter")]
         for name, calibrated, found in pairs:
-            if calibrated != found:
-                return (
-                    f"calibrated for {name} {calibrated}, and this is {found}: trees may be of a wrong size"
-                )
-        return None
+            if difference is None and calibrated != found:
+                difference = f"{name} {calibrated}, and this is {found}"
+        return difference and f"calibrated for {difference}"
 
 
 def non_decreasing(values: Sequence[float]) -> list[float]:

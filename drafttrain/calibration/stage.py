@@ -23,7 +23,6 @@ from drafttrain.calibration.plots import plot_confidence, plot_costs
 from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import check_length
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.export.bundle import load_bundle
@@ -32,6 +31,7 @@ from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_gre
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.machine import check_quiet, describe_machine, dtype_name
 from drafttrain.progress import counted
 from drafttrain.provenance import versions
 from drafttrain.target.frozen import FrozenTarget, weights_hash
@@ -98,8 +98,8 @@ def calibrate(
         judged_trees = JudgedTrees()
         wide = decoding.run(full, judged_trees)
         found = Calibration(
-            machine=describe_machine(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
+            machine=describe_machine(model.device, model.dtype),
+            dtype=dtype_name(model.dtype),
             versions=versions(),
             measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             made_for=dict(loaded.fingerprints),

@@ -30,7 +30,7 @@ from drafttrain.files import fingerprint, read_json, save_figure, write_json
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.kernels.dtype import dtype_name
+from drafttrain.machine import dtype_name
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.trees.named import CLASSIFIED, uses_calibration
