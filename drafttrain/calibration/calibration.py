@@ -79,7 +79,7 @@ class Calibration:
     """What was measured on one machine.
 
     Attributes:
-        machine: as `describe_machine` tells.
+        machine: as `describe_machine` has it, with the `load` meanwhile.
         dtype: of target and drafter.
         versions: of the libraries.
         measured: when.
@@ -97,6 +97,8 @@ class Calibration:
             bundle had no classifier.
         expand: likewise of the nodes that it expands; None: all that it verifies.
         top_k: children of a node that both were found with.
+        quick: whether this is a short calibration, whose `rate` and thresholds come from the curves and whose
+            `reached` is predicted.
         confidence: "raw" and "scaled" (by the temperature of the other half of the prompts), each by depth
             ("all", "1", "2", …).
     """
@@ -119,6 +121,7 @@ class Calibration:
     beta: float | None = None
     expand: float | None = None
     top_k: int | None = None
+    quick: bool = False
     format_version: int = FORMAT_VERSION
 
     @classmethod

@@ -103,8 +103,9 @@ def evaluate(
     if classifier:
         key = fingerprint([key, weights_hash(loaded.classifier)])
     speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
-    del loaded  # the fp32 models take its place
     tree, lossless = speed["tree"], None
+    made["calibration"] = loaded.calibration_for(tree)  # the trees that were timed, in another dtype
+    del loaded  # the fp32 models take its place
     if config.lossless_prompts:
         exact = load_bundle(bundle, dtype=torch.float32, **made)
         share = first_of_each(tasks, config.lossless_prompts)

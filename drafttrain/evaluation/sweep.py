@@ -128,8 +128,9 @@ def sweep(
     points = []
     for number, (tree, proposer) in enumerate(proposers.items(), 1):
         made_from = [drafter_hash(folder), target, dtype, content_hash(prompts.path), max_new_tokens]
-        if uses_calibration(tree, loaded.costs):
-            made_from.append(repr(loaded.costs))
+        costs = loaded.costs_for(tree)
+        if uses_calibration(tree, costs):
+            made_from.append(repr(costs))
         if tree.partition(":")[0] in CLASSIFIED:
             made_from.append(weights_hash(loaded.classifier))
         # a file of its own: more policies, or fewer, do not repeat what is measured
