@@ -134,7 +134,7 @@ def calibrate_quickly(
     bundle: str | os.PathLike,
     out: str | os.PathLike,
     target: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str = "auto",
     classifier: str | os.PathLike | None = None,
 ) -> Calibration:

@@ -15,6 +15,7 @@ from drafttrain.calibration.stage import quick_against_full
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
+from drafttrain.evaluation import evaluate as evaluation
 from drafttrain.evaluation.methods import Methods, MethodSpec
 from drafttrain.evaluation.prompts import PromptSet, Task
 from drafttrain.export.bundle import load_bundle
@@ -26,6 +27,7 @@ from drafttrain.target.frozen import weights_hash
 from drafttrain.target.loading import load_for_decoding
 
 CPU = {"dtype": "float32", "device": "cpu"}
+VERIFY, DRAFT = timing._Clock.verify, timing._Clock.draft
 FREE = ("chain:length=2", "eagle2:top_k=2,max_depth=2,total=3", "cape", "static:k_config=2-1")
 FREE += ("paths:paths=0-1", "pct:threshold=0.2", "joint", "dymax", "ngram", "ngram+chain:length=2")
 
@@ -41,6 +43,9 @@ def quiet(monkeypatch, tmp_path):
     monkeypatch.setattr(quick, "NEW_TOKENS", 10)
     monkeypatch.setattr(quick, "TREE_SECONDS", 0.0)
     monkeypatch.setattr(quick, "CHAIN_SECONDS", 0.0)
+    # as of a machine where drafting pays, which of this tiny target is not sure
+    monkeypatch.setattr(timing._Clock, "verify", lambda clock, n: 1e-3 * (10 + n))
+    monkeypatch.setattr(timing._Clock, "draft", lambda clock, f, width: 1e-3 * (1 + f / 8))
     return loads
 
 
@@ -80,7 +85,10 @@ def bundle(tiny_bundle, found, tmp_path):
     return make
 
 
-def test_a_bundle_without_any_calibration(tiny_bundle, measured, capsys):
+def test_a_bundle_without_any_calibration(tiny_bundle, measured, monkeypatch, capsys):
+    """With a real clock."""
+    monkeypatch.setattr(timing._Clock, "verify", VERIFY)
+    monkeypatch.setattr(timing._Clock, "draft", DRAFT)
     bundle = load_bundle(tiny_bundle, **CPU)
     assert bundle.calibration is None
     policy = bundle.proposer("timed").policy
@@ -94,7 +102,9 @@ def test_a_bundle_without_any_calibration(tiny_bundle, measured, capsys):
     assert [curve.sizes for curve in found.target] == [list(quick.VERIFIED)]
     assert [curve.sizes for curve in found.drafter] == [list(quick.EXPANDED)]
     assert found.foreign(bundle.target.device, bundle.target.dtype, bundle.fingerprints) is None
-    assert bundle.warning("timed") is None and bundle.proposer("pct").policy.verify_seconds > 0
+    assert bundle.warning("timed") is None
+    for curve in found.target + found.drafter:
+        assert all(0 < low <= mid <= high for low, mid, high in zip(curve.lower, curve.median, curve.upper))
     assert len(measured) == 1
 
 
@@ -204,6 +214,17 @@ def test_methods_of_a_benchmark_share_it(tiny_bundle, tiny_target_folder, measur
     specs += [MethodSpec("c", str(tiny_bundle), "pct"), MethodSpec("d", str(tiny_bundle), "timed:width=2")]
     Methods(target, specs)
     assert len(measured) == 1
+
+
+def test_an_evaluation_proves_exact_what_it_timed(tiny_bundle, questions, measured, monkeypatch, tmp_path):
+    """The trees that were timed in one dtype are decoded in fp32 by the same costs."""
+    monkeypatch.setattr(evaluation, "check_quiet", lambda refuse: None)
+    prompts = PromptSet("own", str(questions), 1)
+    config = evaluation.EvaluateConfig([prompts], trees=["timed"], max_new_tokens=6, lossless_prompts=1)
+    config.lossless_new_tokens = 6
+    figures = evaluation.evaluate(config, tiny_bundle, tmp_path / "out", dtype="bfloat16", device="cpu")
+    assert figures["lossless"] and len(measured) == 1
+    assert measured[0][0].dtype == torch.bfloat16
 
 
 def test_an_unwritable_cache(tiny_bundle, measured, monkeypatch, tmp_path, capsys):
