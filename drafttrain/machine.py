@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from drafttrain.errors import UserError
+from drafttrain.kernels.library import variant
 
 STAT, CPUINFO = Path("/proc/stat"), Path("/proc/cpuinfo")
 # instruction sets that the speed of matrix products depends on, as /proc/cpuinfo spells them
@@ -92,7 +93,7 @@ def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> 
         "features": _features(),
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
         "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "all"),
-        "kernel": _kernel(),
+        "kernel": variant(),
         "cores": physical_cores(),
         "threads": torch.get_num_threads(),
         "device": str(device),
@@ -124,14 +125,6 @@ def physical_cores() -> int:
     """Count the physical cores; logical ones where the system does not list them."""
     ids = list(zip(_cpuinfo("physical id"), _cpuinfo("core id")))
     return len(set(ids)) or os.cpu_count() or 1
-
-
-def _kernel() -> str | None:
-    try:
-        from drafttrain.kernels.library import variant
-    except ImportError:
-        return None
-    return variant()
 
 
 def _processor() -> str:

@@ -20,8 +20,9 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import Prompt
-from drafttrain.files import cache_dir, fingerprint, write_json
+from drafttrain.files import cache_dir, fingerprint, sha256_file, write_json
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.kernels.library import SOURCE
 from drafttrain.machine import BUSY, OtherLoad, describe_machine, dtype_name
 from drafttrain.provenance import versions
 from drafttrain.target.frozen import FrozenTarget, weights_hash
@@ -170,6 +171,7 @@ def calibration_here(
     """
     depends = [describe_machine(target.device, target.dtype), fingerprints, versions()]
     depends.append(None if classifier is None else weights_hash(classifier))
+    depends.append(sha256_file(SOURCE))  # our own forward may have become faster since
     path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
     if os.path.isfile(path):  # which an unreadable cache has not
         try:

@@ -194,14 +194,15 @@ def test_it_is_made_once(tiny_bundle, measured, capsys):
 
 
 @pytest.mark.parametrize("what", ["threads", "dtype"])
-def test_another_machine_has_one_of_its_own(what, tiny_bundle, measured, monkeypatch):
+def test_another_machine_has_one_of_its_own(what, tiny_bundle, measured):
     load_bundle(tiny_bundle, **CPU).proposer("timed")
-    options = dict(CPU)
-    if what == "dtype":
-        options["dtype"] = "bfloat16"
-    else:
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    load_bundle(tiny_bundle, **options).proposer("timed")
+    other = load_bundle(tiny_bundle, **{**CPU, "dtype": "bfloat16" if what == "dtype" else "float32"})
+    if what == "threads":
+        torch.set_num_threads(2)
+    try:
+        other.proposer("timed")
+    finally:
+        torch.set_num_threads(1)
     assert len(measured) == 2
 
 
