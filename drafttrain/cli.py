@@ -131,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     example = "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl"
     command = add("calibrate", text, example, commands.calibrate)
     _add_bundle(command)
-    command.add_argument("--prompts", required=True, metavar="FILE", help="prompts that no benchmark uses")
+    command.add_argument("--prompts", metavar="FILE", help="prompts that no benchmark uses")
+    text = "costs alone, in some seconds, without prompts: what decoding does where it needs them"
+    command.add_argument("--quick", action="store_true", help=text)
     command.add_argument("--limit", type=_positive, metavar="N", help="how many of them (default: all)")
     command.add_argument("--out", metavar="DIR", help="folder to write to (default: the bundle's)")
     text = "whose threshold to look for (default: the bundle's own)"

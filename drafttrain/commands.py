@@ -76,15 +76,21 @@ def view_corpus(args: argparse.Namespace) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> None:
+    if args.quick == (args.prompts is not None):
+        raise UserError("calibrate: exactly one of --prompts FILE and --quick is needed; give one of them")
+
     from drafttrain.calibration.config import CalibrateConfig
-    from drafttrain.calibration.stage import calibrate
+    from drafttrain.calibration.stage import calibrate, calibrate_quickly
     from drafttrain.evaluation.config import PromptSet
     from drafttrain.export.bundle import find_bundle
 
-    prompts = PromptSet("prompts", args.prompts, args.limit)
-    config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
     bundle = find_bundle(args.bundle)
     options = {"target": args.target, "dtype": args.dtype, "classifier": args.classifier}
+    if args.quick:
+        calibrate_quickly(bundle, args.out or bundle, **options)
+        return
+    prompts = PromptSet("prompts", args.prompts, args.limit)
+    config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
     calibrate(config, bundle, args.out or bundle, **options)
 
 

@@ -19,7 +19,8 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.report import print_tables
 from drafttrain.export.bundle import bundled_files, export
 from drafttrain.files import read_json, sha256_file, write_json
-from drafttrain.kernels.dtype import Work, dtype_name
+from drafttrain.kernels.dtype import Work
+from drafttrain.machine import dtype_name
 from drafttrain.recipe import Recipe
 from drafttrain.target.fetch import fetch_target, is_known
 from drafttrain.target.loading import choose_dtype, load_tokenizer, resolve_target

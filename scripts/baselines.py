@@ -192,6 +192,7 @@ class Bench:
             "seconds": summary["seconds"],
             "tasks": self.accepted(place) if decode else {},
             "limit": self.limit,
+            "machine": summary["machine"],
             "commit": git_commit(),
         }
         if decode:

@@ -39,6 +39,7 @@ from drafttrain.export.bundle import load_bundle
 from drafttrain.files import fingerprint, save_figure, write_json
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.machine import describe_machine
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import weights_hash
 from drafttrain.trees import c2t as c2t_module
@@ -178,7 +179,9 @@ def drafting(bundle: str, classifier: str | None, limit: int | None, out: Path) 
             print(name, {key: round(value, 3) for key, value in rows[name].items()})
     finally:
         c2t_module.top_entropy = plain
+    machine = describe_machine(loaded.target.device, loaded.target.dtype)
     write_json(out / "drafting.json", rows)
+    write_json(out / "drafting_machine.json", machine)
 
 
 def thresholds(bundle: str, classifier: str | None, limit: int | None, out: Path) -> None:
@@ -190,10 +193,12 @@ def thresholds(bundle: str, classifier: str | None, limit: int | None, out: Path
     log = MeasurementLog(out / "thresholds.jsonl", fingerprint(depends))
     with progress("decoding", [task]) as step:
         rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=NEW_TOKENS, on_turn=step)
+    machine = describe_machine(loaded.target.device, loaded.target.dtype)
     [pct] = [row for row in rows if row["tree"].startswith("pct")]
     for row in rows:
         row["over_pct"] = row["tokens_per_second"] / pct["tokens_per_second"]
         print({name: value if name == "tree" else round(value, 3) for name, value in row.items()})
+        row["machine"] = machine
     write_json(out / "thresholds.json", rows)
 
 

@@ -32,6 +32,7 @@ from drafttrain.inference.lookup import PromptLookup
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.machine import describe_machine
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_for_decoding
 
@@ -201,6 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     Path(args.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(args.out) / f"{args.study}.json", found)
+    machine = describe_machine(target.device, target.dtype)
+    write_json(Path(args.out) / f"{args.study}_machine.json", machine)
     return 0
 
 

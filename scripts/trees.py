@@ -22,7 +22,6 @@ import torch
 from matplotlib.figure import Figure
 
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import check_quiet
 from drafttrain.evaluation.measure import MeasurementLog, autoregressive, drafting, measure
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Row, tabulate
 from drafttrain.evaluation.prompts import Task, read_prompts, spread
@@ -30,6 +29,7 @@ from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, save_figure
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.machine import check_quiet
 from drafttrain.provenance import content_hash, versions
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.layers import add_children

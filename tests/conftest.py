@@ -176,6 +176,22 @@ def tiny_bundle(tiny_target_folder, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def calibrations(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def hasty_calibration(calibrations, monkeypatch) -> None:
+    """Short calibrations are shorter still, on whatever machine, and not kept in the user's cache."""
+    from drafttrain.calibration import quick
+
+    for name in ("CURVE_SECONDS", "TREE_SECONDS", "CHAIN_SECONDS"):
+        monkeypatch.setattr(quick, name, 0.0)
+    monkeypatch.setattr(quick, "is_disturbed", lambda found: False)
+    monkeypatch.setattr(quick, "cache_dir", lambda: calibrations)
+
+
 def write_jsonl(path: Path, rows: list[dict]) -> Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -106,6 +106,7 @@ CHEAP = named([(page, i) for page in PAGES for i, words in enumerate(commands(pa
 
 
 @pytest.mark.parametrize("page, number", CHEAP)
+@pytest.mark.usefixtures("hasty_calibration")
 def test_what_costs_little_is_run(page, number, monkeypatch, request, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
     _, *words = commands(page)[number]

@@ -38,6 +38,7 @@ def test_the_first_screen_has_the_two_scripts_and_nothing_else():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.usefixtures("hasty_calibration")
 def test_command(command, monkeypatch, smollm2, tmp_path):
     monkeypatch.chdir(ROOT)
     program, *arguments = (word.replace("runs/calibration", str(tmp_path)) for word in command)
@@ -58,6 +59,7 @@ def test_command(command, monkeypatch, smollm2, tmp_path):
 
 
 @pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "python"])
+@pytest.mark.usefixtures("hasty_calibration")
 def test_python(block, monkeypatch, smollm2, capsys):
     monkeypatch.chdir(ROOT)
     exec(compile(block.replace('blue?")', 'blue?", 12)'), "README.md", "exec"), {})

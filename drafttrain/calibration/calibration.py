@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import describe_machine
 from drafttrain.evaluation.metrics import quartiles
 from drafttrain.files import read_json
+from drafttrain.machine import describe_machine, dtype_name, machine_difference
 from drafttrain.trees.costs import CostCurve, Costs, Promise
 
 FILE = "calibration.json"
@@ -79,7 +79,7 @@ class Calibration:
     """What was measured on one machine.
 
     Attributes:
-        machine: as `describe_machine` tells.
+        machine: as `describe_machine` has it, with the `load` meanwhile.
         dtype: of target and drafter.
         versions: of the libraries.
         measured: when.
@@ -97,6 +97,8 @@ class Calibration:
             bundle had no classifier.
         expand: likewise of the nodes that it expands; None: all that it verifies.
         top_k: children of a node that both were found with.
+        quick: whether this is a short calibration, whose `rate` and thresholds come from the curves and whose
+            `reached` is predicted.
         confidence: "raw" and "scaled" (by the temperature of the other half of the prompts), each by depth
             ("all", "1", "2", …).
     """
@@ -119,6 +121,7 @@ class Calibration:
     beta: float | None = None
     expand: float | None = None
     top_k: int | None = None
+    quick: bool = False
     format_version: int = FORMAT_VERSION
 
     @classmethod
@@ -184,18 +187,15 @@ class Calibration:
         return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise, *thresholds)
 
     def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
-        """Says so in one line if it was measured on another machine or with other threads than these, in
-        another type, or of another target or drafter."""
-        here = describe_machine(device)
-        pairs = [(name, self.machine.get(name), here.get(name)) for name in ("processor", "gpu", "threads")]
-        pairs.append(("dtype", self.dtype, str(dtype).removeprefix("torch.")))
+        """Return in a few words what differs if it was measured on another machine, with other instructions
+        or threads than these, in another dtype, or of another target or drafter; else None."""
+        difference = machine_difference(self.machine, describe_machine(device))
+        pairs = [("dtype", self.dtype, dtype_name(dtype))]
         pairs += [(name, self.made_for[name], made_for[name]) for name in ("target", "drafter")]
         for name, calibrated, found in pairs:
-            if calibrated != found:
-                return (
-                    f"calibrated for {name} {calibrated}, and this is {found}: trees may be of a wrong size"
-                )
-        return None
+            if difference is None and calibrated != found:
+                difference = f"{name} {calibrated}, and this is {found}"
+        return difference and f"calibrated for {difference}"
 
 
 def non_decreasing(values: Sequence[float]) -> list[float]:

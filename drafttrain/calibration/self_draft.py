@@ -17,13 +17,13 @@ from sklearn.linear_model import LogisticRegression
 from drafttrain.calibration.timing import WARM_UP, measure_verification
 from drafttrain.errors import UserError
 from drafttrain.evaluation.config import PromptSet
-from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import check_length
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.export.self_draft import SETTINGS, SelfDraftSettings, corpus_hash
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.self_draft import SelfDraftConfig
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.machine import OtherLoad, check_quiet, describe_machine, dtype_name
 from drafttrain.ngrams.candidates import Evidence, Odds
 from drafttrain.ngrams.corpus_cache import CorpusCache
 from drafttrain.progress import counted
@@ -80,12 +80,13 @@ def tune_self_draft(
     except OSError as error:
         raise UserError(f"{out}: cannot be made a folder ({error.strerror}); name another") from None
     found = SelfDraftSettings(
-        machine=describe_machine(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
+        machine=describe_machine(target.device, target.dtype),
+        dtype=dtype_name(target.dtype),
         made_for=target.fingerprint,
         corpus=corpus_hash(corpus),
     )
     runs = 1 + len(config.branches) * len(config.strictness)
+    load = OtherLoad()
     with counted("tuning", WARM_UP + ROUNDS + runs * len(ids), console=console) as step:
         found.verify = measure_verification(target, CONTEXT, ROUNDS, step).cost()
         wide = replace(found, config=WIDE).proposer(target, corpus)
@@ -112,6 +113,7 @@ def tune_self_draft(
                 proposer = settings[i].proposer(target, corpus)
                 totals[i] += decode_all(target, proposer, [prompt_ids], config.max_new_tokens)[1]
                 step()
+    found.machine["load"] = load.lap()
     rates = [total.tokens_per_second for total in totals]
     best = settings[max(range(len(rates)), key=rates.__getitem__)]
     best.tried = [

@@ -1,50 +1,42 @@
 """The calibration stage: costs of target and drafter on this machine, and the drafter's confidence against
 what the target accepts."""
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
-from sklearn.isotonic import isotonic_regression
 
-from drafttrain.calibration.calibration import FILE, Calibration, Reliability
-from drafttrain.calibration.confidence import (
-    TEMPERATURES,
-    best_temperature,
-    reliability,
-)
+from drafttrain.calibration.calibration import FILE, Calibration
 from drafttrain.calibration.config import BETAS, C2T_TRIALS, STRICTNESS, CalibrateConfig
+from drafttrain.calibration.judged import (
+    Decoding,
+    JudgedChains,
+    JudgedTrees,
+    PredictedPolicy,
+    judge,
+    step_overhead,
+    steps_rate,
+)
 from drafttrain.calibration.plots import plot_confidence, plot_costs
+from drafttrain.calibration.quick import is_disturbed, quick_calibration
 from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
-from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import check_quiet, describe_machine
-from drafttrain.evaluation.measure import check_length
-from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.export.bundle import load_bundle
-from drafttrain.files import write_json
-from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
-from drafttrain.inference.decode import decode_all
-from drafttrain.inference.proposer import TreeProposer
-from drafttrain.inference.stats import DecodeStats
+from drafttrain.evaluation.measure import MeasurementLog, check_length, drafting, measure
+from drafttrain.evaluation.metrics import ratio_interval, tabulate
+from drafttrain.evaluation.prompts import Task, read_prompts
+from drafttrain.export.bundle import Bundle, load_bundle
+from drafttrain.files import fingerprint, write_json
+from drafttrain.machine import OtherLoad, check_quiet, describe_machine, dtype_name
 from drafttrain.progress import counted
 from drafttrain.provenance import versions
-from drafttrain.target.frozen import FrozenTarget, weights_hash
+from drafttrain.target.frozen import weights_hash
 from drafttrain.trees.c2t import C2tPolicy
-from drafttrain.trees.costs import Costs, Promise
 from drafttrain.trees.eagle2 import Eagle2Policy
-from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.timed import TimedPolicy
-from drafttrain.trees.tree import TokenTree
-
-# bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
-PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
-LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
 
 
 def calibrate(
@@ -76,11 +68,7 @@ def calibrate(
     loaded = load_bundle(
         bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
     )
-    if loaded.drafter.max_depth is not None:
-        raise UserError(
-            f"{bundle}: its drafter reaches {loaded.drafter.max_depth} tokens ahead at one cost, no curve "
-            "tells how deep to draft: leave calibrate out and give the tree's settings"
-        )
+    _check_depth(loaded)
     model, drafter = loaded.target, loaded.drafter
     ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
     for prompt, prompt_ids in zip(prompts, ids):
@@ -88,9 +76,10 @@ def calibrate(
         check_length(model, prompt_ids, config.max_new_tokens, which)
     runs = 2 + len(STRICTNESS) + (C2T_TRIALS if loaded.classifier else 0)
     work = len(CONTEXTS) * (WARM_UP + config.rounds) + runs * len(ids)
+    load = OtherLoad()
     with counted("calibrating", work, console=console) as step:
         verified, drafted = measure_costs(model, drafter, config.width, rounds=config.rounds, on_round=step)
-        decoding = _Decoding(model, drafter, ids, config.max_new_tokens, step)
+        decoding = Decoding(model, drafter, ids, config.max_new_tokens, step)
         chains = JudgedChains(config.chain_length, model.eos_token_ids)
         decoding.run(chains, chains, chains.next_prompt)
         temperature, confidence = judge(chains.judged)
@@ -98,16 +87,16 @@ def calibrate(
         judged_trees = JudgedTrees()
         wide = decoding.run(full, judged_trees)
         found = Calibration(
-            machine=describe_machine(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
+            machine=describe_machine(model.device, model.dtype),
+            dtype=dtype_name(model.dtype),
             versions=versions(),
             measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             made_for=dict(loaded.fingerprints),
             target=verified,
             drafter=drafted,
             step_overhead=0.0,
-            rate=_rate(wide),
-            reached=_rate(wide),
+            rate=steps_rate(wide),
+            reached=steps_rate(wide),
             # 0 where nothing was accepted or nothing reached that depth: no probability can be 0 for good
             acceptance=[max(0.01, share) for share in wide.acceptance_by_depth] or [0.01],
             promise=judged_trees.promise(),
@@ -115,18 +104,18 @@ def calibrate(
             temperature=temperature,
             confidence=confidence,
         )
-        found.step_overhead = _overhead(found, wide, full)
+        found.step_overhead = step_overhead(found, wide, full)
         # The rate that a step has to beat is, in theory, the rate that such steps reach. What the curves
         # leave out makes trees that pay in theory a little too large, so stricter ones are tried as well.
         reached, settings = {}, found.costs.for_timed()
         for rate in (strictness * found.rate for strictness in STRICTNESS):
             policy = TimedPolicy(**{**settings, "rate": rate}, width=config.width)
-            reached[rate] = _rate(decoding.run(policy))
+            reached[rate] = steps_rate(decoding.run(policy))
         found.rate = max(reached, key=reached.__getitem__)
         found.reached = max(reached.values())
         if loaded.classifier:
             promised = {}
-            pairs = [found.costs.worth(strictness * _rate(wide)) for strictness in STRICTNESS]
+            pairs = [found.costs.worth(strictness * steps_rate(wide)) for strictness in STRICTNESS]
             for beta, expand in [*((beta, None) for beta in BETAS), *pairs]:
                 policy = C2tPolicy(loaded.classifier, beta, top_k=config.width, expand=expand)
                 predicted = PredictedPolicy(policy, found.costs)
@@ -135,212 +124,111 @@ def calibrate(
             found.beta, found.expand = max(promised, key=promised.__getitem__)
             found.top_k = config.width
             found.made_for["classifier"] = weights_hash(loaded.classifier)
+    found.machine["load"] = load.lap()
+    write_calibration(found, out)
+    _show(found, console)
+    return found
+
+
+def calibrate_quickly(
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    classifier: str | os.PathLike | None = None,
+) -> Calibration:
+    """Write the short calibration of a bundle on this machine into the folder `out`, as `calibrate` does.
+
+    What belongs to the drafter is taken from the bundle's own calibration if it has one.
+
+    Raises:
+        UserError: the bundle is unusable.
+    """
+    console = Console()
+    loaded = load_bundle(
+        bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
+    )
+    _check_depth(loaded)
+    own = None
+    with contextlib.suppress(UserError):  # missing, or damaged and to be replaced
+        own = Calibration.load(bundle)
+    made = loaded.target, loaded.drafter, loaded.fingerprints
+    found = quick_calibration(*made, own, loaded.classifier)
+    if is_disturbed(found):
+        taken = found.machine["load"]
+        console.print(f"[yellow]timings are poor:[/] other processes took {taken:.1f} cores", highlight=False)
+    write_calibration(found, out)
+    _show(found, console)
+    return found
+
+
+def quick_against_full(
+    loaded: Bundle, full: Calibration, task: Task, folder: Path, **options: Any
+) -> dict[str, Any]:
+    """Make a short calibration and compare `timed` by it with `timed` by a full one, interleaved.
+
+    Args:
+        loaded: the bundle; what belongs to the drafter is taken from its own calibration if it has one.
+        full: of `calibrate` on this machine.
+        task: prompts to decode.
+        folder: for the short calibration and the raw measurements.
+        options: of `measure`, such as max_new_tokens and repeats.
+
+    Returns:
+        `seconds` that the short calibration took, `load` meanwhile, `rates` to beat and `tokens_per_second`
+        of both, and `ratio`, the short one's tokens per second divided by the full one's, with `interval`.
+    """
+    begun = time.perf_counter()
+    made = loaded.target, loaded.drafter, loaded.fingerprints
+    quick = quick_calibration(*made, loaded.calibration, loaded.classifier)
+    seconds = time.perf_counter() - begun
+    write_json(folder / FILE, quick.to_json())
+    both = {"quick": quick, "full": full}
+    methods = {
+        name: drafting(loaded.target, replace(loaded, calibration=found, is_given=True).proposer("timed"))
+        for name, found in both.items()
+    }
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([quick, full]))
+    measured = measure(loaded.target, methods, task, log, **options)
+    rows = tabulate(measured)
+    speeds = {name: rows[name].tokens_per_second for name in both}
+    return {
+        "seconds": seconds,
+        "load": quick.machine["load"],
+        "rates": {name: found.rate for name, found in both.items()},
+        "tokens_per_second": speeds,
+        "ratio": speeds["quick"] / speeds["full"],
+        "interval": ratio_interval(measured, "full", "quick"),
+    }
+
+
+def _check_depth(loaded: Bundle) -> None:
+    if loaded.drafter.max_depth is not None:
+        raise UserError(
+            f"{loaded.name}: its drafter reaches {loaded.drafter.max_depth} tokens ahead at one cost, no "
+            "curve tells how deep to draft: leave calibrate out and give the tree's settings"
+        )
+
+
+def write_calibration(found: Calibration, out: str | os.PathLike) -> None:
+    """Write `calibration.json` and its plots into the folder `out`."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / FILE, found.to_json())
     plot_costs(found, out)
     plot_confidence(found, out)
-    _show(found, console)
-    return found
-
-
-@dataclass
-class _Decoding:
-    """Decodes all prompts one by one with some policy."""
-
-    target: FrozenTarget
-    drafter: Drafter
-    prompts: Sequence[list[int]]
-    max_new_tokens: int
-    on_prompt: Callable[[], None]
-
-    def run(
-        self,
-        policy: TreePolicy,
-        accept: AcceptanceRule = accept_greedy,
-        before_prompt: Callable[[], None] = lambda: None,
-    ) -> DecodeStats:
-        total = DecodeStats()
-        proposer = TreeProposer(self.drafter, policy)
-        for prompt in self.prompts:
-            before_prompt()
-            total += decode_all(self.target, proposer, [prompt], self.max_new_tokens, accept=accept)[1]
-            self.on_prompt()
-        return total
-
-
-@dataclass
-class Judged:
-    """A drafted token whose parents were accepted.
-
-    Attributes:
-        prompt: number of its prompt.
-        depth: in its chain, from 1.
-        confidence: at each of `TEMPERATURES`.
-        accepted: by the target.
-    """
-
-    prompt: int
-    depth: int
-    confidence: list[float]
-    accepted: bool
-
-
-class JudgedChains:
-    """Drafts chains and, as the acceptance rule of the same decoding, notes what the target thinks of them
-    (batch 1, greedy).
-
-    Args:
-        length: of the chains.
-        stop: tokens behind which nothing is judged.
-    """
-
-    def __init__(self, length: int, stop: Collection[int]):
-        self.max_depth, self.stop = length, frozenset(stop)
-        self._prompt = -1
-        self.judged: list[Judged] = []
-        self._confidence: list[list[float]] = []
-
-    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts a chain behind the root token [1]."""
-        tree = TokenTree.root_only(root)
-        temperatures = torch.tensor(TEMPERATURES, device=root.device)[:, None]  # [t, 1]
-        self._confidence = []
-        for depth in range(self.max_depth):
-            last = torch.full_like(root, depth)[:, None]  # [1, 1]
-            log_probs = drafter.expand(state, tree, last)  # [1, 1, D]
-            scaled = (log_probs[0] / temperatures).log_softmax(-1)  # [t, D]
-            best, ids = log_probs.max(-1)  # [1, 1]
-            self._confidence.append(scaled[:, ids[0, 0]].exp().tolist())
-            tree = tree.append(last, drafter.to_target(ids), best)
-        return tree
-
-    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        accepted = accept_greedy(tree, logits)
-        count = int(accepted.counts[0]) - 1
-        tokens = tree.tokens[0].tolist()
-        for i in range(min(count + 1, tree.width - 1)):
-            self.judged.append(Judged(self._prompt, i + 1, self._confidence[i], i < count))
-            if tokens[i + 1] in self.stop:
-                break
-        return accepted
-
-    def next_prompt(self) -> None:
-        """Says that what follows belongs to another prompt."""
-        self._prompt += 1
-
-
-@dataclass
-class PredictedPolicy:
-    """Grows by a policy and adds up what its steps cost by the measured curves, whatever they take now: what
-    a policy computes beyond them (C2T's entropies and classifier, an eighth of drafting) is left out. What
-    the policy gets as its drafter is this object, which counts.
-
-    Attributes:
-        seconds: of all steps so far, for one sequence.
-    """
-
-    policy: TreePolicy
-    costs: Costs
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.max_depth = self.policy.max_depth
-
-    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]."""
-        self.draft_vocab_size, self.to_target = drafter.draft_vocab_size, drafter.to_target
-        self._expand = drafter.expand
-        tree = self.policy.grow(self, state, root)
-        self.seconds += self.costs.verify(tree.width)
-        return tree
-
-    def expand(self, state: object, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        self.seconds += self.costs.draft(frontier.shape[1])
-        return self._expand(state, tree, frontier)
-
-
-class JudgedTrees:
-    """As an acceptance rule (batch 1, greedy), notes what trees promise and what is accepted of them."""
-
-    def __init__(self) -> None:
-        self.log_joint: list[torch.Tensor] = []
-        self.accepted: list[torch.Tensor] = []
-
-    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        accepted = accept_greedy(tree, logits)
-        on_path = torch.zeros(tree.width, dtype=torch.bool)  # [n]
-        on_path[accepted.path[0, : int(accepted.counts[0])].cpu()] = True
-        self.log_joint.append(tree.joint_log_probs()[0, 1:].cpu())  # [n - 1]
-        self.accepted.append(on_path[1:])
-        return accepted
-
-    def promise(self) -> Promise:
-        """Share accepted by joint probability, over classes of it, evened out where it falls (isotonic
-        regression)."""
-        log_joint = torch.cat(self.log_joint).clamp(min=LEAST)  # [nodes]
-        accepted = torch.cat(self.accepted).float()  # [nodes]
-        which = torch.bucketize(log_joint, (torch.tensor(PER_MILLE) / 1000).log())  # [nodes]
-        counts = torch.bincount(which, minlength=len(PER_MILLE) + 1)  # [classes]
-        sums = [torch.bincount(which, weights=x, minlength=len(counts)) for x in (log_joint, accepted)]
-        places, shares = ((x[counts > 0] / counts[counts > 0]).tolist() for x in sums)
-        weights = counts[counts > 0].tolist()
-        shares = isotonic_regression(shares, sample_weight=weights, y_min=0, y_max=1).tolist()
-        # straight lines from there to probabilities of nothing and of one
-        return Promise((LEAST - 1, *places, 1e-6), (0.0, *shares, max(shares[-1], 1 - 1e-6)))
-
-
-def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:
-    """The best temperature of all tokens, and how reliable confidence is, raw and scaled, by depth.
-
-    What is reported as scaled is so by the temperature of the other half of the prompts.
-
-    Raises:
-        UserError: no tokens in one half.
-    """
-    even = np.array([item.prompt % 2 == 0 for item in judged], dtype=bool)  # [tokens]
-    if even.all() or not even.any():
-        raise UserError("calibrate: too few drafted tokens were judged; give more prompts or more new tokens")
-    confidence = np.array([item.confidence for item in judged])  # [tokens, temperatures]
-    accepted = np.array([item.accepted for item in judged])  # [tokens]
-    depth = np.array([item.depth for item in judged])
-    at_one = confidence[:, TEMPERATURES.index(1.0)]  # [tokens]
-    scaled = at_one.copy()
-    for half in (even, ~even):
-        temperature = best_temperature(confidence[half], accepted[half])
-        scaled[~half] = confidence[~half, TEMPERATURES.index(temperature)]
-    rows: dict[str, dict[str, Reliability]] = {}
-    for kind, c in (("raw", at_one), ("scaled", scaled)):
-        rows[kind] = {"all": reliability(c, accepted)}
-        for d in range(1, int(depth.max()) + 1):
-            here = depth == d
-            if here.any():
-                rows[kind][str(d)] = reliability(c[here], accepted[here])
-    return best_temperature(confidence, accepted), rows
-
-
-def _rate(stats: DecodeStats) -> float:
-    """Tokens per second of steps, the prompts' own forwards left out."""
-    return (stats.new_tokens - stats.prompts) / max(stats.seconds - stats.prefill_seconds, 1e-9)
-
-
-def _overhead(found: Calibration, stats: DecodeStats, policy: Eagle2Policy) -> float:
-    """Seconds of a step that neither the target's nor the drafter's curve accounts for."""
-    costs = found.costs
-    layers, nodes = stats.tree_depths / stats.steps, stats.verify_tokens / stats.steps
-    drafting = costs.draft(1) + max(0.0, layers - 1) * costs.draft(policy.top_k)
-    step = (stats.seconds - stats.prefill_seconds) / stats.steps
-    return max(0.0, step - drafting - costs.target(nodes + 1))
 
 
 def _show(found: Calibration, console: Console) -> None:
     costs, raw, scaled = found.costs, found.confidence["raw"]["all"], found.confidence["scaled"]["all"]
-    verify = ", ".join(f"{n}: {1000 * costs.target(n):.1f}" for n in (1, 8, 32, 128))
+    largest = costs.target.sizes[-1]
+    verify = ", ".join(f"{n}: {1000 * costs.target(n):.1f}" for n in (1, 8, 32, 128) if n <= largest)
     lines = [
         f"s_t: {verify} ms by tokens verified; s_d: {1000 * costs.draft(1):.2f} ms for one node, "
         f"{1000 * costs.draft(8):.2f} ms for 8; {1000 * found.step_overhead:.2f} ms of a step beside them",
-        f"PCT expands a node from confidence {costs.draft(1) / costs.target(1):.3f} on; timed emits "
-        f"{found.reached:.1f} tokens/s",
+        f"PCT expands a node from confidence {costs.draft(1) / costs.target(1):.3f} on; timed "
+        f"{'is predicted to emit' if found.quick else 'emits'} {found.reached:.1f} tokens/s",
         f"confidence of {raw.tokens} judged tokens: ECE {raw.ece:.3f}, with temperature "
         f"{found.temperature:g} {scaled.ece:.3f}",
     ]

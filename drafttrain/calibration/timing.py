@@ -5,6 +5,7 @@ in threes after a forward of the target, as they do when decoding: the target's 
 of the caches.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -33,6 +34,9 @@ def measure_costs(
     contexts: Sequence[int] = CONTEXTS,
     rounds: int = 15,
     on_round: Callable[[], None] = lambda: None,
+    verified: Sequence[int] = VERIFIED,
+    expanded: Sequence[int] = EXPANDED,
+    seconds: float = math.inf,
 ) -> tuple[list[Curve], list[Curve]]:
     """Times forwards of the target (blocks, LM head and acceptance) and drafting steps (layer, head, choice
     of `width` children, growth of the tree).
@@ -40,6 +44,8 @@ def measure_costs(
     Args:
         contexts: those that the target has no positions for are left out.
         on_round: called after each of the `WARM_UP + rounds` rounds of each context.
+        verified, expanded: sizes that are measured; no more of the latter than of the former.
+        seconds: after which no further round of a context begins, once one has counted.
 
     Returns:
         the target's curves s_t(n) and the drafter's s_d(f), one for each context.
@@ -47,31 +53,34 @@ def measure_costs(
     Raises:
         UserError: the target has too few positions for any context.
     """
-    positions = getattr(target.config, "max_position_embeddings", None) or max(contexts) + max(VERIFIED)
-    verified, drafted = [], []
+    positions = getattr(target.config, "max_position_embeddings", None) or max(contexts) + max(verified)
+    target_curves, draft_curves = [], []
     for context in contexts:
-        if context + max(VERIFIED) > positions:
+        if context + max(verified) > positions:
             continue
-        target_seconds: dict[int, list[float]] = {n: [] for n in VERIFIED}
-        draft_seconds: dict[int, list[float]] = {f: [] for f in EXPANDED}
+        target_seconds: dict[int, list[float]] = {n: [] for n in verified}
+        draft_seconds: dict[int, list[float]] = {f: [] for f in expanded}
+        begun = time.perf_counter()
         clock = _Clock(target, drafter, context)
         for round_ in range(WARM_UP + rounds):
-            for i, n in enumerate(VERIFIED):
-                seconds = clock.verify(n)
-                f = EXPANDED[(i + round_) % len(EXPANDED)]
+            if round_ > WARM_UP and time.perf_counter() - begun > seconds:
+                break
+            for i, n in enumerate(verified):
+                forward = clock.verify(n)
+                f = expanded[(i + round_) % len(expanded)]
                 step = clock.draft(f, width)
                 if round_ >= WARM_UP:
-                    target_seconds[n].append(seconds)
+                    target_seconds[n].append(forward)
                     draft_seconds[f].append(step)
             on_round()
-        verified.append(Curve.of(context, target_seconds))
-        drafted.append(Curve.of(context, draft_seconds))
-    if not verified:
+        target_curves.append(Curve.of(context, target_seconds))
+        draft_curves.append(Curve.of(context, draft_seconds))
+    if not target_curves:
         raise UserError(
-            f"{target.name} has {positions} positions, too few to calibrate with {max(VERIFIED)} tokens "
+            f"{target.name} has {positions} positions, too few to calibrate with {max(verified)} tokens "
             f"behind {min(contexts)}"
         )
-    return verified, drafted
+    return target_curves, draft_curves
 
 
 @torch.no_grad()

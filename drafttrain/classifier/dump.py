@@ -30,7 +30,7 @@ from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.kernels.dtype import dtype_name
+from drafttrain.machine import dtype_name
 from drafttrain.progress import counted
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget

@@ -16,7 +16,6 @@ from rich.console import Console
 from drafttrain.errors import UserError
 from drafttrain.evaluation.benchmark_report import print_benchmark
 from drafttrain.evaluation.evaluate import progress
-from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import MeasurementLog, measure
 from drafttrain.evaluation.memory import covered, peak_bytes
 from drafttrain.evaluation.methods import Methods, MethodSpec
@@ -24,7 +23,7 @@ from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
 from drafttrain.evaluation.prompts import PREFIX, Task, read_prompts, spread
 from drafttrain.files import fingerprint, write_json
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.kernels.dtype import dtype_name
+from drafttrain.machine import check_quiet, describe_machine, dtype_name
 from drafttrain.provenance import git_commit, versions
 from drafttrain.target.loading import load_for_decoding
 
@@ -130,7 +129,7 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     methods = Methods(target, config.methods)
     for warning in methods.warnings:
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    machine = describe_machine(target.device)
+    machine = describe_machine(target.device, target.dtype)
     contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
     dtype = dtype_name(target.dtype)
     depends = [target.fingerprint, dtype, config.max_new_tokens, config.seed, machine, versions()]
@@ -146,7 +145,7 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
         "settings": {name: getattr(config, name) for name in settings},
         "methods": methods.described,
         "tasks": _describe_tasks(config, tasks, contents, too_long),
-        "machine": machine,
+        "machine": {**machine, "load": crowding(measured)},
         "versions": versions(),
         "commit": git_commit(),
         "crowding": crowding(measured),

@@ -9,7 +9,7 @@ from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.kernels.dtype import dtype_name
+from drafttrain.machine import dtype_name
 
 
 def compare(

@@ -6,13 +6,8 @@ from typing import Literal
 from drafttrain.errors import UserError
 from drafttrain.evaluation.metrics import ALL
 from drafttrain.trees.c2t import Plain
-from drafttrain.trees.costs import CostCurve, Costs, Promise
+from drafttrain.trees.costs import EXAMPLE_COSTS
 from drafttrain.trees.named import parse_policy
-
-# the EDD paper's machine, to check settings without a calibration
-EXAMPLE_COSTS = Costs(
-    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()
-)
 
 
 @dataclass

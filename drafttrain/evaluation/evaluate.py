@@ -19,7 +19,6 @@ from drafttrain.calibration.calibration import Calibration
 from drafttrain.errors import UserError
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.evaluation.exactness import check_lossless
-from drafttrain.evaluation.machine import check_quiet, describe_machine
 from drafttrain.evaluation.measure import (
     MeasurementLog,
     autoregressive,
@@ -33,7 +32,7 @@ from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, write_json
-from drafttrain.kernels.dtype import dtype_name
+from drafttrain.machine import check_quiet, describe_machine, dtype_name
 from drafttrain.progress import counted
 from drafttrain.provenance import content_hash, versions
 from drafttrain.target.frozen import weights_hash
@@ -104,8 +103,9 @@ def evaluate(
     if classifier:
         key = fingerprint([key, weights_hash(loaded.classifier)])
     speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
-    del loaded  # the fp32 models take its place
     tree, lossless = speed["tree"], None
+    made["calibration"] = loaded.calibration_for(tree)  # the trees that were timed, in another dtype
+    del loaded  # the fp32 models take its place
     if config.lossless_prompts:
         exact = load_bundle(bundle, dtype=torch.float32, **made)
         share = first_of_each(tasks, config.lossless_prompts)
@@ -151,7 +151,7 @@ def _measure_speed(
     return {
         "tree": tree,
         "tuning": trials,
-        "machine": describe_machine(target.device),
+        "machine": {**describe_machine(target.device, target.dtype), "load": crowding(every)},
         "crowding": crowding(every),
         "tasks": {name: {method: asdict(row) for method, row in part.items()} for name, part in rows.items()},
         "teacher_tokens_per_second": forward_speed(target, rows=4, length=512),

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import check_quiet
 from drafttrain.evaluation.metrics import Measurement
+from drafttrain.machine import OtherLoad, check_quiet, describe_machine
 from drafttrain.provenance import git_commit
 
 RAW = Path("runs/figures")
@@ -28,6 +30,7 @@ COMMITTED = Path("docs/figures")  # <topic>.jsonl of a full run, for quick runs 
 HISTORY = COMMITTED / "history"  # the same of earlier definitions or too little measuring; never ok
 COMPARE = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, ">": operator.gt}
 
+CPU = torch.device("cpu")
 MISSING = {"value": None, "error": "not measured"}
 # figure -> {"value": ...} and notes. Of these `judge` reads "ok": False overrules the goal, "size": what was
 # measured, "interval": 95 % of the value, "flags": why it should not be taken at its word.
@@ -289,7 +292,9 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         wanted = [name for name in group.goals if not only or name in only]
         if not wanted:
             continue
+        load = OtherLoad()
         measured = measure_group(group, run)
+        machine = rounded({**describe_machine(CPU), "load": load.lap()})
         rows = [
             figure_row(name, group.goals[name], measured.get(name, MISSING), group.size) for name in wanted
         ]
@@ -299,5 +304,7 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         if not run.quick:  # at once: later groups may take hours
             limit = {} if run.limit is None else {"limit": run.limit}
             stamp = {**limit, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}
-            record(run.topic, [{**row, **stamp} for row in rows])
+            # a group that measures in another process, or knows the dtype, says so itself
+            stamped = [{**row, "machine": {**machine, **row.get("machine", {})}, **stamp} for row in rows]
+            record(run.topic, stamped)
     return all_ok

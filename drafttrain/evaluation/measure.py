@@ -19,13 +19,13 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import OtherLoad
 from drafttrain.evaluation.metrics import Measurement, MethodRun
 from drafttrain.evaluation.prompts import Task
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.machine import OtherLoad
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.loading import load_stock_model
 

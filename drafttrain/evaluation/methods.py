@@ -164,6 +164,7 @@ class Methods:
         return bundle, list(self.target.tapped_blocks), fingerprint(files)
 
     def _add_bundle(self, spec: MethodSpec, bundle: Bundle, taps: list[int], made_from: str) -> None:
+        self.target.tap(taps)  # a short calibration decodes
         try:
             proposer = bundle.proposer(spec.tree)
         except UserError as error:

@@ -30,8 +30,8 @@ from drafttrain.files import fingerprint, read_json, save_figure, write_json
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.kernels.dtype import dtype_name
-from drafttrain.provenance import content_hash
+from drafttrain.machine import describe_machine, dtype_name
+from drafttrain.provenance import content_hash, git_commit, versions
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.trees.named import CLASSIFIED, uses_calibration
 
@@ -101,8 +101,9 @@ def sweep(
     classifier: str | os.PathLike | None = None,
     rows: int = 1,
 ) -> tuple[list[Point], list[Comparison]]:
-    """Decodes all prompts greedily with every policy; writes `points.jsonl`, `comparison.jsonl`, `sweep.png`
-    and, as it goes, the raw `measurements/`, where an interrupted or longer sweep continues.
+    """Decodes all prompts greedily with every policy; writes `points.jsonl`, `comparison.jsonl`, `sweep.png`,
+    `sweep.json` (machine and versions) and, as it goes, the raw `measurements/`, where an interrupted or
+    longer sweep continues.
 
     Args:
         trees: policies, as `parse_policy` reads them.
@@ -128,8 +129,9 @@ def sweep(
     points = []
     for number, (tree, proposer) in enumerate(proposers.items(), 1):
         made_from = [drafter_hash(folder), target, dtype, content_hash(prompts.path), max_new_tokens]
-        if uses_calibration(tree, loaded.costs):
-            made_from.append(repr(loaded.costs))
+        costs = loaded.costs_for(tree)
+        if uses_calibration(tree, costs):
+            made_from.append(repr(costs))
         if tree.partition(":")[0] in CLASSIFIED:
             made_from.append(weights_hash(loaded.classifier))
         # a file of its own: more policies, or fewer, do not repeat what is measured
@@ -151,6 +153,8 @@ def sweep(
         if rows > 1:
             points[-1].tokens_per_second = 0.0
     comparisons = compare_families(points, reference)
+    machine = describe_machine(loaded.target.device, loaded.target.dtype)
+    write_json(out / "sweep.json", {"machine": machine, "versions": versions(), "commit": git_commit()})
     _write_jsonl(out / "points.jsonl", [asdict(point) for point in points])
     _write_jsonl(out / "comparison.jsonl", [asdict(found) for found in comparisons])
     _plot(points, out / "sweep.png")

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -38,7 +38,7 @@ from drafttrain.ngrams.corpus_cache import CorpusCache
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
 from drafttrain.target.loading import load_for_decoding
-from drafttrain.trees.costs import Costs
+from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
 from drafttrain.trees.named import parse_policy, uses_calibration
 
 NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
@@ -58,6 +58,7 @@ class Bundle:
         classifier: for the trees of C2T; None where none was trained.
         ngrams: Self-Draft with the bundle's n-gram cache; None where it has none.
         name: the folder or Hub id that it was loaded from.
+        is_given: whether the calibration was named by the caller, who wants it wherever it was made.
     """
 
     target: FrozenTarget
@@ -68,6 +69,8 @@ class Bundle:
     classifier: Classifier | None = None
     ngrams: SelfDraft | None = None
     name: str = "BUNDLE"
+    is_given: bool = False
+    _here: Calibration | None = field(default=None, repr=False)  # the short one, once it was needed
 
     def proposer(self, tree: str | None = None) -> Proposer:
         """The drafter with a growth policy, by default the fastest. `ngram` drafts without it, out of n-grams
@@ -79,21 +82,52 @@ class Bundle:
         first, plus, rest = (tree or self.tree).partition("+")
         if first != NGRAM:
             others = (NGRAM, f"{NGRAM}+POLICY")  # can be named here, and nowhere else
-            policy = parse_policy(tree or self.tree, self.costs, self.classifier, others)
+            costs = self.costs_for(tree or self.tree)
+            policy = parse_policy(tree or self.tree, costs, self.classifier, others)
             return TreeProposer(self.drafter, policy)
         ngrams = self.ngrams or load_self_draft(self.target)
         if not plus:
             return ngrams
-        return JoinedProposer(
-            ngrams, TreeProposer(self.drafter, parse_policy(rest, self.costs, self.classifier))
-        )
+        policy = parse_policy(rest, self.costs_for(rest), self.classifier)
+        return JoinedProposer(ngrams, TreeProposer(self.drafter, policy))
 
     @property
     def costs(self) -> Costs | None:
         """What was calibrated, less thresholds for another classifier."""
-        if self.calibration is None:
-            return None
-        made_for, costs = self.calibration.made_for.get("classifier"), self.calibration.costs
+        return None if self.calibration is None else self._costs_of(self.calibration)
+
+    def costs_for(self, policy: str) -> Costs | None:
+        """Return the costs that a growth policy goes by here; None if there are none and it needs none."""
+        found = self.calibration_for(policy)
+        return None if found is None else self._costs_of(found)
+
+    def calibration_for(self, policy: str) -> Calibration | None:
+        """Return the calibration that a growth policy goes by here.
+
+        That is the stored one, unless the policy takes something of it and it is missing or was made on
+        another machine, in another dtype or for another drafter: then it is the short one of this machine,
+        which is made now if the user's cache does not have it. One that the caller named is used as it is.
+        """
+        stored = self.calibration
+        if not uses_calibration(policy, self.costs or EXAMPLE_COSTS) or self.is_given:
+            return stored
+        if self.drafter.max_depth is not None or self.target.tokenizer is None:
+            return stored  # no cost by depth, or no prompts to measure with
+        problem = "there is no calibration"
+        if stored is not None:
+            problem = stored.foreign(self.target.device, self.target.dtype, self.fingerprints)
+        if problem is None:
+            return stored
+        if self._here is None:
+            parse_policy(policy, EXAMPLE_COSTS, self.classifier)  # a wrong setting is no reason to measure
+            from drafttrain.calibration.quick import calibration_here  # scikit-learn, needed here alone
+
+            made = self.target, self.drafter, self.fingerprints
+            self._here = calibration_here(*made, f"{self.name}: {problem}", stored, self.classifier)
+        return self._here
+
+    def _costs_of(self, calibration: Calibration) -> Costs:
+        made_for, costs = calibration.made_for.get("classifier"), calibration.costs
         own = self.classifier is not None and made_for == weights_hash(self.classifier)
         return costs if own else replace(costs, beta=None, expand=None, top_k=None)
 
@@ -120,12 +154,14 @@ class Bundle:
         policy = (tree or self.tree).removeprefix(f"{NGRAM}+")
         if (tree or self.tree).startswith(NGRAM) and self.ngrams is not None and self.ngrams.warning:
             return self.ngrams.warning
-        if self.calibration is None or not uses_calibration(policy, self.costs):
+        used = self.calibration_for(policy)
+        if used is None or not uses_calibration(policy, self.costs_for(policy)):
             return None
-        problem = self.calibration.foreign(self.target.device, self.target.dtype, self.fingerprints)
+        problem = used.foreign(self.target.device, self.target.dtype, self.fingerprints)
         return problem and (
-            f"{problem}; measure again: drafttrain calibrate {shlex.quote(self.name)} --prompts FILE writes "
-            "into the bundle, and with --out DIR what can be given as its calibration"
+            f"{problem}: trees may be of a wrong size; measure again: drafttrain calibrate "
+            f"{shlex.quote(self.name)} --prompts FILE writes into the bundle, and with --out DIR what can be "
+            "given as its calibration"
         )
 
 
@@ -237,7 +273,8 @@ def load_bundle(
         path: folder or Hub id.
         target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
         dtype: of a target that is loaded here, as `load_target` takes it; the drafter takes the target's.
-        calibration: it, its file or its folder. None for the bundle's own, if it has one.
+        calibration: it, its file or its folder, used wherever it was made. None for the bundle's own, if it
+            has one.
         own_calibration: whether to read the bundle's own; it may be what is to be replaced.
         classifier: folder of another classifier than the bundle's own, which it may lack.
         ngrams: folder of another n-gram cache than the bundle's own, or of other settings of Self-Draft.
@@ -263,6 +300,7 @@ def load_bundle(
     drafter = load_drafter(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
+    is_given = calibration is not None
     results = read_evaluation(folder / EVALUATION) or {}
     tree = results.get("tree")
     if "draft_length" in results:  # of format 1, which knew chains only
@@ -277,6 +315,5 @@ def load_bundle(
     if ngrams is None and holds_self_draft(folder):
         ngrams = folder
     self_draft = None if ngrams is None else load_self_draft(target, ngrams)
-    return Bundle(
-        target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found, self_draft, str(path)
-    )
+    made = target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found, self_draft
+    return Bundle(*made, str(path), is_given)

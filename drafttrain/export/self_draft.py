@@ -7,9 +7,9 @@ from typing import Any
 
 from drafttrain.corpus.chat import tokenizer_hash
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import describe_machine
 from drafttrain.files import read_json, write_json
 from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
+from drafttrain.machine import describe_machine, dtype_name, machine_difference
 from drafttrain.ngrams.candidates import Odds
 from drafttrain.ngrams.corpus_cache import FILE as CORPUS
 from drafttrain.ngrams.corpus_cache import CorpusCache
@@ -53,18 +53,17 @@ class SelfDraftSettings:
         with another n-gram cache than these."""
         if not self.machine:  # not tuned at all
             return None
-        here = describe_machine(target.device)
-        pairs = [(name, self.machine.get(name), here.get(name)) for name in ("processor", "gpu", "threads")]
-        pairs.append(("dtype", self.dtype, str(target.dtype).removeprefix("torch.")))
+        difference = machine_difference(self.machine, describe_machine(target.device))
+        pairs = [("dtype", self.dtype, dtype_name(target.dtype))]
         pairs.append(("target", self.made_for, target.fingerprint))
         pairs.append(("n-gram cache", self.corpus[:16] or "none", corpus_hash(corpus)[:16] or "none"))
         for name, tuned, found in pairs:
-            if tuned != found:
-                return (
-                    f"Self-Draft was tuned for {name} {tuned}, and this is {found}: trees may be of a wrong "
-                    "size; run drafttrain tune-self-draft"
-                )
-        return None
+            if difference is None and tuned != found:
+                difference = f"{name} {tuned}, and this is {found}"
+        return difference and (
+            f"Self-Draft was tuned for {difference}: trees may be of a wrong size; run drafttrain "
+            "tune-self-draft"
+        )
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `self_draft.json`."""

@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import BUSY, OtherLoad, describe_machine
 from drafttrain.files import cache_dir, read_json, write_json
 from drafttrain.kernels.library import variant
 from drafttrain.kernels.linear import NativeLinear
 from drafttrain.kernels.team import native_team
+from drafttrain.machine import BUSY, OtherLoad, describe_machine, dtype_name
 
 Work = Literal["decoding", "products"]
 Milliseconds = dict[str, dict[int, float]]  # candidate -> rows of the product -> milliseconds
@@ -86,11 +86,6 @@ class Choice:
     dtype: torch.dtype
     ms: Milliseconds
     reason: str
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` → "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def resolve_dtype(name: str, work: Work, device: torch.device, hidden: int, intermediate: int) -> torch.dtype:

@@ -23,8 +23,8 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.errors import UserError
-from drafttrain.evaluation.machine import describe_machine
 from drafttrain.files import new_folder, read_json, require_free_disk, write_json
+from drafttrain.machine import describe_machine
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.info import target_info
 from drafttrain.target.loading import dtype_for, load_target
@@ -366,7 +366,9 @@ def training_summary(
         **settings,
         "steps": trainer.state.global_step,
         "processes": trainer.args.world_size,
-        "machine": describe_machine(trainer.args.device),
+        "machine": describe_machine(
+            trainer.args.device, torch.bfloat16 if trainer.args.bf16 else torch.float32
+        ),
         "corpus_tokens": rows.tokens,
         "corpus_files": [
             {

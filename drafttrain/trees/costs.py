@@ -117,3 +117,9 @@ class Costs:
         verify = rate * token
         expand = rate * (self.draft(1) + token) / self.acceptance[0]
         return min(max(verify, 0.005), 0.95), min(max(expand, 0.005), 0.95)
+
+
+# the EDD paper's machine, to check what a policy takes where nothing is calibrated
+EXAMPLE_COSTS = Costs(
+    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()
+)

@@ -11,7 +11,8 @@ from drafttrain.calibration import stage
 from drafttrain.calibration.calibration import Calibration, Curve
 from drafttrain.calibration.confidence import TEMPERATURES
 from drafttrain.calibration.config import CalibrateConfig
-from drafttrain.calibration.stage import Judged, JudgedChains, JudgedTrees, PredictedPolicy, calibrate, judge
+from drafttrain.calibration.judged import Judged, JudgedChains, JudgedTrees, PredictedPolicy, judge
+from drafttrain.calibration.stage import calibrate
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
 from drafttrain.errors import UserError
@@ -20,7 +21,7 @@ from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.costs import CostCurve, Costs
 from drafttrain.trees.tree import TokenTree
 from tests.conftest import with_cheap_drafts
 
@@ -249,7 +250,7 @@ def test_thresholds_are_those_that_promise_most(cheapest, tiny_bundle, questions
             return TokenTree.root_only(root)
 
     pairs = iter([(0.05, 0.2), (0.1, 0.3), (0.2, 0.4), (0.3, 0.5)])
-    monkeypatch.setattr(stage.Costs, "worth", lambda costs, rate: next(pairs))
+    monkeypatch.setattr(Costs, "worth", lambda costs, rate: next(pairs))
     monkeypatch.setattr(stage, "PredictedPolicy", Told)
     Classifier(hidden=1).save(tmp_path / "classifier", {})
     config = CalibrateConfig(prompts=PromptSet("prompts", str(questions), 2), max_new_tokens=6, rounds=1)

@@ -138,7 +138,7 @@ def test_another_machine_does_not_continue(small, tiny_bundle, tmp_path, monkeyp
     heads, describe = [], stage.describe_machine
     for processor in ("one", "one", "another"):
         here = {**describe(torch.device("cpu")), "processor": processor}
-        monkeypatch.setattr(stage, "describe_machine", lambda device, here=here: here)
+        monkeypatch.setattr(stage, "describe_machine", lambda device, dtype=None, here=here: here)
         evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
         heads.append(lines(tmp_path / "out" / "measurements.jsonl")[0])
     assert heads[0] == heads[1] != heads[2]

@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+import torch
 
 from drafttrain.errors import UserError
 from drafttrain.evaluation import figures
@@ -21,6 +22,7 @@ from drafttrain.evaluation.figures import (
     size_of,
 )
 from drafttrain.evaluation.metrics import Measurement
+from drafttrain.machine import describe_machine
 
 
 @pytest.fixture(autouse=True)
@@ -224,6 +226,19 @@ def test_history_is_quoted_and_never_ok(tmp_path, capsys):
     (tmp_path / "docs/figures/t.jsonl").write_text('{"figure": "f", "value": 3, "ok": true}\n')
     measure_topic([group(0, long=True)], Run("t", quick=True))
     assert rows(capsys)[0]["value"] == 3
+
+
+def test_recorded_rows_name_the_machine(monkeypatch):
+    class Load:
+        def lap(self):
+            return 0.123456
+
+    monkeypatch.setattr(figures, "OtherLoad", Load)
+    there = {"processor": "P", "kernel": None, "dtype": "float32"}  # measured in a process set up differently
+    measure_topic([group(5), group(6, name="g", machine=there)], Run("t"))
+    here = {**describe_machine(torch.device("cpu")), "load": 0.1235}
+    assert recorded("t")["f"]["machine"] == here
+    assert recorded("t")["g"]["machine"] == {**here, **there}
 
 
 def test_failures_are_not_recorded():

@@ -1,0 +1,215 @@
+"""Decoding with whose drafts are judged: what the target accepts of them, by how sure the drafter was."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.isotonic import isotonic_regression
+
+from drafttrain.calibration.calibration import Calibration, Reliability
+from drafttrain.calibration.confidence import TEMPERATURES, best_temperature, reliability
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.target.frozen import FrozenTarget
+from drafttrain.trees.costs import Costs, Promise
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.tree import TokenTree
+
+# bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
+PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
+LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
+
+
+@dataclass
+class Decoding:
+    """Decodes all prompts one by one with some policy."""
+
+    target: FrozenTarget
+    drafter: Drafter
+    prompts: Sequence[list[int]]
+    max_new_tokens: int
+    on_prompt: Callable[[], None]
+
+    def run(
+        self,
+        policy: TreePolicy,
+        accept: AcceptanceRule = accept_greedy,
+        before_prompt: Callable[[], None] = lambda: None,
+    ) -> DecodeStats:
+        total = DecodeStats()
+        proposer = TreeProposer(self.drafter, policy)
+        for prompt in self.prompts:
+            before_prompt()
+            total += decode_all(self.target, proposer, [prompt], self.max_new_tokens, accept=accept)[1]
+            self.on_prompt()
+        return total
+
+
+@dataclass
+class Judged:
+    """A drafted token whose parents were accepted.
+
+    Attributes:
+        prompt: number of its prompt.
+        depth: in its chain, from 1.
+        confidence: at each of `TEMPERATURES`.
+        accepted: by the target.
+    """
+
+    prompt: int
+    depth: int
+    confidence: list[float]
+    accepted: bool
+
+
+class JudgedChains:
+    """Drafts chains and, as the acceptance rule of the same decoding, notes what the target thinks of them
+    (batch 1, greedy).
+
+    Args:
+        length: of the chains.
+        stop: tokens behind which nothing is judged.
+    """
+
+    def __init__(self, length: int, stop: Collection[int]):
+        self.max_depth, self.stop = length, frozenset(stop)
+        self._prompt = -1
+        self.judged: list[Judged] = []
+        self._confidence: list[list[float]] = []
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts a chain behind the root token [1]."""
+        tree = TokenTree.root_only(root)
+        temperatures = torch.tensor(TEMPERATURES, device=root.device)[:, None]  # [t, 1]
+        self._confidence = []
+        for depth in range(self.max_depth):
+            last = torch.full_like(root, depth)[:, None]  # [1, 1]
+            log_probs = drafter.expand(state, tree, last)  # [1, 1, D]
+            scaled = (log_probs[0] / temperatures).log_softmax(-1)  # [t, D]
+            best, ids = log_probs.max(-1)  # [1, 1]
+            self._confidence.append(scaled[:, ids[0, 0]].exp().tolist())
+            tree = tree.append(last, drafter.to_target(ids), best)
+        return tree
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        accepted = accept_greedy(tree, logits)
+        count = int(accepted.counts[0]) - 1
+        tokens = tree.tokens[0].tolist()
+        for i in range(min(count + 1, tree.width - 1)):
+            self.judged.append(Judged(self._prompt, i + 1, self._confidence[i], i < count))
+            if tokens[i + 1] in self.stop:
+                break
+        return accepted
+
+    def next_prompt(self) -> None:
+        """Says that what follows belongs to another prompt."""
+        self._prompt += 1
+
+
+@dataclass
+class PredictedPolicy:
+    """Grows by a policy and adds up what its steps cost by the measured curves, whatever they take now: what
+    a policy computes beyond them (C2T's entropies and classifier, an eighth of drafting) is left out. What
+    the policy gets as its drafter is this object, which counts.
+
+    Attributes:
+        seconds: of all steps so far, for one sequence.
+    """
+
+    policy: TreePolicy
+    costs: Costs
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.max_depth = self.policy.max_depth
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Drafts trees behind root tokens [B]."""
+        self.draft_vocab_size, self.to_target = drafter.draft_vocab_size, drafter.to_target
+        self._expand = drafter.expand
+        tree = self.policy.grow(self, state, root)
+        self.seconds += self.costs.verify(tree.width)
+        return tree
+
+    def expand(self, state: object, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        self.seconds += self.costs.draft(frontier.shape[1])
+        return self._expand(state, tree, frontier)
+
+
+class JudgedTrees:
+    """As an acceptance rule (batch 1, greedy), notes what trees promise and what is accepted of them."""
+
+    def __init__(self) -> None:
+        self.log_joint: list[torch.Tensor] = []
+        self.accepted: list[torch.Tensor] = []
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        accepted = accept_greedy(tree, logits)
+        on_path = torch.zeros(tree.width, dtype=torch.bool)  # [n]
+        on_path[accepted.path[0, : int(accepted.counts[0])].cpu()] = True
+        self.log_joint.append(tree.joint_log_probs()[0, 1:].cpu())  # [n - 1]
+        self.accepted.append(on_path[1:])
+        return accepted
+
+    def promise(self) -> Promise:
+        """Share accepted by joint probability, over classes of it, evened out where it falls (isotonic
+        regression)."""
+        log_joint = torch.cat(self.log_joint).clamp(min=LEAST)  # [nodes]
+        accepted = torch.cat(self.accepted).float()  # [nodes]
+        which = torch.bucketize(log_joint, (torch.tensor(PER_MILLE) / 1000).log())  # [nodes]
+        counts = torch.bincount(which, minlength=len(PER_MILLE) + 1)  # [classes]
+        sums = [torch.bincount(which, weights=x, minlength=len(counts)) for x in (log_joint, accepted)]
+        places, shares = ((x[counts > 0] / counts[counts > 0]).tolist() for x in sums)
+        weights = counts[counts > 0].tolist()
+        shares = isotonic_regression(shares, sample_weight=weights, y_min=0, y_max=1).tolist()
+        # straight lines from there to probabilities of nothing and of one
+        return Promise((LEAST - 1, *places, 1e-6), (0.0, *shares, max(shares[-1], 1 - 1e-6)))
+
+
+def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:
+    """The best temperature of all tokens, and how reliable confidence is, raw and scaled, by depth.
+
+    What is reported as scaled is so by the temperature of the other half of the prompts.
+
+    Raises:
+        UserError: no tokens in one half.
+    """
+    even = np.array([item.prompt % 2 == 0 for item in judged], dtype=bool)  # [tokens]
+    if even.all() or not even.any():
+        raise UserError("calibrate: too few drafted tokens were judged; give more prompts or more new tokens")
+    confidence = np.array([item.confidence for item in judged])  # [tokens, temperatures]
+    accepted = np.array([item.accepted for item in judged])  # [tokens]
+    depth = np.array([item.depth for item in judged])
+    at_one = confidence[:, TEMPERATURES.index(1.0)]  # [tokens]
+    scaled = at_one.copy()
+    for half in (even, ~even):
+        temperature = best_temperature(confidence[half], accepted[half])
+        scaled[~half] = confidence[~half, TEMPERATURES.index(temperature)]
+    rows: dict[str, dict[str, Reliability]] = {}
+    for kind, c in (("raw", at_one), ("scaled", scaled)):
+        rows[kind] = {"all": reliability(c, accepted)}
+        for d in range(1, int(depth.max()) + 1):
+            here = depth == d
+            if here.any():
+                rows[kind][str(d)] = reliability(c[here], accepted[here])
+    return best_temperature(confidence, accepted), rows
+
+
+def steps_rate(stats: DecodeStats) -> float:
+    """Tokens per second of steps, the prompts' own forwards left out."""
+    return (stats.new_tokens - stats.prompts) / max(stats.seconds - stats.prefill_seconds, 1e-9)
+
+
+def step_overhead(found: Calibration, stats: DecodeStats, policy: Eagle2Policy) -> float:
+    """Seconds of a step that neither the target's nor the drafter's curve accounts for."""
+    costs = found.costs
+    layers, nodes = stats.tree_depths / stats.steps, stats.verify_tokens / stats.steps
+    drafting = costs.draft(1) + max(0.0, layers - 1) * costs.draft(policy.top_k)
+    step = (stats.seconds - stats.prefill_seconds) / stats.steps
+    return max(0.0, step - drafting - costs.target(nodes + 1))

@@ -1,0 +1,199 @@
+"""The short calibration: costs of target and drafter on this machine in some seconds, for policies that go by
+them where a bundle's own calibration comes from another machine, or is missing.
+
+Curves and the time of a step are measured at few sizes and on few steps. What belongs to the drafter
+(acceptance, confidence) is taken from the bundle's own calibration, or else judged on a few built-in prompts.
+The rate of `timed` and the thresholds of C2T follow from both without decoding.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from drafttrain.calibration.calibration import CONTEXT, Calibration
+from drafttrain.calibration.judged import Decoding, JudgedChains, judge, step_overhead
+from drafttrain.calibration.replay import RecordedTrees, best_rate
+from drafttrain.calibration.timing import measure_costs
+from drafttrain.classifier.model import Classifier
+from drafttrain.drafters.interface import Drafter
+from drafttrain.errors import UserError
+from drafttrain.evaluation.prompts import Prompt
+from drafttrain.files import cache_dir, fingerprint, sha256_file, write_json
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.kernels.library import SOURCE
+from drafttrain.machine import BUSY, OtherLoad, describe_machine, dtype_name
+from drafttrain.provenance import versions
+from drafttrain.target.frozen import FrozenTarget, weights_hash
+from drafttrain.trees.eagle2 import Eagle2Policy
+
+VERIFIED = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)  # tokens
+EXPANDED = (1, 2, 4, 8, 16)  # nodes
+ROUNDS = 9
+CURVE_SECONDS, TREE_SECONDS, CHAIN_SECONDS = 4.0, 4.0, 2.0  # after which nothing more of it begins
+WIDTH, DEPTH, NODES, CHAIN = 4, 5, 24, 8  # of the trees and chains that are judged
+NEW_TOKENS = 32  # for each prompt
+PROMPTS = (
+    "Why do the leaves of many trees change their color in autumn?",
+    "Write a Python function that returns the second largest number of a list.",
+    "A train leaves at 9:40 and arrives at 12:15. How long does it take? Explain each step.",
+    "Summarize the plot of a story about a lost dog in three sentences.",
+    "Give me five tips for learning a new language.",
+    "Write a short letter to a friend who has moved to another city.",
+)
+
+
+def quick_calibration(
+    target: FrozenTarget,
+    drafter: Drafter,
+    fingerprints: dict[str, str],
+    own: Calibration | None = None,
+    classifier: Classifier | None = None,
+) -> Calibration:
+    """Calibrate in some seconds; where other processes disturb the measurement, once more.
+
+    Args:
+        fingerprints: of "target" and "drafter".
+        own: a calibration from elsewhere, for what belongs to the drafter; one of another target or drafter
+            is not used.
+        classifier: to give thresholds for.
+
+    Raises:
+        UserError: the target has too few positions.
+    """
+    if own is not None and any(own.made_for[name] != fingerprints[name] for name in fingerprints):
+        own = None
+    found = _measure(target, drafter, fingerprints, own)
+    if is_disturbed(found):
+        found = _measure(target, drafter, fingerprints, own)
+    if classifier is not None:
+        found.beta, found.expand = found.costs.worth(found.reached)
+        found.top_k = WIDTH
+        found.made_for["classifier"] = weights_hash(classifier)
+    return found
+
+
+def is_disturbed(found: Calibration) -> bool:
+    """Return whether other processes took cores while this was measured."""
+    return (found.machine["load"] or 0.0) > BUSY
+
+
+def _measure(
+    target: FrozenTarget, drafter: Drafter, fingerprints: dict[str, str], own: Calibration | None
+) -> Calibration:
+    load = OtherLoad()
+    positions = getattr(target.config, "max_position_embeddings", None) or CONTEXT + max(VERIFIED)
+    context = max(1, min(CONTEXT, positions - max(VERIFIED)))
+    options = {"verified": VERIFIED, "expanded": EXPANDED, "seconds": CURVE_SECONDS}
+    curves = measure_costs(target, drafter, WIDTH, (context,), ROUNDS, **options)
+    policy, judged = Eagle2Policy(WIDTH, max_depth=DEPTH, total=NODES), RecordedTrees()
+    stats = _decode(target, drafter, TREE_SECONDS, lambda decoding: decoding.run(policy, judged))
+    if not judged.trees:
+        raise UserError(
+            f"calibration: {target.name} must answer with more than one token, got none for the built-in "
+            "prompts; run drafttrain calibrate with --prompts FILE"
+        )
+    found = Calibration(
+        machine=describe_machine(target.device, target.dtype),
+        dtype=dtype_name(target.dtype),
+        versions=versions(),
+        measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        made_for=dict(fingerprints),
+        target=curves[0],
+        drafter=curves[1],
+        step_overhead=0.0,
+        rate=1.0,
+        reached=1.0,
+        quick=True,
+        **(_of_drafter(own) if own else _judge_drafter(target, drafter, policy, judged, stats)),
+    )
+    found.step_overhead = step_overhead(found, stats, policy)
+    found.rate = 1 / found.costs.verify(1)
+    found.rate, found.reached = best_rate(judged.trees, found.costs, WIDTH)
+    found.machine["load"] = load.lap()
+    return found
+
+
+def _decode(
+    target: FrozenTarget, drafter: Drafter, seconds: float, run: Callable[[Decoding], DecodeStats]
+) -> DecodeStats:
+    """Decode the built-in prompts one by one, at least two of them and no more than fit into the time."""
+    begun, total = time.perf_counter(), DecodeStats()
+    limit = getattr(target.config, "max_position_embeddings", None) or NEW_TOKENS * 8
+    for number, text in enumerate(PROMPTS):
+        if number > 1 and time.perf_counter() - begun > seconds:
+            break
+        ids = Prompt(str(number), [text]).token_ids(target.tokenizer)[: limit - NEW_TOKENS - DEPTH]
+        total += run(Decoding(target, drafter, [ids], NEW_TOKENS, lambda: None))
+    return total
+
+
+def _of_drafter(own: Calibration) -> dict[str, Any]:
+    """What another machine's calibration says of the drafter."""
+    names = ("acceptance", "promise", "tree", "temperature", "confidence")
+    return {name: getattr(own, name) for name in names}
+
+
+def _judge_drafter(
+    target: FrozenTarget, drafter: Drafter, policy: Eagle2Policy, judged: RecordedTrees, stats: DecodeStats
+) -> dict[str, Any]:
+    """The same from the trees just decoded, and from chains."""
+    chains = JudgedChains(CHAIN, target.eos_token_ids)
+    _decode(target, drafter, CHAIN_SECONDS, lambda decoding: decoding.run(chains, chains, chains.next_prompt))
+    temperature, confidence = judge(chains.judged)
+    return {
+        "acceptance": [max(0.01, share) for share in stats.acceptance_by_depth] or [0.01],
+        "promise": judged.promise(),
+        "tree": f"eagle2:top_k={WIDTH},max_depth={DEPTH},total={NODES}",
+        "temperature": temperature,
+        "confidence": confidence,
+    }
+
+
+def calibration_here(
+    target: FrozenTarget,
+    drafter: Drafter,
+    fingerprints: dict[str, str],
+    reason: str,
+    own: Calibration | None = None,
+    classifier: Classifier | None = None,
+) -> Calibration:
+    """Return the short calibration for this machine, from the user's cache where it was made before.
+
+    One that other processes disturbed is not kept. What is done, and why, is printed to standard error.
+
+    Args:
+        reason: why it is needed.
+
+    Raises:
+        UserError: the target has too few positions.
+    """
+    depends = [describe_machine(target.device, target.dtype), fingerprints, versions()]
+    depends.append(None if classifier is None else weights_hash(classifier))
+    depends.append(sha256_file(SOURCE))  # our own forward may have become faster since
+    path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
+    if os.path.isfile(path):  # which an unreadable cache has not
+        try:
+            return Calibration.load(path)
+        except UserError:
+            reason = f"{path} is damaged"
+    _say(f"{reason}; calibrating for this machine, once, which takes some seconds")
+    begun = time.perf_counter()
+    found = quick_calibration(target, drafter, fingerprints, own, classifier)
+    done = f"calibrated in {time.perf_counter() - begun:.1f} s"
+    if is_disturbed(found):
+        taken = found.machine["load"]
+        _say(f"{done}, while other processes took {taken:.1f} cores: not kept, measured again next time")
+        return found
+    try:
+        write_json(path, found.to_json())
+    except OSError as error:
+        _say(f"{done}; {path.parent}: cannot be written ({error.strerror}), so it is measured each time")
+        return found
+    _say(f"{done}, kept in {path}")
+    return found
+
+
+def _say(line: str) -> None:
+    print(f"calibration: {line}", file=sys.stderr, flush=True)

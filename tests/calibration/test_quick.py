@@ -1,0 +1,389 @@
+"""The short calibration on the tiny target: when it is made, where it is kept, and what it says."""
+
+import dataclasses
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from drafttrain.calibration import quick, stage, timing
+from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.quick import calibration_here, is_disturbed, quick_calibration
+from drafttrain.calibration.stage import quick_against_full
+from drafttrain.classifier.model import Classifier
+from drafttrain.cli import main
+from drafttrain.errors import UserError
+from drafttrain.evaluation import evaluate as evaluation
+from drafttrain.evaluation.methods import Methods, MethodSpec
+from drafttrain.evaluation.prompts import PromptSet, Task
+from drafttrain.export.bundle import load_bundle
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.decoder import SpeculativeDecoder
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.machine import describe_machine
+from drafttrain.target.frozen import weights_hash
+from drafttrain.target.loading import load_for_decoding
+
+CPU = {"dtype": "float32", "device": "cpu"}
+VERIFY, DRAFT = timing._Clock.verify, timing._Clock.draft
+FREE = ("chain:length=2", "eagle2:top_k=2,max_depth=2,total=3", "cape", "static:k_config=2-1")
+FREE += ("paths:paths=0-1", "pct:threshold=0.2", "joint", "dymax", "ngram", "ngram+chain:length=2")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch, tmp_path):
+    """No other processes, a cache of the test's own, and no more measurements than a test needs."""
+    loads = []
+    load = SimpleNamespace(lap=lambda: loads.pop(0) if loads else 0.0)
+    monkeypatch.setattr(quick, "OtherLoad", lambda: load)
+    monkeypatch.setattr(quick, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(quick, "ROUNDS", 1)
+    monkeypatch.setattr(quick, "NEW_TOKENS", 10)
+    monkeypatch.setattr(quick, "TREE_SECONDS", 0.0)
+    monkeypatch.setattr(quick, "CHAIN_SECONDS", 0.0)
+    # as of a machine where drafting pays, which of this tiny target is not sure
+    monkeypatch.setattr(timing._Clock, "verify", lambda clock, n: 1e-3 * (10 + n))
+    monkeypatch.setattr(timing._Clock, "draft", lambda clock, f, width: 1e-3 * (1 + f / 8))
+    return loads
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """How often something was measured, and what with."""
+    calls, measure = [], quick._measure
+    monkeypatch.setattr(quick, "_measure", lambda *made: calls.append(made) or measure(*made))
+    return calls
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_bundle):
+    return load_bundle(tiny_bundle, **CPU)
+
+
+@pytest.fixture(scope="module")
+def found(loaded):
+    """A calibration of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "ROUNDS", 1)
+        patch.setattr(quick, "NEW_TOKENS", 10)
+        return quick._measure(loaded.target, loaded.drafter, loaded.fingerprints, None)
+
+
+@pytest.fixture
+def bundle(tiny_bundle, found, tmp_path):
+    """A function that makes a bundle whose own calibration has some other values."""
+
+    def make(machine=None, **changes):
+        folder = shutil.copytree(tiny_bundle, tmp_path / "bundle", dirs_exist_ok=True)
+        machine = {**found.machine, **(machine or {})}
+        changed = dataclasses.replace(found, machine=machine, quick=False, **changes)
+        (folder / "calibration.json").write_text(json.dumps(changed.to_json()))
+        return folder
+
+    return make
+
+
+def test_a_bundle_without_any_calibration(tiny_bundle, measured, monkeypatch, capsys):
+    """With a real clock."""
+    monkeypatch.setattr(timing._Clock, "verify", VERIFY)
+    monkeypatch.setattr(timing._Clock, "draft", DRAFT)
+    bundle = load_bundle(tiny_bundle, **CPU)
+    assert bundle.calibration is None
+    policy = bundle.proposer("timed").policy
+    found = bundle.calibration_for("timed")
+    first, second = capsys.readouterr().err.splitlines()[-2:]
+    assert first.startswith(f"calibration: {tiny_bundle}: there is no calibration; calibrating for this ")
+    assert second.startswith("calibration: calibrated in ") and ", kept in " in second
+    here = describe_machine(torch.device("cpu"), torch.float32)
+    assert found.quick and found.machine == {**here, "load": 0.0}
+    assert policy.rate == found.rate > 0 and found.reached > 0 and found.step_overhead >= 0
+    assert [curve.sizes for curve in found.target] == [list(quick.VERIFIED)]
+    assert [curve.sizes for curve in found.drafter] == [list(quick.EXPANDED)]
+    assert found.foreign(bundle.target.device, bundle.target.dtype, bundle.fingerprints) is None
+    assert bundle.warning("timed") is None
+    for curve in found.target + found.drafter:
+        assert all(0 < low <= mid <= high for low, mid, high in zip(curve.lower, curve.median, curve.upper))
+    assert len(measured) == 1
+
+
+def test_drafts_by_it_are_exact(tiny_bundle):
+    decoder = SpeculativeDecoder.from_pretrained(str(tiny_bundle), tree="timed", **CPU)
+    ids = decoder.encode("The quick brown")
+    wanted = decode_all(decoder.target, NoProposer(), [ids], 16)[0][0]
+    assert decoder.generate(ids, 16).token_ids == wanted and decoder.warning is None
+
+
+@pytest.mark.parametrize("tree", FREE)
+def test_policies_without_costs_do_not_wait(tree, bundle, measured, capsys):
+    for folder in (bundle(machine={"processor": "another"}), bundle()):
+        load_bundle(folder, **CPU).proposer(tree)
+    assert not measured and "calibrating" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"machine": {"processor": "another"}}, "calibrated for processor another, and this is "),
+        ({"machine": {"features": "sse"}}, "calibrated for features sse, and this is "),
+        ({"machine": {"torch_isa": "DEFAULT"}}, "calibrated for torch_isa DEFAULT, and this is "),
+        ({"machine": {"onednn_isa": "SSE41"}}, "calibrated for onednn_isa SSE41, and this is "),
+        ({"machine": {"kernel": "other"}}, "calibrated for kernel other, and this is "),
+        ({"machine": {"threads": 99}}, "calibrated for threads 99, and this is "),
+        ({"dtype": "bfloat16"}, "calibrated for dtype bfloat16, and this is float32"),
+    ],
+)
+@pytest.mark.parametrize("tree", ["timed", "pct:width=2", "ngram+timed:width=2"])
+def test_a_foreign_calibration_is_not_used(changes, why, tree, bundle, measured, capsys):
+    loaded = load_bundle(bundle(rate=12345.0, **changes), **CPU)
+    loaded.proposer(tree)
+    assert why in capsys.readouterr().err and len(measured) == 1
+    used = loaded.calibration_for(tree.removeprefix("ngram+"))
+    assert used.quick and used.rate != 12345.0
+    own = loaded.calibration  # what belongs to the drafter is the bundle's
+    assert (used.acceptance, used.promise, used.temperature) == (own.acceptance, own.promise, own.temperature)
+    assert used.confidence == own.confidence and loaded.warning(tree) is None
+
+
+def test_an_older_calibration_is_foreign(bundle, measured, capsys):
+    """One that does not say with which instructions it was made."""
+    folder = bundle()
+    values = json.loads((folder / "calibration.json").read_text())
+    del values["machine"]["features"], values["machine"]["kernel"], values["quick"]
+    (folder / "calibration.json").write_text(json.dumps(values))
+    load_bundle(folder, **CPU).proposer("timed")
+    assert len(measured) == 1 and "calibrated for features unknown" in capsys.readouterr().err
+
+
+def test_the_same_machine_uses_the_bundles_own(bundle, measured):
+    loaded = load_bundle(bundle(machine={"load": 0.3}), **CPU)
+    assert loaded.proposer("timed").policy.rate == loaded.calibration.rate
+    assert not measured
+
+
+def test_one_that_is_named_is_used_wherever_it_was_made(bundle, measured):
+    folder = bundle(machine={"processor": "another"})
+    loaded = load_bundle(folder, calibration=folder, **CPU)
+    assert loaded.proposer("timed").policy.rate == loaded.calibration.rate and not measured
+    assert "calibrated for processor another" in loaded.warning("timed")
+
+
+def test_one_of_another_drafter_says_nothing_of_this(bundle, measured):
+    folder = bundle(made_for={"target": "x", "drafter": "y"}, acceptance=[0.123])
+    loaded = load_bundle(folder, **CPU)
+    loaded.proposer("timed")
+    assert loaded.calibration_for("timed").acceptance != [0.123]
+
+
+def test_a_wrong_setting_is_no_reason_to_measure(tiny_bundle, measured):
+    with pytest.raises(UserError, match="did you mean width"):
+        load_bundle(tiny_bundle, **CPU).proposer("timed:widht=3")
+    with pytest.raises(UserError, match="takes a classifier"):
+        load_bundle(tiny_bundle, **CPU).proposer("c2t")
+    assert not measured
+
+
+def test_it_is_made_once(tiny_bundle, measured, capsys):
+    rates = set()
+    for _ in range(3):
+        bundle = load_bundle(tiny_bundle, **CPU)
+        rates |= {bundle.proposer(tree).policy.rate for tree in ("timed", "timed:width=2")}
+    assert len(measured) == 1 and len(rates) == 1
+    assert capsys.readouterr().err.count("calibrating for this machine") == 1
+
+
+@pytest.mark.parametrize("what", ["threads", "dtype"])
+def test_another_machine_has_one_of_its_own(what, tiny_bundle, measured):
+    load_bundle(tiny_bundle, **CPU).proposer("timed")
+    other = load_bundle(tiny_bundle, **{**CPU, "dtype": "bfloat16" if what == "dtype" else "float32"})
+    if what == "threads":
+        torch.set_num_threads(2)
+    try:
+        other.proposer("timed")
+    finally:
+        torch.set_num_threads(1)
+    assert len(measured) == 2
+
+
+def test_methods_of_a_benchmark_share_it(tiny_bundle, tiny_target_folder, measured, monkeypatch, tmp_path):
+    """Even where it cannot be kept, and where another bundle was loaded in between."""
+    monkeypatch.setattr(quick, "cache_dir", lambda: tiny_bundle / "config.json")  # no folder
+    other = shutil.copytree(tiny_bundle, tmp_path / "other")
+    target = load_for_decoding(str(tiny_target_folder), **CPU)
+    specs = [MethodSpec("a", str(tiny_bundle), "timed"), MethodSpec("b", str(other), "chain:length=1")]
+    specs += [MethodSpec("c", str(tiny_bundle), "pct"), MethodSpec("d", str(tiny_bundle), "timed:width=2")]
+    Methods(target, specs)
+    assert len(measured) == 1
+
+
+def test_an_evaluation_proves_exact_what_it_timed(tiny_bundle, questions, measured, monkeypatch, tmp_path):
+    """The trees that were timed in one dtype are decoded in fp32 by the same costs."""
+    monkeypatch.setattr(evaluation, "check_quiet", lambda refuse: None)
+    prompts = PromptSet("own", str(questions), 1)
+    config = evaluation.EvaluateConfig([prompts], trees=["timed"], max_new_tokens=6, lossless_prompts=1)
+    config.lossless_new_tokens = 6
+    figures = evaluation.evaluate(config, tiny_bundle, tmp_path / "out", dtype="bfloat16", device="cpu")
+    assert figures["lossless"] and len(measured) == 1
+    assert measured[0][0].dtype == torch.bfloat16
+
+
+def test_an_unwritable_cache(tiny_bundle, measured, monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(quick, "cache_dir", lambda: tmp_path / "file")
+    for _ in range(2):
+        load_bundle(tiny_bundle, **CPU).proposer("timed")
+    assert len(measured) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
+    assert len(told) == 2 and f"{tmp_path}/file/calibrations: cannot be written (" in told[0]
+
+
+def test_an_interrupted_one_is_not_kept(tiny_bundle, measured, monkeypatch, tmp_path):
+    def interrupt(*made):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quick, "best_rate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            load_bundle(tiny_bundle, **CPU).proposer("timed")
+    assert not list(tmp_path.glob("cache/calibrations/*"))
+    load_bundle(tiny_bundle, **CPU).proposer("timed")
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("content", ["", '{"format_version": 1, "target": [', "{}", '{"format_version": 0}'])
+def test_a_damaged_one_is_made_again(content, tiny_bundle, measured, tmp_path, capsys):
+    load_bundle(tiny_bundle, **CPU).proposer("timed")
+    [kept] = tmp_path.glob("cache/calibrations/*.json")
+    kept.write_text(content)
+    load_bundle(tiny_bundle, **CPU).proposer("timed")
+    assert len(measured) == 2 and f"{kept} is damaged; calibrating" in capsys.readouterr().err
+    assert Calibration.load(kept).quick
+
+
+def test_a_disturbed_one_is_repeated_once(tiny_bundle, measured, quiet, tmp_path, capsys):
+    quiet += [0.8, 0.1]
+    load_bundle(tiny_bundle, **CPU).proposer("timed")
+    assert len(measured) == 2 and list(tmp_path.glob("cache/calibrations/*.json"))
+    assert "other processes" not in capsys.readouterr().err
+
+
+def test_one_that_stays_disturbed_is_used_with_a_warning(tiny_bundle, measured, quiet, tmp_path, capsys):
+    quiet += [0.8, 0.9]
+    bundle = load_bundle(tiny_bundle, **CPU)
+    bundle.proposer("timed")
+    bundle.proposer("pct")
+    assert len(measured) == 2 and not list(tmp_path.glob("cache/calibrations/*.json"))
+    assert "other processes took 0.9 cores: not kept, measured again next time" in capsys.readouterr().err
+    quiet += [None]  # a system that does not tell
+    load_bundle(tiny_bundle, **CPU).proposer("timed")
+    assert len(measured) == 3 and list(tmp_path.glob("cache/calibrations/*.json"))
+
+
+def test_curves_and_rate_of_known_costs(loaded, monkeypatch):
+    """With a clock that gives known times the curves are these, and a slower machine beats lower rates."""
+    rates = []
+    for unit in (1e-3, 4e-3):
+
+        class Clock:
+            def __init__(self, target, drafter, context):
+                assert context == 256
+
+            def verify(self, n, unit=unit):
+                return unit * (10 + n)
+
+            def draft(self, f, width, unit=unit):
+                return unit * (1 + f / 8)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(timing, "_Clock", Clock)
+            patch.setattr(quick, "step_overhead", lambda found, stats, policy: 0.0)
+            found = quick_calibration(loaded.target, loaded.drafter, loaded.fingerprints)
+        costs = found.costs
+        for n in (1, 3, 20, 64):
+            assert costs.verify(n) == pytest.approx(unit * (10 + n))
+        assert [costs.draft(f) for f in (1, 6, 16)] == pytest.approx([unit * (1 + f / 8) for f in (1, 6, 16)])
+        assert found.reached <= 6 / costs.verify(1)
+        rates.append((found.rate, found.reached))
+    assert [4 * slow for slow in rates[1]] == pytest.approx(list(rates[0]), rel=1e-3)
+
+
+def test_thresholds_of_c2t_are_what_time_is_worth(loaded, found, monkeypatch, measured):
+    """A node has to bring as many tokens as its seconds would bring elsewhere."""
+    classifier = Classifier(hidden=1)
+    made = quick_calibration(loaded.target, loaded.drafter, loaded.fingerprints, found, classifier)
+    costs = made.costs
+    token = (costs.verify(9) - costs.verify(1)) / 8
+    expand = made.reached * (costs.draft(1) + token) / made.acceptance[0]
+    assert made.beta == pytest.approx(min(max(made.reached * token, 0.005), 0.95))
+    assert made.expand == pytest.approx(min(max(expand, 0.005), 0.95)) and made.top_k == quick.WIDTH
+    assert 0 < made.beta <= made.expand < 1
+
+
+def test_a_stored_threshold_is_computed_again(bundle, tmp_path, measured):
+    """For this machine; where the stored one is for another classifier, the paper's is used as ever."""
+    classifier = Classifier(hidden=1)
+    classifier.save(tmp_path / "classifier", {})
+    options = {**CPU, "classifier": tmp_path / "classifier"}
+    folder = bundle()
+    made_for = load_bundle(folder, **CPU).calibration.made_for
+    thresholds = {"beta": 0.31, "expand": 0.42, "top_k": 3}
+    for hash, foreign, measures in (
+        ("another", "P", 0),
+        (weights_hash(classifier), None, 0),
+        (weights_hash(classifier), "P", 1),
+    ):
+        machine = {"processor": foreign} if foreign else {}
+        folder = bundle(machine=machine, made_for={**made_for, "classifier": hash}, **thresholds)
+        loaded = load_bundle(folder, **options)
+        policy = loaded.proposer("c2t").policy
+        assert len(measured) == measures
+    here = loaded.calibration_for("c2t")
+    assert (policy.beta, policy.expand, policy.top_k) == (here.beta, here.expand, quick.WIDTH)
+    assert loaded.proposer("c2t:beta=0.7").policy.beta == 0.7
+
+
+def test_a_short_target_or_none_at_all(loaded, monkeypatch):
+    monkeypatch.setattr(loaded.target.config, "max_position_embeddings", 100)
+    made = loaded.target, loaded.drafter, loaded.fingerprints
+    found = quick_calibration(*made)
+    assert [curve.context for curve in found.target] == [36]
+    monkeypatch.setattr(loaded.target.config, "max_position_embeddings", 40)
+    with pytest.raises(UserError, match="has 40 positions, too few to calibrate"):
+        quick_calibration(*made)
+
+
+def test_a_target_that_answers_nothing(loaded, monkeypatch):
+    monkeypatch.setattr(quick, "_decode", lambda *made: None)
+    with pytest.raises(UserError, match="must answer with more than one token, got none"):
+        calibration_here(loaded.target, loaded.drafter, loaded.fingerprints, "why")
+
+
+def test_from_the_command_line(tiny_bundle, found, bundle, tmp_path, capsys, measured):
+    words = ["calibrate", str(tiny_bundle), "--dtype", "float32", "--quick", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    made = Calibration.load(tmp_path / "out")
+    assert made.quick and (tmp_path / "out/costs.png").exists()
+    assert "timed is predicted to emit" in capsys.readouterr().out
+    folder = bundle(machine={"processor": "another"}, acceptance=[0.5, 0.25])
+    assert main(["calibrate", str(folder), "--dtype", "float32", "--quick"]) == 0
+    loaded = load_bundle(folder, **CPU)
+    assert loaded.calibration.quick and loaded.calibration.acceptance == [0.5, 0.25]
+    loaded.proposer("timed")
+    assert len(measured) == 2  # the bundle's own is from here now
+    (folder / "calibration.json").write_text("{}")
+    assert main(["calibrate", str(folder), "--dtype", "float32", "--quick"]) == 0
+    for rest in ([], ["--quick", "--prompts", "x"]):
+        assert main(["calibrate", str(folder), *rest]) == 2
+        assert "exactly one of --prompts FILE and --quick" in capsys.readouterr().err
+
+
+def test_against_a_full_one(loaded, found, questions, tmp_path):
+    task = Task.read(PromptSet("own", str(questions), 2))
+    full = dataclasses.replace(found, quick=False, rate=2 * found.rate)
+    row = quick_against_full(loaded, full, task, tmp_path / "raw", max_new_tokens=8, repeats=2)
+    assert row["ratio"] == row["tokens_per_second"]["quick"] / row["tokens_per_second"]["full"] > 0
+    assert row["seconds"] > 0 and row["load"] == 0.0 and row["rates"]["full"] == full.rate
+    low, high = row["interval"]
+    assert low <= high and len((tmp_path / "raw/measurements.jsonl").read_text().splitlines()) == 5
+    assert not is_disturbed(Calibration.load(tmp_path / "raw")) and stage.FILE == "calibration.json"

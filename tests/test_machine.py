@@ -1,0 +1,129 @@
+"""Other processes' load from /proc/stat, with a clock and counters that the test turns."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from drafttrain import machine
+from drafttrain.errors import UserError
+from drafttrain.machine import OtherLoad, check_quiet, describe_machine, machine_difference
+
+CPU = torch.device("cpu")
+
+
+class Fake:
+    """Ten seconds pass between two looks; `busy` and `own` are cores in use by all and by this process."""
+
+    def __init__(self, monkeypatch, tmp_path, cores=2, threads=2):
+        self.clock, self.jiffies, self.own_seconds = 0.0, 0, 0.0
+        self.stat = tmp_path / "stat"
+        monkeypatch.setattr(machine, "STAT", self.stat)
+        monkeypatch.setattr(machine.os, "cpu_count", lambda: cores)
+        monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
+        monkeypatch.setattr(machine.torch, "get_num_threads", lambda: threads)
+        monkeypatch.setattr(machine.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(machine.time, "process_time", lambda: self.own_seconds)
+        monkeypatch.setattr(machine.time, "sleep", lambda seconds: self.work(*self.planned))
+        self.planned = (0.0, 0.0)
+        self.work(0, 0)
+
+    def work(self, busy: float, own: float) -> None:
+        self.clock += 10
+        self.jiffies += round(busy * 1000)
+        self.own_seconds += own * 10
+        user = self.jiffies // 2  # the rest is nice; idle and iowait are no work
+        self.stat.write_text(f"cpu  {user} {self.jiffies - user} 0 777777 5555 0 0 0 0 0\ncpu0 1 1 1\n")
+
+
+@pytest.mark.parametrize(
+    "threads, busy, own, taken",
+    [(2, 2.0, 2.0, 0.0), (2, 2.0, 1.0, 1.0), (2, 0.5, 0.0, 0.5), (1, 2.0, 1.0, 0.0), (1, 2.0, 0.5, 0.5)],
+)
+def test_only_work_that_takes_our_cores_counts(monkeypatch, tmp_path, threads, busy, own, taken):
+    fake = Fake(monkeypatch, tmp_path, threads=threads)
+    load = OtherLoad()
+    fake.work(busy, own)
+    assert load.lap() == pytest.approx(taken)
+    fake.work(0.1, 0.1)  # a lap begins where the last one ended
+    assert load.lap() == pytest.approx(0)
+
+
+def test_systems_without_proc_do_not_tell(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "STAT", tmp_path / "none")
+    assert OtherLoad().lap() is None
+    assert check_quiet(refuse=True, seconds=0) is None
+
+
+def test_busy_machines_are_refused_or_warned_about(monkeypatch, tmp_path):
+    fake = Fake(monkeypatch, tmp_path)
+    fake.planned = (1.2, 0.0)
+    with pytest.raises(UserError, match="other processes take 1.2 of the 2 cores"):
+        check_quiet(refuse=True)
+    assert "1.2 of the 2 cores" in check_quiet(refuse=False)
+    fake.planned = (0.2, 0.0)
+    assert check_quiet(refuse=True) is None
+
+
+def test_ended_children_are_our_own_work(monkeypatch, tmp_path):
+    """What a measurement starts and waits for does not count as load."""
+    fake = Fake(monkeypatch, tmp_path)
+    load = OtherLoad()
+    times = machine.os.times()
+    ended = SimpleNamespace(children_user=times.children_user + 12, children_system=times.children_system + 3)
+    monkeypatch.setattr(machine.os, "times", lambda: ended)
+    fake.work(2.0, 0.5)
+    assert load.lap() == pytest.approx(0, abs=0.01)
+
+
+def test_description_has_what_timings_depend_on(monkeypatch):
+    described = describe_machine(CPU)
+    assert described["threads"] == torch.get_num_threads() and described["device"] == "cpu"
+    assert described["processor"] and described["onednn_isa"] == "all" and "dtype" not in described
+    assert described["torch_isa"] == torch.backends.cpu.get_cpu_capability()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    limited = describe_machine(CPU, torch.bfloat16)
+    described["kernel"] = limited["kernel"]  # follows that limit, too
+    assert limited == {**described, "onednn_isa": "AVX2", "dtype": "bfloat16"}
+
+
+CORES = """processor	: {i}
+model name	: Some CPU @ 2 GHz
+physical id	: {socket}
+core id		: {core}
+flags		: sse fma avx2 avx512_bf16 hypervisor
+"""
+
+
+@pytest.mark.parametrize("sockets, cores, siblings", [(1, 1, 1), (1, 4, 2), (2, 8, 2)])
+def test_processor_is_read_from_proc(monkeypatch, tmp_path, sockets, cores, siblings):
+    each = itertools.product(range(siblings), range(sockets), range(cores))
+    texts = [CORES.format(i=i, socket=socket, core=core) for i, (_, socket, core) in enumerate(each)]
+    (tmp_path / "cpuinfo").write_text("\n".join(texts))
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    described = describe_machine(CPU)
+    assert described["cores"] == sockets * cores
+    assert (described["processor"], described["features"]) == ("Some CPU @ 2 GHz", "avx2 fma avx512_bf16")
+
+
+def test_systems_without_cpuinfo(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "none")
+    described = describe_machine(CPU)
+    assert described["cores"] == machine.os.cpu_count() and described["features"] == ""
+    assert described["processor"]
+
+
+@pytest.mark.parametrize("name", ["processor", "features", "torch_isa", "onednn_isa", "kernel", "threads"])
+def test_what_makes_another_machine(name):
+    here = describe_machine(CPU)
+    assert machine_difference({**here, "load": 0.5, "cores": 99}, here) is None
+    assert machine_difference({**here, name: "x"}, here) == f"{name} x, and this is {here[name]}"
+    older = {key: value for key, value in here.items() if key != name}
+    assert machine_difference(older, here) == f"{name} unknown, and this is {here[name]}"
+
+
+def test_a_gpu_is_another_machine():
+    here = describe_machine(CPU)
+    assert machine_difference({**here, "gpu": "X1"}, here) == "gpu X1, and this is None"
+    assert machine_difference(here, {**here, "gpu": "X1"}) == "gpu unknown, and this is X1"
