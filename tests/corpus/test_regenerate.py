@@ -335,6 +335,15 @@ def test_limits_can_finish_the_run(target, source, tmp_path):
     assert run(config_for(source), tmp_path / "out", target).written == 8  # and later the rest
 
 
+def test_a_limit_before_the_first_answer_is_no_error(target, source, tmp_path):
+    console = Console(file=StringIO(), width=200)
+    config = config_for(source, max_minutes=0, at_limit="finish")
+    report = answer_anew(config, tmp_path / "out", target, target.tokenizer, console=console)
+    assert report.written == 0 and report.skipped == {"not reached before max_minutes": 8}
+    assert (tmp_path / "out" / "responses.jsonl").read_bytes() == b""
+    assert "no answer was finished before regenerate.max_minutes (0): the corpus" in console.file.getvalue()
+
+
 def test_answers_of_an_earlier_run_are_taken_over(target, source, tmp_path):
     run(config_for(source), tmp_path / "old", target)
     old = read_jsonl(tmp_path / "old" / "responses.jsonl")
@@ -383,7 +392,7 @@ def test_settings_that_cannot_work(target, source, tmp_path, change, message):
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_is_shown(target, source, tmp_path, monkeypatch, is_terminal):
-    monkeypatch.setattr("drafttrain.corpus.progress.LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("drafttrain.progress.LOG_EVERY_S", 0.0)
     console = Console(file=StringIO(), force_terminal=is_terminal, width=120)
     answer_anew(config_for(source), tmp_path / "out", target, target.tokenizer, console=console)
     text = console.file.getvalue()
