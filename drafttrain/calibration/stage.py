@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from drafttrain.calibration.confidence import (
 )
 from drafttrain.calibration.config import BETAS, C2T_TRIALS, STRICTNESS, CalibrateConfig
 from drafttrain.calibration.plots import plot_confidence, plot_costs
-from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
+from drafttrain.calibration.timing import CONTEXTS, VERIFIED, WARM_UP, measure_costs
 from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.machine import check_quiet, describe_machine
@@ -44,6 +45,7 @@ from drafttrain.trees.tree import TokenTree
 
 # bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
+ROUND_TOKENS = 2 * len(VERIFIED)  # new tokens whose decoding takes about as long as a round of all sizes
 LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
 
 
@@ -87,10 +89,14 @@ def calibrate(
         which = f"{config.prompts.path}: prompt {prompt.id}"
         check_length(model, prompt_ids, config.max_new_tokens, which)
     runs = 2 + len(STRICTNESS) + (C2T_TRIALS if loaded.classifier else 0)
-    work = len(CONTEXTS) * (WARM_UP + config.rounds) + runs * len(ids)
-    with counted("calibrating", work, console=console) as step:
-        verified, drafted = measure_costs(model, drafter, config.width, rounds=config.rounds, on_round=step)
-        decoding = _Decoding(model, drafter, ids, config.max_new_tokens, step)
+    rounds, tokens = len(CONTEXTS) * (WARM_UP + config.rounds), config.max_new_tokens
+    work = rounds * ROUND_TOKENS + runs * len(ids) * tokens
+    with counted("calibrating", work, "tokens", console) as step:
+        on_round = partial(step, ROUND_TOKENS)
+        verified, drafted = measure_costs(
+            model, drafter, config.width, rounds=config.rounds, on_round=on_round
+        )
+        decoding = _Decoding(model, drafter, ids, tokens, partial(step, tokens))
         chains = JudgedChains(config.chain_length, model.eos_token_ids)
         decoding.run(chains, chains, chains.next_prompt)
         temperature, confidence = judge(chains.judged)

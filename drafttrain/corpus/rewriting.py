@@ -122,9 +122,9 @@ class Rewriting:
                 console.print(escape(self.state()), highlight=False, soft_wrap=True)
                 raise
         if self.limit and config.at_limit == "stop":
+            limit = f"regenerate.{self.limit} ({getattr(config, self.limit):g})"
             raise UserError(
-                f"stopped at regenerate.{self.limit} ({getattr(config, self.limit):g}): {self.state()}; to take "
-                "what is there, add --regenerate.at_limit finish"
+                f"stopped at {limit}: {self.state()}; to take what is there, add --regenerate.at_limit finish"
             )
         if self.pending:
             self.skipped[f"not reached before {self.limit}"] += len(self.pending)

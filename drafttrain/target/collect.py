@@ -188,7 +188,7 @@ class _Collection:
                     skipped += self._collect_shard(index, skipped, advance)
                     computed += self._tokens(index)
                     rate = computed / (time.monotonic() - begun)
-                    if not self.console.is_terminal:  # the line a minute goes by batches, this by whole shards
+                    if not self.console.is_terminal:  # by whole shards; the line a minute goes by batches
                         line = f"{title}: {earlier + computed:,} of {total:,} tokens, {rate:,.0f} tokens/s"
                         self.console.print(line, highlight=False)
         self._finish()
