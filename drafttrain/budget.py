@@ -4,7 +4,8 @@
 
 Every stage has a share of the time that does not depend on what the others need, so a faster machine never
 plans less of anything. What does not fit its share is left out; what replaces it is bundled: answers of the
-target in place of new ones, a trained drafter in place of a new one.
+target in place of new ones, a trained drafter in place of a new one. Where the share of the evaluation is too
+small for one that says something, nothing else is done.
 """
 
 import dataclasses
@@ -95,12 +96,16 @@ SIZES = [
     Evaluation(3, 2, 32, 2, 2, 3, 32),
     Evaluation(3, 3, 48, 2, 2, 4, 32),
     Evaluation(3, 4, 64, 3, 3, 6, 32),
+    Evaluation(3, 5, 64, 4, 4, 6, 48),
+    Evaluation(3, 6, 80, 4, 4, 8, 48),
     Evaluation(3, 6, 96, 4, 4, 8, 64),
     Evaluation(3, 8, 96, 4, 6, 12, 64),
+    Evaluation(3, 10, 96, 4, 6, 12, 64),
     Evaluation(3, 12, 96, 4, 8, 16, 64),
     Evaluation(3, 16, 96, 4, 8, 16, 64),
     Evaluation(3, 20, 96, 4, 8, 16, 64),
 ]
+DECENT = 5  # index of the least that the other stages have to leave room for: all tasks, some prompts each
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,8 @@ class Plan:
         calibrate_prompts: 0: no calibration.
         evaluation: what is measured.
         seconds: each stage's, by the model above.
-        fitting: what would have fitted of what was left out: "answers", "steps".
+        fitting: the answers and steps that fit their shares, whether they are enough or not; empty where the
+            evaluation leaves no time for others.
     """
 
     answers: int
@@ -177,10 +183,12 @@ def plan(speeds: Speeds, seconds: float, work: Work) -> Plan:
         work: at most.
     """
     shares = {stage: share * seconds * (1 - SPARE) for stage, share in SHARES.items()}
-    evaluations = [size.within(work.evaluation) for size in SIZES]
-    fitting = [size for size in evaluations if evaluate_seconds(speeds, size) <= shares["evaluate"]]
-    evaluation = fitting[-1] if fitting else evaluations[0]
-    calibrate = 0
+    sizes = [size.within(work.evaluation) for size in SIZES]
+    if evaluate_seconds(speeds, sizes[DECENT]) > shares["evaluate"]:
+        plain = [dataclasses.replace(size, trees=min(size.trees, work.plain_trees)) for size in sizes]
+        evaluation = _largest(speeds, plain[: DECENT + 1], sum(shares.values()))
+        return Plan(0, 0, 0, 0, 0, evaluation, {"evaluate": evaluate_seconds(speeds, evaluation)}, {})
+    evaluation, calibrate = _largest(speeds, sizes, shares["evaluate"]), 0
     if evaluation.trees > work.plain_trees:
         counts = range(min(LEAST_CALIBRATION, work.calibrate_prompts), work.calibrate_prompts + 1)
         usable = [n for n in counts if n and calibrate_seconds(speeds, n, work) <= shares["calibrate"]]
@@ -207,6 +215,11 @@ def plan(speeds: Speeds, seconds: float, work: Work) -> Plan:
         fitting={"answers": answers, "steps": steps},
     )
     return dataclasses.replace(found, seconds=stage_seconds(speeds, found, work))
+
+
+def _largest(speeds: Speeds, sizes: list[Evaluation], seconds: float) -> Evaluation:
+    """The largest evaluation that fits; the smallest where none does."""
+    return [size for size in sizes if size is sizes[0] or evaluate_seconds(speeds, size) <= seconds][-1]
 
 
 def stage_seconds(speeds: Speeds, planned: Plan, work: Work) -> dict[str, float]:

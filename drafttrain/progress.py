@@ -48,7 +48,8 @@ def counted(
             done += n
             now = time.monotonic()
             left = rate.seconds_left(now, *(work or (done - earlier, total - earlier)))
-            note = ", ".join(filter(None, (note, left and f"about {_duration(left)} left")))
+            about = "" if left is None else f"about {_duration(left)} left"
+            note = ", ".join(filter(None, (note, about)))
             bars.update(bar, advance=n, note=note)
             if left is not None and not console.is_terminal and now - logged >= LOG_EVERY_S:
                 logged = now
@@ -59,8 +60,8 @@ def counted(
 
 
 class _Rate:
-    """Speed of some work in the second half of the time so far: the beginning, which loads, encodes prompts
-    and fills caches, says little about the rest."""
+    """Speed of some work in the second half of the time so far, and never before the first of it was done:
+    the beginning, which loads, encodes prompts and fills caches, says little about the rest."""
 
     def __init__(self, begun: float):
         self.times, self.done = [begun], [0.0]
@@ -69,11 +70,11 @@ class _Rate:
         """Estimate the seconds that the rest takes; None while nothing is done."""
         if done <= 0:
             return None
-        half = bisect_right(self.times, (self.times[0] + now) / 2) - 1
-        if done <= self.done[half]:  # nothing since then
-            half = 0
-        seconds, units = now - self.times[half], done - self.done[half]
-        if now - self.times[-1] >= SAMPLE_EVERY_S:
+        since = max(bisect_right(self.times, (self.times[0] + now) / 2) - 1, min(1, len(self.times) - 1))
+        if done <= self.done[since]:  # nothing since then
+            since = 0
+        seconds, units = now - self.times[since], done - self.done[since]
+        if len(self.times) == 1 or now - self.times[-1] >= SAMPLE_EVERY_S:
             self.times.append(now)
             self.done.append(done)
         return max(total - done, 0.0) * seconds / units

@@ -131,11 +131,10 @@ def notices_of(planned: Plan, recipe: Recipe, work: Work, seconds: float) -> lis
     """What is left out of a plan and what takes its place, one line each."""
     notices, most = [], work.evaluation
     if not planned.steps and work.steps != 0:
-        steps = planned.fitting["steps"]
-        notices.append(
-            f"no training: {steps} steps would fit, and fewer than {LEAST_STEPS} change little; "
-            f"{recipe.training.init_from} is measured as it is"
-        )
+        why = "measuring takes the time"
+        if planned.fitting:
+            why = f"{planned.fitting['steps']} steps would fit, and fewer than {LEAST_STEPS} change little"
+        notices.append(f"no training: {why}; {recipe.training.init_from} is measured without")
     if planned.steps and work.answers and not planned.answers:
         answers = planned.fitting["answers"]
         notices.append(
@@ -154,11 +153,12 @@ def notices_of(planned: Plan, recipe: Recipe, work: Work, seconds: float) -> lis
 
 def describe(speeds: Speeds, planned: Plan, minutes: float) -> list[str]:
     """Two lines: what was measured, what is planned."""
-    size = planned.evaluation
+    size, steps = planned.evaluation, f"{planned.steps} steps on {planned.conversations} conversations"
     parts = [
         f"{planned.answers} answers" if planned.answers else "no new answers",
-        f"{planned.steps} steps on {planned.conversations} conversations" if planned.steps else "no training",
-        f"{size.prompts} prompts a task, {size.lossless_prompts} compared in fp32",
+        steps if planned.steps else "no training",
+        f"{size.prompts} prompt{'s' if size.prompts > 1 else ''} a task",
+        f"{size.lossless_prompts} compared in fp32",
     ]
     return [
         f"this machine: {speeds.generate:,.0f} tokens/s generating, {speeds.collect:,.0f} collecting, "

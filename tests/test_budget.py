@@ -107,11 +107,14 @@ def test_a_fast_machine_does_all_of_the_recipe():
 def test_what_falls_back_on_what():
     slow = plan(speeds(1000, train=40), TWENTY, WORK)
     assert slow.steps == slow.answers == slow.conversations == 0 and 0 < slow.fitting["steps"] < 30
-    assert "train" not in slow.seconds and "regenerate" not in slow.seconds
+    assert list(slow.seconds) == ["calibrate", "evaluate"] and slow.evaluation == WORK.evaluation
     slow = plan(speeds(1000, generate=5, rows=1), TWENTY, WORK)
     assert slow.answers == 0 and 0 < slow.fitting["answers"] < 16 and slow.steps > 30
     slow = plan(speeds(1000, decode=2), TWENTY, WORK)
     assert slow.calibrate_prompts == 0 and slow.evaluation.trees <= WORK.plain_trees
+    slow = plan(speeds(1e4, transformers=1.5), TWENTY, WORK)  # all of the time for a decent evaluation
+    assert slow.evaluation == SIZES[budget.DECENT] and list(slow.seconds) == ["evaluate"]
+    assert slow.seconds["evaluate"] > SHARES["evaluate"] * TWENTY * (1 - SPARE) and slow.fitting == {}
     slow = plan(speeds(1.0), TWENTY, WORK)
     assert slow.evaluation == SIZES[0] and list(slow.seconds) == ["evaluate"]
 

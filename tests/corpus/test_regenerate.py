@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -398,6 +399,22 @@ def test_progress_is_shown(target, source, tmp_path, monkeypatch, is_terminal):
     text = console.file.getvalue()
     assert "8/8" in text if is_terminal else "regenerate: 8 of 8 conversations" in text
     assert "8 rows read = 8 written + 0 failed + 0 skipped" in text
+
+
+def test_time_left_counts_answers_under_way(tiny_llama, source, tmp_path, monkeypatch):
+    """Long before the first of equal answers is finished, the share of their tokens is known."""
+    shares, lines = [], []
+
+    @contextmanager
+    def counted(*args):
+        yield lambda n, work, note: (shares.append(work[0] / work[1]), lines.append(note))
+
+    monkeypatch.setattr("drafttrain.corpus.rewriting.counted", counted)
+    config = config_for(source, max_new_tokens=20, max_turns=1)  # without a stop token all are as long
+    report = run(config, tmp_path / "out", FrozenTarget(*tiny_llama, "tiny"))
+    assert report.cut == report.written == 8 and report.tokens == 160
+    assert shares[0] == config.batch_rows / 160 and shares == sorted(shares)
+    assert shares[-1] == 152 / 160 and lines[-1].startswith("152 tokens, ")  # all but each answer's first
 
 
 def test_less_memory_means_fewer_rows(target, source, tmp_path):
