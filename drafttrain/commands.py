@@ -60,7 +60,8 @@ def quickstart(args: argparse.Namespace) -> None:
         )
     _require_recipe(args.recipe)
 
-    from drafttrain.quickstart import quickstart
+    with _importing():
+        from drafttrain.quickstart import quickstart
 
     quickstart(args.recipe, args.minutes, args.overrides, begun)
 

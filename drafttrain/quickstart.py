@@ -32,7 +32,6 @@ from drafttrain.evaluation.config import EXAMPLE_COSTS, PromptSet
 from drafttrain.evaluation.machine import describe_machine
 from drafttrain.files import read_json, write_json
 from drafttrain.recipe import Recipe, load_recipe, parse_overrides
-from drafttrain.speeds import measure_speeds
 from drafttrain.stages import STAGES, target_model
 from drafttrain.trees.named import uses_calibration
 from drafttrain.workflow import Workflow
@@ -189,6 +188,8 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
         speeds, seconds = Speeds(**record["speeds"]), record["seconds"]
     else:
         console.print("measuring this machine", highlight=False)
+        from drafttrain.speeds import measure_speeds  # and with it what trains and decodes
+
         speeds = measure_speeds(recipe, target_model(recipe))
         seconds = 60 * minutes - (time.monotonic() - begun)
     planned = plan(speeds, seconds, work)

@@ -41,7 +41,7 @@ def speeds(monkeypatch):
     measured = []
 
     def stub(found: Speeds) -> list[int]:
-        monkeypatch.setattr(quickstart, "measure_speeds", lambda recipe, model: measured.append(1) or found)
+        monkeypatch.setattr("drafttrain.speeds.measure_speeds", lambda recipe, model: measured.append(1) or found)
         return measured
 
     return stub
@@ -79,7 +79,7 @@ def test_measured_planned_and_run(words, capsys, monkeypatch):
     def never(recipe, model):
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(quickstart, "measure_speeds", never)
+    monkeypatch.setattr("drafttrain.speeds.measure_speeds", never)
     assert main(words) == 0  # the same plan again: all is up to date, and the table is shown
     printed = capsys.readouterr().out
     assert done(printed) == [] and "accept_len" in printed
