@@ -29,6 +29,7 @@ CALIBRATION_FORWARDS, CALIBRATION_TOKENS = 28, 444  # a round at one length of c
 CALIBRATION_CONTEXTS, CALIBRATION_WARM_UP = 3, 2
 WARM_UP_TOKENS = 16
 FORWARD_TOKENS, FORWARD_SECONDS = 6144, 60.0  # of timing the target over whole rows, at most
+SHORT_FORWARD_TOKENS = 96  # before them, to know whether they take too long
 # mean tokens of the bundled texts, chat template included
 PROMPT = 105  # MT-bench, GSM8K and HumanEval
 ASKED = 65  # data/train/conversations.jsonl, first turns
@@ -270,7 +271,7 @@ def evaluate_seconds(speeds: Speeds, size: Evaluation) -> float:
     if size.trees > 1:
         tuning = size.trees * (size.tune_prompts + 1) * _turn(speeds, speeds.draft, size.new_tokens)
     comparing = size.lossless_prompts * _three(speeds, size.lossless_tokens)
-    forwards = 64 / speeds.collect + min(FORWARD_TOKENS / speeds.collect, FORWARD_SECONDS)
+    forwards = SHORT_FORWARD_TOKENS / speeds.collect + min(FORWARD_TOKENS / speeds.collect, FORWARD_SECONDS)
     return _start(speeds, "evaluate") + tuning + measuring + comparing + forwards
 
 

@@ -161,7 +161,7 @@ def _measure_speed(
 
 def _teacher_speed(target: FrozenTarget) -> float:
     """Tokens per second of the target over whole rows; over a short one where those take too long."""
-    short = forward_speed(target, rows=1, length=64, repeats=1)
+    short = forward_speed(target, rows=1, length=32)
     if FORWARD_TOKENS / short > FORWARD_SECONDS:
         return short
     return forward_speed(target, rows=4, length=512)
