@@ -41,7 +41,11 @@ def speeds(monkeypatch):
     measured = []
 
     def stub(found: Speeds) -> list[int]:
-        monkeypatch.setattr("drafttrain.speeds.measure_speeds", lambda recipe, model: measured.append(1) or found)
+        def measure_speeds(recipe, model: str) -> Speeds:
+            measured.append(1)
+            return found
+
+        monkeypatch.setattr("drafttrain.speeds.measure_speeds", measure_speeds)
         return measured
 
     return stub
