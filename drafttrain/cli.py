@@ -95,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--from", dest="first", metavar="STAGE", help="leave earlier stages as they are")
     command.add_argument("--until", dest="last", metavar="STAGE", help="leave later stages as they are")
     command.add_argument("--only", metavar="STAGE", help="leave all other stages as they are")
+    text = "measure this machine, fit a recipe to it and to some minutes, and run its stages"
+    command = add("quickstart", text, "--minutes 20", commands.quickstart, overrides=True)
+    command.usage = f"{command.prog} [--minutes N] [--section.key VALUE ...] [options]"
+    text = "for everything, measuring included; default 20"
+    command.add_argument("--minutes", type=float, default=20.0, metavar="N", help=text)
+    text = "YAML file; --section.key VALUE overrides a value, the plan's as well"
+    command.add_argument("--recipe", default="recipes/quickstart.yaml", metavar="RECIPE", help=text)
     for name, (stage, text) in RECIPE_COMMANDS.items():
         command = add(
             name, f"{text} (run --only {stage})", "recipes/quickstart.yaml", commands.run, overrides=True

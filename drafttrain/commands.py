@@ -5,12 +5,16 @@ Everything heavy is imported by the command that needs it, so that `drafttrain -
 
 import argparse
 import gc
+import math
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from drafttrain.errors import UserError
+
+LEAST_MINUTES = 2  # of the quickstart: measuring the machine and the smallest evaluation
 
 
 @contextmanager
@@ -29,13 +33,7 @@ def _importing() -> Iterator[None]:
 
 
 def run(args: argparse.Namespace) -> None:
-    path = Path(args.recipe)
-    try:
-        is_there = path.exists() and not path.is_dir()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise UserError(f"{path}: {error.strerror}; name another recipe file") from None
-    if not is_there:  # before seconds go into the imports
-        raise UserError(f"{path}: no such recipe file")
+    _require_recipe(args.recipe)
 
     with _importing():
         from drafttrain.recipe import load_recipe
@@ -51,6 +49,32 @@ def run(args: argparse.Namespace) -> None:
         workflow.print_plan(workflow.plan(first=args.first, last=args.last, only=args.only))
     else:
         workflow.run(first=args.first, last=args.last, only=args.only)
+
+
+def quickstart(args: argparse.Namespace) -> None:
+    begun = time.monotonic()
+    if not LEAST_MINUTES <= args.minutes < math.inf:  # NaN fails too
+        raise UserError(
+            f"--minutes: must be >= {LEAST_MINUTES} and finite, got {args.minutes:g}; {LEAST_MINUTES} is "
+            "enough for the smallest evaluation"
+        )
+    _require_recipe(args.recipe)
+
+    with _importing():
+        from drafttrain.quickstart import quickstart
+
+    quickstart(args.recipe, args.minutes, args.overrides, begun)
+
+
+def _require_recipe(path: str) -> None:
+    """Raises UserError where there is no such file, before seconds go into imports."""
+    recipe = Path(path)
+    try:
+        is_there = recipe.exists() and not recipe.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise UserError(f"{recipe}: {error.strerror}; name another recipe file") from None
+    if not is_there:
+        raise UserError(f"{recipe}: no such recipe file")
 
 
 def fetch_target(args: argparse.Namespace) -> None:

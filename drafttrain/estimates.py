@@ -107,6 +107,8 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
         UserError: the target cannot have such a drafter.
     """
     config = recipe.training
+    if config.max_steps == 0:
+        return {"steps": "none, init_from is taken"}
     tokens, about = _corpus_tokens(recipe, folders)
     tokens_per_step = config.rows_per_batch * config.row_length * config.gradient_accumulation_steps
     tokens_per_step *= recipe.plan.devices

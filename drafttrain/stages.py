@@ -44,7 +44,7 @@ def recorded_target(corpus: str | Path) -> str:
     return str(place)
 
 
-def _target_model(recipe: Recipe) -> str:
+def target_model(recipe: Recipe) -> str:
     """What `load_target` is to load: the recipe's name, or the folder where that name can mean two."""
     if is_known(recipe.target.model) and recipe.target.source == "hub":
         return str(fetch_target(recipe.target.model, "hub"))
@@ -52,7 +52,7 @@ def _target_model(recipe: Recipe) -> str:
 
 
 def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
-    place = Path(resolve_target(_target_model(recipe)))
+    place = Path(resolve_target(target_model(recipe)))
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
     # hidden: the cache's path on this machine is nothing that later stages depend on
@@ -68,7 +68,7 @@ def _settle_dtype(recipe: Recipe, begun: dict[str, Any], work: Work) -> Recipe:
     if dtype == "auto":
         dtype = begun.get("target", {}).get("dtype", "auto")
     if dtype == "auto":
-        dtype = dtype_name(choose_dtype(_target_model(recipe), "auto", target.device, work))
+        dtype = dtype_name(choose_dtype(target_model(recipe), "auto", target.device, work))
     settled.target = dataclasses.replace(target, dtype=dtype)
     return settled
 
@@ -92,7 +92,7 @@ def _settle_training(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
     if bf16 == "auto":
         bf16 = begun.get("training", {}).get("bf16", "auto")
     if bf16 == "auto":
-        fastest = choose_dtype(_target_model(recipe), "auto", recipe.target.device)
+        fastest = choose_dtype(target_model(recipe), "auto", recipe.target.device)
         bf16 = dtype_name(fastest) == "bfloat16"
     settled.training = dataclasses.replace(recipe.training, bf16=bf16)
     return settled
@@ -104,7 +104,7 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport
     earlier = sorted((out.parent / PREVIOUS).glob(f"{out.name}-*"))
     return regenerate(
         recipe.regenerate,
-        _target_model(recipe),
+        target_model(recipe),
         out,
         dtype=recipe.target.dtype,
         device=recipe.target.device,
@@ -117,9 +117,15 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
 
     config = recipe.corpus
     if "regenerate" in folders:
-        regenerated = Source(str(folders["regenerate"] / "responses.jsonl"))
-        config = dataclasses.replace(config, sources=[regenerated, *config.sources])
-    report = build_corpus(config, load_tokenizer(_target_model(recipe)), out)
+        regenerated = folders["regenerate"] / "responses.jsonl"
+        if regenerated.stat().st_size:  # it is empty where time was up before the first answer
+            config = dataclasses.replace(config, sources=[Source(str(regenerated)), *config.sources])
+        elif not config.sources:
+            raise UserError(
+                "corpus.sources: must not be empty where regenerate finished no answer in its time; add a "
+                "source, or raise regenerate.max_minutes"
+            )
+    report = build_corpus(config, load_tokenizer(target_model(recipe)), out)
     return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
 
 
@@ -128,7 +134,7 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
 
     return collect(
         recipe.hidden_states,
-        _target_model(recipe),
+        target_model(recipe),
         estimates.stored_blocks(recipe),
         folders["corpus"],
         out,
@@ -138,12 +144,15 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
 
 
 def _train(recipe: Recipe, folders: Folders, out: Path) -> None:
-    from drafttrain.training.stage import train
+    from drafttrain.training.stage import take_drafter, train
 
+    if not _is_trained(recipe):
+        take_drafter(recipe.training.init_from, out)
+        return
     train(
         recipe.training,
         recipe.drafter,
-        _target_model(recipe),
+        target_model(recipe),
         folders["corpus"],
         out,
         hidden_states=folders.get("collect"),
@@ -153,6 +162,8 @@ def _train(recipe: Recipe, folders: Folders, out: Path) -> None:
 
 
 def _training_figures(out: Path) -> dict[str, Any]:
+    if not (out / "training_log.json").exists():  # a drafter that was taken without training
+        return {"train_tokens": 0}
     summary = read_json(out / "drafter" / "config.json")["training"]
     speed = summary["tokens"] / max(summary["seconds"], 1e-9)
     return {"train_tokens": summary["tokens"], "train_tokens_per_second": round(speed, 1)}
@@ -165,7 +176,7 @@ def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]
         recipe.classifier,
         folders["train"] / "drafter",
         out,
-        target=_target_model(recipe),
+        target=target_model(recipe),
         dtype=recipe.target.dtype,
         device=recipe.target.device,
     )
@@ -178,7 +189,7 @@ def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
         recipe.calibrate,
         folders["train"] / "drafter",
         out,
-        target=_target_model(recipe),
+        target=target_model(recipe),
         dtype=recipe.target.dtype,
         device=recipe.target.device,
         classifier=folders.get("classifier"),
@@ -192,7 +203,7 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         recipe.evaluate,
         folders["train"] / "drafter",
         out,
-        target=_target_model(recipe),
+        target=target_model(recipe),
         dtype=recipe.target.dtype,
         device=recipe.target.device,
         calibration=folders.get("calibrate"),
@@ -215,8 +226,16 @@ def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
     export(config, folders["train"] / "drafter", out, evaluation, *made)
 
 
+def _is_trained(recipe: Recipe) -> bool:
+    return recipe.training.max_steps != 0
+
+
 def _is_offline(recipe: Recipe) -> bool:
-    return recipe.hidden_states.mode == "offline"
+    return recipe.hidden_states.mode == "offline" and _is_trained(recipe)
+
+
+def _trained_on(recipe: Recipe) -> list[str]:
+    return [*(["corpus"] if _is_trained(recipe) else []), *(["collect"] if _is_offline(recipe) else [])]
 
 
 def _has_classifier(recipe: Recipe) -> bool:
@@ -271,7 +290,7 @@ STAGES = [
         settle=_settle_regeneration,
         needs=lambda recipe: ["fetch-target"],
         files=lambda recipe: [source.path for source in recipe.regenerate.sources],
-        enabled=lambda recipe: recipe.regenerate is not None,
+        enabled=lambda recipe: recipe.regenerate is not None and _is_trained(recipe),
         resumes=True,
         keep=True,
         estimate=estimates.regenerate,
@@ -283,6 +302,7 @@ STAGES = [
         section=lambda recipe: {"corpus": recipe.corpus},
         needs=lambda recipe: ["fetch-target", *(["regenerate"] if recipe.regenerate else [])],
         files=lambda recipe: [*(source.path for source in recipe.corpus.sources), *recipe.corpus.exclude],
+        enabled=_is_trained,
         estimate=estimates.corpus,
     ),
     Stage(
@@ -311,7 +331,7 @@ STAGES = [
             "training": recipe.training,
         },
         settle=_settle_training,
-        needs=lambda recipe: ["fetch-target", "corpus", *(["collect"] if _is_offline(recipe) else [])],
+        needs=lambda recipe: ["fetch-target", *_trained_on(recipe)],
         files=_training_files,
         resumes=True,
         keep=True,

@@ -18,10 +18,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from drafttrain.evaluation.machine import describe_machine
-from drafttrain.kernels.library import variant
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.kernels.team import native_team
+from drafttrain.machine import describe_machine
 from drafttrain.provenance import git_commit
 from drafttrain.target.packed import PackedLinear, can_pack
 
@@ -105,7 +104,7 @@ def main() -> None:
     for name, values in table.items():
         print(f"| {name} | " + " | ".join(f"{values[n]:.1f}" for n in rows) + " |")
     if args.out:
-        machine = {**describe_machine(torch.device("cpu")), "kernels": variant()}
+        machine = describe_machine(torch.device("cpu"))
         stamp = {"machine": machine, "commit": git_commit(), "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         args.out.write_text(json.dumps({"ms": table, **stamp}, indent=1) + "\n", encoding="utf-8")
 

@@ -12,7 +12,7 @@ from drafttrain import cli, workflow
 from drafttrain.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ["run", *cli.RECIPE_COMMANDS, "fetch-target", "view-corpus", "generate"]
+COMMANDS = ["run", "quickstart", *cli.RECIPE_COMMANDS, "fetch-target", "view-corpus", "generate"]
 COMMANDS += ["build-ngrams", "dump-trees", "train-classifier", "sweep", "benchmark", "trace", "report"]
 COMMANDS += ["push", "card", "export-to", "validate", "import-from"]
 RECIPE = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"
@@ -88,6 +88,7 @@ def test_help_of_each_command_has_an_example(name, capsys):
         (["trian"], "invalid choice: 'trian'"),
         (["run"], "the following arguments are required: RECIPE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such recipe file"),
+        (["quickstart", "--minutes", "0"], "--minutes: must be >= 2 and finite, got 0; 2 is enough for"),
         (["run", "x" * 300], "x: File name too long; name another recipe file"),
         (["run", "small.yaml", "--training.lrr", "1"], "unknown key training.lrr; did you mean training.lr?"),
         (

@@ -1,7 +1,9 @@
 """Progress away from a terminal: a line a minute, and nothing between."""
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from drafttrain import progress
@@ -47,3 +49,37 @@ def test_a_terminal_gets_a_bar():
     with counted("measuring", 2, console=Console(file=out, force_terminal=True)) as step:
         step()
     assert "measuring" in out.getvalue() and "50%" in out.getvalue()
+
+
+@pytest.mark.parametrize("start", [0.0, 30.0, 55.0])
+@pytest.mark.parametrize("noise", [1.0, 1.3])
+def test_time_left_is_right_after_a_minute(start, noise, monkeypatch):
+    """Within a factor of 1.5, though the work began late and single steps differ."""
+    now, out = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with counted("measuring", 400, console=Console(file=out, width=200)) as step:
+        now[0] = start
+        for number in range(400):
+            now[0] += 1.5 * (noise if number % 2 else 1 / noise)
+            step()
+    lines = out.getvalue().splitlines()
+    assert len(lines) > 8
+    for line in lines:
+        done, number, unit = re.search(r"(\d+) of 400 steps, about ([\d.]+) (s|min) left", line).groups()
+        left = 1.5 * (noise + 1 / noise) / 2 * (400 - int(done))
+        assert left / 1.5 <= float(number) * (60 if unit == "min" else 1) <= left * 1.5, line
+
+
+def test_unequal_steps_are_weighed_by_their_work(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    with counted("answering", 3, "answers", Console(file=out), done=1) as step:
+        now[0] = 90.0
+        step(0, (30.0, 120.0), "30 tokens")
+        now[0] = 180.0
+        step(1, (90.0, 120.0))
+    assert out.getvalue().splitlines() == [
+        "answering: 1 of 3 answers, 30 tokens, about 4 min left",
+        "answering: 2 of 3 answers, about 45 s left",
+    ]

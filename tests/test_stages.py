@@ -123,6 +123,28 @@ def test_all_stages(folder, capsys):
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
 
 
+def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
+    words = ["--training.max_steps", "0", "--training.init_from", str(tiny_bundle)]
+    words += ["--classifier.prompts", "null", "--evaluate.trees", "[chain:length=1]"]
+    assert cli.main(["run", "tiny.yaml", *words, "--dry-run"]) == 0
+    assert "steps: none, init_from" in capsys.readouterr().out
+    assert cli.main(["run", "tiny.yaml", *words]) == 0
+    assert ran(capsys.readouterr().out) == ["fetch-target", "train", "calibrate", "evaluate", "export"]
+    assert json.loads(Path("runs/tiny/summary.json").read_text())["train_tokens"] == 0
+    assert cli.main(["build-corpus", "tiny.yaml", *words]) == 2
+    assert "corpus: this recipe does not ask for it" in capsys.readouterr().err
+
+
+def test_time_was_up_before_the_first_answer(folder, capsys):
+    late = ["--regenerate.max_minutes", "1e-9", "--regenerate.at_limit", "finish", "--until", "corpus"]
+    assert cli.main(["run", "tiny.yaml", *late]) == 0
+    captured = capsys.readouterr()
+    assert ran(captured.out) == ["fetch-target", "regenerate", "corpus"]
+    assert "no answer was finished before regenerate.max_minutes (1e-09)" in captured.err
+    assert cli.main(["run", "tiny.yaml", *late, "--corpus.sources", "[]"]) == 2
+    assert "corpus.sources: must not be empty where regenerate finished no answer" in capsys.readouterr().err
+
+
 SMALL = """\
 target: {model: tiny, dtype: float32, device: cpu}
 corpus: {sources: [{path: chats.json}], max_length: 128, validation_fraction: 0.1}

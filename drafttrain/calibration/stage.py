@@ -5,6 +5,7 @@ import contextlib
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from drafttrain.calibration.judged import (
 )
 from drafttrain.calibration.plots import plot_confidence, plot_costs
 from drafttrain.calibration.quick import is_disturbed, quick_calibration
-from drafttrain.calibration.timing import CONTEXTS, WARM_UP, measure_costs
+from drafttrain.calibration.timing import CONTEXTS, VERIFIED, WARM_UP, measure_costs
 from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import MeasurementLog, check_length, drafting, measure
 from drafttrain.evaluation.metrics import ratio_interval, tabulate
@@ -37,6 +38,8 @@ from drafttrain.target.frozen import weights_hash
 from drafttrain.trees.c2t import C2tPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.timed import TimedPolicy
+
+ROUND_TOKENS = 2 * len(VERIFIED)  # new tokens whose decoding takes about as long as a round of all sizes
 
 
 def calibrate(
@@ -75,11 +78,15 @@ def calibrate(
         which = f"{config.prompts.path}: prompt {prompt.id}"
         check_length(model, prompt_ids, config.max_new_tokens, which)
     runs = 2 + len(STRICTNESS) + (C2T_TRIALS if loaded.classifier else 0)
-    work = len(CONTEXTS) * (WARM_UP + config.rounds) + runs * len(ids)
+    rounds, tokens = len(CONTEXTS) * (WARM_UP + config.rounds), config.max_new_tokens
+    work = rounds * ROUND_TOKENS + runs * len(ids) * tokens
     load = OtherLoad()
-    with counted("calibrating", work, console=console) as step:
-        verified, drafted = measure_costs(model, drafter, config.width, rounds=config.rounds, on_round=step)
-        decoding = Decoding(model, drafter, ids, config.max_new_tokens, step)
+    with counted("calibrating", work, "tokens", console) as step:
+        on_round = partial(step, ROUND_TOKENS)
+        verified, drafted = measure_costs(
+            model, drafter, config.width, rounds=config.rounds, on_round=on_round
+        )
+        decoding = Decoding(model, drafter, ids, tokens, partial(step, tokens))
         chains = JudgedChains(config.chain_length, model.eos_token_ids)
         decoding.run(chains, chains, chains.next_prompt)
         temperature, confidence = judge(chains.judged)

@@ -92,6 +92,10 @@ def answer_anew(
         run.file.close()
     write_json(out / RECORD, {"settings": settings, "report": asdict(run.report)})
     console.print(escape(f"{out / RESPONSES}: {run.report.describe()}"), highlight=False, soft_wrap=True)
+    if not run.report.written:
+        limit = f"regenerate.{run.limit} ({getattr(config, run.limit):g})"
+        notice = f"no answer was finished before {limit}: the corpus is made of its other sources"
+        console.print(notice, style="yellow", highlight=False, soft_wrap=True)
     return run.report
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -22,11 +22,11 @@ from drafttrain.corpus.conversation import Conversation, Message
 from drafttrain.corpus.dialogues import ChatRequest, Dialogue, TurnQueue, hashed, plan_dialogues
 from drafttrain.corpus.engines import Engine
 from drafttrain.corpus.openai_client import Reply
-from drafttrain.corpus.progress import TokenProgress
 from drafttrain.corpus.readers import ReadReport, read_conversations
 from drafttrain.corpus.responses import RegenerateReport, ResponseFile
 from drafttrain.errors import UserError
 from drafttrain.inference.batched import Completion
+from drafttrain.progress import counted
 
 if TYPE_CHECKING:
     from drafttrain.corpus.config import RegenerateConfig
@@ -69,6 +69,7 @@ class Rewriting:
         self.report = RegenerateReport(read=n_read)
         self.file = ResponseFile(out)
         self.tried = 0
+        self.limit = ""  # the setting that ended it early
 
     def recover(self) -> None:
         """Counts what an earlier call has written and leaves it out of what is pending."""
@@ -94,15 +95,17 @@ class Rewriting:
         Raises:
             UserError: a limit was reached and another call is to do the rest, or too much failed.
         """
-        config, begun, limit = self.config, time.monotonic(), ""
+        config, begun = self.config, time.monotonic()
         self.tried = 0
         under_way = config.server.concurrency if config.server else config.batch_rows
         waiting = (self.pending[id] for id in list(self.pending))
         turns = TurnQueue(waiting, self.to_request, SWEEP * under_way)
-        with TokenProgress("regenerate", len(self.order), console) as progress:
+        earlier = len(self.order) - len(self.pending)
+        with counted("regenerate", len(self.order), "conversations", console, earlier) as advance:
+            shown = _Shown(self, advance)
 
             def on_step(n_tokens: int) -> None:
-                progress.advance(n_tokens, len(self.order) - len(self.pending))
+                shown.add(n_tokens)
                 if config.max_minutes is not None and time.monotonic() - begun > 60 * config.max_minutes:
                     raise _LimitReached("max_minutes")
 
@@ -112,26 +115,26 @@ class Rewriting:
                         self.receive(completion, turns)
                         if config.max_rows is not None and self.tried >= config.max_rows and self.pending:
                             raise _LimitReached("max_rows")
-                progress.advance(0, len(self.order) - len(self.pending))
+                shown.add(0)
             except _LimitReached as reached:
-                limit = str(reached)
+                self.limit = str(reached)
             except BaseException:
                 console.print(escape(self.state()), highlight=False, soft_wrap=True)
                 raise
-        if limit and config.at_limit == "stop":
+        if self.limit and config.at_limit == "stop":
+            limit = f"regenerate.{self.limit} ({getattr(config, self.limit):g})"
             raise UserError(
-                f"stopped at regenerate.{limit} ({getattr(config, limit):g}): {self.state()}; to take what "
-                "is there, add --regenerate.at_limit finish"
+                f"stopped at {limit}: {self.state()}; to take what is there, add --regenerate.at_limit finish"
             )
         if self.pending:
-            self.skipped[f"not reached before {limit}"] += len(self.pending)
+            self.skipped[f"not reached before {self.limit}"] += len(self.pending)
 
     def finish(self) -> None:
         report = self.report
         report.skipped, report.failures = dict(self.skipped), dict(self.failures)
         if not report.is_balanced:
             raise RuntimeError(f"rows have been lost or doubled, which is an error in drafttrain: {report}")
-        if not report.written:
+        if not report.written and (self.failures or not self.limit):
             raise UserError(
                 f"{self.file.folder}: nothing was written: {counts(self.failures + self.skipped)}"
             )
@@ -207,6 +210,37 @@ class Rewriting:
                 f"{failed} of {self.tried} conversations failed ({counts(self.failures)}); mend the "
                 "cause, or raise regenerate.max_failed"
             )
+
+
+class _Shown:
+    """What the progress line says of a call: its tokens, and how many are still to come."""
+
+    def __init__(self, run: Rewriting, advance: Callable[..., None]):
+        self.run, self.advance, self.begun = run, advance, time.monotonic()
+        self.pending, self.written, self.tokens = len(run.pending), run.report.tokens, 0
+        turns = sum(len(dialogue.questions) for dialogue in run.pending.values())
+        self.longest = run.config.max_new_tokens * turns / max(self.pending, 1)  # of a conversation
+        self.shown = 0
+
+    def add(self, n_tokens: int) -> None:
+        """Count tokens that were emitted, and show the conversations finished with them.
+
+        The mean length is estimated as all tokens over the conversations finished: those that finish first
+        are the short ones, and the others are still under way.
+        """
+        self.tokens += n_tokens
+        config, left, seconds = self.run.config, len(self.run.pending), time.monotonic() - self.begun
+        finished, mean = self.pending - left, self.longest
+        if finished:
+            mean = min(mean, self.tokens / finished)
+        if config.max_rows is not None:
+            left = min(left, config.max_rows - self.run.tried)
+        share = self.tokens / max(self.run.report.tokens - self.written + left * mean, self.tokens, 1)
+        if config.max_minutes:
+            share = max(share, seconds / (60 * config.max_minutes))
+        note = f"{self.tokens:,} tokens, {self.tokens / max(seconds, 1e-6):,.0f} tokens/s"
+        self.advance(finished - self.shown, (share, 1.0), note)
+        self.shown = finished
 
 
 def counts(reasons: Counter) -> str:

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from drafttrain.corpus.conversation import Message
 from drafttrain.corpus.overlap import fold
-from drafttrain.corpus.progress import TokenProgress
 from drafttrain.corpus.template import render
 from drafttrain.errors import UserError
 from drafttrain.inference.batched import Request, generate_batch
+from drafttrain.progress import counted
 from drafttrain.target.frozen import FrozenTarget
 
 MARK = "THE USER WRITES HERE"
@@ -71,7 +71,10 @@ def write_self_prompts(
         if i not in found
     )
     rows = max(min(batch_rows, number - len(found)), 1)
-    with open(part, "a", encoding="utf-8") as file, TokenProgress("prompts", number, console) as progress:
+    with (
+        open(part, "a", encoding="utf-8") as file,
+        counted("prompts", number, "prompts", console, len(found)) as advance,
+    ):
         max_len = len(header) + max_new_tokens
         for completion in generate_batch(target, requests, rows, max_len, refill=max(rows // 8, 1)):
             text = target.tokenizer.decode(completion.token_ids, skip_special_tokens=True).strip()
@@ -79,7 +82,7 @@ def write_self_prompts(
             found[int(completion.id)] = prompt
             file.write(json.dumps([int(completion.id), prompt], ensure_ascii=False) + "\n")
             file.flush()
-            progress.advance(len(completion.token_ids), len(found))
+            advance()
     kept: dict[str, tuple[int, str]] = {}
     for i in sorted(found):
         if found[i] and len(found[i]) >= SHORTEST:

@@ -19,12 +19,11 @@ import pyarrow.compute
 import torch
 from datasets import Dataset, DatasetDict
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from drafttrain.corpus.build import load_corpus
 from drafttrain.errors import UserError
 from drafttrain.files import require_free_disk
+from drafttrain.progress import counted
 from drafttrain.target.config import CollectConfig, stored_bytes
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.info import target_info
@@ -85,11 +84,15 @@ def collect(
 
 
 def collect_states(
-    config: CollectConfig, target: FrozenTarget, splits: DatasetDict, out: str | os.PathLike
+    config: CollectConfig,
+    target: FrozenTarget,
+    splits: DatasetDict,
+    out: str | os.PathLike,
+    console: Console | None = None,
 ) -> CollectReport:
     """As `collect`, for a target that is loaded and tapped; the splits have columns `id` and `input_ids`."""
     out, begun = Path(out), time.monotonic()
-    console = Console(quiet=_rank() > 0, soft_wrap=True)
+    console = console or Console(quiet=_rank() > 0, soft_wrap=True)
     parts = [_Collection(config, target, split, out / name, console) for name, split in splits.items()]
     if _rank() == 0:
         for part in parts:
@@ -178,15 +181,16 @@ class _Collection:
         for index in mine:
             shutil.rmtree(temporary_folder(self.folder, index), ignore_errors=True)
         total, computed, begun = sum(map(self._tokens, mine)), 0, time.monotonic()
-        with _progress(self.console) as progress:
-            task = progress.add_task(
-                f"hidden states, {self.folder.name}", total=total, completed=sum(map(self._tokens, done))
-            )
+        earlier, title = sum(map(self._tokens, done)), f"hidden states, {self.folder.name}"
+        with counted(title, total, "tokens", self.console, earlier) as advance:
             for index in mine:
                 if index not in done:
-                    skipped += self._collect_shard(index, skipped, lambda n: progress.advance(task, n))
+                    skipped += self._collect_shard(index, skipped, advance)
                     computed += self._tokens(index)
-                    self._log(progress.tasks[task], computed / (time.monotonic() - begun))
+                    rate = computed / (time.monotonic() - begun)
+                    if not self.console.is_terminal:  # by whole shards; the line a minute goes by batches
+                        line = f"{title}: {earlier + computed:,} of {total:,} tokens, {rate:,.0f} tokens/s"
+                        self.console.print(line, highlight=False)
         self._finish()
         return computed
 
@@ -282,16 +286,6 @@ class _Collection:
             self.manifest.write(self.folder)
         _wait(lambda: int(not read_manifest(self.folder).complete), stopped)
 
-    def _log(self, task: Task, rate: float) -> None:
-        """A line per shard where no bar can be drawn. Its rate is that of whole shards: the bar goes by
-        documents, which come in batches, and a split of few batches has no rate that way."""
-        if not self.console.is_terminal:
-            minutes = task.remaining / max(rate, 1e-6) / 60  # no rate while all documents were empty
-            done = f"{task.completed:,.0f} of {task.total:,.0f} tokens"
-            self.console.print(
-                f"{task.description}: {done}, {rate:,.0f} tokens/s, {minutes:.1f} min left", highlight=False
-            )
-
 
 def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[int]:
     """Tokens in each document.
@@ -351,28 +345,6 @@ def _wait(missing: Callable[[], int], message: str) -> None:
         if time.monotonic() > deadline:
             raise UserError(message)
         time.sleep(0.2)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
-        _SpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        speed_estimate_period=120,
-    )
-
-
-class _SpeedColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(_speed(task))
-
-
-def _speed(task: Task) -> str:
-    return f"{task.finished_speed or task.speed or 0:,.0f} tokens/s"
 
 
 def _rank() -> int:

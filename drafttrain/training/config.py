@@ -29,7 +29,8 @@ class TrainingConfig:
         row_length: tokens in a packed row; a batch holds at most rows_per_batch x row_length tokens.
         gradient_accumulation_steps: forward passes per optimizer step.
         epochs: passes over the corpus.
-        max_steps: stop after so many optimizer steps. null: epochs decide.
+        max_steps: stop after so many optimizer steps. null: epochs decide. 0: take `init_from` without
+            training, which needs neither corpus nor hidden states.
         max_minutes: stop after so many minutes of training, evaluations and resumed time included. null: no
             limit.
         block_length: shortest and longest draft block; L is drawn anew at each step (EDD: 5 to 10).
@@ -95,12 +96,14 @@ class TrainingConfig:
         """Raises:
         UserError: a value that makes no sense.
         """
-        may_be_0 = ("final_lr_ratio", "warmup_steps", "weight_decay", "seed")
+        may_be_0 = ("final_lr_ratio", "warmup_steps", "weight_decay", "seed", "max_steps")
         for name, value in asdict(self).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 if not value >= 0 or (value == 0 and name not in may_be_0):  # NaN fails too
                     at_least = "0 or more" if name in may_be_0 else "above 0"
                     raise UserError(f"training.{name} is {value}: it must be {at_least}")
+        if self.max_steps == 0 and self.init_from is None:
+            raise UserError("training.max_steps: must be >= 1 without training.init_from, got 0; name one")
         if self.final_lr_ratio > 1:
             raise UserError(f"training.final_lr_ratio is {self.final_lr_ratio}: it must lie within 0 and 1")
         if not all(0 <= beta < 1 for beta in self.adam_betas):

@@ -103,14 +103,14 @@ def training_speed(
     finalists = sorted(first_look, key=first_look.get, reverse=True)[:FINALISTS]
     speed = TrainingSpeed([], [], {f"{rows}x{length}": [] for rows, length in finalists})
     for number in range(rounds):
-        speed.online.append(_train_some(config, drafter, target, online, steps, number, folder))
-        speed.offline.append(_train_some(config, drafter, target, offline, steps, number, folder))
+        speed.online.append(train_some(config, drafter, target, online, steps, number, folder))
+        speed.offline.append(train_some(config, drafter, target, offline, steps, number, folder))
         for rows, length in finalists:
             speed.forward[f"{rows}x{length}"].append(forward_speed(target, rows, length))
     return speed
 
 
-def _train_some(
+def train_some(
     config: TrainingConfig,
     drafter: DraftModel,
     target: FrozenTarget,

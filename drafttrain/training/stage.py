@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import time
 import zipfile
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast
 from datasets import Dataset
+from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -25,6 +27,7 @@ from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabular
 from drafttrain.errors import UserError
 from drafttrain.files import new_folder, read_json, require_free_disk, write_json
 from drafttrain.machine import describe_machine
+from drafttrain.progress import counted
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.target.info import target_info
 from drafttrain.target.loading import dtype_for, load_target
@@ -72,6 +75,19 @@ class Clock(TrainerCallback):
 
     def _elapsed(self) -> float:
         return self.before + time.perf_counter() - self.started
+
+
+class ShowSteps(TrainerCallback):
+    """Advances the progress line, by steps or by the clock, whichever ends the training first."""
+
+    def __init__(self, clock: Clock, first: int, max_steps: int, advance: Callable[..., None]):
+        """Args: first: the step that this attempt starts from."""
+        self.clock, self.max_steps, self.advance = clock, max_steps, advance
+        self.before = max(first / max_steps, clock.progress())
+
+    def on_step_end(self, args, state, control, **kwargs):
+        share = max(state.global_step / self.max_steps, self.clock.progress())
+        self.advance(1, (share - self.before, 1 - self.before))
 
 
 def rate_schedule(config: TrainingConfig, max_steps: int, progress_of_time: Callable[[], float]):
@@ -157,7 +173,10 @@ def train(
         trainer.state = TrainerState.load_from_json(str(resume / STATE))
         drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
     else:
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        first = read_json(resume / STATE)["global_step"] if resume else 0
+        with counted("training", max_steps, console=Console(quiet=not is_first), done=first) as advance:
+            trainer.add_callback(ShowSteps(clock, first, max_steps, advance))
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     history = trainer.state.log_history
     if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
         trainer.evaluate()
@@ -171,6 +190,20 @@ def train(
     if run:
         run.finish()
     return out / "drafter"
+
+
+def take_drafter(init_from: str | os.PathLike, out: str | os.PathLike) -> Path:
+    """Copy a trained drafter to `out/drafter`, where `train` would write one; results and calibrations that
+    lie beside it belong to other measurements and stay behind.
+
+    Raises:
+        UserError: there is none.
+    """
+    read_config(init_from)
+    with new_folder(Path(out) / "drafter") as folder:
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(Path(init_from) / name, folder / name)
+    return Path(out) / "drafter"
 
 
 def start_drafter(
@@ -247,6 +280,7 @@ def training_arguments(
         report_to=config.report_to,
         seed=config.seed or 0,
         deepspeed=config.deepspeed,
+        disable_tqdm=True,  # `counted` shows the progress
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel: the target is on one device
     return arguments

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -335,6 +336,15 @@ def test_limits_can_finish_the_run(target, source, tmp_path):
     assert run(config_for(source), tmp_path / "out", target).written == 8  # and later the rest
 
 
+def test_a_limit_before_the_first_answer_is_no_error(target, source, tmp_path):
+    console = Console(file=StringIO(), width=200)
+    config = config_for(source, max_minutes=0, at_limit="finish")
+    report = answer_anew(config, tmp_path / "out", target, target.tokenizer, console=console)
+    assert report.written == 0 and report.skipped == {"not reached before max_minutes": 8}
+    assert (tmp_path / "out" / "responses.jsonl").read_bytes() == b""
+    assert "no answer was finished before regenerate.max_minutes (0): the corpus" in console.file.getvalue()
+
+
 def test_answers_of_an_earlier_run_are_taken_over(target, source, tmp_path):
     run(config_for(source), tmp_path / "old", target)
     old = read_jsonl(tmp_path / "old" / "responses.jsonl")
@@ -383,12 +393,28 @@ def test_settings_that_cannot_work(target, source, tmp_path, change, message):
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_is_shown(target, source, tmp_path, monkeypatch, is_terminal):
-    monkeypatch.setattr("drafttrain.corpus.progress.LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("drafttrain.progress.LOG_EVERY_S", 0.0)
     console = Console(file=StringIO(), force_terminal=is_terminal, width=120)
     answer_anew(config_for(source), tmp_path / "out", target, target.tokenizer, console=console)
     text = console.file.getvalue()
     assert "8/8" in text if is_terminal else "regenerate: 8 of 8 conversations" in text
     assert "8 rows read = 8 written + 0 failed + 0 skipped" in text
+
+
+def test_time_left_counts_answers_under_way(tiny_llama, source, tmp_path, monkeypatch):
+    """Long before the first of equal answers is finished, the share of their tokens is known."""
+    shares, lines = [], []
+
+    @contextmanager
+    def counted(*args):
+        yield lambda n, work, note: (shares.append(work[0] / work[1]), lines.append(note))
+
+    monkeypatch.setattr("drafttrain.corpus.rewriting.counted", counted)
+    config = config_for(source, max_new_tokens=20, max_turns=1)  # without a stop token all are as long
+    report = run(config, tmp_path / "out", FrozenTarget(*tiny_llama, "tiny"))
+    assert report.cut == report.written == 8 and report.tokens == 160
+    assert shares[0] == config.batch_rows / 160 and shares == sorted(shares)
+    assert shares[-1] == 152 / 160 and lines[-1].startswith("152 tokens, ")  # all but each answer's first
 
 
 def test_less_memory_means_fewer_rows(target, source, tmp_path):

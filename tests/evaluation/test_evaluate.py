@@ -193,3 +193,15 @@ def test_busy_machines_can_be_refused(small, tiny_bundle, tmp_path, monkeypatch)
     evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
     evaluate(dataclasses.replace(small, busy="refuse"), tiny_bundle, tmp_path / "out", dtype="float32")
     assert asked == [False, True]
+
+
+def test_long_forwards_are_left_out_where_they_take_too_long(tiny_target, monkeypatch):
+    for speed, length in ((1000.0, 512), (50.0, 32)):
+        seen = []
+
+        def forward_speed(target, rows, length, speed=speed, seen=seen):
+            seen.append(length)
+            return speed
+
+        monkeypatch.setattr(stage, "forward_speed", forward_speed)
+        assert stage._teacher_speed(tiny_target) == speed and seen[-1] == length

@@ -22,13 +22,13 @@ def test_ratios_are_of_medians():
 
 
 def test_training_speed_takes_turns(tiny_target, tmp_path, monkeypatch):
-    order, real = [], speed_module._train_some
+    order, real = [], speed_module.train_some
 
     def noted(config, drafter, target, rows, *rest):
         order.append("offline" if rows.store is not None else "online")
         return real(config, drafter, target, rows, *rest)
 
-    monkeypatch.setattr(speed_module, "_train_some", noted)
+    monkeypatch.setattr(speed_module, "train_some", noted)
     config = TrainingConfig(
         rows_per_batch=1, row_length=64, block_length=(2, 4), gradient_accumulation_steps=2
     )

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from drafttrain.target.config import CollectConfig
 from drafttrain.target.loading import load_target
 from drafttrain.training.stage import (
     Clock,
+    ShowSteps,
     last_whole_checkpoint,
     planned_steps,
     rate_schedule,
@@ -305,6 +307,15 @@ def test_time_before_a_resume_counts():
     assert Clock(max_minutes=None, elapsed=45).progress() == 0
 
 
+def test_progress_goes_by_steps_or_by_the_clock():
+    clock, seen = Clock(max_minutes=1, elapsed=6), []
+    steps = ShowSteps(clock, first=2, max_steps=10, advance=lambda n, work: seen.append(work))
+    for step, seconds in ((3, 10), (4, 45)):
+        clock.seconds = seconds
+        steps.on_step_end(None, SimpleNamespace(global_step=step), None)
+    assert seen == [pytest.approx((0.1, 0.8)), pytest.approx((0.75 - 0.2, 0.8))]
+
+
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_rate(schedule, settings):
     config = settings(schedule=schedule, warmup_steps=4, final_lr_ratio=0.1)
@@ -345,6 +356,7 @@ def test_planned_steps_are_the_trainers(rows, accumulation, epochs, run_training
         ({"adam_betas": (0.9, 1.0)}, "training.adam_betas is"),
         ({"rows_per_batch": 0}, "training.rows_per_batch is 0"),
         ({"max_minutes": -1}, "training.max_minutes is -1"),
+        ({"max_steps": 0}, "training.max_steps: must be >= 1 without training.init_from, got 0"),
         ({"block_length": (10, 5)}, "training.block_length is 10 to 5"),
         ({"row_length": 64}, "a document of .* tokens and training.row_length is 64"),
         ({"eval_new_tokens": 600}, "no prompt leaves room for training.eval_new_tokens = 600"),

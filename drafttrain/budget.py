@@ -1,0 +1,324 @@
+"""How much of each stage fits into a time on a machine of measured speed: arithmetic, nothing is measured.
+
+    seconds of a stage = work / measured speed + loading the target + a declared start
+
+Every stage has a share of the time that does not depend on what the others need, so a faster machine never
+plans less of anything. What does not fit its share is left out; what replaces it is bundled: answers of the
+target in place of new ones, a trained drafter in place of a new one. Where the share of the evaluation is too
+small for one that says something, nothing else is done.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+SPARE = 0.2  # of the time: other processes, speeds that were measured a little too high
+SHARES = {
+    "regenerate": 0.10,  # new answers are of the same model as the bundled ones: they add variety
+    "train": 0.35,  # corpus, hidden states and training; the drafter it starts from is good already
+    "calibrate": 0.15,  # decides between trees that are within a tenth of each other
+    "evaluate": 0.40,  # the result: three decoders on every prompt, and the comparison in fp32
+}
+START_S = 5.0  # of each stage: reading, tokenizing, checks, plots
+LOADS = {"regenerate": 1, "train": 3, "calibrate": 2, "evaluate": 5}  # of the target, copies included
+LEAST_STEPS = 30  # fewer move a trained drafter by less than the noise of its measurement
+LEAST_ANSWERS = 16
+LEAST_CALIBRATION = 4  # prompts
+VALIDATION = 0.1  # of the training's time
+CALIBRATION_RUNS = 10  # over the prompts: six, of which two draft wide or long
+CALIBRATION_FORWARDS, CALIBRATION_TOKENS = 28, 444  # a round at one length of context: forwards, their tokens
+CALIBRATION_CONTEXTS, CALIBRATION_WARM_UP = 3, 2
+WARM_UP_TOKENS = 16
+FORWARD_TOKENS, FORWARD_SECONDS = 6144, 60.0  # of timing the target over whole rows, at most
+SHORT_FORWARD_TOKENS = 96  # before them, to know whether they take too long
+# mean tokens of the bundled texts, chat template included
+PROMPT = 105  # MT-bench, GSM8K and HumanEval
+ASKED = 65  # data/train/conversations.jsonl, first turns
+CONVERSATION = 181  # data/train/responses.jsonl.gz
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens per second of each kind of work, in the recipe's dtype.
+
+    Attributes:
+        load_seconds: to load the target.
+        generate: of the target, answering `generate_rows` prompts at once.
+        generate_rows: the number at which it was fastest.
+        collect: of the target over whole documents, states stored; prompts are read about as fast.
+        train: of training over stored states.
+        decode: of the target alone, one sequence.
+        transformers: of `generate` of transformers, one sequence.
+        draft: of decoding with drafts, one sequence.
+    """
+
+    load_seconds: float
+    generate: float
+    generate_rows: int
+    collect: float
+    train: float
+    decode: float
+    transformers: float
+    draft: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How much is measured. Trees are tuned over where there are several.
+
+    Attributes:
+        tasks: the first ones of the recipe.
+        prompts: of each task.
+        new_tokens: per prompt.
+        trees: the first ones of the recipe that can be used.
+        tune_prompts: on which the tree is chosen.
+        lossless_prompts: compared in fp32.
+        lossless_tokens: per prompt there.
+    """
+
+    tasks: int
+    prompts: int
+    new_tokens: int
+    trees: int
+    tune_prompts: int
+    lossless_prompts: int
+    lossless_tokens: int
+
+    def within(self, most: "Evaluation") -> "Evaluation":
+        """The same, but in nothing more than `most`."""
+        return Evaluation(*map(min, dataclasses.astuple(self), dataclasses.astuple(most)))
+
+
+# each at least as large as the one above it in every respect
+SIZES = [
+    Evaluation(1, 1, 8, 1, 1, 0, 8),
+    Evaluation(1, 1, 16, 1, 1, 1, 8),
+    Evaluation(3, 1, 16, 1, 1, 1, 16),
+    Evaluation(3, 1, 32, 1, 1, 3, 16),
+    Evaluation(3, 2, 32, 2, 2, 3, 32),
+    Evaluation(3, 3, 48, 2, 2, 4, 32),
+    Evaluation(3, 4, 64, 3, 3, 6, 32),
+    Evaluation(3, 5, 64, 4, 4, 6, 48),
+    Evaluation(3, 6, 80, 4, 4, 8, 48),
+    Evaluation(3, 6, 96, 4, 4, 8, 64),
+    Evaluation(3, 8, 96, 4, 6, 12, 64),
+    Evaluation(3, 10, 96, 4, 6, 12, 64),
+    Evaluation(3, 12, 96, 4, 8, 16, 64),
+    Evaluation(3, 16, 96, 4, 8, 16, 64),
+    Evaluation(3, 20, 96, 4, 8, 16, 64),
+]
+DECENT = 5  # index of the least that the other stages have to leave room for: all tasks, some prompts each
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the recipe asks for at most.
+
+    Attributes:
+        answers: conversations that the target answers; 0 where the recipe has no section regenerate.
+        answer_tokens: tokens of one answer.
+        conversations: bundled ones.
+        validation: share of the corpus that is held out.
+        epochs: over the corpus.
+        steps: of training, where the recipe limits them.
+        step_tokens: tokens of an optimizer step.
+        row_length: tokens of a packed row.
+        eval_prompts, eval_tokens: decoded when the trained drafter is validated.
+        calibrate_prompts, calibrate_tokens, calibrate_rounds: of the calibration; 0 prompts: there is none.
+        evaluation: its size.
+        plain_trees: trees that need no calibration.
+    """
+
+    answers: int
+    answer_tokens: int
+    conversations: int
+    validation: float
+    epochs: float
+    steps: int | None
+    step_tokens: int
+    row_length: int
+    eval_prompts: int
+    eval_tokens: int
+    calibrate_prompts: int
+    calibrate_tokens: int
+    calibrate_rounds: int
+    evaluation: Evaluation
+    plain_trees: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of each stage is to be done.
+
+    Attributes:
+        answers: new ones; 0: none.
+        conversations: of the corpus, new answers included.
+        steps: of training; 0: the drafter that it would start from is taken.
+        eval_prompts: decoded to validate the trained drafter.
+        calibrate_prompts: 0: no calibration.
+        evaluation: what is measured.
+        seconds: each stage's, by the model above.
+        fitting: the answers and steps that fit their shares, whether they are enough or not; empty where the
+            evaluation leaves no time for others.
+    """
+
+    answers: int
+    conversations: int
+    steps: int
+    eval_prompts: int
+    calibrate_prompts: int
+    evaluation: Evaluation
+    seconds: dict[str, float]
+    fitting: dict[str, int]
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return sum(self.seconds.values())
+
+
+def plan(speeds: Speeds, seconds: float, work: Work) -> Plan:
+    """Fit a run to a time.
+
+    Args:
+        seconds: that are left for it. `SPARE` of them are not planned.
+        work: at most.
+    """
+    shares = {stage: share * seconds * (1 - SPARE) for stage, share in SHARES.items()}
+    sizes = [size.within(work.evaluation) for size in SIZES]
+    if evaluate_seconds(speeds, sizes[DECENT]) > shares["evaluate"]:
+        plain = [dataclasses.replace(size, trees=min(size.trees, work.plain_trees)) for size in sizes]
+        evaluation = _largest(speeds, plain[: DECENT + 1], sum(shares.values()))
+        return Plan(0, 0, 0, 0, 0, evaluation, {"evaluate": evaluate_seconds(speeds, evaluation)}, {})
+    evaluation, calibrate = _largest(speeds, sizes, shares["evaluate"]), 0
+    if evaluation.trees > work.plain_trees:
+        counts = range(min(LEAST_CALIBRATION, work.calibrate_prompts), work.calibrate_prompts + 1)
+        usable = [n for n in counts if n and calibrate_seconds(speeds, n, work) <= shares["calibrate"]]
+        calibrate = max(usable, default=0)
+        if not calibrate:
+            evaluation = dataclasses.replace(evaluation, trees=work.plain_trees)
+
+    answered = _answers(speeds, shares["regenerate"], work)
+    possible = min(_conversations(speeds, shares["train"], work), work.conversations + answered)
+    steps = _steps(possible, work)
+    enough = min(LEAST_STEPS, _steps(work.conversations, work))
+    eval_prompts = int(VALIDATION * shares["train"] / _validation_seconds(speeds, work))
+    is_trained = steps >= max(enough, 1) and eval_prompts > 0
+    answers = min(answered, possible // 2)
+    is_answered = is_trained and answers >= min(LEAST_ANSWERS, max(work.answers, 1))
+    found = Plan(
+        answers=answers if is_answered else 0,
+        conversations=possible if is_trained else 0,
+        steps=steps if is_trained else 0,
+        eval_prompts=min(eval_prompts, work.eval_prompts) if is_trained else 0,
+        calibrate_prompts=calibrate,
+        evaluation=evaluation,
+        seconds={},
+        fitting={"answers": answers, "steps": steps},
+    )
+    return dataclasses.replace(found, seconds=stage_seconds(speeds, found, work))
+
+
+def _largest(speeds: Speeds, sizes: list[Evaluation], seconds: float) -> Evaluation:
+    """The largest evaluation that fits; the smallest where none does."""
+    return [size for size in sizes if size is sizes[0] or evaluate_seconds(speeds, size) <= seconds][-1]
+
+
+def stage_seconds(speeds: Speeds, planned: Plan, work: Work) -> dict[str, float]:
+    """What each stage of a plan takes; those that are left out are left out here."""
+    seconds = {}
+    if planned.answers:
+        seconds["regenerate"] = regenerate_seconds(speeds, planned.answers, work)
+    if planned.steps:
+        seconds["train"] = train_seconds(speeds, planned.conversations, planned.eval_prompts, work)
+    if planned.calibrate_prompts:
+        seconds["calibrate"] = calibrate_seconds(speeds, planned.calibrate_prompts, work)
+    return seconds | {"evaluate": evaluate_seconds(speeds, planned.evaluation)}
+
+
+def regenerate_seconds(speeds: Speeds, answers: int, work: Work) -> float:
+    """Of reading prompts and generating in batches, of which a half-empty one takes as long as a full one."""
+    generated = max(answers, speeds.generate_rows) * work.answer_tokens
+    start = _start(speeds, "regenerate")
+    return start + answers * ASKED / speeds.collect + generated / speeds.generate
+
+
+def train_seconds(speeds: Speeds, conversations: int, eval_prompts: int, work: Work) -> float:
+    """Of building the corpus, storing its states, training and the validation at the end."""
+    tokens = conversations * CONVERSATION
+    validating = eval_prompts * _validation_seconds(speeds, work)
+    return _train_start(speeds, work) + tokens * _token_seconds(speeds, work) + validating
+
+
+def calibrate_seconds(speeds: Speeds, prompts: int, work: Work) -> float:
+    """Of timing forwards of many sizes, and of decoding with several trees."""
+    rounds = CALIBRATION_CONTEXTS * (CALIBRATION_WARM_UP + calibrate_rounds(prompts, work))
+    round_seconds = CALIBRATION_FORWARDS / speeds.decode + CALIBRATION_TOKENS / speeds.collect
+    decoding = CALIBRATION_RUNS * prompts * _turn(speeds, speeds.draft, work.calibrate_tokens)
+    return _start(speeds, "calibrate") + rounds * round_seconds + decoding
+
+
+def calibrate_rounds(prompts: int, work: Work) -> int:
+    """Rounds of timing that go with a number of prompts."""
+    return max(1, round(work.calibrate_rounds * prompts / work.calibrate_prompts))
+
+
+def evaluate_seconds(speeds: Speeds, size: Evaluation) -> float:
+    """Of choosing the tree, measuring every task with three decoders, and comparing outputs in fp32 (which is
+    slower, but decodes eight prompts at once)."""
+    warm_up = _three(speeds, min(WARM_UP_TOKENS, size.new_tokens))
+    measuring = size.tasks * (warm_up + size.prompts * _three(speeds, size.new_tokens))
+    tuning = 0.0
+    if size.trees > 1:
+        tuning = size.trees * (size.tune_prompts + 1) * _turn(speeds, speeds.draft, size.new_tokens)
+    comparing = size.lossless_prompts * _three(speeds, size.lossless_tokens)
+    forwards = SHORT_FORWARD_TOKENS / speeds.collect + min(FORWARD_TOKENS / speeds.collect, FORWARD_SECONDS)
+    return _start(speeds, "evaluate") + tuning + measuring + comparing + forwards
+
+
+def _three(speeds: Speeds, tokens: int) -> float:
+    """A prompt decoded plainly, by transformers, and with drafts."""
+    return sum(_turn(speeds, speed, tokens) for speed in (speeds.decode, speeds.transformers, speeds.draft))
+
+
+def _turn(speeds: Speeds, speed: float, tokens: int) -> float:
+    return PROMPT / speeds.collect + tokens / speed
+
+
+def _start(speeds: Speeds, stage: str) -> float:
+    return START_S + LOADS[stage] * speeds.load_seconds
+
+
+def _train_start(speeds: Speeds, work: Work) -> float:
+    """Of corpus, hidden states and training, and of the last, half-full row of the held-out text."""
+    return 2 * START_S + _start(speeds, "train") + work.row_length / speeds.train
+
+
+def _token_seconds(speeds: Speeds, work: Work) -> float:
+    """A token of the corpus: its states, and its part in the epochs and in the held-out text."""
+    return 1 / speeds.collect + (work.epochs + work.validation) / speeds.train
+
+
+def _validation_seconds(speeds: Speeds, work: Work) -> float:
+    return PROMPT / speeds.collect + work.eval_tokens / speeds.generate
+
+
+def _answers(speeds: Speeds, share: float, work: Work) -> int:
+    """The most answers that fit a share."""
+    room = share - _start(speeds, "regenerate")
+    at_least = speeds.generate_rows * work.answer_tokens / speeds.generate  # seconds of one batch
+    answers = int(room / (ASKED / speeds.collect + work.answer_tokens / speeds.generate))
+    if answers < speeds.generate_rows:
+        answers = int((room - at_least) * speeds.collect / ASKED)
+    return min(max(answers, 0), work.answers)
+
+
+def _conversations(speeds: Speeds, share: float, work: Work) -> int:
+    """The most conversations whose states can be stored and trained on in a share."""
+    room = (1 - VALIDATION) * share - _train_start(speeds, work)
+    return max(0, int(room / _token_seconds(speeds, work) / CONVERSATION))
+
+
+def _steps(conversations: int, work: Work) -> int:
+    tokens = conversations * CONVERSATION * (1 - work.validation) * work.epochs
+    steps = int(tokens / work.step_tokens)
+    return steps if work.steps is None else min(steps, work.steps)
