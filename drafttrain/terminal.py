@@ -84,4 +84,4 @@ def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None) -> s
         return line + ", same output"
     pairs = enumerate(zip(plain.token_ids, token_ids))
     first = next((i for i, (a, b) in pairs if a != b), min(len(plain.token_ids), len(token_ids)))
-    return line + f", output differs from token {first + 1} on (near ties in bf16; try --dtype float32)"
+    return line + f", output differs from token {first + 1} on (a near-tie in bf16; try --dtype float32)"

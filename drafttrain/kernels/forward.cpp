@@ -34,7 +34,7 @@
 #if defined(__AVX512F__)
 constexpr int VL = 16, TILE = 12;
 #elif defined(__AVX2__)
-constexpr int VL = 8, TILE = 6;
+constexpr int VL = 8, TILE = 4;
 #else
 constexpr int VL = 4, TILE = 4;
 #endif
@@ -223,7 +223,7 @@ template <int M, int P, class X> static inline void tile(const X* x, const Linea
     for (int64_t k = 0; k < pairs; k++) {
       UNROLL for (int p = 0; p < P; p++) {
         const uint32_t* at = base[p] + k * PANEL;
-        if (M <= 4) __builtin_prefetch(at + 24 * PANEL);
+        __builtin_prefetch(at + 24 * PANEL);
         vu a, b;
         std::memcpy(&a, at, sizeof a);
         std::memcpy(&b, at + VL, sizeof b);
@@ -258,7 +258,7 @@ template <int M, int P, class X> static inline void tile(const X* x, const Linea
     for (int64_t k = 0; k < w.in; k++)
       UNROLL for (int p = 0; p < P; p++) {
         const float* at = (const float*)w.weight + ((panel + p) * w.in + k) * PANEL;
-        if (M <= 4) __builtin_prefetch(at + 24 * PANEL);
+        __builtin_prefetch(at + 24 * PANEL);
         vf a = load(at), b = load(at + VL);
         UNROLL for (int m = 0; m < M; m++) {
           vf one = splat(x[(k / 2 * M + m) * 2 + k % 2]);
