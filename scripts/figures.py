@@ -16,11 +16,9 @@ A topic is a list of groups; a group is a function that measures some figures to
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from typing import Any
 import figures_baselines
 import figures_c2t
 import figures_drafters
+import figures_machine
 import figures_report
 import figures_self_draft
 import figures_vllm
@@ -51,7 +50,6 @@ from drafttrain.evaluation.figures import (
     Run,
     Size,
     measure_topic,
-    run_and_watch,
     size_of,
 )
 from drafttrain.evaluation.measure import MeasurementLog, MethodRun, drafting, measure
@@ -115,22 +113,7 @@ CONVERSATIONS = 400  # of each bundled source: enough to time training steps on
 def quickstart(run: Run) -> Measured:
     """The quickstart script in a fresh clone with an empty target cache, installation included."""
     kept = run.folder("quickstart")
-    with tempfile.TemporaryDirectory() as folder:
-        clone = Path(folder) / "drafttrain"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        environment = {**os.environ, "DRAFTTRAIN_CACHE": f"{folder}/cache"}
-        for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
-            environment.pop(name, None)
-        command = ["bash", "scripts/quickstart.sh"]
-        status, seconds, peak = run_and_watch(command, clone, environment, kept / "log.txt")
-        if status != 0:
-            raise RuntimeError(f"scripts/quickstart.sh ended with {status}; see {kept / 'log.txt'}")
-        output = clone / "runs/quickstart"
-        for name in ("summary.json", "bundle", "evaluation"):
-            if (output / name).is_dir():
-                shutil.copytree(output / name, kept / name, dirs_exist_ok=True)
-            else:
-                shutil.copyfile(output / name, kept / name)
+    seconds, peak = figures_machine.fresh_quickstart(kept)
     stages = json.loads((kept / "summary.json").read_text())
     return {
         "quickstart_wall_s": {"value": seconds, "stages_wall_s": stages["wall_seconds"]},
@@ -613,6 +596,7 @@ TOPICS = {
     ],
     "c2t": figures_c2t.GROUPS,
     "self-draft": figures_self_draft.GROUPS,
+    "machine": figures_machine.GROUPS,
     "baselines": [
         *figures_drafters.GROUPS,
         *figures_vllm.GROUPS,
@@ -631,7 +615,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
-    text = "prompts of each task at most, for trees, c2t, self-draft, baselines"
+    text = "prompts of each task at most, for trees, c2t, self-draft, machine, baselines"
     parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
     parser.add_argument("--oanc", metavar="FILE", help="OANC's oanc_written_2.zip, for self-draft")

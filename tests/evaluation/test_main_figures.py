@@ -225,7 +225,7 @@ def test_quickstart_runs_in_a_fresh_clone(script, monkeypatch, status):
         return status, 1234.5, 4_500_000_000
 
     monkeypatch.setattr(script.subprocess, "run", clone)
-    monkeypatch.setattr(script, "run_and_watch", watch)
+    monkeypatch.setattr(script.figures_machine, "run_and_watch", watch)
     if status:
         with pytest.raises(RuntimeError, match="ended with 1; see runs/figures/full/quickstart/log.txt"):
             script.quickstart(Run("main"))
