@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from drafttrain.classifier.model import Classifier
+from drafttrain.drafters.kinds import load_drafter
 from drafttrain.evaluation import batches
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
 from drafttrain.export.bundle import Bundle, load_bundle
@@ -47,7 +48,10 @@ def sure_of_the_probable() -> Classifier:
 
 def sure_bundle(folder) -> Bundle:
     bundle = load_bundle(folder, dtype="float32", device="cpu")
-    bundle.drafter.lm_head.weight.data *= 3  # surer of itself, so that trees differ in shape
+    surer = load_drafter(folder, bundle.target)
+    surer.lm_head.weight.data *= 3  # so that trees differ in shape
+    surer.pack()
+    bundle.drafter = surer
     bundle.classifier = sure_of_the_probable()
     return bundle
 
