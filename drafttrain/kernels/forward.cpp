@@ -34,18 +34,24 @@
 #if defined(__AVX512F__)
 constexpr int VL = 16, TILE = 12;
 #elif defined(__AVX2__)
-constexpr int VL = 8, TILE = 4;
+constexpr int VL = 8, TILE = 5;
 #else
 constexpr int VL = 4, TILE = 4;
 #endif
 constexpr int PANEL = 2 * VL;     // outputs of a panel
 constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
+constexpr int64_t PHASES = 6;     // of a block, each with a queue of its own
 #if defined(__AVX512BF16__)
 constexpr bool BF16_PRODUCTS = true;
 #else
 constexpr bool BF16_PRODUCTS = false;
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define KEEP_APART(a, b) asm volatile("" : "+x"(a), "+x"(b))  // else both halves are in registers at once
+#else
+#define KEEP_APART(a, b)
+#endif
 #define UNROLL _Pragma("GCC unroll 16")  // accumulators have to be registers
 
 typedef float vf __attribute__((vector_size(4 * VL)));
@@ -195,6 +201,23 @@ struct Barrier {
 struct Range { int64_t begin, end; };
 static Range share(int64_t n, int t, int threads) { return {n * t / threads, n * (t + 1) / threads}; }
 
+// Work that threads take from, large parts first: cores differ, and other processes have them too.
+struct alignas(64) Queue {
+  std::atomic<int64_t> next{0};
+
+  // Calls use(part) until nothing is left of 0 ... n - 1; parts are multiples of `step`, but for the last one.
+  template <class Use> void take(int64_t n, int64_t step, int threads, Use&& use) {
+    if (threads == 1) return n ? use(Range{0, n}) : void();
+    int64_t begin = next.load(std::memory_order_relaxed);
+    while (begin < n) {
+      int64_t size = std::max<int64_t>(1, (n - begin) / (2 * threads) / step) * step, end = std::min(n, begin + size);
+      if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+      use(Range{begin, end});
+      begin = next.load(std::memory_order_relaxed);
+    }
+  }
+};
+
 // ---- linear layers
 
 enum Kind : int64_t { BF16 = 0, FP32 = 1 };
@@ -223,7 +246,6 @@ template <int M, int P, class X> static inline void tile(const X* x, const Linea
     for (int64_t k = 0; k < pairs; k++) {
       UNROLL for (int p = 0; p < P; p++) {
         const uint32_t* at = base[p] + k * PANEL;
-        __builtin_prefetch(at + 24 * PANEL);
         vu a, b;
         std::memcpy(&a, at, sizeof a);
         std::memcpy(&b, at + VL, sizeof b);
@@ -240,12 +262,14 @@ template <int M, int P, class X> static inline void tile(const X* x, const Linea
         }
 #endif
         if constexpr (sizeof(X) == 4) {
-          vf a0 = (vf)(a << 16), b0 = (vf)(b << 16), a1 = (vf)(a & 0xffff0000u), b1 = (vf)(b & 0xffff0000u);
+          vf a0 = (vf)(a << 16), b0 = (vf)(b << 16);
           UNROLL for (int m = 0; m < M; m++) {
             vf even = splat(x[(k * M + m) * 2]);
             acc[p][0][m] = fma(a0, even, acc[p][0][m]);
             acc[p][1][m] = fma(b0, even, acc[p][1][m]);
           }
+          KEEP_APART(a, b);
+          vf a1 = (vf)((a >> 16) << 16), b1 = (vf)((b >> 16) << 16);
           UNROLL for (int m = 0; m < M; m++) {
             vf odd = splat(x[(k * M + m) * 2 + 1]);
             acc[p][0][m] = fma(a1, odd, acc[p][0][m]);
@@ -258,7 +282,6 @@ template <int M, int P, class X> static inline void tile(const X* x, const Linea
     for (int64_t k = 0; k < w.in; k++)
       UNROLL for (int p = 0; p < P; p++) {
         const float* at = (const float*)w.weight + ((panel + p) * w.in + k) * PANEL;
-        __builtin_prefetch(at + 24 * PANEL);
         vf a = load(at), b = load(at + VL);
         UNROLL for (int m = 0; m < M; m++) {
           vf one = splat(x[(k / 2 * M + m) * 2 + k % 2]);
@@ -292,26 +315,39 @@ template <int M, class X> static void tile_of(int64_t m, const X* x, const Linea
   }
 }
 
-// y [tokens][width] = x [tokens][2 * pairs] times some panels of a layer
-template <class X> static void multiply(const X* x, int64_t tokens, const Linear& w, Range panels, float* y, int64_t width) {
-  if (tokens == 1) return tile_of<1>(1, x, w, panels, y, width);
-  const int64_t tiles = (tokens + TILE - 1) / TILE, pairs = w.pairs();
-  static thread_local std::vector<X> arranged;  // each tile's tokens side by side: one stream
+static Range part_of(int64_t tokens, int64_t i) {
+  int64_t tiles = (tokens + TILE - 1) / TILE;
+  return share(tokens, int(i), int(tiles));
+}
+
+// Puts x [tokens][2 * pairs] into the order in which tiles read it, each tile's tokens side by side: one stream.
+// What it returns holds until this thread arranges something else.
+template <class X> static const X* arrange(const X* x, int64_t tokens, int64_t pairs) {
+  if (tokens == 1) return x;
+  static thread_local std::vector<X> arranged;
   arranged.resize(std::max(arranged.size(), size_t(tokens * pairs * 2)));
-  for (int64_t i = 0; i < tiles; i++) {
-    Range part = share(tokens, int(i), int(tiles));
+  for (int64_t i = 0; i * TILE < tokens; i++) {
+    Range part = part_of(tokens, i);
     const int64_t m = part.end - part.begin;
     X* to = arranged.data() + part.begin * pairs * 2;
     for (int64_t j = 0; j < m; j++)
       for (int64_t k = 0; k < pairs; k++) std::memcpy(to + (k * m + j) * 2, x + ((part.begin + j) * pairs + k) * 2, 2 * sizeof(X));
   }
-  if (tiles == 1) return tile_of<TILE>(tokens, arranged.data(), w, panels, y, width);
+  return arranged.data();
+}
+
+// y [tokens][width] = arranged inputs times some panels of a layer
+template <class X> static void multiply(const X* arranged, int64_t tokens, const Linear& w, Range panels, float* y, int64_t width) {
+  if (tokens <= TILE) return tile_of<TILE>(tokens, arranged, w, panels, y, width);
   for (int64_t panel = panels.begin; panel < panels.end; panel++)  // a panel stays in the cache for all tiles
-    for (int64_t i = 0; i < tiles; i++) {
-      Range part = share(tokens, int(i), int(tiles));
-      tile_of<TILE>(part.end - part.begin, arranged.data() + part.begin * pairs * 2, w, {panel, panel + 1}, y + part.begin * width, width);
+    for (int64_t i = 0; i * TILE < tokens; i++) {
+      Range part = part_of(tokens, i);
+      tile_of<TILE>(part.end - part.begin, arranged + part.begin * w.pairs() * 2, w, {panel, panel + 1}, y + part.begin * width, width);
     }
 }
+
+// Panels that a thread takes at least: with few tokens it multiplies two at a time.
+static int64_t panel_step(int64_t tokens) { return tokens <= 2 ? 2 : 1; }
 
 // ---- blocks
 
@@ -441,30 +477,29 @@ struct Paths {
 
 static int64_t even(int64_t n) { return n + n % 2; }
 
-// Queries, keys and values of some heads of one block for tokens whose normed states are h; keys and values go
-// into their slots. `from` counts queries' heads, then keys', then values'.
-template <class X> static void project(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* h, Range panels, Range heads, float* q, float* k, float* v, bool multiply_here, bool finish_here) {
-  const int64_t dim = model.head_dim, nq = model.heads, nkv = model.kv_heads;
-  const int64_t count = tokens.end - tokens.begin;
-  if (multiply_here) {
-    const Linear* layers[3] = {&block.q, &block.k, &block.v};
-    float* to[3] = {q, k, v};
-    int64_t first = 0;
-    for (int i = 0; i < 3; i++) {
-      int64_t n = layers[i]->weight ? layers[i]->panels() : 0;
-      Range part = {std::max(panels.begin - first, int64_t(0)), std::min(panels.end - first, n)};
-      if (part.begin < part.end) multiply(h, count, *layers[i], part, to[i], layers[i]->out);
-      first += n;
-    }
+// Panels of queries, keys and values, counted through, of tokens whose normed states are arranged.
+template <class X> static void project(const Block& block, const X* arranged, int64_t tokens, Range panels, float* q, float* k, float* v) {
+  const Linear* layers[3] = {&block.q, &block.k, &block.v};
+  float* to[3] = {q, k, v};
+  int64_t first = 0;
+  for (int i = 0; i < 3; i++) {
+    if (!layers[i]->weight) continue;
+    Range part = {std::max(panels.begin - first, int64_t(0)), std::min(panels.end - first, layers[i]->panels())};
+    if (part.begin < part.end) multiply(arranged, tokens, *layers[i], part, to[i], layers[i]->out);
+    first += layers[i]->panels();
   }
-  if (!finish_here) return;
+}
+
+// Norms and rotates some heads; keys and values go into their slots. Counted are queries' heads (unless the block
+// has no queries), then keys', then values'.
+static void finish(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, Range heads, float* q, float* k, float* v) {
+  const int64_t dim = model.head_dim, nq = block.q.weight ? model.heads : 0, nkv = model.kv_heads;
   for (int64_t head = heads.begin; head < heads.end; head++)
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < tokens.end - tokens.begin; i++) {
       int64_t node = tokens.begin + i, row = node / nodes.n;
       const float* cos = model.cos + nodes.positions[node] * (dim / 2);
       const float* sin = model.sin + nodes.positions[node] * (dim / 2);
       if (head < nq) {
-        if (!block.q.weight) continue;
         float* x = q + i * nq * dim + head * dim;
         head_norm(x, block.q_norm, dim, model.eps);
         rotate(x, cos, sin, dim);
@@ -482,20 +517,23 @@ template <class X> static void project(const Model& model, const Block& block, i
     }
 }
 
-// Which panels and heads a thread projects: whole heads where panels end with them, so that it may go on alone.
-struct Split {
-  bool together;  // a thread's heads are those of its panels
-  Range panels, heads;
-  Split(const Model& model, const Block& block, int t, int threads) {
-    int64_t dim = model.head_dim, nq = block.q.weight ? model.heads : 0, skip = model.heads - nq;
-    int64_t per_head = dim / PANEL;
-    together = dim % PANEL == 0;
-    Range mine = share(nq + 2 * model.kv_heads, t, threads);
-    heads = {mine.begin + skip, mine.end + skip};
-    int64_t all = (nq ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
-    panels = together ? Range{mine.begin * per_head, mine.end * per_head} : share(all, t, threads);
+// Both, for all heads. Where panels end with heads, a thread finishes its heads at once.
+template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* arranged, Queue* queues, int threads, Wait&& wait, float* q, float* k, float* v) {
+  const int64_t count = tokens.end - tokens.begin, heads = (block.q.weight ? model.heads : 0) + 2 * model.kv_heads;
+  const int64_t panels = (block.q.weight ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
+  if (model.head_dim % PANEL == 0) {
+    const int64_t per_head = model.head_dim / PANEL;
+    queues[0].take(heads, 1, threads, [&](Range part) {
+      project(block, arranged, count, {part.begin * per_head, part.end * per_head}, q, k, v);
+      finish(model, block, layer, nodes, tokens, part, q, k, v);
+    });
+  } else {
+    queues[0].take(panels, 1, threads, [&](Range part) { project(block, arranged, count, part, q, k, v); });
+    wait();
+    queues[1].take(heads, 1, threads, [&](Range part) { finish(model, block, layer, nodes, tokens, part, q, k, v); });
   }
-};
+  wait();
+}
 
 template <class X> struct Buffers {
   std::vector<float> q, k, v, out, gate, up;
@@ -509,12 +547,16 @@ template <class X> struct Buffers {
 template <class X> static void run_blocks(const Model& model, const Nodes& nodes, float* x, int64_t first_block, int64_t last_block, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int threads) {
   const int64_t hidden = model.hidden, dim = model.head_dim, nq = model.heads, nkv = model.kv_heads, all = nodes.batch * nodes.n;
   const int64_t at_stride = even(nq * dim), act_stride = even(model.intermediate), h_stride = even(hidden);
+  const int64_t chunks = (all + CHUNK - 1) / CHUNK;
   Paths paths(nodes);
   Buffers<X> buffers(model, std::min(CHUNK, all));
   Barrier barrier(threads);
+  std::vector<Queue> queues(chunks * (last_block - first_block) * PHASES);
   auto work = [&](int t) {
     std::vector<X> h(std::min(CHUNK, all) * h_stride);
     std::vector<float> scores(paths.longest + VL), sums(dim);
+    Queue* queue = queues.data();  // every thread goes through them in the same order
+    auto wait = [&] { barrier.wait(); };
     for (int64_t start = 0; start < all; start += CHUNK) {
       Range tokens = {start, std::min(all, start + CHUNK)};
       int64_t count = tokens.end - tokens.begin;
@@ -525,72 +567,69 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
             for (int64_t m = 0; m < count; m++)
               std::memcpy(tapped + ((start + m) * n_taps + i) * hidden, states + m * hidden, hidden * sizeof(float));
       };
-      auto norms = [&](const float* weight) {
+      auto normed = [&](const float* weight) {
         for (int64_t m = 0; m < count; m++) norm(states + m * hidden, weight, hidden, model.eps, h.data() + m * h_stride, h_stride);
+        return arrange(h.data(), count, h_stride / 2);
       };
-      auto add = [&](const Linear& layer, const X* from) {  // to the residual stream
-        Range panels = share(layer.panels(), t, threads);
-        multiply(from, count, layer, panels, buffers.out.data(), hidden);
-        int64_t end = std::min(panels.end * PANEL, hidden);
-        for (int64_t m = 0; m < count; m++)
-          for (int64_t i = panels.begin * PANEL; i < end; i++) states[m * hidden + i] += buffers.out[m * hidden + i];
+      auto add = [&](Queue& from_queue, const Linear& layer, const X* from) {  // to the residual stream
+        const X* arranged = arrange(from, count, layer.pairs());
+        from_queue.take(layer.panels(), panel_step(count), threads, [&](Range panels) {
+          multiply(arranged, count, layer, panels, buffers.out.data(), hidden);
+          int64_t end = std::min(panels.end * PANEL, hidden);
+          for (int64_t m = 0; m < count; m++)
+            for (int64_t i = panels.begin * PANEL; i < end; i++) states[m * hidden + i] += buffers.out[m * hidden + i];
+        });
+        wait();
       };
-      for (int64_t l = first_block; l < last_block; l++) {
+      for (int64_t l = first_block; l < last_block; l++, queue += PHASES) {
         const Block& block = model.block[l];
-        norms(block.input_norm);
-        Split split(model, block, t, threads);
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
-        project(model, block, l, nodes, tokens, h.data(), split.panels, split.heads, q, k, v, true, split.together);
-        barrier.wait();
-        if (!split.together) {
-          project(model, block, l, nodes, tokens, h.data(), split.panels, split.heads, q, k, v, false, true);
-          barrier.wait();
-        }
-        Range items = share(count * nq, t, threads);
-        for (int64_t item = items.begin; item < items.end; item++) {
-          int64_t i = item / nq, head = item % nq, node = start + i, b = node / nodes.n;
-          int64_t row = (b * nkv + head / (nq / nkv)) * nodes.max_len * dim;
-          int64_t half = nodes.kv_batch * nkv * nodes.max_len * dim;
-          const float* keys = nodes.kv + 2 * l * half + row;
-          const int64_t* path = paths.slots.data() + paths.begin[node];
-          int64_t length = paths.begin[node + 1] - paths.begin[node], seen_from = 0;
-          if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
-          Range verified = {std::min(seen_from, nodes.lengths[b]), nodes.lengths[b]};
-          int64_t hidden_drafts = std::clamp(seen_from - nodes.lengths[b], int64_t(0), length);
-          attend(q + (i * nq + head) * dim, keys, keys + half, verified, path + hidden_drafts, length - hidden_drafts, model.scale, dim, scores.data(), sums.data(), buffers.attended.data() + i * at_stride + head * dim);
-        }
-        barrier.wait();
-        add(block.o, buffers.attended.data());
-        barrier.wait();
-        norms(block.post_norm);
-        Range panels = share(block.gate.panels(), t, threads);
-        multiply(h.data(), count, block.gate, panels, buffers.gate.data(), model.intermediate);
-        multiply(h.data(), count, block.up, panels, buffers.up.data(), model.intermediate);
-        int64_t end = std::min(panels.end * PANEL, model.intermediate);
-        for (int64_t m = 0; m < count; m++) {
-          const float* g = buffers.gate.data() + m * model.intermediate;
-          const float* u = buffers.up.data() + m * model.intermediate;
-          X* to = buffers.activated.data() + m * act_stride;
-          for (int64_t i = panels.begin * PANEL; i < end; i += VL) {
-            float a[VL] = {}, b[VL] = {};
-            int64_t n = std::min<int64_t>(VL, end - i);
-            std::memcpy(a, g + i, n * sizeof(float));
-            std::memcpy(b, u + i, n * sizeof(float));
-            vf value = load(a);
-            store(a, value / (exp(-value) + 1.f) * load(b));
-            for (int64_t j = 0; j < n; j++) put(to + i + j, a[j]);
+        project_all(model, block, l, nodes, tokens, normed(block.input_norm), queue, threads, wait, q, k, v);
+        queue[2].take(count * nq, 1, threads, [&](Range items) {
+          for (int64_t item = items.begin; item < items.end; item++) {
+            int64_t i = item / nq, head = item % nq, node = start + i, b = node / nodes.n;
+            int64_t row = (b * nkv + head / (nq / nkv)) * nodes.max_len * dim;
+            int64_t half = nodes.kv_batch * nkv * nodes.max_len * dim;
+            const float* keys = nodes.kv + 2 * l * half + row;
+            const int64_t* path = paths.slots.data() + paths.begin[node];
+            int64_t length = paths.begin[node + 1] - paths.begin[node], seen_from = 0;
+            if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
+            Range verified = {std::min(seen_from, nodes.lengths[b]), nodes.lengths[b]};
+            int64_t unseen = std::clamp(seen_from - nodes.lengths[b], int64_t(0), length);  // of the path
+            attend(q + (i * nq + head) * dim, keys, keys + half, verified, path + unseen, length - unseen, model.scale, dim, scores.data(), sums.data(), buffers.attended.data() + i * at_stride + head * dim);
           }
-        }
-        barrier.wait();
-        add(block.down, buffers.activated.data());
-        barrier.wait();
+        });
+        wait();
+        add(queue[3], block.o, buffers.attended.data());
+        const X* arranged = normed(block.post_norm);
+        queue[4].take(block.gate.panels(), panel_step(count), threads, [&](Range panels) {
+          multiply(arranged, count, block.gate, panels, buffers.gate.data(), model.intermediate);
+          multiply(arranged, count, block.up, panels, buffers.up.data(), model.intermediate);
+          int64_t end = std::min(panels.end * PANEL, model.intermediate);
+          for (int64_t m = 0; m < count; m++) {
+            const float* g = buffers.gate.data() + m * model.intermediate;
+            const float* u = buffers.up.data() + m * model.intermediate;
+            X* to = buffers.activated.data() + m * act_stride;
+            for (int64_t i = panels.begin * PANEL; i < end; i += VL) {
+              float a[VL] = {}, b[VL] = {};
+              int64_t n = std::min<int64_t>(VL, end - i);
+              std::memcpy(a, g + i, n * sizeof(float));
+              std::memcpy(b, u + i, n * sizeof(float));
+              vf value = load(a);
+              store(a, value / (exp(-value) + 1.f) * load(b));
+              for (int64_t j = 0; j < n; j++) put(to + i + j, a[j]);
+            }
+          }
+        });
+        wait();
+        add(queue[5], block.down, buffers.activated.data());
         keep(l);
       }
       if (final) {
         Range mine = share(count, t, threads);
         for (int64_t m = mine.begin; m < mine.end; m++) norm(states + m * hidden, model.final_norm, hidden, model.eps, final + (start + m) * hidden, hidden);
       }
-      barrier.wait();
+      wait();
     }
   };
   Team::get().run(threads, work);
@@ -647,8 +686,10 @@ void linear(const Linear* layer, const float* x, int64_t tokens, float* y, int64
     using X = std::remove_pointer_t<decltype(type)>;
     std::vector<X> h(tokens * stride);
     for (int64_t m = 0; m < tokens; m++) norm(x + m * layer->in, nullptr, layer->in, 0.f, h.data() + m * stride, stride);
-    Team::get().run(int(threads), [&](int t) {
-      multiply(h.data(), tokens, *layer, share(layer->panels(), t, int(threads)), y, layer->out);
+    Queue queue;
+    Team::get().run(int(threads), [&](int) {
+      const X* arranged = arrange(h.data(), tokens, layer->pairs());
+      queue.take(layer->panels(), panel_step(tokens), int(threads), [&](Range panels) { multiply(arranged, tokens, *layer, panels, y, layer->out); });
     });
   };
   if (BF16_PRODUCTS && round_inputs && layer->kind == BF16) run((uint16_t*)nullptr); else run((float*)nullptr);
@@ -667,24 +708,21 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
     using X = std::remove_pointer_t<decltype(type)>;
     const int64_t hidden = model->hidden, stride = even(hidden), all = nodes->batch * nodes->n;
     const int64_t kv = model->kv_heads * model->head_dim;
-    int team = int(threads);
+    const int team = int(threads);
     Barrier barrier(team);
+    std::vector<Queue> queues((all + CHUNK - 1) / CHUNK * model->blocks * PHASES);
     std::vector<float> k(std::min(CHUNK, all) * kv), v(k.size());
-    Team::get().run(team, [&](int t) {
+    Team::get().run(team, [&](int) {
       std::vector<X> h(std::min(CHUNK, all) * stride);
+      Queue* queue = queues.data();
       for (int64_t start = 0; start < all; start += CHUNK) {
         Range tokens = {start, std::min(all, start + CHUNK)};
-        for (int64_t l = 0; l < model->blocks; l++) {
+        for (int64_t l = 0; l < model->blocks; l++, queue += PHASES) {
           Block block = model->block[l];
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
-          Split split(*model, block, t, team);
-          project(*model, block, l, *nodes, tokens, h.data(), split.panels, split.heads, (float*)nullptr, k.data(), v.data(), true, split.together);
-          barrier.wait();
-          if (!split.together) {
-            project(*model, block, l, *nodes, tokens, h.data(), split.panels, split.heads, (float*)nullptr, k.data(), v.data(), false, true);
-            barrier.wait();
-          }
+          const X* arranged = arrange(h.data(), tokens.end - tokens.begin, stride / 2);
+          project_all(*model, block, l, *nodes, tokens, arranged, queue, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
         }
       }
     });
