@@ -186,11 +186,13 @@ def limit_share(run: Run, folder: Path) -> Measured:
     rates = {name: max(read[name], again[name]) for name in read}
     weights = limits.weights_read(target)
     shares = limits.limit_shares(weights, max(rates.values()), products, seconds)
+    by_turns = limits.interleaved_shares(target, weights, products, list(seconds))
     write_json(folder / "raw.json", {"seconds": seconds, "streaming": [read, again], "products": products})
     return {
         "limit_share": {
             "value": min(one["share"] for one in shares.values()),
             "tokens": {str(n): one for n, one in shares.items()},
+            "by_turns": {str(n): share for n, share in by_turns.items()},
             "weights": weights,
             "gigabytes_per_second": {name: rate / 1e9 for name, rate in rates.items()},
             "gigaproducts_per_second": products / 1e9,

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -114,6 +114,24 @@ def limit_shares(
         taken = statistics.median(times)
         shares[n] = {"share": least / taken, "limit_ms": 1e3 * least, "forward_ms": 1e3 * taken}
     return shares
+
+
+@torch.inference_mode()
+def interleaved_shares(
+    target: FrozenTarget, weights: int, products_per_second: float, tokens: Sequence[int], rounds: int = 15
+) -> dict[int, float]:
+    """Measure the shares of `limit_shares` with reading and forwards by turns: the median over short rounds.
+
+    On a virtual machine the rate of reading was seen to change by a factor of 2 within seconds.
+    """
+    numbers = torch.ones(READ_BYTES // 4)
+    shares: dict[int, list[float]] = {n: [] for n in tokens}
+    for _ in range(rounds):
+        for n, found in shares.items():
+            rate = READ_BYTES / fastest(numbers.sum, 2)
+            seconds = {n: forward_seconds(target, n, repeats=7)}
+            found.append(limit_shares(weights, rate, products_per_second, seconds)[n]["share"])
+    return {n: statistics.median(found) for n, found in shares.items()}
 
 
 def operations(run: Callable[[], object]) -> int:

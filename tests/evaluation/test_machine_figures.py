@@ -43,6 +43,21 @@ def target(tiny_llama):
 # limits
 
 
+def test_shares_by_turns_are_medians_over_rounds(script, target, monkeypatch):
+    monkeypatch.setattr(script.limits, "READ_BYTES", 1 << 20)
+    shares = iter([0.1, 0.5, 0.3, 0.7, 0.2, 0.9])
+    asked = []
+
+    def share(weights, rate, products, seconds):
+        [(n, times)] = seconds.items()
+        asked.append((weights, products, n, len(times)))
+        return {n: {"share": next(shares)}}
+
+    monkeypatch.setattr(script.limits, "limit_shares", share)
+    found = script.limits.interleaved_shares(target, 100, 1e9, [1, 5], rounds=3)
+    assert found == {1: 0.2, 5: 0.7} and asked == [(100, 1e9, 1, 7), (100, 1e9, 5, 7)] * 3
+
+
 def test_limit_share_takes_the_nearer_limit(script):
     rates = {"bytes_per_second": 1000.0, "products_per_second": 2000.0}
     shares = script.limits.limit_shares(100, **rates, seconds={1: [0.4, 0.25, 0.5], 8: [0.8]})
