@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from drafttrain.errors import UserError
-from drafttrain.kernels.library import variant
+from drafttrain.kernels.build import variant
 
 STAT, CPUINFO = Path("/proc/stat"), Path("/proc/cpuinfo")
 # instruction sets that the speed of matrix products depends on, as /proc/cpuinfo spells them

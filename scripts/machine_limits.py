@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from drafttrain.inference.acceptance import accept_greedy
-from drafttrain.kernels.library import variant
+from drafttrain.kernels.build import variant
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.kernels.team import native_team
 from drafttrain.target.frozen import FrozenTarget

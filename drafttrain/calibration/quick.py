@@ -22,7 +22,7 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.files import cache_dir, fingerprint, sha256_file, write_json
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.kernels.library import SOURCE
+from drafttrain.kernels.build import SOURCE
 from drafttrain.machine import BUSY, OtherLoad, describe_machine, dtype_name
 from drafttrain.provenance import versions
 from drafttrain.target.frozen import FrozenTarget, weights_hash

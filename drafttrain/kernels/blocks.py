@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from drafttrain.kernels.library import library
+from drafttrain.kernels.build import library
 from drafttrain.kernels.linear import LinearStruct, NativeLinear
 from drafttrain.kernels.team import team_size
 

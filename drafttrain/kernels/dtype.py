@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from drafttrain.errors import UserError
 from drafttrain.files import cache_dir, read_json, write_json
-from drafttrain.kernels.library import variant
+from drafttrain.kernels.build import variant
 from drafttrain.kernels.linear import NativeLinear
 from drafttrain.kernels.team import native_team
 from drafttrain.machine import BUSY, OtherLoad, describe_machine, dtype_name

@@ -9,7 +9,7 @@
 // stream through memory. Sums are fp32; inputs of a product are rounded to bf16 where the machine multiplies
 // bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
 //
-// Plain C++ without headers of torch or Python: `library.py` compiles it once per instruction set, `ctypes`
+// Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
 // calls it and releases the GIL.
 
 #include <algorithm>

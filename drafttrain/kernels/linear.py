@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import nn
 
-from drafttrain.kernels.library import library, variant
+from drafttrain.kernels.build import library, variant
 from drafttrain.kernels.team import team_size
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}

@@ -10,43 +10,43 @@ import pytest
 import torch
 
 from drafttrain.errors import UserError
-from drafttrain.kernels import library
+from drafttrain.kernels import build
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """An empty cache folder, and nothing loaded."""
     monkeypatch.setenv("DRAFTTRAIN_CACHE", str(tmp_path / "cache"))
-    library.library.cache_clear()
+    build.library.cache_clear()
     yield tmp_path / "cache" / "kernels"
-    library.library.cache_clear()
+    build.library.cache_clear()
 
 
-needs_compiler = pytest.mark.skipif(library.variant() is None, reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(build.variant() is None, reason="no C++ compiler here")
 
 
 @needs_compiler
 def test_it_is_compiled_once(fresh, capfd, monkeypatch):
-    monkeypatch.setenv(library.CHOICE, "generic")
-    assert library.variant() == "generic"
+    monkeypatch.setenv(build.CHOICE, "generic")
+    assert build.variant() == "generic"
     assert capfd.readouterr().err == "kernels: compiling for generic, once\n"
     [built] = fresh.iterdir()  # and nothing else is left behind
-    library.library.cache_clear()
-    assert library.variant() == "generic" and capfd.readouterr().err == ""
+    build.library.cache_clear()
+    assert build.variant() == "generic" and capfd.readouterr().err == ""
     assert list(fresh.iterdir()) == [built]
 
 
 @needs_compiler
 def test_an_unwritable_cache_costs_a_compilation(fresh, monkeypatch, tmp_path):
-    monkeypatch.setenv(library.CHOICE, "generic")
+    monkeypatch.setenv(build.CHOICE, "generic")
     (tmp_path / "cache").write_text("a file where the folder should be")
-    assert library.variant() == "generic"
+    assert build.variant() == "generic"
 
 
 def test_without_a_compiler_there_is_one_line(fresh, capfd, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert library.library() is None and library.variant() is None
+    assert build.library() is None and build.variant() is None
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "install g++ or clang++" in err
 
@@ -57,26 +57,26 @@ def test_a_compiler_that_fails_leaves_nothing_behind(fresh, capfd, monkeypatch, 
     broken.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    assert library.library() is None
+    assert build.library() is None
     assert "out of luck" in capfd.readouterr().err and list(fresh.iterdir()) == []
 
 
 def test_it_can_be_switched_off(fresh, monkeypatch):
-    monkeypatch.setenv(library.CHOICE, "off")
-    assert library.library() is None
+    monkeypatch.setenv(build.CHOICE, "off")
+    assert build.library() is None
 
 
 def test_an_unknown_instruction_set_is_an_error(fresh, monkeypatch):
-    monkeypatch.setenv(library.CHOICE, "sse9")
+    monkeypatch.setenv(build.CHOICE, "sse9")
     with pytest.raises(UserError, match="DRAFTTRAIN_KERNELS: must be one of generic, .* got sse9"):
-        library.library()
+        build.library()
 
 
 def test_an_instruction_set_that_the_machine_lacks_is_an_error(fresh, monkeypatch):
-    monkeypatch.setattr(library, "_instruction_set", lambda: "avx2")
-    monkeypatch.setenv(library.CHOICE, "avx512")
+    monkeypatch.setattr(build, "_instruction_set", lambda: "avx2")
+    monkeypatch.setenv(build.CHOICE, "avx512")
     with pytest.raises(UserError, match="this machine has avx2, got avx512"):
-        library.library()
+        build.library()
 
 
 @pytest.mark.parametrize(
@@ -94,17 +94,17 @@ def test_an_instruction_set_that_the_machine_lacks_is_an_error(fresh, monkeypatc
 )
 def test_it_follows_torch(monkeypatch, capability, limit, bf16, wanted):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(library, "_has_bf16", lambda: bf16)
-    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "_has_bf16", lambda: bf16)
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert library._instruction_set() == wanted
+    assert build._instruction_set() == wanted
 
 
 @needs_compiler
 def test_both_variables_give_avx2():
     """What imitates a machine without AVX-512 imitates it here too."""
     limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-    code = "from drafttrain.kernels.library import variant; print(variant())"
+    code = "from drafttrain.kernels.build import variant; print(variant())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **limits},
