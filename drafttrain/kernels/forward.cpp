@@ -14,13 +14,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 #ifdef __linux__
 #include <sys/mman.h>
@@ -38,8 +41,11 @@ constexpr int VL = 8, TILE = 5;
 #else
 constexpr int VL = 4, TILE = 4;
 #endif
-constexpr int PANEL = 2 * VL;     // outputs of a panel
+constexpr int64_t PANEL = 2 * VL;  // outputs of a panel
 constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
+constexpr int64_t AHEAD = 128 * PANEL;  // pairs of weights between a product and what is fetched for later ones
+constexpr int64_t NODES = 8;      // that attend together
+constexpr int64_t KEYS = 64;      // that they go through at a time
 constexpr int64_t PHASES = 6;     // of a block, each with a queue of its own
 #if defined(__AVX512BF16__)
 constexpr bool BF16_PRODUCTS = true;
@@ -70,6 +76,8 @@ static inline vf fma(vf a, vf b, vf c) {
   return a * b + c;
 #endif
 }
+template <int... i> constexpr vi count_lanes(std::integer_sequence<int, i...>) { return vi{i...}; }
+constexpr vi LANES = count_lanes(std::make_integer_sequence<int, VL>());
 static inline float sum(vf v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
@@ -103,17 +111,9 @@ static inline vf exp(vf x) {
   vf result = (vf)((vi)p + power);
   return x == x ? result : x;  // NaN stays NaN
 }
-static inline float widen(uint16_t x) {
-  uint32_t bits = uint32_t(x) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-static inline uint16_t narrow(float x) {  // to the nearest, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+static inline uint16_t narrow(float x) {  // to bf16: the nearest, ties to even
+  const uint32_t bits = std::bit_cast<uint32_t>(x), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
 // ---- threads: one team at work at a time, asleep soon after it (torch's threads want the cores too)
@@ -201,19 +201,22 @@ struct Barrier {
 struct Range { int64_t begin, end; };
 static Range share(int64_t n, int t, int threads) { return {n * t / threads, n * (t + 1) / threads}; }
 
-// Work that threads take from, large parts first: cores differ, and other processes have them too.
+// Work of n parts, 0 ... n - 1. Half of it is the threads' own, in equal shares, so that a thread knows where it
+// begins; they take the rest from each other in ever smaller ranges: cores differ, and other processes have them too.
 struct alignas(64) Queue {
-  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> taken{0};  // of the second half
 
-  // Calls use(part) until nothing is left of 0 ... n - 1; parts are multiples of `step`, but for the last one.
-  template <class Use> void take(int64_t n, int64_t step, int threads, Use&& use) {
+  static Range own(int64_t n, int t, int threads) { return share(n / 2, t, threads); }
+
+  template <class Use> void take(int64_t n, int t, int threads, Use&& use) {
     if (threads == 1) return n ? use(Range{0, n}) : void();
-    int64_t begin = next.load(std::memory_order_relaxed);
-    while (begin < n) {
-      int64_t size = std::max<int64_t>(1, (n - begin) / (2 * threads) / step) * step, end = std::min(n, begin + size);
-      if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
-      use(Range{begin, end});
-      begin = next.load(std::memory_order_relaxed);
+    if (Range mine = own(n, t, threads); mine.begin < mine.end) use(mine);
+    int64_t begin = taken.load(std::memory_order_relaxed);
+    while (n / 2 + begin < n) {
+      int64_t size = std::max<int64_t>(1, (n - n / 2 - begin) / (2 * threads));
+      if (!taken.compare_exchange_weak(begin, begin + size, std::memory_order_relaxed)) continue;
+      use(Range{n / 2 + begin, n / 2 + begin + size});
+      begin = taken.load(std::memory_order_relaxed);
     }
   }
 };
@@ -235,84 +238,79 @@ template <class X> static inline void put(X* to, float x) {
   if constexpr (sizeof(X) == 2) *to = narrow(x); else *to = x;
 }
 
-// M tokens times P panels; sums over inputs from the first to the last. x is [pairs][M][2].
-template <int M, int P, class X> static inline void tile(const X* x, const Linear& w, int64_t panel, float* y, int64_t width) {
-  vf acc[P][2][M];
-  UNROLL for (int p = 0; p < P; p++) UNROLL for (int m = 0; m < M; m++) acc[p][0][m] = acc[p][1][m] = vf{};
+// M tokens times a panel, to y [M][width], which begins with the panel's outputs; sums over inputs from the first
+// to the last. x is [pairs][M][2].
+template <int M, class X> static inline void tile(const X* x, const Linear& w, int64_t panel, float* y, int64_t width) {
+  vf acc[2][M];
+  UNROLL for (int m = 0; m < M; m++) acc[0][m] = acc[1][m] = vf{};
   const int64_t pairs = w.pairs();
   if (w.kind == BF16) {
-    const uint32_t* base[P];
-    UNROLL for (int p = 0; p < P; p++) base[p] = (const uint32_t*)w.weight + (panel + p) * pairs * PANEL;
+    const uint32_t* base = (const uint32_t*)w.weight + panel * pairs * PANEL;
     for (int64_t k = 0; k < pairs; k++) {
-      UNROLL for (int p = 0; p < P; p++) {
-        const uint32_t* at = base[p] + k * PANEL;
-        vu a, b;
-        std::memcpy(&a, at, sizeof a);
-        std::memcpy(&b, at + VL, sizeof b);
+      const uint32_t* at = base + k * PANEL;
+      vu a, b;
+      std::memcpy(&a, at, sizeof a);
+      std::memcpy(&b, at + VL, sizeof b);
 #if defined(__AVX512BF16__)
-        if constexpr (sizeof(X) == 2) {
-          UNROLL for (int m = 0; m < M; m++) {
-            int32_t two;
-            std::memcpy(&two, x + (k * M + m) * 2, 4);
-            __m512bh both = (__m512bh)_mm512_set1_epi32(two);
-            acc[p][0][m] = (vf)_mm512_dpbf16_ps((__m512)acc[p][0][m], (__m512bh)a, both);
-            acc[p][1][m] = (vf)_mm512_dpbf16_ps((__m512)acc[p][1][m], (__m512bh)b, both);
-          }
-          continue;
+      if constexpr (sizeof(X) == 2) {
+        if constexpr (M >= 6) {  // products take as long as memory: only far ahead do both go on at once
+          __builtin_prefetch(at + AHEAD, 0, 2);
+          __builtin_prefetch(at + AHEAD + VL, 0, 2);
         }
+        UNROLL for (int m = 0; m < M; m++) {
+          int32_t two;
+          std::memcpy(&two, x + (k * M + m) * 2, 4);
+          __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+          acc[0][m] = (vf)_mm512_dpbf16_ps((__m512)acc[0][m], (__m512bh)a, both);
+          acc[1][m] = (vf)_mm512_dpbf16_ps((__m512)acc[1][m], (__m512bh)b, both);
+        }
+        continue;
+      }
 #endif
-        if constexpr (sizeof(X) == 4) {
-          vf a0 = (vf)(a << 16), b0 = (vf)(b << 16);
-          UNROLL for (int m = 0; m < M; m++) {
-            vf even = splat(x[(k * M + m) * 2]);
-            acc[p][0][m] = fma(a0, even, acc[p][0][m]);
-            acc[p][1][m] = fma(b0, even, acc[p][1][m]);
-          }
-          KEEP_APART(a, b);
-          vf a1 = (vf)((a >> 16) << 16), b1 = (vf)((b >> 16) << 16);
-          UNROLL for (int m = 0; m < M; m++) {
-            vf odd = splat(x[(k * M + m) * 2 + 1]);
-            acc[p][0][m] = fma(a1, odd, acc[p][0][m]);
-            acc[p][1][m] = fma(b1, odd, acc[p][1][m]);
-          }
+      if constexpr (sizeof(X) == 4) {
+        vf a0 = (vf)(a << 16), b0 = (vf)(b << 16);
+        UNROLL for (int m = 0; m < M; m++) {
+          vf even = splat(x[(k * M + m) * 2]);
+          acc[0][m] = fma(a0, even, acc[0][m]);
+          acc[1][m] = fma(b0, even, acc[1][m]);
+        }
+        KEEP_APART(a, b);
+        vf a1 = (vf)((a >> 16) << 16), b1 = (vf)((b >> 16) << 16);
+        UNROLL for (int m = 0; m < M; m++) {
+          vf odd = splat(x[(k * M + m) * 2 + 1]);
+          acc[0][m] = fma(a1, odd, acc[0][m]);
+          acc[1][m] = fma(b1, odd, acc[1][m]);
         }
       }
     }
   } else if constexpr (sizeof(X) == 4) {
-    for (int64_t k = 0; k < w.in; k++)
-      UNROLL for (int p = 0; p < P; p++) {
-        const float* at = (const float*)w.weight + ((panel + p) * w.in + k) * PANEL;
-        vf a = load(at), b = load(at + VL);
-        UNROLL for (int m = 0; m < M; m++) {
-          vf one = splat(x[(k / 2 * M + m) * 2 + k % 2]);
-          acc[p][0][m] = fma(a, one, acc[p][0][m]);
-          acc[p][1][m] = fma(b, one, acc[p][1][m]);
-        }
+    for (int64_t k = 0; k < w.in; k++) {
+      const float* at = (const float*)w.weight + (panel * w.in + k) * PANEL;
+      vf a = load(at), b = load(at + VL);
+      UNROLL for (int m = 0; m < M; m++) {
+        vf one = splat(x[(k / 2 * M + m) * 2 + k % 2]);
+        acc[0][m] = fma(a, one, acc[0][m]);
+        acc[1][m] = fma(b, one, acc[1][m]);
       }
+    }
   }
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int p = 0; p < P; p++)
-      UNROLL for (int half = 0; half < 2; half++) {
-        int64_t first = (panel + p) * PANEL + half * VL;
-        float* to = y + m * width + first;
-        if (first + VL <= w.out) {
-          store(to, w.bias ? acc[p][half][m] + load(w.bias + first) : acc[p][half][m]);
-        } else {
-          float values[VL];
-          store(values, acc[p][half][m]);
-          for (int64_t i = 0; first + i < w.out && i < VL; i++) to[i] = values[i] + (w.bias ? w.bias[first + i] : 0.f);
-        }
+    UNROLL for (int half = 0; half < 2; half++) {
+      int64_t first = panel * PANEL + half * VL;
+      float* to = y + m * width + half * VL;
+      if (first + VL <= w.out) {
+        store(to, w.bias ? acc[half][m] + load(w.bias + first) : acc[half][m]);
+      } else {
+        float values[VL];
+        store(values, acc[half][m]);
+        for (int64_t i = 0; first + i < w.out && i < VL; i++) to[i] = values[i] + (w.bias ? w.bias[first + i] : 0.f);
       }
+    }
 }
 
-template <int M, class X> static void tile_of(int64_t m, const X* x, const Linear& w, Range panels, float* y, int64_t width) {
-  if (m == M) {
-    int64_t panel = panels.begin;
-    if constexpr (M <= 2) for (; panel + 2 <= panels.end; panel += 2) tile<M, 2>(x, w, panel, y, width);
-    for (; panel < panels.end; panel++) tile<M, 1>(x, w, panel, y, width);
-  } else if constexpr (M > 1) {
-    tile_of<M - 1>(m, x, w, panels, y, width);
-  }
+template <int M, class X> static void tile_of(int64_t m, const X* x, const Linear& w, int64_t panel, float* y, int64_t width) {
+  if (m == M) tile<M>(x, w, panel, y, width);
+  else if constexpr (M > 1) tile_of<M - 1>(m, x, w, panel, y, width);
 }
 
 static Range part_of(int64_t tokens, int64_t i) {
@@ -336,18 +334,13 @@ template <class X> static const X* arrange(const X* x, int64_t tokens, int64_t p
   return arranged.data();
 }
 
-// y [tokens][width] = arranged inputs times some panels of a layer
-template <class X> static void multiply(const X* arranged, int64_t tokens, const Linear& w, Range panels, float* y, int64_t width) {
-  if (tokens <= TILE) return tile_of<TILE>(tokens, arranged, w, panels, y, width);
-  for (int64_t panel = panels.begin; panel < panels.end; panel++)  // a panel stays in the cache for all tiles
-    for (int64_t i = 0; i * TILE < tokens; i++) {
-      Range part = part_of(tokens, i);
-      tile_of<TILE>(part.end - part.begin, arranged + part.begin * w.pairs() * 2, w, {panel, panel + 1}, y + part.begin * width, width);
-    }
+// Arranged inputs times a panel, to y [tokens][width], which begins with the panel's outputs.
+template <class X> static void multiply(const X* arranged, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
+  for (int64_t i = 0; i * TILE < tokens; i++) {  // the panel stays in the cache
+    Range part = part_of(tokens, i);
+    tile_of<TILE>(part.end - part.begin, arranged + part.begin * w.pairs() * 2, w, panel, y + part.begin * width, width);
+  }
 }
-
-// Panels that a thread takes at least: with few tokens it multiplies two at a time.
-static int64_t panel_step(int64_t tokens) { return tokens <= 2 ? 2 : 1; }
 
 // ---- blocks
 
@@ -408,56 +401,125 @@ static void head_norm(float* x, const float* weight, int64_t dim, float eps) {
   if (weight) norm(x, weight, dim, eps, x, dim);
 }
 
-static inline float dot(const float* a, const float* b, int64_t n) {
-  vf acc = {};
-  int64_t i = 0;
-  for (; i + VL <= n; i += VL) acc = fma(load(a + i), load(b + i), acc);
-  float total = sum(acc);
-  for (; i < n; i++) total += a[i] * b[i];
-  return total;
+// Lanes of a where `half` is not in their number, of b moved up by `half` where it is; then the same of those `half`
+// above them. Their sum halves the terms of both: of a in the former lanes, of b in the latter.
+template <int half> static inline vf fold(vf a, vf b) {
+  vf low, high;
+#if defined(__clang__)
+  for (int i = 0; i < VL; i++) low[i] = i & half ? b[i - half] : a[i], high[i] = i & half ? b[i] : a[i + half];
+#else
+  vi from_low, from_high;
+  UNROLL for (int i = 0; i < VL; i++) {
+    from_low[i] = i & half ? VL + i - half : i;
+    from_high[i] = i & half ? VL + i : i + half;
+  }
+  low = __builtin_shuffle(a, b, from_low), high = __builtin_shuffle(a, b, from_high);
+#endif
+  return low + high;
 }
 
-// One head of one node over the slots it sees, in order of position.
-template <class X> static void attend(const float* q, const float* keys, const float* values, Range verified, const int64_t* path, int64_t path_length, float scale, int64_t dim, float* scores, float* sums, X* to) {
-  int64_t n = 0, count = verified.end - verified.begin + path_length;
-  float most = -INFINITY;
-  auto score = [&](int64_t slot) {
-    float s = dot(q, keys + slot * dim, dim) * scale;
-    most = std::max(most, s);
-    scores[n++] = s;
-  };
-  for (int64_t slot = verified.begin; slot < verified.end; slot++) score(slot);
-  for (int64_t i = 0; i < path_length; i++) score(path[i]);
-  while (n % VL) scores[n++] = -INFINITY;
-  vf total = {};
-  for (int64_t i = 0; i < n; i += VL) {
-    vf e = exp(load(scores + i) - most);
-    store(scores + i, e);
-    if (i + VL <= count) total += e;
-    else for (int64_t j = i; j < count; j++) total[j - i] += scores[j];
+template <int half> static inline vf fold_all(vf* parts) {
+  if constexpr (half > 0) {
+    UNROLL for (int i = 0; i < half; i++) parts[i] = fold<half>(parts[i], parts[i + half]);
+    return fold_all<half / 2>(parts);
   }
-  float inverse = 1.f / sum(total);
-  auto each = [&](auto&& use) {
-    const float* weight = scores;
-    for (int64_t slot = verified.begin; slot < verified.end; slot++) use(*weight++, values + slot * dim);
-    for (int64_t i = 0; i < path_length; i++) use(*weight++, values + path[i] * dim);
-  };
+  return parts[0];
+}
+
+// q · key for VL keys; every lane sums in the same order.
+static inline vf dots(const float* q, const float* const* keys, int64_t dim) {
+  vf parts[VL];
+  UNROLL for (int i = 0; i < VL; i++) parts[i] = vf{};
+  int64_t d = 0;
+  for (; d + VL <= dim; d += VL) {
+    vf one = load(q + d);
+    UNROLL for (int i = 0; i < VL; i++) parts[i] = fma(one, load(keys[i] + d), parts[i]);
+  }
+  vf sums = fold_all<VL / 2>(parts);
+  for (; d < dim; d++)
+    for (int i = 0; i < VL; i++) sums[i] += q[d] * keys[i][d];
+  return sums;
+}
+
+// One head of one node: what it sees, and where its result goes.
+template <class X> struct Query {
+  const float* q;
+  Range verified;       // slots
+  const int64_t* path;  // slots behind the verified ones
+  int64_t path_length;
+  float *scores, *sums;  // [keys], [head_dim]
+  X* to;
+
+  int64_t before() const { return verified.end - verified.begin; }
+  int64_t count() const { return before() + path_length; }
+};
+
+// Scores of keys first ... last - 1 of what a query sees, and up to VL - 1 numbers behind them; slot(i) is where the
+// i-th lies.
+template <class Slot> static inline void score(const float* q, const float* keys, int64_t first, int64_t last, Slot&& slot, float scale, int64_t dim, float* scores) {
+  for (int64_t i = first; i < last; i += VL) {
+    const float* seen[VL];
+    if (i + VL <= last) for (int j = 0; j < VL; j++) seen[j] = keys + slot(i + j) * dim;
+    else for (int j = 0; j < VL; j++) seen[j] = keys + slot(std::min(i + j, last - 1)) * dim;
+    store(scores + i, dots(q, seen, dim) * scale);
+  }
+}
+
+// Adds values first ... last - 1 by their weights.
+template <class Slot> static inline void weigh(const float* weights, const float* values, int64_t first, int64_t last, Slot&& slot, int64_t dim, float* sums) {
   int64_t d = 0;
   for (; d + 4 * VL <= dim; d += 4 * VL) {  // as many sums as fit into registers
-    vf a = {}, b = {}, c = {}, e = {};
-    each([&](float weight, const float* v) {
-      vf w = splat(weight);
-      a = fma(w, load(v + d), a), b = fma(w, load(v + d + VL), b);
-      c = fma(w, load(v + d + 2 * VL), c), e = fma(w, load(v + d + 3 * VL), e);
-    });
-    store(sums + d, a), store(sums + d + VL, b), store(sums + d + 2 * VL, c), store(sums + d + 3 * VL, e);
+    vf acc[4];
+    UNROLL for (int i = 0; i < 4; i++) acc[i] = load(sums + d + i * VL);
+    for (int64_t j = first; j < last; j++) {
+      const float* v = values + slot(j) * dim + d;
+      UNROLL for (int i = 0; i < 4; i++) acc[i] = fma(splat(weights[j]), load(v + i * VL), acc[i]);
+    }
+    UNROLL for (int i = 0; i < 4; i++) store(sums + d + i * VL, acc[i]);
   }
-  for (; d < dim; d++) {
-    float total_d = 0;
-    each([&](float weight, const float* v) { total_d += weight * v[d]; });
-    sums[d] = total_d;
+  for (; d < dim; d++)
+    for (int64_t j = first; j < last; j++) sums[d] += weights[j] * values[slot(j) * dim + d];
+}
+
+// Queries that share keys and values, over the slots they see, in order of position. They go through the verified
+// ones together, some at a time, which stay in the cache that is next to the core.
+template <class X> static void attend(const Query<X>* queries, int64_t n, const float* keys, const float* values, float scale, int64_t dim) {
+  Range verified = queries[0].verified;  // their ends are the same
+  for (const Query<X>& query : std::span(queries, n)) verified.begin = std::min(verified.begin, query.verified.begin);
+  auto all_verified = [&](auto&& use) {
+    for (int64_t part = verified.begin; part < verified.end; part += KEYS)
+      for (const Query<X>& query : std::span(queries, n)) {
+        const int64_t begin = query.verified.begin;
+        use(query, std::max(part - begin, int64_t(0)), std::min(part + KEYS, verified.end) - begin, [=](int64_t i) { return begin + i; });
+      }
+  };
+  auto all_paths = [&](auto&& use) {
+    for (const Query<X>& query : std::span(queries, n))
+      use(query, query.before(), query.count(), [&](int64_t i) { return query.path[i - query.before()]; });
+  };
+  auto scored = [&](const Query<X>& query, int64_t first, int64_t last, auto&& slot) { score(query.q, keys, first, last, slot, scale, dim, query.scores); };
+  all_verified(scored), all_paths(scored);
+  for (const Query<X>& query : std::span(queries, n)) {
+    float* scores = query.scores;
+    for (int64_t i = query.count(); i % VL; i++) scores[i] = -INFINITY;
+    vf largest = splat(-INFINITY), total = {};
+    for (int64_t i = 0; i < query.count(); i += VL) largest = load(scores + i) > largest ? load(scores + i) : largest;
+    float most = largest[0];
+    for (int i = 1; i < VL; i++) most = std::max(most, largest[i]);
+    for (int64_t i = 0; i < query.count(); i += VL) {
+      vf e = exp(load(scores + i) - most);
+      if (i + VL > query.count()) e = LANES < vi{} + int32_t(query.count() - i) ? e : vf{};
+      store(scores + i, e);
+      total += e;
+    }
+    const float inverse = 1.f / sum(total);
+    for (int64_t i = 0; i < query.count(); i += VL) store(scores + i, load(scores + i) * inverse);
+    std::fill(query.sums, query.sums + dim, 0.f);
   }
-  for (int64_t i = 0; i < dim; i++) put(to + i, sums[i] * inverse);
+  auto weighed = [&](const Query<X>& query, int64_t first, int64_t last, auto&& slot) { weigh(query.scores, values, first, last, slot, dim, query.sums); };
+  all_verified(weighed), all_paths(weighed);
+  for (const Query<X>& query : std::span(queries, n))
+    for (int64_t i = 0; i < dim; i++) put(query.to + i, query.sums[i]);
 }
 
 // The slots behind the verified ones that each node sees, in order.
@@ -485,7 +547,8 @@ template <class X> static void project(const Block& block, const X* arranged, in
   for (int i = 0; i < 3; i++) {
     if (!layers[i]->weight) continue;
     Range part = {std::max(panels.begin - first, int64_t(0)), std::min(panels.end - first, layers[i]->panels())};
-    if (part.begin < part.end) multiply(arranged, tokens, *layers[i], part, to[i], layers[i]->out);
+    for (int64_t panel = part.begin; panel < part.end; panel++)
+      multiply(arranged, tokens, *layers[i], panel, to[i] + panel * PANEL, layers[i]->out);
     first += layers[i]->panels();
   }
 }
@@ -518,29 +581,28 @@ static void finish(const Model& model, const Block& block, int64_t layer, const 
 }
 
 // Both, for all heads. Where panels end with heads, a thread finishes its heads at once.
-template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* arranged, Queue* queues, int threads, Wait&& wait, float* q, float* k, float* v) {
+template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
   const int64_t count = tokens.end - tokens.begin, heads = (block.q.weight ? model.heads : 0) + 2 * model.kv_heads;
   const int64_t panels = (block.q.weight ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
   if (model.head_dim % PANEL == 0) {
     const int64_t per_head = model.head_dim / PANEL;
-    queues[0].take(heads, 1, threads, [&](Range part) {
+    queues[0].take(heads, t, threads, [&](Range part) {
       project(block, arranged, count, {part.begin * per_head, part.end * per_head}, q, k, v);
       finish(model, block, layer, nodes, tokens, part, q, k, v);
     });
   } else {
-    queues[0].take(panels, 1, threads, [&](Range part) { project(block, arranged, count, part, q, k, v); });
+    queues[0].take(panels, t, threads, [&](Range part) { project(block, arranged, count, part, q, k, v); });
     wait();
-    queues[1].take(heads, 1, threads, [&](Range part) { finish(model, block, layer, nodes, tokens, part, q, k, v); });
+    queues[1].take(heads, t, threads, [&](Range part) { finish(model, block, layer, nodes, tokens, part, q, k, v); });
   }
   wait();
 }
 
-template <class X> struct Buffers {
-  std::vector<float> q, k, v, out, gate, up;
+template <class X> struct Buffers {  // what threads tell each other
+  std::vector<float> q, k, v;
   std::vector<X> attended, activated;
   Buffers(const Model& m, int64_t tokens)
       : q(tokens * m.heads * m.head_dim), k(tokens * m.kv_heads * m.head_dim), v(k.size()),
-        out(tokens * m.hidden), gate(tokens * m.intermediate), up(gate.size()),
         attended(tokens * even(m.heads * m.head_dim)), activated(tokens * even(m.intermediate)) {}
 };
 
@@ -554,7 +616,10 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
   std::vector<Queue> queues(chunks * (last_block - first_block) * PHASES);
   auto work = [&](int t) {
     std::vector<X> h(std::min(CHUNK, all) * h_stride);
-    std::vector<float> scores(paths.longest + VL), sums(dim);
+    std::vector<float> gate(std::min(CHUNK, all) * PANEL), up(gate.size());
+    const int64_t group = nq / nkv;
+    std::vector<Query<X>> queries(NODES * group);
+    std::vector<float> scores(queries.size() * (paths.longest + VL)), sums(queries.size() * dim);
     Queue* queue = queues.data();  // every thread goes through them in the same order
     auto wait = [&] { barrier.wait(); };
     for (int64_t start = 0; start < all; start += CHUNK) {
@@ -573,51 +638,57 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
       };
       auto add = [&](Queue& from_queue, const Linear& layer, const X* from) {  // to the residual stream
         const X* arranged = arrange(from, count, layer.pairs());
-        from_queue.take(layer.panels(), panel_step(count), threads, [&](Range panels) {
-          multiply(arranged, count, layer, panels, buffers.out.data(), hidden);
-          int64_t end = std::min(panels.end * PANEL, hidden);
-          for (int64_t m = 0; m < count; m++)
-            for (int64_t i = panels.begin * PANEL; i < end; i++) states[m * hidden + i] += buffers.out[m * hidden + i];
+        from_queue.take(layer.panels(), t, threads, [&](Range panels) {
+          for (int64_t panel = panels.begin; panel < panels.end; panel++) {
+            float* out = gate.data();
+            multiply(arranged, count, layer, panel, out, PANEL);
+            const int64_t first = panel * PANEL, n = std::min(PANEL, hidden - first);
+            for (int64_t m = 0; m < count; m++)
+              for (int64_t i = 0; i < n; i++) states[m * hidden + first + i] += out[m * PANEL + i];
+          }
         });
         wait();
       };
       for (int64_t l = first_block; l < last_block; l++, queue += PHASES) {
         const Block& block = model.block[l];
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
-        project_all(model, block, l, nodes, tokens, normed(block.input_norm), queue, threads, wait, q, k, v);
-        queue[2].take(count * nq, 1, threads, [&](Range items) {
-          for (int64_t item = items.begin; item < items.end; item++) {
-            int64_t i = item / nq, head = item % nq, node = start + i, b = node / nodes.n;
-            int64_t row = (b * nkv + head / (nq / nkv)) * nodes.max_len * dim;
-            int64_t half = nodes.kv_batch * nkv * nodes.max_len * dim;
-            const float* keys = nodes.kv + 2 * l * half + row;
-            const int64_t* path = paths.slots.data() + paths.begin[node];
-            int64_t length = paths.begin[node + 1] - paths.begin[node], seen_from = 0;
-            if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
-            Range verified = {std::min(seen_from, nodes.lengths[b]), nodes.lengths[b]};
-            int64_t unseen = std::clamp(seen_from - nodes.lengths[b], int64_t(0), length);  // of the path
-            attend(q + (i * nq + head) * dim, keys, keys + half, verified, path + unseen, length - unseen, model.scale, dim, scores.data(), sums.data(), buffers.attended.data() + i * at_stride + head * dim);
+        project_all(model, block, l, nodes, tokens, normed(block.input_norm), queue, t, threads, wait, q, k, v);
+        queue[2].take(nkv * count, t, threads, [&](Range items) {  // nodes by head of keys
+          for (int64_t item = items.begin; item < items.end;) {
+            const int64_t head = item / count, first = item % count, b = (start + first) / nodes.n;
+            const int64_t last = std::min({first + NODES, first + items.end - item, count, (b + 1) * nodes.n - start});
+            for (int64_t i = first; i < last; i++)
+              for (int64_t g = head * group; g < (head + 1) * group; g++) {
+                const int64_t node = start + i, place = (i - first) * group + g - head * group;
+                int64_t length = paths.begin[node + 1] - paths.begin[node], seen_from = 0;
+                if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
+                const int64_t unseen = std::clamp(seen_from - nodes.lengths[b], int64_t(0), length);  // of the path
+                queries[place] = {
+                    q + (i * nq + g) * dim, {std::min(seen_from, nodes.lengths[b]), nodes.lengths[b]},
+                    paths.slots.data() + paths.begin[node] + unseen, length - unseen,
+                    scores.data() + place * (paths.longest + VL), sums.data() + place * dim,
+                    buffers.attended.data() + i * at_stride + g * dim};
+              }
+            const float* keys = nodes.kv + ((2 * l * nodes.kv_batch + b) * nkv + head) * nodes.max_len * dim;
+            attend(queries.data(), (last - first) * group, keys, keys + nodes.kv_batch * nkv * nodes.max_len * dim, model.scale, dim);
+            item += last - first;
           }
         });
         wait();
         add(queue[3], block.o, buffers.attended.data());
         const X* arranged = normed(block.post_norm);
-        queue[4].take(block.gate.panels(), panel_step(count), threads, [&](Range panels) {
-          multiply(arranged, count, block.gate, panels, buffers.gate.data(), model.intermediate);
-          multiply(arranged, count, block.up, panels, buffers.up.data(), model.intermediate);
-          int64_t end = std::min(panels.end * PANEL, model.intermediate);
-          for (int64_t m = 0; m < count; m++) {
-            const float* g = buffers.gate.data() + m * model.intermediate;
-            const float* u = buffers.up.data() + m * model.intermediate;
-            X* to = buffers.activated.data() + m * act_stride;
-            for (int64_t i = panels.begin * PANEL; i < end; i += VL) {
-              float a[VL] = {}, b[VL] = {};
-              int64_t n = std::min<int64_t>(VL, end - i);
-              std::memcpy(a, g + i, n * sizeof(float));
-              std::memcpy(b, u + i, n * sizeof(float));
-              vf value = load(a);
-              store(a, value / (exp(-value) + 1.f) * load(b));
-              for (int64_t j = 0; j < n; j++) put(to + i + j, a[j]);
+        queue[4].take(block.gate.panels(), t, threads, [&](Range panels) {
+          for (int64_t panel = panels.begin; panel < panels.end; panel++) {
+            multiply(arranged, count, block.gate, panel, gate.data(), PANEL);
+            multiply(arranged, count, block.up, panel, up.data(), PANEL);
+            const int64_t first = panel * PANEL, n = std::min(PANEL, model.intermediate - first);
+            for (int64_t m = 0; m < count; m++) {
+              float* g = gate.data() + m * PANEL;
+              for (int64_t i = 0; i < PANEL; i += VL) {
+                vf value = load(g + i);
+                store(g + i, value / (exp(-value) + 1.f) * load(up.data() + m * PANEL + i));
+              }
+              for (int64_t i = 0; i < n; i++) put(buffers.activated.data() + m * act_stride + first + i, g[i]);
             }
           }
         });
@@ -687,9 +758,11 @@ void linear(const Linear* layer, const float* x, int64_t tokens, float* y, int64
     std::vector<X> h(tokens * stride);
     for (int64_t m = 0; m < tokens; m++) norm(x + m * layer->in, nullptr, layer->in, 0.f, h.data() + m * stride, stride);
     Queue queue;
-    Team::get().run(int(threads), [&](int) {
+    Team::get().run(int(threads), [&](int t) {
       const X* arranged = arrange(h.data(), tokens, layer->pairs());
-      queue.take(layer->panels(), panel_step(tokens), int(threads), [&](Range panels) { multiply(arranged, tokens, *layer, panels, y, layer->out); });
+      queue.take(layer->panels(), t, int(threads), [&](Range panels) {
+        for (int64_t panel = panels.begin; panel < panels.end; panel++) multiply(arranged, tokens, *layer, panel, y + panel * PANEL, layer->out);
+      });
     });
   };
   if (BF16_PRODUCTS && round_inputs && layer->kind == BF16) run((uint16_t*)nullptr); else run((float*)nullptr);
@@ -712,7 +785,7 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
     Barrier barrier(team);
     std::vector<Queue> queues((all + CHUNK - 1) / CHUNK * model->blocks * PHASES);
     std::vector<float> k(std::min(CHUNK, all) * kv), v(k.size());
-    Team::get().run(team, [&](int) {
+    Team::get().run(team, [&](int t) {
       std::vector<X> h(std::min(CHUNK, all) * stride);
       Queue* queue = queues.data();
       for (int64_t start = 0; start < all; start += CHUNK) {
@@ -722,7 +795,7 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
           const X* arranged = arrange(h.data(), tokens.end - tokens.begin, stride / 2);
-          project_all(*model, block, l, *nodes, tokens, arranged, queue, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
+          project_all(*model, block, l, *nodes, tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
         }
       }
     });
