@@ -45,9 +45,10 @@ def test_keys_and_mistakes_of_a_recipe_take_no_stage():
         assert not modules & (HEAVY | {"accelerate", "transformers", "drafttrain.stages"})
 
 
-def test_generate_imports_what_decodes():
+def test_generate_imports_what_decodes(tiny_bundle):
     """transformers itself imports accelerate and scipy where they are installed."""
-    modules = imported("import drafttrain.terminal, drafttrain.export.bundle")
+    words = ["generate", "--bundle", str(tiny_bundle), "--prompt", "Why?", "--max-new-tokens", "4"]
+    modules = imported(f"from drafttrain.cli import main\nmain({words})")
     assert {"torch", "transformers", "drafttrain.inference.decode"} <= modules
     assert not modules & HEAVY
     packages = ("corpus.build", "corpus.readers", "corpus.streams", "recipe", "stages", "training")
@@ -55,10 +56,15 @@ def test_generate_imports_what_decodes():
     assert not {f"drafttrain.{name}" for name in packages} & modules
 
 
+def test_a_kept_calibration_is_found_without_what_makes_one():
+    """Trees that go by costs look for it before the first token."""
+    assert not imported("import drafttrain.calibration.quick") & HEAVY
+
+
 @pytest.mark.parametrize("module", ["stages", "evaluation.evaluate", "evaluation.benchmark"])
 def test_what_measures_takes_neither_training_nor_calibration(module):
     modules = imported(f"import drafttrain.{module}")
-    assert not modules & (HEAVY - {"pyarrow"})  # which reads prompts
+    assert not modules & HEAVY
     assert not {"drafttrain.training.stage", "drafttrain.calibration.stage"} & modules
 
 

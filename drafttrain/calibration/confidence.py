@@ -6,7 +6,6 @@ Judged are tokens whose parents were all accepted; what follows a rejection is l
 from collections.abc import Sequence
 
 import numpy as np
-from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from drafttrain.calibration.calibration import BINS, Reliability
 
@@ -18,6 +17,8 @@ def reliability(confidence: Sequence[float], accepted: Sequence[bool]) -> Reliab
 
     A confidence of exactly 1 belongs to the last bin.
     """
+    from sklearn.metrics import brier_score_loss, roc_auc_score  # a second, which few commands take
+
     c, hit = np.asarray(confidence, dtype=float), np.asarray(accepted, dtype=bool)
     which = np.minimum((c * BINS).astype(int), BINS - 1)  # [tokens]
     bins: list[list[float | None]] = []

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.isotonic import isotonic_regression
 
 from drafttrain.calibration.calibration import Calibration, Reliability
 from drafttrain.calibration.confidence import TEMPERATURES, best_temperature, reliability
@@ -160,6 +159,8 @@ class JudgedTrees:
     def promise(self) -> Promise:
         """Share accepted by joint probability, over classes of it, evened out where it falls (isotonic
         regression)."""
+        from sklearn.isotonic import isotonic_regression  # a second, which a kept calibration does not take
+
         log_joint = torch.cat(self.log_joint).clamp(min=LEAST)  # [nodes]
         accepted = torch.cat(self.accepted).float()  # [nodes]
         which = torch.bucketize(log_joint, (torch.tensor(PER_MILLE) / 1000).log())  # [nodes]

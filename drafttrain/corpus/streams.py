@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-import pyarrow
-from pyarrow import parquet
-
 from drafttrain.errors import UserError
 
 _CHUNK = 1 << 20  # bytes
@@ -229,6 +226,9 @@ def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
     Raises:
         UserError: damaged, or no Parquet file.
     """
+    import pyarrow  # which only Parquet files need
+    from pyarrow import parquet
+
     with readable(stream.source):
         # members of archives may not be able to seek
         raw = stream.bytes if isinstance(stream.bytes, io.BufferedReader) else io.BytesIO(stream.bytes.read())

@@ -120,7 +120,7 @@ class Bundle:
             return stored
         if self._here is None:
             parse_policy(policy, EXAMPLE_COSTS, self.classifier)  # a wrong setting is no reason to measure
-            from drafttrain.calibration.quick import calibration_here  # scikit-learn, needed here alone
+            from drafttrain.calibration.quick import calibration_here  # and what reads prompts
 
             made = self.target, self.drafter, self.fingerprints
             self._here = calibration_here(*made, f"{self.name}: {problem}", stored, self.classifier)
