@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drafttrain.corpus.chat import tokenizer_hash
 from drafttrain.errors import UserError
 from drafttrain.files import read_json, write_json
 from drafttrain.inference.self_draft import SelfDraft, SelfDraftConfig
@@ -134,7 +133,7 @@ def open_corpus(target: FrozenTarget, folder: str | os.PathLike) -> CorpusCache 
     """
     if not (Path(folder) / CORPUS).is_file():
         return None
-    return CorpusCache.open(folder, None if target.tokenizer is None else tokenizer_hash(target.tokenizer))
+    return CorpusCache.open(folder, target.tokenizer_hash)
 
 
 def corpus_hash(corpus: CorpusCache | None) -> str:

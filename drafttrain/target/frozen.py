@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttrain.corpus.chat import tokenizer_hash
 from drafttrain.errors import UserError
 from drafttrain.files import fingerprint
 from drafttrain.inference.cache import TreeCache, allowed_slots, attention_mask
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
+from drafttrain.kernels.team import native_team
 from drafttrain.target import attention
 from drafttrain.target.native import TOLERANCE, NativeCheck, can_run_natively, native_blocks
 from drafttrain.target.packed import PackedLinear, can_pack, pack_linears
@@ -172,6 +174,11 @@ class FrozenTarget:
         config = {key: getattr(self.config, key, None) for key in _CONFIG_KEYS}
         return fingerprint([weights_hash(self.model), config])
 
+    @cached_property
+    def tokenizer_hash(self) -> str | None:
+        """Hash of the tokenizer; None without one. Drafters and n-gram caches are compared with it."""
+        return None if self.tokenizer is None else tokenizer_hash(self.tokenizer)
+
     def pack(self) -> None:
         """Lay out the weights for decoding: native on a CPU with a compiler, else packed for oneDNN in bf16.
 
@@ -182,26 +189,31 @@ class FrozenTarget:
         if self.is_packed:
             return
         if can_be_native(self.lm_head):
-            _ = self.fingerprint  # while the weights can be read
-            knows = can_run_natively(self.base, self.config)
-            check = NativeCheck(self.base, self.config) if knows else None
-            make_native(self.base)
-            self.read_head = NativeLinear(self.lm_head.weight, self.lm_head.bias)
-            self.is_packed = True
-            if check is not None:
-                native = native_blocks(self.base, self.config)
-                if (error := check.error(native)) <= TOLERANCE:  # not so for NaN
-                    self.native = native
-                else:
-                    warnings.warn(
-                        f"{self.name}: the native forward differs from the stock one by {error:.2g} of its "
-                        "standard deviation; the stock one is used, which is slower",
-                        stacklevel=2,
-                    )
+            with native_team():  # else torch's threads spin behind each small operator of the check
+                self._make_native()
         elif can_pack(self.lm_head):
             _ = self.fingerprint
             pack_linears(self.base)
             self.read_head, self.is_packed = PackedLinear(self.lm_head.weight, self.lm_head.bias), True
+
+    def _make_native(self) -> None:
+        _ = self.fingerprint  # while the weights can be read
+        knows = can_run_natively(self.base, self.config)
+        check = NativeCheck(self.base, self.config) if knows else None
+        make_native(self.base)
+        self.read_head = NativeLinear(self.lm_head.weight, self.lm_head.bias)
+        self.is_packed = True
+        if check is None:
+            return
+        native = native_blocks(self.base, self.config)
+        if (error := check.error(native)) <= TOLERANCE:  # not so for NaN
+            self.native = native
+        else:
+            warnings.warn(
+                f"{self.name}: the native forward differs from the stock one by {error:.2g} of its standard "
+                "deviation; the stock one is used, which is slower",
+                stacklevel=3,
+            )
 
     @property
     def timed_modules(self) -> tuple[nn.Module, nn.Module]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafttrain.corpus.chat import tokenizer_hash
 from drafttrain.target.frozen import FrozenTarget, block_number
 
 
@@ -38,5 +37,5 @@ def target_info(target: FrozenTarget, tapped_blocks: Sequence[int] | None = None
         vocab_size=target.vocab_size,
         tapped_blocks=[block_number(block, target.n_blocks) for block in blocks],
         weights=target.fingerprint,
-        tokenizer=tokenizer_hash(target.tokenizer) if target.tokenizer else "none",
+        tokenizer=target.tokenizer_hash or "none",
     )
