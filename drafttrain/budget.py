@@ -15,18 +15,18 @@ SPARE = 0.2  # of the time: other processes, speeds that were measured a little 
 SHARES = {
     "regenerate": 0.10,  # new answers are of the same model as the bundled ones: they add variety
     "train": 0.35,  # corpus, hidden states and training; the drafter it starts from is good already
-    "calibrate": 0.15,  # decides between trees that are within a tenth of each other
-    "evaluate": 0.40,  # the result: three decoders on every prompt, and the comparison in fp32
+    "calibrate": 0.10,  # the short one; decides between trees that are within a tenth of each other
+    "evaluate": 0.45,  # the result: three decoders on every prompt, and the comparison in fp32
 }
 START_S = 5.0  # of each stage: reading, tokenizing, checks, plots
 LOADS = {"regenerate": 1, "train": 3, "calibrate": 2, "evaluate": 5}  # of the target, copies included
 LEAST_STEPS = 30  # fewer move a trained drafter by less than the noise of its measurement
 LEAST_ANSWERS = 16
-LEAST_CALIBRATION = 4  # prompts
 VALIDATION = 0.1  # of the training's time
-CALIBRATION_RUNS = 10  # over the prompts: six, of which two draft wide or long
-CALIBRATION_FORWARDS, CALIBRATION_TOKENS = 28, 444  # a round at one length of context: forwards, their tokens
-CALIBRATION_CONTEXTS, CALIBRATION_WARM_UP = 3, 2
+CALIBRATION_S = 10.0  # after which the parts of the short calibration begin nothing more
+CALIBRATION_ROUNDS, CALIBRATION_TURNS = 3, 4  # done at least, or under way by then
+CALIBRATION_FORWARDS, CALIBRATION_TOKENS = 20, 169  # of a round of timing: forwards, their tokens
+CALIBRATION_ANSWER = 32  # tokens
 WARM_UP_TOKENS = 16
 FORWARD_TOKENS, FORWARD_SECONDS = 6144, 60.0  # of timing the target over whole rows, at most
 SHORT_FORWARD_TOKENS = 96  # before them, to know whether they take too long
@@ -123,7 +123,7 @@ class Work:
         step_tokens: tokens of an optimizer step.
         row_length: tokens of a packed row.
         eval_prompts, eval_tokens: decoded when the trained drafter is validated.
-        calibrate_prompts, calibrate_tokens, calibrate_rounds: of the calibration; 0 prompts: there is none.
+        calibrates: whether there is a calibration; the short one is planned, whatever the recipe's would be.
         evaluation: its size.
         plain_trees: trees that need no calibration.
     """
@@ -138,9 +138,7 @@ class Work:
     row_length: int
     eval_prompts: int
     eval_tokens: int
-    calibrate_prompts: int
-    calibrate_tokens: int
-    calibrate_rounds: int
+    calibrates: bool
     evaluation: Evaluation
     plain_trees: int
 
@@ -154,7 +152,7 @@ class Plan:
         conversations: of the corpus, new answers included.
         steps: of training; 0: the drafter that it would start from is taken.
         eval_prompts: decoded to validate the trained drafter.
-        calibrate_prompts: 0: no calibration.
+        calibrates: whether the short calibration is made.
         evaluation: what is measured.
         seconds: each stage's, by the model above.
         fitting: the answers and steps that fit their shares, whether they are enough or not; empty where the
@@ -165,7 +163,7 @@ class Plan:
     conversations: int
     steps: int
     eval_prompts: int
-    calibrate_prompts: int
+    calibrates: bool
     evaluation: Evaluation
     seconds: dict[str, float]
     fitting: dict[str, int]
@@ -188,13 +186,11 @@ def plan(speeds: Speeds, seconds: float, work: Work) -> Plan:
     if evaluate_seconds(speeds, sizes[DECENT]) > shares["evaluate"]:
         plain = [dataclasses.replace(size, trees=min(size.trees, work.plain_trees)) for size in sizes]
         evaluation = _largest(speeds, plain[: DECENT + 1], sum(shares.values()))
-        return Plan(0, 0, 0, 0, 0, evaluation, {"evaluate": evaluate_seconds(speeds, evaluation)}, {})
-    evaluation, calibrate = _largest(speeds, sizes, shares["evaluate"]), 0
+        return Plan(0, 0, 0, 0, False, evaluation, {"evaluate": evaluate_seconds(speeds, evaluation)}, {})
+    evaluation, calibrates = _largest(speeds, sizes, shares["evaluate"]), False
     if evaluation.trees > work.plain_trees:
-        counts = range(min(LEAST_CALIBRATION, work.calibrate_prompts), work.calibrate_prompts + 1)
-        usable = [n for n in counts if n and calibrate_seconds(speeds, n, work) <= shares["calibrate"]]
-        calibrate = max(usable, default=0)
-        if not calibrate:
+        calibrates = work.calibrates and calibrate_seconds(speeds) <= shares["calibrate"]
+        if not calibrates:
             evaluation = dataclasses.replace(evaluation, trees=work.plain_trees)
 
     answered = _answers(speeds, shares["regenerate"], work)
@@ -210,7 +206,7 @@ def plan(speeds: Speeds, seconds: float, work: Work) -> Plan:
         conversations=possible if is_trained else 0,
         steps=steps if is_trained else 0,
         eval_prompts=min(eval_prompts, work.eval_prompts) if is_trained else 0,
-        calibrate_prompts=calibrate,
+        calibrates=calibrates,
         evaluation=evaluation,
         seconds={},
         fitting={"answers": answers, "steps": steps},
@@ -230,8 +226,8 @@ def stage_seconds(speeds: Speeds, planned: Plan, work: Work) -> dict[str, float]
         seconds["regenerate"] = regenerate_seconds(speeds, planned.answers, work)
     if planned.steps:
         seconds["train"] = train_seconds(speeds, planned.conversations, planned.eval_prompts, work)
-    if planned.calibrate_prompts:
-        seconds["calibrate"] = calibrate_seconds(speeds, planned.calibrate_prompts, work)
+    if planned.calibrates:
+        seconds["calibrate"] = calibrate_seconds(speeds)
     return seconds | {"evaluate": evaluate_seconds(speeds, planned.evaluation)}
 
 
@@ -249,17 +245,11 @@ def train_seconds(speeds: Speeds, conversations: int, eval_prompts: int, work: W
     return _train_start(speeds, work) + tokens * _token_seconds(speeds, work) + validating
 
 
-def calibrate_seconds(speeds: Speeds, prompts: int, work: Work) -> float:
-    """Of timing forwards of many sizes, and of decoding with several trees."""
-    rounds = CALIBRATION_CONTEXTS * (CALIBRATION_WARM_UP + calibrate_rounds(prompts, work))
+def calibrate_seconds(speeds: Speeds) -> float:
+    """Of the short calibration: the time that limits it, and on a slow machine the least that it does."""
     round_seconds = CALIBRATION_FORWARDS / speeds.decode + CALIBRATION_TOKENS / speeds.collect
-    decoding = CALIBRATION_RUNS * prompts * _turn(speeds, speeds.draft, work.calibrate_tokens)
-    return _start(speeds, "calibrate") + rounds * round_seconds + decoding
-
-
-def calibrate_rounds(prompts: int, work: Work) -> int:
-    """Rounds of timing that go with a number of prompts."""
-    return max(1, round(work.calibrate_rounds * prompts / work.calibrate_prompts))
+    decoding = CALIBRATION_TURNS * _turn(speeds, speeds.draft, CALIBRATION_ANSWER)
+    return _start(speeds, "calibrate") + CALIBRATION_S + CALIBRATION_ROUNDS * round_seconds + decoding
 
 
 def evaluate_seconds(speeds: Speeds, size: Evaluation) -> float:

@@ -174,6 +174,8 @@ def classifier(recipe: Recipe, folders: Folders) -> Estimate:
 
 def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
     """Which prompts are decoded how often."""
+    if recipe.calibrate.quick:
+        return {"prompts": "built-in", "time": "some seconds"}
     prompts = recipe.calibrate.prompts
     times = 6 + (C2T_TRIALS if recipe.classifier.prompts else 0)
     return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": f"{times} times each"}

@@ -23,7 +23,6 @@ from drafttrain.budget import (
     Plan,
     Speeds,
     Work,
-    calibrate_rounds,
     plan,
 )
 from drafttrain.corpus.config import Source
@@ -47,7 +46,7 @@ def work_of(recipe: Recipe) -> Work:
     Raises:
         UserError: it lacks something that the quickstart falls back on or measures.
     """
-    training, evaluation, calibrate = recipe.training, recipe.evaluate, recipe.calibrate
+    training, evaluation = recipe.training, recipe.evaluate
     for key, value, remedy in (
         ("training.init_from", training.init_from, "name the drafter to measure where training does not fit"),
         ("evaluate.prompts", evaluation.prompts, "name what is to be measured"),
@@ -67,9 +66,7 @@ def work_of(recipe: Recipe) -> Work:
         row_length=training.row_length,
         eval_prompts=training.eval_prompt_limit,
         eval_tokens=training.eval_new_tokens,
-        calibrate_prompts=_limit(calibrate.prompts) if calibrate.prompts else 0,
-        calibrate_tokens=calibrate.max_new_tokens,
-        calibrate_rounds=calibrate.rounds,
+        calibrates=recipe.calibrate.is_asked,
         evaluation=Evaluation(
             tasks=len(evaluation.prompts),
             prompts=max(map(_limit, evaluation.prompts)),
@@ -86,14 +83,10 @@ def work_of(recipe: Recipe) -> Work:
 def overrides_of(planned: Plan, speeds: Speeds, recipe: Recipe, work: Work) -> dict[str, Any]:
     """A plan as values of the recipe's keys."""
     found = _training_overrides(planned, speeds, recipe, work)
-    calibrate, evaluation, size = recipe.calibrate, recipe.evaluate, planned.evaluation
-    trees = evaluation.trees
-    if not planned.calibrate_prompts:
-        trees = _plain(trees)
-        found["calibrate.prompts"] = None
-    else:
-        found["calibrate.prompts"] = asdict(_limited(calibrate.prompts, planned.calibrate_prompts))
-        found["calibrate.rounds"] = calibrate_rounds(planned.calibrate_prompts, work)
+    evaluation, size = recipe.evaluate, planned.evaluation
+    trees = evaluation.trees if planned.calibrates else _plain(evaluation.trees)
+    if work.calibrates:
+        found["calibrate"] = {"quick": planned.calibrates, "prompts": None}
     return found | {
         "evaluate.prompts": [asdict(_limited(s, size.prompts)) for s in evaluation.prompts[: size.tasks]],
         "evaluate.tune_prompts": asdict(_limited(evaluation.tune_prompts, size.tune_prompts)),
@@ -140,7 +133,7 @@ def notices_of(planned: Plan, recipe: Recipe, work: Work, seconds: float) -> lis
             f"no regeneration: {answers} answers would fit, fewer than {LEAST_ANSWERS}; the bundled answers "
             "are trained on"
         )
-    if work.calibrate_prompts and not planned.calibrate_prompts:
+    if work.calibrates and not planned.calibrates:
         left_out = [tree for tree in recipe.evaluate.trees if tree not in _plain(recipe.evaluate.trees)]
         notices.append(f"no calibration, so no trees that need one: {', '.join(left_out)}")
     if planned.evaluation.tasks < most.tasks:
@@ -156,6 +149,7 @@ def describe(speeds: Speeds, planned: Plan, minutes: float) -> list[str]:
     parts = [
         f"{planned.answers} answers" if planned.answers else "no new answers",
         steps if planned.steps else "no training",
+        *(["a short calibration"] if planned.calibrates else []),
         f"{size.prompts} prompt{'s' if size.prompts > 1 else ''} a task",
         f"{size.lossless_prompts} compared in fp32",
     ]
@@ -212,8 +206,8 @@ def untouched(overrides: dict[str, Any], words: Sequence[str]) -> dict[str, Any]
         return any(f"{a}.".startswith(f"{b}.") for key in keys for a, b in ((key, planned), (planned, key)))
 
     found = {key: value for key, value in overrides.items() if not is_touched(key)}
-    if "evaluate.trees" not in found and found.get("calibrate.prompts", 0) is None:
-        del found["calibrate.prompts"]  # the user's trees may need it
+    if "evaluate.trees" not in found and "calibrate" in found:
+        found["calibrate"] = {**found["calibrate"], "quick": True}  # the user's trees may need it
     return found
 
 

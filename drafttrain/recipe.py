@@ -67,7 +67,7 @@ class Recipe:
         training: how it is trained.
         export: what the model card says.
         classifier: how C2T's classifier is made; without prompts there is none.
-        calibrate: what its trees' costs are measured on; without prompts nothing is calibrated.
+        calibrate: how its trees' costs are measured; with neither prompts nor quick nothing is calibrated.
         evaluate: what it is measured on.
         plan: what `--dry-run` assumes of the machine; nothing else reads it.
         name: the run's name. Default: the recipe file's name.
@@ -273,13 +273,21 @@ def _check_values(recipe: Recipe) -> None:
         section.check()
     if recipe.drafter.kind == "medusa":
         _check_medusa(recipe)
-    for needy, section, what in (
-        (_needs_calibration, "calibrate", "a calibration"),
-        (_needs_classifier, "classifier", "a classifier"),
+    for needy, is_made, remedy in (
+        (
+            _needs_calibration,
+            recipe.calibrate.is_asked,
+            "a calibration; name prompts for it under calibrate, or set calibrate.quick",
+        ),
+        (
+            _needs_classifier,
+            recipe.classifier.prompts is not None,
+            "a classifier; name prompts for it under classifier",
+        ),
     ):
         trees = [tree for tree in recipe.evaluate.trees if needy(tree)]
-        if trees and getattr(recipe, section).prompts is None:
-            raise UserError(f"evaluate.trees: {trees[0]} takes {what}; name prompts for it under {section}")
+        if trees and not is_made:
+            raise UserError(f"evaluate.trees: {trees[0]} takes {remedy}")
     _check_start(recipe.training.init_from, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
@@ -313,8 +321,8 @@ def _needs_calibration(tree: str) -> bool:
 def _check_medusa(recipe: Recipe) -> None:
     """What the stages behind training would refuse of a drafter that reaches `heads` tokens ahead."""
     cost = "MEDUSA's heads cost the same at any depth"
-    if recipe.calibrate.prompts is not None:
-        raise UserError(f"calibrate: {cost}: leave calibrate.prompts out")
+    if recipe.calibrate.is_asked:
+        raise UserError(f"calibrate: {cost}: leave calibrate.prompts and calibrate.quick out")
     if trees := [tree for tree in recipe.evaluate.trees if _needs_calibration(tree)]:
         raise UserError(
             f"evaluate.trees: {trees[0]} goes by what each draft costs, and {cost}: name a tree that does not"

@@ -183,17 +183,19 @@ def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]
 
 
 def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
-    from drafttrain.calibration.stage import calibrate
+    from drafttrain.calibration.stage import calibrate, calibrate_quickly
 
-    calibrate(
-        recipe.calibrate,
-        folders["train"] / "drafter",
-        out,
-        target=target_model(recipe),
-        dtype=recipe.target.dtype,
-        device=recipe.target.device,
-        classifier=folders.get("classifier"),
-    )
+    bundle = folders["train"] / "drafter"
+    options = {
+        "target": target_model(recipe),
+        "dtype": recipe.target.dtype,
+        "device": recipe.target.device,
+        "classifier": folders.get("classifier"),
+    }
+    if recipe.calibrate.quick:
+        calibrate_quickly(bundle, out, **options)
+    else:
+        calibrate(recipe.calibrate, bundle, out, **options)
 
 
 def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
@@ -247,7 +249,7 @@ def _classified(recipe: Recipe) -> list[str]:
 
 
 def _is_calibrated(recipe: Recipe) -> bool:
-    return recipe.calibrate.prompts is not None
+    return recipe.calibrate.is_asked
 
 
 def _calibration(recipe: Recipe) -> list[str]:
@@ -363,7 +365,7 @@ STAGES = [
         },
         settle=_settle_decoding,
         needs=lambda recipe: ["fetch-target", "train", *_classified(recipe)],
-        files=lambda recipe: [recipe.calibrate.prompts.path],
+        files=lambda recipe: [] if recipe.calibrate.quick else [recipe.calibrate.prompts.path],
         enabled=_is_calibrated,
         estimate=estimates.calibrate,
     ),

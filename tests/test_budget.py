@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from drafttrain import budget
 from drafttrain.budget import SHARES, SIZES, SPARE, Evaluation, Speeds, Work, plan
-from drafttrain.calibration import stage as calibration
-from drafttrain.calibration import timing
+from drafttrain.calibration import quick, timing
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.evaluation import evaluate, measure
@@ -34,9 +33,7 @@ WORK = Work(
     row_length=512,
     eval_prompts=16,
     eval_tokens=64,
-    calibrate_prompts=12,
-    calibrate_tokens=96,
-    calibrate_rounds=15,
+    calibrates=True,
     evaluation=Evaluation(3, 20, 96, 4, 8, 16, 64),
     plain_trees=2,
 )
@@ -51,7 +48,7 @@ def amounts(planned: budget.Plan) -> tuple:
     """What of a plan must not shrink."""
     size = dataclasses.astuple(planned.evaluation)
     kept = (planned.answers, planned.conversations, planned.steps, planned.eval_prompts)
-    return (*kept, planned.calibrate_prompts, *size)
+    return (*kept, planned.calibrates, *size)
 
 
 def test_the_shares_are_all_of_the_time():
@@ -94,14 +91,14 @@ def test_never_over_the_time_and_never_nothing():
 def test_over_the_time_only_with_the_smallest_run(machine, seconds):
     planned = plan(machine, seconds, WORK)
     if planned.total > seconds * (1 - SPARE):
-        assert planned.evaluation == SIZES[0] and not planned.steps and not planned.calibrate_prompts
+        assert planned.evaluation == SIZES[0] and not planned.steps and not planned.calibrates
 
 
 def test_a_fast_machine_does_all_of_the_recipe():
     planned = plan(speeds(10_000), TWENTY, WORK)
     assert planned.answers == 500 and planned.conversations == 2000 and planned.evaluation == WORK.evaluation
     assert planned.steps == int(2000 * budget.CONVERSATION * 0.97 * 3 / 2048)
-    assert planned.calibrate_prompts == 12 and planned.eval_prompts == 16
+    assert planned.calibrates and planned.eval_prompts == 16
 
 
 def test_what_falls_back_on_what():
@@ -110,9 +107,11 @@ def test_what_falls_back_on_what():
     assert list(slow.seconds) == ["calibrate", "evaluate"] and slow.evaluation == WORK.evaluation
     slow = plan(speeds(1000, generate=5, rows=1), TWENTY, WORK)
     assert slow.answers == 0 and 0 < slow.fitting["answers"] < 16 and slow.steps > 30
-    slow = plan(speeds(1000, decode=2), TWENTY, WORK)
-    assert slow.calibrate_prompts == 0 and slow.evaluation.trees <= WORK.plain_trees
-    slow = plan(speeds(1e4, transformers=1.5), TWENTY, WORK)  # all of the time for a decent evaluation
+    slow = plan(speeds(1000, decode=0.7, transformers=1e4, draft=1e4), TWENTY, WORK)
+    assert (
+        not slow.calibrates and "calibrate" not in slow.seconds and slow.evaluation.trees <= WORK.plain_trees
+    )
+    slow = plan(speeds(1e4, transformers=1.3), TWENTY, WORK)  # all of the time for a decent evaluation
     assert slow.evaluation == SIZES[budget.DECENT] and list(slow.seconds) == ["evaluate"]
     assert slow.seconds["evaluate"] > SHARES["evaluate"] * TWENTY * (1 - SPARE) and slow.fitting == {}
     slow = plan(speeds(1.0), TWENTY, WORK)
@@ -124,8 +123,8 @@ def test_the_recipe_is_the_most():
     planned = plan(speeds(10_000), TWENTY, small)
     assert planned.steps == 2 and planned.evaluation == small.evaluation
     assert (planned.answers, planned.conversations) == (3, 13)  # fewer than are worth it, but all there are
-    nothing = plan(speeds(10_000), TWENTY, replace(WORK, answers=0, calibrate_prompts=0, plain_trees=4))
-    assert nothing.answers == nothing.calibrate_prompts == 0 and nothing.evaluation.trees == 4
+    nothing = plan(speeds(10_000), TWENTY, replace(WORK, answers=0, calibrates=False, plain_trees=4))
+    assert nothing.answers == 0 and not nothing.calibrates and nothing.evaluation.trees == 4
 
 
 def test_a_half_empty_batch_takes_as_long_as_a_full_one():
@@ -138,10 +137,11 @@ def test_declared_numbers_are_those_of_the_stages():
         evaluate.FORWARD_TOKENS,
         evaluate.FORWARD_SECONDS,
     )
-    assert budget.CALIBRATION_TOKENS >= sum(timing.VERIFIED)
-    assert budget.CALIBRATION_FORWARDS == calibration.ROUND_TOKENS
-    assert len(timing.CONTEXTS) == budget.CALIBRATION_CONTEXTS
-    assert timing.WARM_UP == budget.CALIBRATION_WARM_UP
+    assert budget.CALIBRATION_S == quick.CURVE_SECONDS + quick.TREE_SECONDS + quick.CHAIN_SECONDS
+    assert budget.CALIBRATION_ROUNDS == timing.WARM_UP + 1
+    assert budget.CALIBRATION_FORWARDS == 2 * len(quick.VERIFIED)
+    assert budget.CALIBRATION_TOKENS == sum(quick.VERIFIED)
+    assert budget.CALIBRATION_ANSWER == quick.NEW_TOKENS
     assert measure.WARM_UP_TOKENS == budget.WARM_UP_TOKENS
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain import quickstart
-from drafttrain.budget import Speeds
+from drafttrain.budget import Speeds, plan
 from drafttrain.cli import main
 from drafttrain.files import read_json
 from drafttrain.quickstart import untouched, work_of
@@ -72,6 +72,7 @@ def test_measured_planned_and_run(words, capsys, monkeypatch):
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "this machine: " in printed and "plan for 20 min: 6 answers, 4 steps on 30 conv" in printed
+    assert ", a short calibration, 2 prompts a task, " in printed
     stages = ["fetch-target", "regenerate", "corpus", "collect", "train", "calibrate", "evaluate", "export"]
     assert done(printed) == stages
     out = run_dir(words)
@@ -79,6 +80,7 @@ def test_measured_planned_and_run(words, capsys, monkeypatch):
     record = read_json(out / "quickstart.json")
     assert min(record["speeds"].values()) > 0 and 1100 < record["seconds"] < 1200
     assert record["overrides"]["training.max_steps"] == 4
+    assert read_json(out / "bundle" / "calibration.json")["quick"] is True
 
     def never(recipe, model):
         raise AssertionError("measured again")
@@ -176,6 +178,33 @@ def test_the_users_settings_win(words, speeds, capsys):
 def test_what_the_user_touches_is_not_planned(key, kept):
     overrides = {"regenerate.sources": [], "evaluate.trees": []}
     assert set(untouched(overrides, [f"--{key}", "1"])) == kept
+
+
+FULL = ["--calibrate.quick", "false", "--calibrate.prompts", "{name: a, path: data/tuning_prompts.jsonl}"]
+
+
+@pytest.mark.parametrize(
+    ("given", "trees", "speeds", "quick", "prompts"),
+    [
+        ([], [], FAST, True, None),
+        ([], [], SLOW, False, None),
+        (["--calibrate.quick", "false", "--evaluate.trees", "[chain:length=1]"], [], FAST, None, None),
+        (FULL, [], FAST, True, None),  # of the recipe: the plan's is shorter
+        ([], ["--evaluate.trees", "[timed]"], SLOW, True, None),
+        ([], FULL, SLOW, False, "a"),
+    ],
+)
+def test_which_calibration_is_planned(given, trees, speeds, quick, prompts, monkeypatch):
+    """`given` stands for what the recipe says, `trees` for what the user does."""
+    monkeypatch.chdir(ROOT)
+    recipe = load_recipe("recipes/quickstart.yaml", given)
+    work = work_of(recipe)
+    planned = plan(speeds, 1200, work)
+    found = untouched(quickstart.overrides_of(planned, speeds, recipe, work), trees)
+    planned_words = [word for key, value in found.items() for word in (f"--{key}", json.dumps(value))]
+    settled = load_recipe("recipes/quickstart.yaml", [*given, *planned_words, *trees]).calibrate
+    assert settled.quick == bool(quick) and (settled.prompts and settled.prompts.name) == prompts
+    assert ("calibrate" in found) == (quick is not None and not prompts)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-3", "nan", "inf", "1.9"])

@@ -149,7 +149,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ),
         (
             "drafter: {kind: medusa}\ncalibrate: {prompts: {name: a, path: b}}",
-            "MEDUSA's heads cost the same at any depth: leave calibrate.prompts out",
+            "MEDUSA's heads cost the same at any depth: leave calibrate.prompts and calibrate.quick out",
         ),
         (
             "drafter: {kind: medusa}\nevaluate: {trees: [timed]}",
@@ -252,7 +252,7 @@ def test_a_store_holds_what_the_drafter_reads(write):
 def test_a_tree_with_all_written_out_takes_no_calibration(kind, tree, write):
     drafter = f"drafter: {{kind: {kind}, heads: 10}}\n"
     evaluate = f"evaluate: {{prompts: [{{name: a, path: b}}], trees: ['{tree}']}}\n"
-    assert load_recipe(write(MINIMAL + drafter + evaluate)).calibrate.prompts is None
+    assert not load_recipe(write(MINIMAL + drafter + evaluate)).calibrate.is_asked
 
 
 def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):

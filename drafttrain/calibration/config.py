@@ -17,6 +17,8 @@ class CalibrateConfig:
 
     Attributes:
         prompts: prompts to decode; none of a benchmark.
+        quick: measure for some seconds on built-in prompts, as `drafttrain calibrate --quick`, instead of on
+            `prompts`; the other settings are not used.
         max_new_tokens: tokens decoded per prompt at most.
         rounds: measurements of each size.
         width: children of an expanded node in trees.
@@ -25,11 +27,17 @@ class CalibrateConfig:
     """
 
     prompts: PromptSet | None = None
+    quick: bool = False
     max_new_tokens: int = 96
     rounds: int = 15
     width: int = 4
     chain_length: int = 10
     busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything is to be calibrated."""
+        return self.quick or self.prompts is not None
 
     def check(self) -> None:
         """Raises:
