@@ -19,6 +19,7 @@ from drafttrain.corpus.engines import in_process
 from drafttrain.estimates import stored_blocks
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
 from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.stock import load_stock
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.batched import Request
 from drafttrain.recipe import Recipe
@@ -55,14 +56,15 @@ def measure_speeds(recipe: Recipe, model: str) -> Speeds:
     collect, train = _training(recipe, target)
     del target  # the one that is laid out for decoding takes its place
     loaded = load_bundle(recipe.training.init_from, target=model, own_calibration=False, **place)
-    ids = read_prompts(recipe.evaluate.tune_prompts.path, 1)[0].token_ids(loaded.target.tokenizer)[:PROMPT]
-    tree = recipe.evaluate.trees[0]
+    ids = read_prompts(recipe.evaluate.tune_prompts.path, 1)[0].token_ids(loaded.target.tokenizer)
+    stock = load_stock(loaded.target, recipe.target.dtype == "auto", ids)
+    ids, tree = ids[:PROMPT], recipe.evaluate.trees[0]
     decode, draft, transformers = (
         _decoding(method, ids)
         for method in (
             autoregressive(loaded.target),
             drafting(loaded.target, loaded.proposer(tree)),
-            transformers_generate(loaded.target),
+            transformers_generate(loaded.target, model=stock.model),
         )
     )
     return Speeds(load_seconds, generate, rows, collect, train, decode, transformers, draft)

@@ -81,6 +81,15 @@ def _settle_decoding(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
     return _settle_dtype(recipe, begun, "decoding")
 
 
+def _settle_evaluation(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    """The target's dtype, and whether transformers has another one."""
+    settled, how = _settle_decoding(recipe, begun), recipe.evaluate.transformers_dtype
+    if how == "auto":
+        how = "fastest" if recipe.target.dtype == "auto" else "same"
+    settled.evaluate = dataclasses.replace(recipe.evaluate, transformers_dtype=how)
+    return settled
+
+
 def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
     """A server has a dtype of its own."""
     return recipe if recipe.regenerate.server else _settle_products(recipe, begun)
@@ -378,7 +387,7 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed
             "evaluate": recipe.evaluate,
         },
-        settle=_settle_decoding,
+        settle=_settle_evaluation,
         needs=lambda recipe: ["fetch-target", "train", *_classified(recipe), *_calibration(recipe)],
         files=_evaluation_files,
         enabled=_is_evaluated,

@@ -27,7 +27,6 @@ import llamacpp
 import machine_limits as limits
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.calibration.stage import calibrate, quick_against_full
@@ -55,6 +54,7 @@ from drafttrain.evaluation.metrics import (
 )
 from drafttrain.evaluation.policies import tune
 from drafttrain.evaluation.prompts import Prompt, Task, read_prompts, spread
+from drafttrain.evaluation.stock import load_stock
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, read_json, write_json
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
@@ -206,27 +206,6 @@ def limit_share(run: Run, folder: Path) -> Measured:
 # speed
 
 
-def fastest_stock(
-    target: FrozenTarget, prompt_ids: Sequence[int]
-) -> tuple[PreTrainedModel, dict[str, float]]:
-    """Load the model as transformers does in the dtype in which its `generate` is fastest here.
-
-    Returns:
-        the model, and tokens per second of each dtype.
-    """
-    place, rates, models = target.model.name_or_path, {}, {}
-    for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype).eval()
-        decode = transformers_generate(target, model=model)
-        decode(prompt_ids, 4)
-        tokens = 8
-        while (taken := decode(prompt_ids, tokens)).seconds < 1 and tokens < 64:
-            tokens *= 2  # a hopeless dtype is asked for little
-        models[dtype_name(dtype)], rates[dtype_name(dtype)] = model, len(taken.token_ids) / taken.seconds
-    best = max(rates, key=rates.__getitem__)
-    return models[best], rates
-
-
 def speed(run: Run, folder: Path) -> Measured:
     """Plain and drafted decoding, `generate` of transformers and llama.cpp over the same prompts, greedy."""
     run.check_quiet()
@@ -238,13 +217,13 @@ def speed(run: Run, folder: Path) -> Measured:
     chosen, speeds = tune(loaded, tuning, log, NEW_TOKENS, TREES)
     best = max(chosen.values(), key=speeds.__getitem__)
     prompts = spread(read_prompts(MT_BENCH), run.prompts(quick=4, full=None))
-    stock, stock_rates = fastest_stock(target, prompts[0].token_ids(target.tokenizer))
+    stock = load_stock(target, True, prompts[0].token_ids(target.tokenizer), folder)
     methods = {
         AUTOREGRESSIVE: autoregressive(target),
-        TRANSFORMERS: transformers_generate(target, model=stock),
+        TRANSFORMERS: transformers_generate(target, model=stock.model),
         best: drafting(target, loaded.proposer(best)),
     }
-    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, best, dtype_name(stock.dtype)]))
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, best, stock.dtype]))
     repeats = 1 if quick else REPEATS
     limited = os.environ.get("ATEN_CPU_CAPABILITY") == AVX2["ATEN_CPU_CAPABILITY"]
     rival, missing = None, None
@@ -258,7 +237,7 @@ def speed(run: Run, folder: Path) -> Measured:
         block = Task("mt_bench", prompts[first : first + BLOCK])
         part = measure(target, methods, block, log, NEW_TOKENS, repeats)
         measured += part if rival is None else rival.beside(part, block.prompts)
-    notes = {"transformers_dtype": dtype_name(stock.dtype), "transformers_tokens_per_second": stock_rates}
+    notes = {"transformers_dtype": stock.dtype, "transformers_tokens_per_second": stock.tokens_per_second}
     if rival is not None:
         q8_0 = rival.beside(measured, spread(prompts, 20), llamacpp.Q8_0, 1)
         notes |= {"llamacpp": rival.described, "q8_0": against_q8_0(q8_0, best)}
@@ -294,9 +273,7 @@ class Rival:
             repeats: take the first ones of the measurements only.
         """
         ids = {prompt.id: prompt.token_ids(self.target.tokenizer) for prompt in prompts}
-        chosen = [
-            one for one in measured if one.prompt in ids and (repeats is None or one.repeat < repeats)
-        ]
+        chosen = [one for one in measured if one.prompt in ids and (repeats is None or one.repeat < repeats)]
         name, threads = f"llama.cpp {kind}", torch.get_num_threads()
         keys = {f"{kind} {one.prompt} {one.repeat}": one for one in chosen}
         if missing := [key for key in keys if key not in self.known]:
@@ -458,9 +435,7 @@ def auto_vs_best_dtype(run: Run, folder: Path) -> Measured:
             words = ["--target.dtype", dtype, "--training.bf16", json.dumps(dtype == "bfloat16")]
             found.append(asdict(measure_speeds(load_recipe(RECIPE, words), model)))
     write_json(folder / "rounds.json", rounds)
-    chosen = {
-        work: dtype_name(choose_dtype(model, "auto", "cpu", work)) for work in ("decoding", "products")
-    }
+    chosen = {work: dtype_name(choose_dtype(model, "auto", "cpu", work)) for work in ("decoding", "products")}
     size = {"repeats": len(rounds["float32"])}
     return {"auto_vs_best_dtype": {**dtype_figure(rounds, chosen), "size": size}}
 
@@ -574,9 +549,7 @@ def quick_calibration(run: Run, folder: Path) -> Measured:
     loaded, n = load(), run.prompts(quick=4, full=20)
     task = Task("mt_bench", spread(read_prompts(MT_BENCH), n))
     repeats = 1 if run.quick else REPEATS
-    found = quick_against_full(
-        loaded, full, task, folder, max_new_tokens=NEW_TOKENS, repeats=repeats
-    )
+    found = quick_against_full(loaded, full, task, folder, max_new_tokens=NEW_TOKENS, repeats=repeats)
     return {
         "quick_calibration_s": {
             "value": found["seconds"],
@@ -689,9 +662,9 @@ def quickstart_speed(run: Run, folder: Path) -> Measured:
     loaded = load(folder / "bundle")
     target = loaded.target
     prompts = spread(read_prompts(MT_BENCH), run.prompts(quick=4, full=20))
-    stock, rates = fastest_stock(target, prompts[0].token_ids(target.tokenizer))
+    stock = load_stock(target, True, prompts[0].token_ids(target.tokenizer), folder)
     methods = {
-        TRANSFORMERS: transformers_generate(target, model=stock),
+        TRANSFORMERS: transformers_generate(target, model=stock.model),
         loaded.tree: drafting(target, loaded.proposer()),
     }
     log = MeasurementLog(folder / "measurements.jsonl", content_hash(folder / "bundle"))
@@ -700,8 +673,8 @@ def quickstart_speed(run: Run, folder: Path) -> Measured:
         "quickstart_speed": {
             "value": ratio(measured, TRANSFORMERS, loaded.tree),
             "interval": ratio_interval(measured, TRANSFORMERS, loaded.tree),
-            "transformers_dtype": dtype_name(stock.dtype),
-            "transformers_tokens_per_second": rates,
+            "transformers_dtype": stock.dtype,
+            "transformers_tokens_per_second": stock.tokens_per_second,
             "machine": in_dtype(target),
         }
     }

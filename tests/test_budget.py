@@ -14,7 +14,7 @@ from drafttrain.budget import SHARES, SIZES, SPARE, Evaluation, Speeds, Work, pl
 from drafttrain.calibration import quick, timing
 from drafttrain.corpus.chat import encode_prompt
 from drafttrain.corpus.readers import read_conversations
-from drafttrain.evaluation import evaluate, measure
+from drafttrain.evaluation import evaluate, measure, stock
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.quickstart import work_of
 from drafttrain.recipe import load_recipe
@@ -143,6 +143,7 @@ def test_declared_numbers_are_those_of_the_stages():
     assert budget.CALIBRATION_TOKENS == sum(quick.VERIFIED)
     assert budget.CALIBRATION_ANSWER == quick.NEW_TOKENS
     assert measure.WARM_UP_TOKENS == budget.WARM_UP_TOKENS
+    assert (stock.PROMPT, stock.FIRST_TOKENS) == (budget.STOCK_PROMPT, budget.STOCK_TOKENS)
 
 
 def test_declared_lengths_are_those_of_the_bundled_texts(smollm2, monkeypatch):

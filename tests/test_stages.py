@@ -215,6 +215,8 @@ def test_auto_is_settled_for_each_stage(folder, capsys, monkeypatch):
     assert section("drafter")["training"]["bf16"] is False
     assert section("evaluation")["target"]["dtype"] == "bfloat16"
     summary = json.loads(Path("runs/auto/evaluation/summary.json").read_text())
+    assert section("evaluation")["evaluate"]["transformers_dtype"] == "fastest"
+    assert summary["transformers"]["tokens_per_second"]
     assert summary["dtype"] == "bfloat16" and summary["lossless"]["dtype"] == "float32"
     drafter = json.loads(Path("runs/auto/drafter/drafter/config.json").read_text())
     assert drafter["training"]["bf16"] is False

@@ -21,6 +21,7 @@ from drafttrain.evaluation.memory import covered, peak_bytes
 from drafttrain.evaluation.methods import Methods, MethodSpec
 from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
 from drafttrain.evaluation.prompts import PREFIX, Task, read_prompts, spread
+from drafttrain.evaluation.stock import load_stock
 from drafttrain.files import fingerprint, write_json
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.machine import check_quiet, describe_machine, dtype_name
@@ -68,7 +69,8 @@ class BenchmarkConfig:
         repeats: interleaved repetitions of each measurement.
         max_new_tokens: tokens decoded per chat turn at most.
         seed: other draws where the temperature is above 0.
-        dtype: of the target, and of drafters, as `load_target` takes it.
+        dtype: of the target, and of drafters, as `load_target` takes it. With "auto" `generate` of
+            transformers runs in the dtype in which it is fastest on this CPU, else in the same.
         device: as `load_target` takes it.
         skip_long: leave out chat turns that do not fit the target, instead of ending with an error.
         busy: what to do when other processes would spoil the timings.
@@ -126,14 +128,16 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     target = load_for_decoding(config.target, dtype=config.dtype, device=config.device)
-    methods = Methods(target, config.methods)
+    first = tasks[0].prompts[0].token_ids(target.tokenizer)
+    stock = load_stock(target, config.dtype == "auto", first, out)
+    methods = Methods(target, config.methods, stock)
     for warning in methods.warnings:
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     machine = describe_machine(target.device, target.dtype)
     contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
     dtype = dtype_name(target.dtype)
     depends = [target.fingerprint, dtype, config.max_new_tokens, config.seed, machine, versions()]
-    key = fingerprint([*depends, methods.identity, contents])
+    key = fingerprint([*depends, stock.dtype, methods.identity, contents])
     log = MeasurementLog(out / "measurements.jsonl", key, replace=False)
     loading = peak_bytes(target.device)
     measured, too_long = _measure_all(config, methods, tasks, log)

@@ -88,6 +88,7 @@ def _notes(summary: dict[str, Any]) -> list[str]:
         f"{summary['target']['name']}, {summary['target']['dtype']}, {device}, at most "
         f"{settings['max_new_tokens']} new tokens, batch 1, {repeats}",
     ]
+    lines.append(f"generate of transformers in {summary['methods'][TRANSFORMERS]['dtype']}")
     if memory["bytes"] is not None:
         lines.append(f"peak memory {memory['bytes'] / 1e9:.2f} GB: {memory['covers']}")
     for name, task in summary["tasks"].items():

@@ -40,6 +40,9 @@ class EvaluateConfig:
         repeats: interleaved repetitions of each measurement.
         lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
         lossless_new_tokens: tokens decoded per prompt there.
+        transformers_dtype: of `generate` of transformers, which speed is compared with: "same" as the
+            target's, or the one in which it is "fastest" on this CPU; "auto": "fastest" if target.dtype is
+            auto, else "same".
         busy: what to do when other processes would spoil the timings.
     """
 
@@ -50,6 +53,7 @@ class EvaluateConfig:
     repeats: int = 1
     lossless_prompts: int = 16
     lossless_new_tokens: int = 96
+    transformers_dtype: Literal["auto", "fastest", "same"] = field(default="auto", metadata={"settled": True})
     busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
 
     def check(self) -> None:

@@ -29,6 +29,7 @@ from drafttrain.evaluation.measure import (
 from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
 from drafttrain.evaluation.prompts import Task, first_of_each
 from drafttrain.evaluation.report import print_tables
+from drafttrain.evaluation.stock import Stock, load_stock
 from drafttrain.evaluation.throughput import forward_speed
 from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.files import fingerprint, write_json
@@ -96,17 +97,22 @@ def evaluate(
     costs = None if calibration is None else Calibration.load(calibration)
     made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
     loaded = load_bundle(bundle, dtype=dtype, **made)
+    how = config.transformers_dtype
+    fastest = how == "fastest" or (how == "auto" and dtype == "auto")
+    stock = load_stock(loaded.target, fastest, _first_prompt(loaded, tasks), out)
     dtype = dtype_name(loaded.target.dtype)  # what "auto" has come to
     key = _measured_key(config, bundle, str(target), dtype, device)
-    key = fingerprint([key, describe_machine(loaded.target.device)])  # the device, for one
+    key = fingerprint([key, describe_machine(loaded.target.device), stock.dtype])  # the device, for one
     if costs:
         key = fingerprint([key, costs])
     if classifier:
         key = fingerprint([key, weights_hash(loaded.classifier)])
-    speed = _measure_speed(config, loaded, tasks, tuning, MeasurementLog(out / "measurements.jsonl", key))
+    log = MeasurementLog(out / "measurements.jsonl", key)
+    speed = _measure_speed(config, loaded, stock, tasks, tuning, log)
     tree, lossless = speed["tree"], None
     made["calibration"] = loaded.calibration_for(tree)  # the trees that were timed, in another dtype
-    del loaded  # the fp32 models take its place
+    transformers = stock.describe()
+    del loaded, stock  # the fp32 models take their place
     if config.lossless_prompts:
         exact = load_bundle(bundle, dtype=torch.float32, **made)
         share = first_of_each(tasks, config.lossless_prompts)
@@ -118,6 +124,7 @@ def evaluate(
         "format_version": FORMAT_VERSION,
         "max_new_tokens": config.max_new_tokens,
         "dtype": dtype,
+        "transformers": transformers,
         "versions": versions(),
         "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **speed,
@@ -129,8 +136,17 @@ def evaluate(
     return _figures(summary)
 
 
+def _first_prompt(loaded: Bundle, tasks: Sequence[Task]) -> list[int]:
+    return tasks[0].prompts[0].token_ids(loaded.target.tokenizer)
+
+
 def _measure_speed(
-    config: EvaluateConfig, loaded: Bundle, tasks: Sequence[Task], tuning: Task | None, log: MeasurementLog
+    config: EvaluateConfig,
+    loaded: Bundle,
+    stock: Stock,
+    tasks: Sequence[Task],
+    tuning: Task | None,
+    log: MeasurementLog,
 ) -> dict[str, Any]:
     """The part of the summary that is about time: the chosen tree and a row per task and method."""
     target = loaded.target
@@ -142,7 +158,7 @@ def _measure_speed(
         tree = max(trials, key=lambda trial: trial["tokens_per_second"])["tree"]
     methods = {
         AUTOREGRESSIVE: autoregressive(target),
-        TRANSFORMERS: transformers_generate(target),
+        TRANSFORMERS: transformers_generate(target, model=stock.model),
         tree: drafting(target, loaded.proposer(tree)),
     }
     with progress("measuring", tasks, config.repeats) as step:

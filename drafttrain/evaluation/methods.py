@@ -14,6 +14,7 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
 from drafttrain.evaluation.memory import peak_bytes, reset_peak
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun
+from drafttrain.evaluation.stock import Stock, convert
 from drafttrain.export.bundle import NGRAM, Bundle, find_bundle, load_bundle
 from drafttrain.export.self_draft import load_self_draft
 from drafttrain.files import fingerprint
@@ -23,7 +24,7 @@ from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.provenance import content_hash
 from drafttrain.target.frozen import FrozenTarget, weights_hash
-from drafttrain.target.loading import load_model_like, load_stock_model, load_tokenizer
+from drafttrain.target.loading import load_model_like, load_tokenizer
 
 PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT = "prompt_lookup", "lookahead", "self_draft"
 WITHOUT_FILES = (PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT)
@@ -90,6 +91,7 @@ class Methods:
     Args:
         target: loaded for decoding. Methods tap it as they need, each before it runs.
         specs: what to compare with plain decoding.
+        stock: the target's model as transformers loads it; assistants get its dtype.
 
     Attributes:
         described: what each method is, for the record.
@@ -100,9 +102,9 @@ class Methods:
         UserError: a bundle or model cannot be loaded, belongs to another target, or has no such tree.
     """
 
-    def __init__(self, target: FrozenTarget, specs: Sequence[MethodSpec]):
-        self.target, self.stock = target, load_stock_model(target)
-        self.described: dict[str, Any] = {AUTOREGRESSIVE: {}, TRANSFORMERS: {}}
+    def __init__(self, target: FrozenTarget, specs: Sequence[MethodSpec], stock: Stock):
+        self.target, self.stock = target, stock.model
+        self.described: dict[str, Any] = {AUTOREGRESSIVE: {}, TRANSFORMERS: stock.describe()}
         self.identity: dict[str, str] = {}
         self.warnings: list[str] = []
         self._drafting: dict[str, _Drafting] = {}
@@ -153,7 +155,7 @@ class Methods:
         model, tokenizer = load_model_like(source, self.target), load_tokenizer(source)
         if tokenizer_hash(tokenizer) != tokenizer_hash(self.target.tokenizer):
             raise UserError(f"{source}: has another tokenizer than {self.target.name}; it cannot assist it")
-        return model
+        return convert(model, self.stock.dtype)
 
     def _load_bundle(self, source: str) -> tuple[Bundle, list[int], str]:
         """A bundle, the blocks that its drafter reads, and a fingerprint of its files."""

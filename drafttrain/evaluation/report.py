@@ -32,11 +32,13 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
         console.print("\n", table, sep="")
         print_flags(task, rows, console)
     machine, lossless = summary["machine"], summary["lossless"]
+    # older evaluations ran both in one dtype
+    stock = summary.get("transformers", {"dtype": summary["dtype"]})["dtype"]
     lines = [
         "accept_len: tokens per target forward, the target's own token included; "
         "speedup: ratio of tokens per second against our own autoregressive decoding",
-        f"{summary['dtype']}, {machine['threads']} threads of {machine['processor']}, at most "
-        f"{summary['max_new_tokens']} new tokens, greedy, batch 1",
+        f"{summary['dtype']} (transformers in {stock}), {machine['threads']} threads of "
+        f"{machine['processor']}, at most {summary['max_new_tokens']} new tokens, greedy, batch 1",
     ]
     if summary["tuning"]:
         trials = "; ".join(f"{t['tree']} {t['tokens_per_second']:.1f}" for t in summary["tuning"])

@@ -18,6 +18,7 @@ from drafttrain.errors import UserError
 from drafttrain.evaluation import evaluate as evaluation
 from drafttrain.evaluation.methods import Methods, MethodSpec
 from drafttrain.evaluation.prompts import PromptSet, Task
+from drafttrain.evaluation.stock import load_stock
 from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.decoder import SpeculativeDecoder
@@ -213,7 +214,7 @@ def test_methods_of_a_benchmark_share_it(tiny_bundle, tiny_target_folder, measur
     target = load_for_decoding(str(tiny_target_folder), **CPU)
     specs = [MethodSpec("a", str(tiny_bundle), "timed"), MethodSpec("b", str(other), "chain:length=1")]
     specs += [MethodSpec("c", str(tiny_bundle), "pct"), MethodSpec("d", str(tiny_bundle), "timed:width=2")]
-    Methods(target, specs)
+    Methods(target, specs, load_stock(target, False, []))
     assert len(measured) == 1
 
 

@@ -90,6 +90,8 @@ def test_end_to_end_and_resumed(config, tmp_path, capsys):
     assert json.loads((out / "benchmark.json").read_text()) == summary
     names = [*OURS[:1], "transformers", *OURS[1:]]
     assert list(summary["methods"]) == names
+    assert summary["methods"]["transformers"] == {"dtype": "float32", "tokens_per_second": {}}
+    assert "generate of transformers in float32" in printed
     assert list(summary["tasks"]) == ["chats", "bench/a", "bench/b"]
 
     # both turns of a chat, a prompt of each group; two repeats, two temperatures

@@ -40,6 +40,7 @@ def summary(tasks=("chats", "code"), contexts=("0-255", "256-511"), temperatures
         "tasks": {task: {"source": "x", "prompts": 12, "too_long": 2 * (task == "code")} for task in tasks},
         "machine": {"threads": 2, "processor": "Some CPU"},
         "target": {"name": "some target", "dtype": "bfloat16"},
+        "methods": {"autoregressive": {}, "transformers": {"dtype": "float32", "tokens_per_second": {}}},
         "settings": {"max_new_tokens": 96, "repeats": 3},
         "peak_memory": {"bytes": 2_000_000_000, "covers": "everything"},
     }

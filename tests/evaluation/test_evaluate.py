@@ -50,6 +50,20 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("how", "dtype", "tried"),
+    [("auto", "float32", 0), ("auto", "auto", 2), ("fastest", "float32", 2), ("same", "auto", 0)],
+)
+def test_the_dtype_of_transformers(how, dtype, tried, small, tiny_bundle, tmp_path, capsys):
+    config = dataclasses.replace(small, transformers_dtype=how)
+    evaluate(config, tiny_bundle, tmp_path, dtype=dtype)
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert len(found["transformers"]["tokens_per_second"]) == tried
+    used = found["transformers"]["dtype"]
+    assert used == found["dtype"] or tried
+    assert f"{found['dtype']} (transformers in {used})" in capsys.readouterr().out.replace("\n", " ")
+
+
 def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
     out = tmp_path / "out"
     figures = evaluate(config, tiny_bundle, out, dtype="float32")
@@ -95,6 +109,8 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
         carried["tasks"]["first turns"]["accept_len"] == summary["tasks"]["first turns"][chain]["accept_len"]
     )
     assert carried["lossless"] == {"prompts": 3, "mismatches": 0, "dtype": "float32"}
+
+    assert summary["transformers"] == carried["transformers"] == {"dtype": "float32", "tokens_per_second": {}}
 
     # again: nothing is decoded any more, and everything but the date is the same
     before = (out / "measurements.jsonl").read_bytes(), (out / "lossless.jsonl").read_bytes()

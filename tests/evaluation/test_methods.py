@@ -5,9 +5,15 @@ import pytest
 from drafttrain.errors import UserError
 from drafttrain.evaluation import methods as module
 from drafttrain.evaluation.methods import Methods, MethodSpec
+from drafttrain.evaluation.stock import Stock, load_stock
 from drafttrain.inference.sampling import SamplingParams
 
 IDS = [5, 6, 7, 5, 6, 7, 5, 6]
+
+
+@pytest.fixture(scope="module")
+def stock(tiny_target) -> Stock:
+    return load_stock(tiny_target, False, IDS)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +53,12 @@ def test_mistakes(text, message):
         MethodSpec.parse(text)
 
 
-def test_methods_of_one_bundle_share_its_weights(tiny_target, tiny_bundle, monkeypatch):
+def test_methods_of_one_bundle_share_its_weights(tiny_target, stock, tiny_bundle, monkeypatch):
     loads, load = [], module.load_bundle
     monkeypatch.setattr(module, "load_bundle", lambda *args: loads.append(args) or load(*args))
     trees = {"a": "chain:length=2", "b": "chain:length=4", "c": "ngram"}
     specs = [MethodSpec(name, str(tiny_bundle), tree) for name, tree in trees.items()]
-    methods = Methods(tiny_target, [*specs, MethodSpec("d", str(tiny_bundle))])
+    methods = Methods(tiny_target, [*specs, MethodSpec("d", str(tiny_bundle))], stock)
     assert len(loads) == 1 and loads[0][1] is tiny_target
     assert methods.described["a"]["tree"] == "chain:length=2" and methods.described["d"]["tree"]
     assert methods.identity["a"] != methods.identity["b"]
@@ -63,17 +69,17 @@ def test_methods_of_one_bundle_share_its_weights(tiny_target, tiny_bundle, monke
     assert all(one.peak_bytes is None or one.peak_bytes > 1e6 for one in found.values())
 
 
-def test_the_target_is_tapped_as_each_method_needs(tiny_target, tiny_bundle):
-    methods = Methods(tiny_target, [MethodSpec("a", str(tiny_bundle)), MethodSpec("lookahead")])
+def test_the_target_is_tapped_as_each_method_needs(tiny_target, stock, tiny_bundle):
+    methods = Methods(tiny_target, [MethodSpec("a", str(tiny_bundle)), MethodSpec("lookahead")], stock)
     run = methods.at(SamplingParams())
     for name, taps in (("a", [2]), ("lookahead", []), ("a", [2]), ("autoregressive", [])):
         run[name](IDS, 3)
         assert tiny_target.tapped_blocks == taps
 
 
-def test_methods_without_files_and_an_assistant_are_exact(tiny_target, tiny_target_folder):
+def test_methods_without_files_and_an_assistant_are_exact(tiny_target, stock, tiny_target_folder):
     names = ["prompt_lookup", "lookahead", "self_draft", f"assistant={tiny_target_folder}"]
-    methods = Methods(tiny_target, [MethodSpec.parse(name) for name in names])
+    methods = Methods(tiny_target, [MethodSpec.parse(name) for name in names], stock)
     found = {name: method(IDS, 12) for name, method in methods.at(SamplingParams()).items()}
     plain = found["autoregressive"].token_ids
     assert list(found)[2:] == ["prompt_lookup", "lookahead", "self_draft", "assistant"]
@@ -90,19 +96,19 @@ def test_methods_without_files_and_an_assistant_are_exact(tiny_target, tiny_targ
     assert again.token_ids == sampled["transformers"].token_ids
 
 
-def test_unusable_methods_are_named(tiny_target, tiny_bundle, tiny_target_folder, tmp_path):
+def test_unusable_methods_are_named(tiny_target, stock, tiny_bundle, tiny_target_folder, tmp_path):
     for spec, message in (
         (MethodSpec("a", str(tiny_bundle), "chain:lenth=2"), "method a: tree .* did you mean length"),
         (MethodSpec("a", str(tmp_path)), "no config.json there"),
         (MethodSpec("assistant", "/no/such/model"), "no such folder"),
     ):
         with pytest.raises(UserError, match=message) as error:
-            Methods(tiny_target, [spec])
+            Methods(tiny_target, [spec], stock)
         assert "\n" not in str(error.value)
 
 
-def test_an_assistant_with_another_tokenizer_is_refused(tiny_target, tiny_target_folder, monkeypatch):
+def test_an_assistant_with_another_tokenizer_is_refused(tiny_target, stock, tiny_target_folder, monkeypatch):
     hashes = iter("ab")
     monkeypatch.setattr(module, "tokenizer_hash", lambda tokenizer: next(hashes))
     with pytest.raises(UserError, match="has another tokenizer"):
-        Methods(tiny_target, [MethodSpec("assistant", str(tiny_target_folder))])
+        Methods(tiny_target, [MethodSpec("assistant", str(tiny_target_folder))], stock)
