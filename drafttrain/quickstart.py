@@ -115,7 +115,6 @@ def _training_overrides(planned: Plan, speeds: Speeds, recipe: Recipe, work: Wor
         "regenerate.sources": [asdict(source) for source in answered],
         "regenerate.batch_rows": speeds.generate_rows,
         "regenerate.max_minutes": _minutes(planned.seconds["regenerate"]),
-        "regenerate.at_limit": "finish",
     }
 
 

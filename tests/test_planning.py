@@ -16,7 +16,7 @@ PLAN = PlanConfig(
     devices=4, device_memory_gb=80, device_tflops=100, device_gb_per_s=1000, utilisation=0.5,
     decode_utilisation=0.25,
 )  # fmt: skip
-TINY = """--target.dtype float32 --regenerate.server null --regenerate.max_rows 6 --regenerate.at_limit finish
+TINY = """--target.dtype float32 --regenerate.server null --regenerate.max_rows 6
 --regenerate.max_new_tokens 8 --regenerate.max_prompt_tokens 256 --regenerate.batch_rows 4
 --regenerate.sources [{path:\xa0data/train/conversations.jsonl,\xa0max_conversations:\xa06}]
 --corpus.sources [{path:\xa0data/train/conversations.jsonl,\xa0max_conversations:\xa024}]

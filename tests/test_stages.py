@@ -136,13 +136,29 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
 
 
 def test_time_was_up_before_the_first_answer(folder, capsys):
-    late = ["--regenerate.max_minutes", "1e-9", "--regenerate.at_limit", "finish", "--until", "corpus"]
+    late = ["--regenerate.max_minutes", "1e-9", "--until", "corpus"]
     assert cli.main(["run", "tiny.yaml", *late]) == 0
     captured = capsys.readouterr()
     assert ran(captured.out) == ["fetch-target", "regenerate", "corpus"]
     assert "no answer was finished before regenerate.max_minutes (1e-09)" in captured.err
     assert cli.main(["run", "tiny.yaml", *late, "--corpus.sources", "[]"]) == 2
     assert "corpus.sources: must not be empty where regenerate finished no answer" in capsys.readouterr().err
+
+
+def test_a_higher_limit_answers_the_others(folder, capsys, monkeypatch):
+    """What was answered before is taken over, and the same limit again changes nothing."""
+    from drafttrain.corpus.rewriting import Rewriting
+
+    asked, request = [], Rewriting.to_request
+    monkeypatch.setattr(Rewriting, "to_request", lambda self, one: asked.append(one.id) or request(self, one))
+    for limit, new in (("1", 1), ("1", 0), ("3", 2)):
+        asked.clear()
+        words = ["--regenerate.max_rows", limit, "--regenerate.batch_rows", "1", "--until", "regenerate"]
+        assert cli.main(["run", "tiny.yaml", *words]) == 0
+        rows = Path("runs/tiny/regenerated/responses.jsonl").read_text().splitlines()
+        assert len(rows) == int(limit) and len(asked) >= new and (new or not asked)
+    kept = Path("runs/tiny/previous/regenerated-1/responses.jsonl").read_text().splitlines()
+    assert set(kept) <= set(rows)
 
 
 SMALL = """\

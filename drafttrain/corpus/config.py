@@ -110,10 +110,9 @@ class RegenerateConfig:
         batch_rows: answers decoded at once in process.
         max_cache_gb: memory for their keys and values (10^9 bytes), which lowers batch_rows where it is too
             small. null: half of what is free on the GPU, 4 on a CPU.
-        max_minutes: stop after so many minutes.
-        max_rows: stop after so many conversations.
-        at_limit: "stop" keeps what is done, and the same command goes on from there; "finish" counts the rest
-            as skipped and makes the result of what is done.
+        max_minutes: end after this many minutes with the answers that are there. With a higher limit the same
+            command answers the other conversations as well.
+        max_rows: end with this many conversations, likewise; those of an interrupted call count.
         max_failed: share of conversations without an answer (NaN, refused requests) above which the run
             stops.
         server: an OpenAI-compatible server that generates instead of this process.
@@ -130,9 +129,8 @@ class RegenerateConfig:
     deduplicate: bool = True
     batch_rows: int = field(default=128, metadata=_HOW_TO_RUN)
     max_cache_gb: float | None = field(default=None, metadata=_HOW_TO_RUN)
-    max_minutes: float | None = field(default=None, metadata=_HOW_TO_RUN)
-    max_rows: int | None = field(default=None, metadata=_HOW_TO_RUN)
-    at_limit: Literal["stop", "finish"] = field(default="stop", metadata=_HOW_TO_RUN)
+    max_minutes: float | None = None
+    max_rows: int | None = None
     max_failed: float = field(default=0.1, metadata=_HOW_TO_RUN)
     server: ServerConfig | None = None
 

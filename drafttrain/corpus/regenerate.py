@@ -71,8 +71,7 @@ def answer_anew(
 
     Raises:
         UserError: sources that cannot be read, a folder made with other settings, a prompt limit for which
-            the target's context has no room, a server that is out of reach, too many failures, a full disk;
-            or a limit was reached: then the folder can be continued.
+            the target's context has no room, a server that is out of reach, too many failures, a full disk.
     """
     config.check()
     console, out = console or Console(stderr=True), Path(out)
@@ -92,9 +91,11 @@ def answer_anew(
         run.file.close()
     write_json(out / RECORD, {"settings": settings, "report": asdict(run.report)})
     console.print(escape(f"{out / RESPONSES}: {run.report.describe()}"), highlight=False, soft_wrap=True)
-    if not run.report.written:
+    if run.limit:
         limit = f"regenerate.{run.limit} ({getattr(config, run.limit):g})"
-        notice = f"no answer was finished before {limit}: the corpus is made of its other sources"
+        notice = f"stopped at {limit}; with a higher one the other conversations are answered as well"
+        if not run.report.written:
+            notice = f"no answer was finished before {limit}: the corpus is made of its other sources"
         console.print(notice, style="yellow", highlight=False, soft_wrap=True)
     return run.report
 

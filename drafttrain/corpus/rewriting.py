@@ -90,10 +90,10 @@ class Rewriting:
                 self.write(dialogue, row)
 
     def answer(self, engine: Engine, console: Console) -> None:
-        """Runs until nothing is pending.
+        """Run until nothing is pending or a limit is reached, whose name is then in `limit`.
 
         Raises:
-            UserError: a limit was reached and another call is to do the rest, or too much failed.
+            UserError: too much failed.
         """
         config, begun = self.config, time.monotonic()
         self.tried = 0
@@ -110,24 +110,27 @@ class Rewriting:
                     raise _LimitReached("max_minutes")
 
             try:
+                self.check_rows()
                 with closing(engine(turns, on_step)) as completions:
                     for completion in completions:
                         self.receive(completion, turns)
-                        if config.max_rows is not None and self.tried >= config.max_rows and self.pending:
-                            raise _LimitReached("max_rows")
+                        self.check_rows()
                 shown.add(0)
             except _LimitReached as reached:
                 self.limit = str(reached)
             except BaseException:
                 console.print(escape(self.state()), highlight=False, soft_wrap=True)
                 raise
-        if self.limit and config.at_limit == "stop":
-            limit = f"regenerate.{self.limit} ({getattr(config, self.limit):g})"
-            raise UserError(
-                f"stopped at {limit}: {self.state()}; to take what is there, add --regenerate.at_limit finish"
-            )
         if self.pending:
             self.skipped[f"not reached before {self.limit}"] += len(self.pending)
+
+    def check_rows(self) -> None:
+        """Raises:
+        _LimitReached: there are as many conversations as wanted, those of earlier calls included.
+        """
+        done = self.report.written + self.report.failed
+        if self.config.max_rows is not None and done >= self.config.max_rows and self.pending:
+            raise _LimitReached("max_rows")
 
     def finish(self) -> None:
         report = self.report
@@ -234,7 +237,7 @@ class _Shown:
         if finished:
             mean = min(mean, self.tokens / finished)
         if config.max_rows is not None:
-            left = min(left, config.max_rows - self.run.tried)
+            left = min(left, config.max_rows - self.run.report.written - self.run.report.failed)
         share = self.tokens / max(self.run.report.tokens - self.written + left * mean, self.tokens, 1)
         if config.max_minutes:
             share = max(share, seconds / (60 * config.max_minutes))

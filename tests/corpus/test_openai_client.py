@@ -320,8 +320,8 @@ def test_a_limit_does_not_wait_for_the_server(target, server, source, tmp_path):
 
     server.answer = slow
     begun = time.monotonic()
-    with pytest.raises(UserError, match="stopped at regenerate.max_minutes"):
-        run(config, tmp_path / "out", target)
+    report = run(config, tmp_path / "out", target)
+    assert report.is_balanced and report.skipped["not reached before max_minutes"] > 0
     assert time.monotonic() - begun < 15
 
 

@@ -16,6 +16,7 @@ from drafttrain.corpus.config import RegenerateConfig, Source
 from drafttrain.corpus.conversation import Message
 from drafttrain.corpus.readers import read_conversations
 from drafttrain.corpus.regenerate import answer_anew, estimate
+from drafttrain.corpus.rewriting import Rewriting
 from drafttrain.errors import UserError
 from drafttrain.inference.batched import Request, generate_batch
 from drafttrain.target.frozen import FrozenTarget
@@ -103,6 +104,22 @@ def run(config: RegenerateConfig, out: Path, target: FrozenTarget, earlier=()):
     return answer_anew(config, out, target, target.tokenizer, earlier, Console(quiet=True))
 
 
+def interrupt(config: RegenerateConfig, out: Path, target: FrozenTarget, rows: int) -> str:
+    """Press Ctrl-C once a run has written this many rows; returns what it prints."""
+    write, left, console = Rewriting.write, [rows], Console(file=StringIO(), width=300)
+
+    def counted(self, dialogue, row) -> None:
+        write(self, dialogue, row)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Rewriting, "write", counted)
+        answer_anew(config, out, target, target.tokenizer, console=console)
+    return console.file.getvalue()
+
+
 def test_greedy_answers_equal_one_by_one(any_target, source, tmp_path):
     report = run(config_for(source), tmp_path / "out", any_target)
     rows = read_jsonl(tmp_path / "out" / "responses.jsonl")
@@ -163,10 +180,8 @@ def test_resumes_from_a_half_written_line(target, source, tmp_path):
     whole = (tmp_path / "whole" / "responses.jsonl").read_bytes()
 
     out = tmp_path / "out"
-    with pytest.raises(
-        UserError, match=r"stopped at regenerate.max_rows \(4\): 4 of 8 .* goes on from there"
-    ):
-        run(replace(config, max_rows=4), out, target)
+    printed = interrupt(config, out, target, rows=4)
+    assert "4 of 8 conversations are kept in" in printed and "the same command goes on from there" in printed
     assert not (out / "responses.jsonl").exists()
     partial = out / "responses.partial.jsonl"
     lines = partial.read_bytes().split(b"\n")
@@ -188,19 +203,16 @@ def test_resumes_from_a_half_written_line(target, source, tmp_path):
 @pytest.mark.parametrize("cut", [b"", b"{", b'{"id": "chat-9"', '{"id": "é'.encode()[:-1]])
 def test_any_half_line_is_cut_off(target, source, tmp_path, cut):
     config = config_for(source)
-    with pytest.raises(UserError, match="max_rows"):
-        run(replace(config, max_rows=2), tmp_path / "out", target)
+    interrupt(config, tmp_path / "out", target, rows=2)
     with open(tmp_path / "out" / "responses.partial.jsonl", "ab") as file:
         file.write(cut)
-    with pytest.raises(UserError, match="max_rows"):
-        run(replace(config, max_rows=1), tmp_path / "out", target)
+    interrupt(config, tmp_path / "out", target, rows=1)
     assert len(read_jsonl(tmp_path / "out" / "responses.partial.jsonl")) == 3  # every line can be read
     assert run(config, tmp_path / "out", target).written == 8
 
 
 def test_a_damaged_line_is_named(target, source, tmp_path):
-    with pytest.raises(UserError, match="max_rows"):
-        run(config_for(source, max_rows=3), tmp_path / "out", target)
+    interrupt(config_for(source), tmp_path / "out", target, rows=3)
     partial = tmp_path / "out" / "responses.partial.jsonl"
     lines = partial.read_bytes().split(b"\n")
     partial.write_bytes(b"\n".join([lines[0], lines[1][:-9], lines[2], b""]))
@@ -327,10 +339,11 @@ def test_too_many_failures_stop_the_run(target, tmp_path):
     assert not (tmp_path / "out" / "responses.jsonl").exists()
 
 
-def test_limits_can_finish_the_run(target, source, tmp_path):
-    with pytest.raises(UserError, match="max_minutes"):
-        run(config_for(source, max_minutes=0), tmp_path / "out", target)
-    report = run(config_for(source, max_rows=5, at_limit="finish"), tmp_path / "out", target)
+def test_a_limit_ends_the_run_with_what_is_there(target, source, tmp_path):
+    console = Console(file=StringIO(), width=200)
+    config = config_for(source, max_rows=5)
+    report = answer_anew(config, tmp_path / "out", target, target.tokenizer, console=console)
+    assert "stopped at regenerate.max_rows (5); with a higher one" in console.file.getvalue()
     assert report.written == 5 and report.skipped == {"not reached before max_rows": 3} and report.is_balanced
     assert len(read_jsonl(tmp_path / "out" / "responses.jsonl")) == 5
     assert run(config_for(source), tmp_path / "out", target).written == 8  # and later the rest
@@ -338,7 +351,7 @@ def test_limits_can_finish_the_run(target, source, tmp_path):
 
 def test_a_limit_before_the_first_answer_is_no_error(target, source, tmp_path):
     console = Console(file=StringIO(), width=200)
-    config = config_for(source, max_minutes=0, at_limit="finish")
+    config = config_for(source, max_minutes=0)
     report = answer_anew(config, tmp_path / "out", target, target.tokenizer, console=console)
     assert report.written == 0 and report.skipped == {"not reached before max_minutes": 8}
     assert (tmp_path / "out" / "responses.jsonl").read_bytes() == b""
@@ -361,8 +374,7 @@ def test_answers_of_an_earlier_run_are_taken_over(target, source, tmp_path):
 
 
 def test_what_was_made_otherwise_is_not_continued(target, source, tmp_path):
-    with pytest.raises(UserError, match="max_rows"):
-        run(config_for(source, max_rows=3), tmp_path / "out", target)
+    interrupt(config_for(source), tmp_path / "out", target, rows=3)
     with pytest.raises(UserError, match="made with max_new_tokens 12, and now it is 13"):
         run(config_for(source, max_new_tokens=13), tmp_path / "out", target)
     changed = write_jsonl(tmp_path / "changed.jsonl", chats([["Quite another question"]] * 1))
