@@ -14,6 +14,7 @@ import torch
 
 from drafttrain.errors import UserError
 from drafttrain.kernels.build import variant
+from drafttrain.threads import usable_cores
 
 STAT, CPUINFO = Path("/proc/stat"), Path("/proc/cpuinfo")
 # instruction sets that the speed of matrix products depends on, as /proc/cpuinfo spells them
@@ -25,34 +26,42 @@ BUSY = 0.25  # cores taken by other processes above which timings mean little
 
 
 class OtherLoad:
-    """Counts the cores that other processes take from our threads.
+    """Count the cores that other processes take from our threads.
 
-    Work on cores that we leave idle does not count: with 1 thread on 2 cores, another process may use one.
+    Only the CPUs in the process's affinity mask are looked at. Work on those that we leave idle does not
+    count: with 1 thread on 2 cores, another process may use one.
     """
 
     def __init__(self) -> None:
         self._last = self._read()
 
     def lap(self) -> float | None:
-        """Mean number of cores taken from us since the last lap; None where the system does not tell."""
+        """Return the mean number of cores taken from us since the last lap; None where the system does not
+        tell."""
         before, self._last = self._last, self._read()
         if before is None or self._last is None:
             return None
         wall, busy, own = (after - earlier for after, earlier in zip(self._last, before))
         if wall <= 0:
             return None
-        spare = (os.cpu_count() or 1) - torch.get_num_threads()
+        spare = len(_usable_cpus()) - torch.get_num_threads()
         return max(0.0, (busy - own) / wall - spare)
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
-        """Seconds: the clock, CPU time of all processes, CPU time of this one and of its ended children."""
+        """Return seconds: the clock, CPU time of all processes on our CPUs, CPU time of this one and of its
+        ended children."""
+        names, ticks = {f"cpu{number}" for number in _usable_cpus()}, None
         try:
-            fields = [int(word) for word in STAT.read_text().split("\n", 1)[0].split()[1:]]
+            for name, *fields in map(str.split, STAT.read_text().splitlines()):
+                if name in names:
+                    user, nice, system, _, _, irq, softirq, steal = (*map(int, fields), *[0] * 8)[:8]
+                    ticks = (ticks or 0) + user + nice + system + irq + softirq + steal
         except (OSError, ValueError):
             return None
-        user, nice, system, _, _, irq, softirq, steal = (*fields, *[0] * 8)[:8]
-        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        if ticks is None:  # a container whose CPUs have other numbers here
+            return None
+        busy = ticks / os.sysconf("SC_CLK_TCK")
         children = os.times()
         own = time.process_time() + children.children_user + children.children_system
         return time.monotonic(), busy, own
@@ -86,7 +95,8 @@ def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> 
 
     Keys: `processor`; `features`, the instruction sets that it has; `torch_isa` and `onednn_isa`, those that
     torch and oneDNN may use ("all" unless ONEDNN_MAX_CPU_ISA limits it); `kernel`, the variant of our own
-    forward, None without it; `cores` (physical), `threads`, `device`; `gpu` and `dtype` where there is one.
+    forward, None without it; `cores` (physical ones that this process may use), `threads`, `device`; `gpu`
+    and `dtype` where there is one.
     """
     described: dict[str, str | int | None] = {
         "processor": _processor(),
@@ -94,7 +104,7 @@ def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> 
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
         "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "all"),
         "kernel": variant(),
-        "cores": physical_cores(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "device": str(device),
     }
@@ -121,10 +131,11 @@ def machine_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | 
     return None
 
 
-def physical_cores() -> int:
-    """Count the physical cores; logical ones where the system does not list them."""
-    ids = list(zip(_cpuinfo("physical id"), _cpuinfo("core id")))
-    return len(set(ids)) or os.cpu_count() or 1
+def _usable_cpus() -> set[int]:
+    """Return the logical CPUs in the process's affinity mask."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS, Windows
+        return set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(0)
 
 
 def _processor() -> str:

@@ -15,11 +15,16 @@ VARIABLE = "OMP_NUM_THREADS"
 
 
 def default_threads() -> int:
-    """Return OMP_NUM_THREADS if it is set, else the physical cores in the process's affinity mask, at most
-    the cgroup's CPU quota (rounded up); at least 1."""
+    """Return OMP_NUM_THREADS if it is set, else `usable_cores()`."""
     chosen = os.environ.get(VARIABLE, "").split(",")[0].strip()  # a list has a number for each nested level
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the physical cores in the process's affinity mask, at most the cgroup's CPU quota (rounded up);
+    at least 1."""
     return max(1, math.ceil(min(_physical_cores(), _quota())))
 
 

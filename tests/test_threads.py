@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drafttrain import cli, threads
+from drafttrain.machine import describe_machine
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def machine(tmp_path, monkeypatch):
 def test_physical_cores_in_the_affinity_mask(machine, cores, allowed, expected):
     machine(cores, allowed)
     assert threads.default_threads() == expected
+    assert describe_machine(torch.device("cpu"))["cores"] == expected
 
 
 @pytest.mark.parametrize(
