@@ -3,6 +3,7 @@
 Where there is no C++ compiler, `library()` is None and decoding uses torch's operators.
 """
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -114,12 +115,15 @@ def _built(wanted: str) -> Path:
     compiler = next((found for found in map(shutil.which, filter(None, compilers)) if found), None)
     if compiler is None:
         raise RuntimeError("no C++ compiler: install g++ or clang++")
-    print(f"kernels: compiling for {wanted}, once", file=sys.stderr)
+    how_often = "once"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=folder)
-    except OSError:  # an unwritable cache: every process compiles its own
+    except OSError as error:
+        how_often = f"at every start: {folder} cannot be written ({error.strerror}); set DRAFTTRAIN_CACHE"
         folder = Path(scratch := tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
     built = Path(scratch) / name
     command = [compiler, *flags, str(SOURCE), "-o", str(built)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)

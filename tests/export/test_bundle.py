@@ -280,3 +280,8 @@ def test_a_vanished_target_is_told_with_the_bundle(bundle, tmp_path):
     with pytest.raises(UserError, match="its target cannot be loaded; name one .*--target") as e:
         load_bundle(bundle)
     assert str(bundle) in str(e.value) and "\n" not in str(e.value)
+
+
+def test_an_unusable_dtype_is_not_blamed_on_the_target(tiny_bundle):
+    with pytest.raises(UserError, match="^dtype: must be bfloat16 or float32 on a CPU, got float16"):
+        load_bundle(tiny_bundle, dtype="float16", device="cpu")

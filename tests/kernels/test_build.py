@@ -37,10 +37,12 @@ def test_it_is_compiled_once(fresh, capfd, monkeypatch):
 
 
 @needs_compiler
-def test_an_unwritable_cache_costs_a_compilation(fresh, monkeypatch, tmp_path):
+def test_an_unwritable_cache_costs_a_compilation(fresh, capfd, monkeypatch, tmp_path):
     monkeypatch.setenv(build.CHOICE, "generic")
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert build.variant() == "generic"
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("kernels: compiling for generic, at every start: ") and "DRAFTTRAIN_CACHE" in line
 
 
 def test_without_a_compiler_there_is_one_line(fresh, capfd, monkeypatch):
