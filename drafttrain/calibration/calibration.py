@@ -18,7 +18,7 @@ from drafttrain.trees.costs import CostCurve, Costs, Promise
 FILE = "calibration.json"
 FORMAT_VERSION = 1
 BINS = 10  # of confidence, of equal width
-CONTEXT = 256  # tokens; whose curves the policies go by
+CONTEXT = 256  # tokens; whose curves the policies use
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Curve:
         return cls(context, sizes, list(lower), list(median), list(upper))
 
     def cost(self) -> CostCurve:
-        """The medians, evened out where they fall: more tokens do not take less time, whatever noise says."""
+        """The medians, evened out where they fall: more tokens do not take less time, so that is noise."""
         return CostCurve(tuple(self.sizes), tuple(non_decreasing(self.median)))
 
 
@@ -126,7 +126,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Calibration":
-        """Reads the file, or that of a folder.
+        """Read the file, or that of a folder.
 
         Raises:
             UserError: missing, damaged or of another format.
@@ -177,7 +177,7 @@ class Calibration:
 
     @property
     def costs(self) -> Costs:
-        """What the growth policies go by."""
+        """Return the costs that the growth policies use."""
         target, drafter = (
             min(curves, key=lambda curve: abs(curve.context - CONTEXT)).cost()
             for curves in (self.target, self.drafter)

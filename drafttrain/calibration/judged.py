@@ -113,7 +113,7 @@ class JudgedChains:
 
 @dataclass
 class PredictedPolicy:
-    """Grows by a policy and adds up what its steps cost by the measured curves, whatever they take now: what
+    """Grows by a policy and adds up what its steps cost by the measured curves, not what they take now: what
     a policy computes beyond them (C2T's entropies and classifier, an eighth of drafting) is left out. What
     the policy gets as its drafter is this object, which counts.
 

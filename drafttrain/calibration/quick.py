@@ -1,4 +1,4 @@
-"""The short calibration: costs of target and drafter on this machine in some seconds, for policies that go by
+"""The short calibration: costs of target and drafter on this machine in some seconds, for policies that need
 them where a bundle's own calibration comes from another machine, or is missing.
 
 Curves and the time of a step are measured at few sizes and on few steps. What belongs to the drafter

@@ -51,7 +51,7 @@ def calibrate(
     device: str = "auto",
     classifier: str | os.PathLike | None = None,
 ) -> Calibration:
-    """Measures a bundle on this machine; writes `calibration.json` and its plots into the folder `out`.
+    """Measure a bundle on this machine; write `calibration.json` and its plots into the folder `out`.
 
     Args:
         classifier: folder of another classifier than the bundle's own, which it may lack.

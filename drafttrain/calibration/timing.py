@@ -38,7 +38,7 @@ def measure_costs(
     expanded: Sequence[int] = EXPANDED,
     seconds: float = math.inf,
 ) -> tuple[list[Curve], list[Curve]]:
-    """Times forwards of the target (blocks, LM head and acceptance) and drafting steps (layer, head, choice
+    """Time forwards of the target (blocks, LM head and acceptance) and drafting steps (layer, head, choice
     of `width` children, growth of the tree).
 
     Args:
@@ -87,7 +87,7 @@ def measure_costs(
 def measure_verification(
     target: FrozenTarget, context: int, rounds: int, on_round: Callable[[], None] = lambda: None
 ) -> Curve:
-    """Times forwards of the target alone, as `measure_costs` does beside drafting steps; in a shorter context
+    """Time forwards of the target alone, as `measure_costs` does beside drafting steps; in a shorter context
     where the target has no positions for this one.
 
     Raises:

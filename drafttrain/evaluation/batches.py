@@ -37,7 +37,7 @@ def batch_times(
     max_new_tokens: int,
     repeats: int,
 ) -> dict[str, BatchTimes]:
-    """Times all prompts, `size` at a time, with every proposer; proposers take turns."""
+    """Time all prompts, `size` at a time, with every proposer; proposers take turns."""
     found = {name: BatchTimes() for name in proposers}
     for proposer in proposers.values():  # the first forwards of a process are slow
         decode_all(target, proposer, prompts[:size], 8)
@@ -59,7 +59,7 @@ def batch_mismatches(
     temperature: float = 0.0,
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, list[dict[str, int]]]:
-    """Decodes the prompts one by one and in batches of several sizes, refilled as outputs end.
+    """Decode the prompts one by one and in batches of several sizes, refilled as outputs end.
 
     Args:
         temperature: 0 for greedy decoding; each prompt draws with a seed of its own.

@@ -41,7 +41,7 @@ class TaskSpec:
 
     @classmethod
     def parse(cls, text: str) -> "TaskSpec":
-        """Reads NAME=SOURCE.
+        """Read NAME=SOURCE.
 
         Raises:
             UserError: it is something else.
@@ -110,7 +110,7 @@ class BenchmarkConfig:
 
 
 def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]:
-    """Measures all methods on all tasks and prints a table for each task and temperature.
+    """Measure all methods on all tasks and print a table for each task and temperature.
 
     Args:
         out: folder to write to: `benchmark.json` (what is returned) and, as it goes, `measurements.jsonl`. A
@@ -233,7 +233,7 @@ def read_task(spec: TaskSpec, turns: int) -> Task:
 
 
 def limited(task: Task, limit: int | None) -> list[Task]:
-    """The task's parts with so many prompts each, at equal distances."""
+    """Return the task's parts with at most this many prompts each, at equal distances."""
     return [Task(part.name, spread(part.prompts, limit), part.turns) for part in task.parts()]
 
 

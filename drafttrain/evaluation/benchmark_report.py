@@ -24,7 +24,7 @@ BRIEF = (("accept_len", "{:.2f}"), ("tokens_per_second", "{:.1f}"), ("speedup", 
 
 
 def print_benchmark(summary: dict[str, Any], console: Console) -> None:
-    """Prints what `benchmark` wrote to benchmark.json."""
+    """Print what `benchmark` wrote to benchmark.json."""
     tables: dict[tuple, dict[str, dict[str, Any]]] = {}
     for row in summary["rows"]:
         place = row["temperature"], row["task"], row["context"]

@@ -23,7 +23,7 @@ def compare(
     calibration: str | None = None,
     console: Console | None = None,
 ) -> int:
-    """Decodes prompts greedily with and without drafting and prints where the outputs part: the tokens, the
+    """Decode prompts greedily with and without drafting and print where the outputs part: the tokens, the
     text before them, and the gap of the target's two best logits, by which a near-tie can be told from a bug.
 
     Args:

@@ -69,7 +69,7 @@ def evaluate(
     calibration: str | os.PathLike | None = None,
     classifier: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
-    """Measures a bundle and prints a table per task.
+    """Measure a bundle and print a table per task.
 
     Writes `summary.json` (everything), `eval.json` (what a bundle carries, with the `tree` to use)
     and, as it goes, the raw `measurements.jsonl` and `lossless.jsonl`.
@@ -100,7 +100,7 @@ def evaluate(
     how = config.transformers_dtype
     fastest = how == "fastest" or (how == "auto" and dtype == "auto")
     stock = load_stock(loaded.target, fastest, _first_prompt(loaded, tasks), out)
-    dtype = dtype_name(loaded.target.dtype)  # what "auto" has come to
+    dtype = dtype_name(loaded.target.dtype)  # that "auto" stands for
     key = _measured_key(config, bundle, str(target), dtype, device)
     key = fingerprint([key, describe_machine(loaded.target.device), stock.dtype])  # the device, for one
     if costs:
@@ -209,7 +209,7 @@ def _measured_key(
 def progress(
     title: str, tasks: Sequence[Task], repeats: int = 1
 ) -> AbstractContextManager[Callable[[], None]]:
-    """Shows the progress over all chat turns; gives what advances it by one."""
+    """Show the progress over all chat turns; give what advances it by one."""
     return counted(title, repeats * sum(task.n_turns for task in tasks), "turns")
 
 

@@ -96,9 +96,7 @@ class Size:
 
     def shortfalls(self, measured: "Size") -> list[str]:
         """List what a measurement lacks of this size."""
-        pairs = [
-            (f"prompts of {task}", measured.prompts.get(task, 0), n) for task, n in self.prompts.items()
-        ]
+        pairs = [(f"prompts of {task}", measured.prompts.get(task, 0), n) for task, n in self.prompts.items()]
         pairs += [("repeats", measured.repeats, self.repeats), ("seeds", measured.seeds, self.seeds)]
         return [f"{found} of {wanted} {what}" for what, found, wanted in pairs if found < wanted]
 
@@ -138,7 +136,7 @@ class Group:
 def run_and_watch(
     command: Sequence[str], cwd: Path, environment: dict[str, str], log: Path
 ) -> tuple[int, float, int]:
-    """Runs a command with its output in a file; returns exit status, seconds and peak memory in bytes.
+    """Run a command with its output in a file; return exit status, seconds and peak memory in bytes.
 
     Memory is the sum over all its processes, looked at twice a second (shared pages count in each), or the
     peak of the largest process where that is more; 0 where there is no /proc.
@@ -277,7 +275,7 @@ def record(topic: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ()) -> bool:
-    """Measures a topic's figures and prints one JSON object for each; a full run is recorded.
+    """Measure a topic's figures and print one JSON object for each; a full run is recorded.
 
     "ok" is null for what was measured on less than the figure's size asks, as in all quick runs.
 

@@ -213,7 +213,7 @@ def measure(
     temperature: float = 0.0,
     on_long: Callable[[str, int], None] | None = None,
 ) -> list[Measurement]:
-    """Decodes every chat turn of a task by every method, interleaved; what the log holds is not repeated.
+    """Decode every chat turn of a task by every method, interleaved; what the log holds is not repeated.
 
     The answer that later turns of a chat refer to is the first method's in the first repeat, so that all
     methods decode the same prompts in all repeats, even where a machine does not compute the same twice.
@@ -268,7 +268,7 @@ def measure(
 def _run_all(
     methods: dict[str, Method], prompt_ids: list[int], max_new_tokens: int, first: int = 0
 ) -> dict[str, MethodRun]:
-    """Runs the methods in their order, beginning with number `first` and going round."""
+    """Run the methods in their order, beginning with number `first` and going round."""
     names = list(methods)
     start = first % len(names)
     return {name: methods[name](prompt_ids, max_new_tokens) for name in names[start:] + names[:start]}

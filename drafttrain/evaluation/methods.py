@@ -49,7 +49,7 @@ class MethodSpec:
 
     @classmethod
     def parse(cls, text: str) -> "MethodSpec":
-        """Reads NAME=BUNDLE, NAME=BUNDLE@TREE, assistant=FOLDER or one of `WITHOUT_FILES`.
+        """Read NAME=BUNDLE, NAME=BUNDLE@TREE, assistant=FOLDER or one of `WITHOUT_FILES`.
 
         Raises:
             UserError: it is none of these.

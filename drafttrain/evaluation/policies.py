@@ -88,7 +88,7 @@ def compare(
     repeats: int,
     on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, list[Measurement]]:
-    """Decodes every prompt of every task by plain decoding, `transformers` and every tree, interleaved.
+    """Decode every prompt of every task by plain decoding, `transformers` and every tree, interleaved.
 
     Args:
         trees: by the names under which they are reported.

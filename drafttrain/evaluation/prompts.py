@@ -98,7 +98,7 @@ class Task:
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
-    """Reads prompts from a .jsonl, .json, .parquet, .csv, .tsv or .txt file, gzipped or not, or from a folder
+    """Read prompts from a .jsonl, .json, .parquet, .csv, .tsv or .txt file, gzipped or not, or from a folder
     or archive of such. Of MMLU's archive only the test split is read.
 
     Args:

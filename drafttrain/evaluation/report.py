@@ -24,7 +24,7 @@ NAMES = {AUTOREGRESSIVE: "autoregressive", TRANSFORMERS: "transformers\ngenerate
 
 
 def print_tables(summary: dict[str, Any], console: Console) -> None:
-    """Prints what `evaluate` wrote to summary.json."""
+    """Print what `evaluate` wrote to summary.json."""
     for task, rows in summary["tasks"].items():
         table = task_table(task, rows)
         if drafted := [row for row in rows.values() if row["acceptance_by_depth"]]:
@@ -52,7 +52,7 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
 
 
 def print_flags(task: str, rows: dict[str, dict[str, Any]], console: Console) -> None:
-    """Prints why rows should not be taken at their word, each reason once."""
+    """Print why rows should not be taken at their word, each reason once."""
     by_flag: dict[str, list[str]] = {}
     for method, row in rows.items():
         for flag in row["flags"]:

@@ -101,7 +101,7 @@ def sweep(
     classifier: str | os.PathLike | None = None,
     rows: int = 1,
 ) -> tuple[list[Point], list[Comparison]]:
-    """Decodes all prompts greedily with every policy; writes `points.jsonl`, `comparison.jsonl`, `sweep.png`,
+    """Decode all prompts greedily with every policy; write `points.jsonl`, `comparison.jsonl`, `sweep.png`,
     `sweep.json` (machine and versions) and, as it goes, the raw `measurements/`, where an interrupted or
     longer sweep continues.
 

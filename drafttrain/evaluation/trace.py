@@ -26,7 +26,7 @@ LEAST = -100.0  # log-probability at which impossible drafts are noted
 
 @dataclass
 class Iteration:
-    """What one target forward verified and brought.
+    """What one target forward verified and emitted.
 
     Attributes:
         tokens, parents, depths: the tree's nodes as in `TokenTree`, root first; none for the prompt's own
@@ -110,12 +110,12 @@ class Trace:
         return sum(len(step.emitted) for step in steps) / len(steps) if steps else 0.0
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the trace as JSON, whole or not at all."""
+        """Write the trace as JSON, whole or not at all."""
         write_json(path, asdict(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Trace":
-        """Reads what `save` wrote.
+        """Read what `save` wrote.
 
         Raises:
             UserError: missing, damaged or of another format.
@@ -157,7 +157,7 @@ class NotedTrees:
 
 
 def trace(target: FrozenTarget, proposer: Proposer, prompt_ids: list[int], max_new_tokens: int) -> Trace:
-    """Decodes one prompt greedily and notes every iteration.
+    """Decode one prompt greedily and note every iteration.
 
     Args:
         target: with a tokenizer, or texts are empty.

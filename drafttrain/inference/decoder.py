@@ -26,7 +26,7 @@ GREEDY = SamplingParams()
 
 @dataclass
 class Piece:
-    """What one target forward brought.
+    """What one target forward emitted.
 
     Attributes:
         text: what can be printed so far; a character whose bytes are incomplete waits for a later piece.

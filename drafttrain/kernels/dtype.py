@@ -46,7 +46,7 @@ JUDGED = {"decoding": (1, 16), "products": (128,)}  # rows by which a kind of wo
 WORST = 1.5
 CALLED = {"decoding": "decoding", "products": "large batches"}
 
-TURNS, MIN_TURNS, SECONDS = 9, 4, 0.08  # repeats of the products of so many rows, and time for them
+TURNS, MIN_TURNS, SECONDS = 9, 4, 0.08  # repeats of the products of each number of rows, and seconds for them
 STREAMED = 64e6  # bytes of fp32 weights multiplied in turn: more than caches hold, as in a whole model
 MAX_COPIES, MAX_WEIGHTS = 16, 1 << 22  # larger matrices are cut to this many weights: time grows with them
 HOPELESS, SHORT = 3, 1e-3  # this many times as slow as fp32, where it takes more seconds than this
@@ -89,7 +89,7 @@ class Choice:
 
 
 def resolve_dtype(name: str, work: Work, device: torch.device, hidden: int, intermediate: int) -> torch.dtype:
-    """Return the dtype that a name stands for on this device, and print what "auto" has come to, once.
+    """Return the dtype that a name stands for on this device, and print once what "auto" means here.
 
     An explicit dtype is used as it is named; a much slower one gets a warning.
 

@@ -38,7 +38,7 @@ _packed: ContextVar[_Packed | None] = ContextVar("packed", default=None)
 
 
 def use(model: PreTrainedModel) -> None:
-    """Makes this the model's implementation of attention if it would take SDPA and lets itself be told."""
+    """Make this the model's implementation of attention if it would take SDPA and lets itself be told."""
     config = model.config.get_text_config()
     if config._attn_implementation == "sdpa" and model._supports_attention_backend:
         config._attn_implementation = NAME

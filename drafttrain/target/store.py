@@ -112,7 +112,7 @@ class Manifest:
         return None
 
     def write(self, folder: Path) -> None:
-        """Writes or replaces the manifest of a folder.
+        """Write or replace the manifest of a folder.
 
         Raises:
             UserError: the disk is full or cannot be written.
@@ -127,7 +127,7 @@ class Manifest:
 
 
 def read_manifest(folder: str | os.PathLike) -> Manifest:
-    """Reads a store's manifest.
+    """Read a store's manifest.
 
     Raises:
         UserError: there is none, or it is not one that this version understands.
@@ -211,7 +211,7 @@ def temporary_folder(folder: Path, index: int) -> Path:
 def write_shard(
     folder: Path, index: int, manifest: Manifest, documents: Sequence[Document], skipped: Sequence[str]
 ) -> None:
-    """Writes a shard under a temporary name, and gives it its own when it is on the disk.
+    """Write a shard under a temporary name, and give it its own when it is on the disk.
 
     Raises:
         UserError: the disk is full or cannot be written.
