@@ -131,7 +131,7 @@ class PredictedPolicy:
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""
         self.draft_vocab_size, self.to_target = drafter.draft_vocab_size, drafter.to_target
-        self._expand = drafter.expand
+        self._top, self._expand = drafter.top, drafter.expand
         tree = self.policy.grow(self, state, root)
         self.seconds += self.costs.verify(tree.width)
         return tree
@@ -139,6 +139,12 @@ class PredictedPolicy:
     def expand(self, state: object, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         self.seconds += self.costs.draft(frontier.shape[1])
         return self._expand(state, tree, frontier)
+
+    def top(
+        self, state: object, tree: TokenTree, frontier: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seconds += self.costs.draft(frontier.shape[1])
+        return self._top(state, tree, frontier, k)
 
 
 class JudgedTrees:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.calibration.judged import JudgedTrees, PredictedPolicy
+from drafttrain.drafters.interface import Drafter
 from drafttrain.inference.acceptance import Accepted
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.interface import TreePolicy
@@ -47,7 +48,7 @@ class RecordedTrees(JudgedTrees):
         return accepted
 
 
-class ReplayDrafter:
+class ReplayDrafter(Drafter):
     """Drafts what stands in a recorded tree. Its tokens are the numbers of that tree's nodes; where the tree
     ends, all that it drafts has probability 0."""
 

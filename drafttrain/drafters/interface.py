@@ -32,5 +32,17 @@ class Drafter(Protocol):
         Every ancestor of a frontier node must have been expanded before, in this state, for this tree.
         """
 
+    def top(
+        self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The k most probable tokens after the nodes frontier [B, f], best first; all of them where the
+        vocabulary has fewer.
+
+        Returns:
+            log-probabilities as `expand` gives them, fp32 [B, f, k], and ids in the draft vocabulary, int64
+            [B, f, k].
+        """
+        return self.expand(state, tree, frontier).topk(min(k, self.draft_vocab_size))
+
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         """Target token ids of draft-vocabulary ids, same shape."""

@@ -354,6 +354,22 @@ class LayeredDrafter(DraftModel):
     @torch.no_grad()
     def expand(self, state: KvState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        states = self._read_frontier(state, tree, frontier)
+        return torch.log_softmax(self.lm_head(states), dim=-1, dtype=torch.float)
+
+    @torch.no_grad()
+    def top(
+        self, state: KvState, tree: TokenTree, frontier: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The k most probable tokens after the frontier's nodes (see `Drafter.top`)."""
+        if self.native is None:
+            return super().top(state, tree, frontier, k)
+        states = self._read_frontier(state, tree, frontier)
+        return self.lm_head.top_log_probs(states, min(k, self.draft_vocab_size))
+
+    def _read_frontier(self, state: KvState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        """What the head reads at the frontier's nodes, [B, f, H]. Their keys and values go into their
+        slots."""
         view, starts = state.reserve(tree.width), state.lengths[:, None]  # [B, 1]
         slots = starts + frontier  # [B, f]
         positions = starts + tree.depths.gather(1, frontier)  # [B, f]
@@ -363,7 +379,7 @@ class LayeredDrafter(DraftModel):
             seen = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, tree.width))  # [B, f, n]
             _, x = self.native(x.float(), state.kv, state.lengths, positions, slots, seen, view)
             self.keep_outputs(state, frontier, x)
-            return torch.log_softmax(self.lm_head(x), dim=-1)
+            return x
         cos, sin = self.rope(positions, view)
         seen = self._seen(state, tree, frontier, view)[:, None]  # [B, 1, f, view]
         for i, layer in enumerate(self.layers):
@@ -375,4 +391,4 @@ class LayeredDrafter(DraftModel):
             x = layer.finish(x, attended.flatten(2))
         x = self.norm(x)
         self.keep_outputs(state, frontier, x)
-        return torch.log_softmax(self.lm_head(x), dim=-1, dtype=torch.float)
+        return x

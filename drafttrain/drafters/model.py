@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.interface import Drafter
 from drafttrain.drafters.model_config import DraftModelConfig, check_identity
 from drafttrain.errors import UserError, brief
 from drafttrain.kernels.linear import make_native
@@ -180,5 +181,7 @@ class DraftModel(PreTrainedModel, ABC):
 
     # drafting
 
+    top = Drafter.top
+
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.draft_to_target[ids]
+        return self.draft_to_target.take(ids)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.inference.sampling import Sampler, SamplingParams, draw, token_probs, uniform
+from drafttrain.kernels.maximum import first_maximum
 from drafttrain.trees.tree import TokenTree
 
 
@@ -40,8 +41,7 @@ def accept_greedy(tree: TokenTree, logits: torch.Tensor) -> Accepted:
         tree: the verified trees.
         logits: [B, n, V].
     """
-    # max, not argmax: the same first maximum, and several times faster on bf16 CPU tensors
-    return follow(tree, logits.max(-1).indices)
+    return follow(tree, first_maximum(logits))
 
 
 class AcceptSampled:
@@ -167,16 +167,23 @@ def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:
     """
     if tree.width == 1:  # plain decoding
         return Accepted(torch.zeros_like(choices), torch.ones_like(tree.sizes), choices[:, 0])
-    wanted = choices.gather(1, tree.parents.clamp(min=0))  # [B, n] what the target says after the parent
-    matches = (tree.tokens == wanted) | (tree.parents < 0)  # [B, n]
-    refuted = (tree.ancestors() & ~matches[:, None]).any(-1)  # [B, n] the node or an ancestor is wrong
-    depths = tree.depths.masked_fill(
-        refuted, -1
-    )  # [B, n]; a padding node has depth 0, like the root before it
-    deepest, leaf = depths.max(-1)  # [B]
-    rows = torch.arange(len(leaf), device=leaf.device)  # [B]
-    on_path = tree.ancestors()[rows, leaf]  # [B, n]
-    counts = deepest + 1  # [B]
-    order = (~on_path).byte().argsort(dim=1, stable=True)  # [B, n] the path first; by index is by depth
-    path = order[:, : int(counts.max())]  # [B, m]
-    return Accepted(path, counts, choices[rows, leaf])
+    # a walk on the host: a tree has some dozens of nodes, and each of torch's operators takes as long
+    facts = torch.stack([choices, tree.tokens, tree.parents, tree.depths]).tolist()  # [4, B, n]
+    paths = []
+    for said, tokens, parents, depths in zip(*facts):
+        right, leaf = [True], 0
+        for node in range(1, tree.width):
+            right.append(right[parents[node]] and tokens[node] == said[parents[node]])
+            if right[node] and depths[node] > depths[leaf]:  # a padding node has depth 0
+                leaf = node
+        path = [leaf]
+        while path[-1]:
+            path.append(parents[path[-1]])
+        paths.append(path[::-1])
+    longest = max(map(len, paths))
+    rows = []
+    for path, said in zip(paths, facts[0]):
+        others = [node for node in range(tree.width) if node not in path]
+        rows.append([*[*path, *others][:longest], len(path), said[path[-1]]])
+    found = torch.tensor(rows, device=choices.device)  # [B, m + 2]
+    return Accepted(found[:, :longest], found[:, longest], found[:, longest + 1])

@@ -162,7 +162,7 @@ class _Loop:
         committed = tree.tokens.gather(1, path)  # [B, m]
         wide_path = path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
         tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
-        step = self.rows.step(tree, accepted, committed)
+        step = self.rows.step(tree, accepted)
         verified = time.perf_counter()
         if self.rows.go_on:
             if hasattr(proposer, "harvest"):
@@ -309,19 +309,21 @@ class _Rows:
             self._put(step, row, emitted, 0, 0, reason)
         return step
 
-    def step(self, tree: TokenTree, accepted: Accepted, committed: torch.Tensor) -> Step:
-        """Emits each accepted path [B, m] (without its root, which is emitted already) and the target's own
-        token."""
-        last = accepted.path.gather(1, accepted.counts[:, None] - 1)  # [B, 1]
-        refused = ((tree.parents == last) & tree.valid).any(1)  # [B] drafts behind the path exist
-        columns = [accepted.counts, accepted.next_token, refused, tree.sizes, tree.depths.amax(1)]
-        facts = torch.cat([torch.stack(columns, 1), committed], 1).tolist()  # one transfer from the device
+    def step(self, tree: TokenTree, accepted: Accepted) -> Step:
+        """Emits each accepted path (but for its root, which is emitted already) and the target's token."""
+        columns = torch.stack([accepted.counts, accepted.next_token, tree.sizes], 1)  # [B, 3]
+        parts = [columns, accepted.path, tree.tokens, tree.parents, tree.depths]
+        facts = torch.cat(parts, 1).tolist()  # one transfer from the device
+        n, m = tree.width, accepted.path.shape[1]
         step = self._nothing()
-        for row, (count, own, refused_here, size, depth, _, *drafts) in zip(self.active, facts):
-            emitted, reason = self._emit(row, [*drafts[: count - 1], own])
+        for row, (count, own, size, *nodes) in zip(self.active, facts):
+            path, tokens = nodes[:count], nodes[m : m + n]
+            parents, depth = nodes[m + n : m + n + size], max(nodes[m + 2 * n :])
+            emitted, reason = self._emit(row, [*(tokens[node] for node in path[1:]), own])
             drafted = min(len(emitted), count - 1)
             self.step_sizes[row].append(len(emitted))
-            rejected = bool(refused_here) and len(emitted) == count  # not so if the output ended in the draft
+            # drafts behind the path exist, and the output has not ended in the draft
+            rejected = path[-1] in parents and len(emitted) == count
             self.stats.count_step(len(emitted), drafted, rejected, size - 1, depth)
             self._put(step, row, emitted, drafted, size - 1, reason)
             if reason:

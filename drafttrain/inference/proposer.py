@@ -102,6 +102,14 @@ class TreeProposer:
         self.model_seconds += self._now(frontier) - started
         return log_probs
 
+    def top(
+        self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        started = self._now(frontier)
+        found = self.drafter.top(state, tree, frontier, k)
+        self.model_seconds += self._now(frontier) - started
+        return found
+
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         return self.drafter.to_target(ids)
 

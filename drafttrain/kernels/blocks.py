@@ -15,6 +15,8 @@ from drafttrain.kernels.build import library
 from drafttrain.kernels.linear import LinearStruct, NativeLinear
 from drafttrain.kernels.team import team_size
 
+FEW = 1 << 21  # multiplications that take less time than waking threads
+
 Rope = Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # cos, sin [n, head_dim / 2] of positions 0 … n - 1
 
 
@@ -133,6 +135,7 @@ class NativeBlocks(nn.Module):
             self._vector(final_norm),
         )
         self._address = ctypes.addressof(self._model)
+        self._keys_values_size = 2 * len(blocks) * kv_heads * head_dim * self.hidden  # numbers in k and v
 
     def _vector(self, weight: torch.Tensor | None) -> int | None:
         """Return the address of a vector in fp32, which is kept alive."""
@@ -228,12 +231,13 @@ class NativeBlocks(nn.Module):
         other arguments are those of `forward`."""
         nothing = torch.empty(1, positions.shape[1], 0, dtype=torch.bool)
         nodes = self._nodes(kv, lengths, positions, slots, nothing, reach)
+        multiplications = positions.numel() * self._keys_values_size
         self.native.keys_values(
             self._address,
             ctypes.addressof(nodes[0]),
             x.data_ptr(),
             self.round_inputs,
-            team_size(),
+            1 if multiplications < FEW else team_size(),
         )
 
     def _nodes(self, kv, lengths, positions, slots, ancestors, reach) -> tuple[_Nodes, tuple]:

@@ -33,6 +33,8 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "linear": "ppnpnn",
     "blocks": "pppnnpnppnn",
     "keys_values": "pppnn",
+    "first_maximum": "pnnpn",
+    "linear_top": "ppnnppnn",
 }
 
 

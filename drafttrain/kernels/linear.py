@@ -96,6 +96,23 @@ class NativeLinear(nn.Module):
         )
         return out
 
+    def top_log_probs(self, x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities, fp32, and numbers of the k most probable outputs [..., k] after inputs
+        [..., in], k <= out: the layer is a head, and its products are logits. Among equals the first win."""
+        rows, shape = x.float().contiguous(), (*x.shape[:-1], k)
+        values, places = torch.empty(shape), torch.empty(shape, dtype=torch.long)
+        self.native.linear_top(
+            self.address,
+            rows.data_ptr(),
+            rows.numel() // self.in_features,
+            k,
+            values.data_ptr(),
+            places.data_ptr(),
+            self.round_inputs,
+            team_size(),
+        )
+        return values, places
+
 
 def can_be_native(module: nn.Module | None) -> bool:
     """Return whether this is a linear layer that `NativeLinear` can replace here."""

@@ -107,10 +107,15 @@ class C2tPolicy:
         joint = torch.zeros_like(frontier, dtype=torch.float)  # [B, f] of the paths to the frontier
         k = min(self.top_k, drafter.draft_vocab_size)
         for depth in range(1, self.max_depth + 1):
-            expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
-            log_probs, ids = expanded.topk(k)  # [B, f, k]
+            if "H" in self.confidence.features:  # it costs more than all the rest
+                expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
+                log_probs, ids = expanded.topk(k)  # [B, f, k]
+                entropies = top_entropy(expanded)  # [B, f]
+            else:
+                log_probs, ids = drafter.top(state, tree, frontier, k)  # [B, f, k]
+                entropies = torch.full_like(log_probs[:, :, 0], torch.nan)  # [B, f]
             paths = joint[:, :, None] + log_probs  # [B, f, k]
-            sure, entropies = self._judge(expanded, log_probs, paths, depth)  # [B, f, k], [B, f]
+            sure = self._judge(log_probs, paths, entropies, depth)  # [B, f, k]
             sure = sure.reshape(len(root), -1)  # [B, f * k]
             if len(root) > 1:  # a row that is alone has no padding
                 sure[np.arange(sure.shape[1]) >= k * counts.cpu().numpy()[:, None]] = 0.0
@@ -138,18 +143,15 @@ class C2tPolicy:
         return tree
 
     def _judge(
-        self, expanded: torch.Tensor, log_probs: torch.Tensor, paths: torch.Tensor, depth: int
-    ) -> tuple[np.ndarray, torch.Tensor]:
-        """Confidence of a layer's nodes, fp32 [B, f, k], and the entropy of what they come from, fp32 [B, f];
-        the entropy is NaN where nobody asks for it.
+        self, log_probs: torch.Tensor, paths: torch.Tensor, entropies: torch.Tensor, depth: int
+    ) -> np.ndarray:
+        """Confidence of a layer's nodes, fp32 [B, f, k].
 
         Args:
-            expanded: log-probabilities over the draft vocabulary [B, f, D].
             log_probs, paths: of the nodes and of the paths to them [B, f, k].
+            entropies: of the distributions that the nodes come from [B, f].
         """
         features = self.confidence.features
-        wanted = "H" in features  # it costs more than all the rest
-        entropies = top_entropy(expanded) if wanted else torch.full_like(paths[:, :, 0], torch.nan)
         known = {
             "P": lambda: np.exp(paths.numpy(force=True)),
             "H": lambda: entropies.numpy(force=True)[:, :, None],
@@ -160,7 +162,7 @@ class C2tPolicy:
         x = np.empty((*paths.shape, len(features)), np.float32)  # [B, f, k, F]
         for i, name in enumerate(features):
             x[..., i] = known[name]()
-        return self.confidence.judge(x), entropies
+        return self.confidence.judge(x)
 
     def _survivors(self, sure: np.ndarray) -> np.ndarray:
         """Which nodes of a layer stay, bool [B, m], by their confidence [B, m]."""

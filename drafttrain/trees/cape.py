@@ -40,7 +40,7 @@ class CapePolicy:
         widths = torch.tensor(self.widths, device=root.device)
         most = min(max(self.widths), drafter.draft_vocab_size)
         for _ in range(self.max_depth):
-            log_probs, ids = drafter.expand(state, tree, tip)[:, 0].topk(most)  # [B, k]
+            log_probs, ids = (x[:, 0] for x in drafter.top(state, tree, tip, most))  # [B, k]
             counts = widths[torch.bucketize(log_probs[:, 0].exp(), bounds)]  # [B] classes are (low, high]
             next_tip = tree.sizes[:, None]
             tree = tree.append(

@@ -28,7 +28,6 @@ class ChainPolicy:
         tree = TokenTree.root_only(root)
         for depth in range(self.length):
             last = torch.full_like(root, depth)[:, None]  # [B, 1] node index
-            log_probs = drafter.expand(state, tree, last)  # [B, 1, D]
-            best, ids = log_probs.max(-1)  # [B, 1]
-            tree = tree.append(last, drafter.to_target(ids), best)
+            log_probs, ids = drafter.top(state, tree, last, 1)  # [B, 1, 1]
+            tree = tree.append(last, drafter.to_target(ids)[..., 0], log_probs[..., 0])
         return tree

@@ -27,16 +27,21 @@ def add_children(
         k: children per node; all tokens where the draft vocabulary has fewer.
         entropies: note the entropy of the distribution that each child comes from.
     """
-    expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
-    log_probs, ids = expanded.topk(min(k, drafter.draft_vocab_size))  # [B, f, k]
+    unsure = None
+    if entropies:
+        expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
+        log_probs, ids = expanded.topk(min(k, drafter.draft_vocab_size))  # [B, f, k]
+        unsure = top_entropy(expanded)[:, :, None].expand_as(ids).flatten(1)  # [B, f * k]
+    else:
+        log_probs, ids = drafter.top(state, tree, frontier, k)  # [B, f, k]
     parents = frontier[:, :, None].expand_as(ids)  # [B, f, k]
-    unsure = top_entropy(expanded)[:, :, None].expand_as(ids).flatten(1) if entropies else None  # [B, f * k]
     return tree.append(
         parents.flatten(1),
         drafter.to_target(ids).flatten(1),
         log_probs.flatten(1),
         entropies=unsure,
-        counts=None if counts is None else counts * ids.shape[2],
+        # a row that is alone has no padding
+        counts=None if counts is None or len(frontier) == 1 else counts * ids.shape[2],
     )
 
 

@@ -86,7 +86,7 @@ class StaticPolicy:
                     f"static tree: {ranks} children, and the drafter has {drafter.draft_vocab_size} tokens: "
                     "make it narrower"
                 )
-            log_probs, ids = drafter.expand(state, tree, frontier).topk(ranks)  # [B, f, ranks]
+            log_probs, ids = drafter.top(state, tree, frontier, ranks)  # [B, f, ranks]
             places = [parents.index(index[path[:-1]]) * ranks + path[-1] for path in layer]
             places = torch.tensor(places, device=root.device)  # [nodes] in [f * ranks]
             above = torch.tensor([index[path[:-1]] for path in layer], device=root.device)

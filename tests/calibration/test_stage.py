@@ -15,6 +15,7 @@ from drafttrain.calibration.judged import Judged, JudgedChains, JudgedTrees, Pre
 from drafttrain.calibration.stage import calibrate
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
+from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.config import EXAMPLE_COSTS, PromptSet
 from drafttrain.export.bundle import load_bundle
@@ -66,7 +67,7 @@ def test_end_to_end(calibrated, tiny_bundle, capsys):
     assert "drafttrain calibrate 'my bundle' --prompts FILE" in bundle.warning("timed")
 
 
-class HalfRight:
+class HalfRight(Drafter):
     """Drafts the target's own text but for every third position; half sure of everything."""
 
     def __init__(self, text: list[int], size: int):

@@ -14,6 +14,7 @@ from drafttrain.classifier.config import DumpConfig
 from drafttrain.classifier.dump import accepted_nodes, dump_trees, label_trees, write_trees
 from drafttrain.classifier.model import Classifier
 from drafttrain.cli import main
+from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.evaluation.config import PromptSet
 from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
@@ -27,7 +28,7 @@ from drafttrain.trees.tree import TokenTree
 PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18], [20, 21]]
 
 
-class TargetWithNoise:
+class TargetWithNoise(Drafter):
     """Drafts what the target itself says, disturbed; no model drafter is like it."""
 
     def __init__(self, target: FrozenTarget):
@@ -127,7 +128,7 @@ def test_a_node_counts_only_if_its_ancestors_do():
     assert accepted.tolist() == [[True, False, True, False, True, False]]
 
 
-class Knows:
+class Knows(Drafter):
     """Drafts from the texts themselves, and notes what it has observed."""
 
     draft_vocab_size = 50

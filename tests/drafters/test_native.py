@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.kinds import new_drafter
+from drafttrain.kernels import blocks
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.trees.tree import TokenTree
 
@@ -62,6 +63,46 @@ def test_native_drafts_are_the_stock_ones(name, make_target, make_drafter):
         for row in (0, 1):  # alone
             part = slice(row, row + 1)
             assert torch.equal(drafting(native, ids[part], tapped[part], counts[part])[0], mine[row])
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@torch.no_grad()
+def test_the_most_probable_tokens_are_those_of_all(name, make_target, make_drafter):
+    target = make_target("llama")
+    drafter = make_drafter(target, **DRAFTERS[name])
+    ids = torch.randint(3, 512, (2, 6), generator=torch.Generator().manual_seed(1))
+    tapped, counts = target.encode(ids, torch.zeros_like(ids)).tapped, torch.tensor([6, 4])
+    tree = TokenTree.root_only(ids[:, 0])
+    for _ in range(2):  # stock, then native
+        state = drafter.new_state(2, 16)
+        drafter.observe(state, ids, tapped, counts)
+        root = torch.zeros(2, 1, dtype=torch.long)
+        every = drafter.expand(state, tree, root)  # [2, 1, D]
+        for k in (1, 5, drafter.draft_vocab_size + 1):
+            log_probs, chosen = drafter.top(state, tree, root, k)
+            assert log_probs.shape == (2, 1, min(k, drafter.draft_vocab_size))
+            torch.testing.assert_close(log_probs, every.topk(log_probs.shape[-1]).values)
+            torch.testing.assert_close(log_probs, every.gather(2, chosen))
+        drafter.pack()
+
+
+@torch.no_grad()
+def test_keys_and_values_are_the_same_with_any_threads(make_target, make_drafter, monkeypatch):
+    target = make_target("llama")
+    drafter = make_drafter(target, layers=2)
+    drafter.pack()
+    ids, before, found = torch.randint(3, 512, (2, 100)), torch.get_num_threads(), []
+    tapped = target.encode(ids, torch.zeros_like(ids)).tapped
+    try:
+        for threads, few in ((1, 0), (3, 0), (3, 1 << 60)):  # the last ones are too few to wake threads
+            torch.set_num_threads(threads)
+            monkeypatch.setattr(blocks, "FEW", few)
+            state = drafter.new_state(2, 100)
+            drafter.observe(state, ids, tapped, torch.tensor([100, 60]))
+            found.append(state.kv)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @torch.no_grad()

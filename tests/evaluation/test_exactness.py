@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from drafttrain.drafters.interface import Drafter
 from drafttrain.evaluation import exactness
 from drafttrain.evaluation.exactness import check_lossless, first_difference
 from drafttrain.evaluation.measure import MeasurementLog, generate_batch
@@ -115,7 +116,7 @@ def test_batches_and_resuming(tiny_target, tmp_path, monkeypatch):
     assert again == result
 
 
-class Guessing:
+class Guessing(Drafter):
     """Drafts at random."""
 
     def __init__(self, size: int):

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from drafttrain.drafters.interface import Drafter
 from drafttrain.target.frozen import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
@@ -54,7 +55,7 @@ def greedy():
     return generate
 
 
-class ReplayDrafter:
+class ReplayDrafter(Drafter):
     """Knows the texts that the target will write, and drafts the next token rightly where `right(row,
     position)`.
 

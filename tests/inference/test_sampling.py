@@ -6,6 +6,7 @@ import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptDrawn, AcceptSampled
 from drafttrain.inference.decode import decode, decode_all
@@ -175,7 +176,7 @@ def test_texts_follow_the_targets_distribution(target, replay):
     assert statistic < 16.3  # 3 degrees of freedom: P = 1e-3
 
 
-class LastToken:
+class LastToken(Drafter):
     """Target and drafter over six tokens: what comes next depends on the last token alone."""
 
     draft_vocab_size = 5  # draft token j is target token 5 - j, so target token 0 is never drafted

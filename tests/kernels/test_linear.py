@@ -1,5 +1,7 @@
 """Native linear layers against fp64, and a row's bits against those that it has alone."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +63,67 @@ def test_nan_and_infinity_stay(kernels):
     native = NativeLinear(torch.ones(4, 4, dtype=torch.bfloat16))
     assert native(torch.tensor([[1.0, torch.nan, 0.0, 0.0]])).isnan().all()
     assert native(torch.tensor([[1.0, torch.inf, 0.0, 0.0]])).isinf().all()
+
+
+def head_of(row: torch.Tensor) -> NativeLinear:
+    """A layer whose products with 1 are a row."""
+    return NativeLinear(row[:, None])
+
+
+@pytest.mark.parametrize("width", [1, 3, 17, 63, 64, 65, 4096, 4097, 12289])  # vectors, and parts of 4096
+@pytest.mark.parametrize("rounded", [False, True])  # many ties
+def test_the_most_probable_outputs_are_those_of_a_sort(kernels, width, rounded):
+    row = torch.randn(width, generator=torch.Generator().manual_seed(width)) * 3
+    row = row.round() if rounded else row
+    wanted, head = row.double().log_softmax(-1), head_of(row)  # [width]
+    for k in {1, min(3, width), min(70, width), min(4100, width)}:
+        values, places = head.top_log_probs(torch.ones(1, 1), k)
+        assert places[0].tolist() == sorted(range(width), key=lambda i: (-row[i].item(), i))[:k]
+        torch.testing.assert_close(values[0].double(), wanted[places[0]], atol=5e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "strange", [[(4500, math.nan), (77, math.nan)], [(4500, math.inf)], "all", "none", "part"]
+)
+def test_the_most_probable_outputs_with_nan_and_infinity(kernels, strange):
+    row = torch.randn(5000)
+    if strange == "part":
+        row[:4900] = -torch.inf  # a whole part of what is looked at together
+    elif isinstance(strange, str):
+        row[:] = torch.nan if strange == "all" else -torch.inf
+    else:
+        for place, value in strange:
+            row[place] = value
+    values, places = head_of(row).top_log_probs(torch.ones(1, 1), 3)
+    first = sorted(range(5000), key=lambda i: (not math.isnan(row[i]), -row[i].item(), i))[:3]
+    assert places[0].tolist() == first
+    torch.testing.assert_close(values[0], row.log_softmax(-1)[first], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_most_probable_outputs_have_the_same_bits_in_any_company(kernels, dtype):
+    native, x, before = (
+        NativeLinear(layer(9000, 65, dtype).weight),
+        torch.randn(2, 7, 65),
+        torch.get_num_threads(),
+    )
+    values, places = native.top_log_probs(x, 5)
+    wanted = native.product(x).log_softmax(-1)
+    torch.testing.assert_close(values, wanted.gather(-1, places))
+    assert torch.equal(places[..., 0], native.product(x).max(-1).indices)
+    for i, row in enumerate(x.flatten(0, 1)):
+        alone = native.top_log_probs(row, 5)
+        assert torch.equal(alone[0], values.flatten(0, 1)[i]) and torch.equal(
+            alone[1], places.flatten(0, 1)[i]
+        )
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            again = native.top_log_probs(x, 5)
+            assert torch.equal(again[0], values) and torch.equal(again[1], places), threads
+    finally:
+        torch.set_num_threads(before)
+    assert native.top_log_probs(x[:0], 5)[0].shape == (0, 7, 5)
 
 
 def test_linear_layers_of_a_module_become_native(kernels):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from drafttrain.drafters.interface import Drafter
 from drafttrain.trees.chain import ChainPolicy
 
 
-class BigramDrafter:
+class BigramDrafter(Drafter):
     """Draft token j is target token 10 + j; what follows a token depends on that token alone."""
 
     draft_vocab_size = 5

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from drafttrain.drafters.interface import Drafter
 from drafttrain.errors import UserError
 from drafttrain.trees.c2t import C2tPolicy, Plain
 from drafttrain.trees.cape import CapePolicy
@@ -24,7 +25,7 @@ DRAFT, VERIFY = CostCurve((1, 8), (1.0, 1.4)), CostCurve((1, 8, 16, 64), (20.0, 
 KINDS = ("soft", "ties", "sure", "uniform")
 
 
-class TableDrafter:
+class TableDrafter(Drafter):
     """What follows a token depends on that token and its depth; draft token j is target token 100 + j."""
 
     draft_vocab_size = VOCABULARY
