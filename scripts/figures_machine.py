@@ -91,7 +91,11 @@ NEW_TOKENS, EXACT_TOKENS = 96, 48
 REPEATS = 3
 TREES = {  # what may be the fastest, chosen on the tuning prompts
     "timed": ["timed:width=3", "timed:width=4"],
-    "pct": ["pct:width=3,max_depth=6,min_confidence=0.05", "pct:width=3,max_depth=8,min_confidence=0.1"],
+    "pct": [
+        "pct:width=3,max_depth=6,min_confidence=0.05",
+        "pct:width=3,max_depth=10,min_confidence=0.05,threshold=0.2",
+        "pct:width=2,max_depth=8,min_confidence=0.08,threshold=0.25",
+    ],
     "eagle2": ["eagle2:top_k=3,max_depth=4,total=8"],
     "ngram": ["ngram", "ngram+timed:width=3"],
 }

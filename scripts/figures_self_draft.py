@@ -121,9 +121,7 @@ def speeds(run: Run) -> Measured:
     tree = fastest(loaded.proposers(EDD_TREES), "edd")
     join = fastest({pair: JoinedProposer(ngrams, loaded.proposer(tree), *pair) for pair in JOINS}, "join")
     joined = JoinedProposer(ngrams, loaded.proposer(tree), *join)
-    paper = SelfDraft(
-        PAPER, target.vocab_size, target.tokenizer.all_special_ids, ngrams.corpus, ngrams.odds
-    )
+    paper = SelfDraft(PAPER, target.vocab_size, target.tokenizer.all_special_ids, ngrams.corpus, ngrams.odds)
 
     def equal(config: SelfDraftConfig) -> PromptLookup:
         return PromptLookup(config.budget + config.branches * config.branch_length)
@@ -162,9 +160,7 @@ def compared(parts: dict[str, list[Measurement]], base: str, method: str) -> dic
     return {
         "tasks": {name: ratio(part, base, method) for name, part in parts.items()},
         "intervals": {name: ratio_interval(part, base, method) for name, part in parts.items()},
-        "flags": [
-            f"{name}: {flag}" for name, part in parts.items() for flag in tabulate(part)[method].flags
-        ],
+        "flags": [f"{name}: {flag}" for name, part in parts.items() for flag in tabulate(part)[method].flags],
         "size": size_of([one for part in parts.values() for one in part]),
     }
 

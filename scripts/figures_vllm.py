@@ -336,9 +336,7 @@ def transformers(run: Run) -> Measured:
 
 
 GROUPS = [
-    Group(
-        {"vllm_text_mismatches": "== 0", "vllm_acceptance_gap": "<= 0.02"}, vllm, size=Size(FIRST_TURNS)
-    ),
+    Group({"vllm_text_mismatches": "== 0", "vllm_acceptance_gap": "<= 0.02"}, vllm, size=Size(FIRST_TURNS)),
     Group({"transformers_mismatches": "== 0"}, transformers, size=Size(FIRST_TURNS)),
 ]
 

@@ -161,7 +161,7 @@ class Team {
   void serve(int number) {
     uint32_t seen = 0;
     for (;;) {
-      auto asleep = std::chrono::steady_clock::now() + std::chrono::microseconds(300);  // the next call is near
+      auto asleep = std::chrono::steady_clock::now() + std::chrono::microseconds(2000);  // the next call is near
       while (ticket.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < asleep)
         for (int i = 0; i < 16; i++) relax();
       ticket.wait(seen, std::memory_order_acquire);
