@@ -18,9 +18,9 @@ __all__ = ["EddConfig", "EddModel", "SamplingParams", "SpeculativeDecoder", "loa
 _HOMES = {
     "EddConfig": "drafttrain.drafters.edd",
     "EddModel": "drafttrain.drafters.edd",
-    "load_drafter": "drafttrain.drafters.kinds",
+    "load_drafter": "drafttrain.drafters.auto",
     "SamplingParams": "drafttrain.inference.sampling",
-    "SpeculativeDecoder": "drafttrain.inference.decoder",
+    "SpeculativeDecoder": "drafttrain.decoder",
 }
 
 

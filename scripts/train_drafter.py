@@ -8,7 +8,7 @@ python scripts/train_drafter.py --config recipes/quickstart.yaml --training.lr 1
 import argparse
 import sys
 
-from drafttrain.cli import main
+from drafttrain.run.cli import main
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(

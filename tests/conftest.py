@@ -33,6 +33,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+pytest_plugins = ["tests.decoding", "tests.gguf_files", "tests.templates"]  # fixtures of several folders
+
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("suite")
@@ -138,7 +140,7 @@ def tiny_qwen2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Folder of SmolLM2-135M-Instruct in the user's cache; downloaded when it is not there yet."""
-    from drafttrain.target.fetch import fetch_target
+    from drafttrain.target_lm.fetch import fetch_target
 
     return fetch_target("smollm2-135m-instruct")
 
@@ -155,7 +157,7 @@ def tiny_target_folder(tiny_llama, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_target(tiny_target_folder) -> "FrozenTarget":  # noqa: F821
     """A copy of the shared model: taps and hooks do not reach other tests."""
-    from drafttrain.target.loading import load_target
+    from drafttrain.target_lm.loading import load_target
 
     return load_target(str(tiny_target_folder), dtype="float32", device="cpu")
 
@@ -165,7 +167,7 @@ def tiny_bundle(tiny_target_folder, tmp_path_factory) -> Path:
     """A random EDD drafter over 200 of the target's 512 tokens."""
     from drafttrain.drafters.config import DrafterConfig
     from drafttrain.drafters.edd import EddConfig, EddModel
-    from drafttrain.target.loading import load_target
+    from drafttrain.target_lm.loading import load_target
 
     target = load_target(str(tiny_target_folder), dtype="float32", device="cpu")
     torch.manual_seed(0)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drafttrain import cli
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.recipe import Recipe, _check_keys, load_recipe
-from drafttrain.trees.named import POLICIES
+from drafttrain.run import cli
+from drafttrain.run.recipe import Recipe, _check_keys, load_recipe
+from drafttrain.trees.parse import POLICIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -73,8 +73,9 @@ def test_command(page, number, monkeypatch, capsys):
     assert program in ("drafttrain", *SCRIPTS, *ELSEWHERE), program
     made = [place for earlier in commands(page)[:number] for place in made_by(earlier)]
     if program in SCRIPTS:
-        script = next(word for word in words if word.startswith("scripts/"))
-        assert (ROOT / script).is_file()
+        script = next(word for word in words if word.startswith(("scripts/", "studies")))
+        path = f"{script.replace('.', '/')}.py" if "-m" in words else script
+        assert (ROOT / path).is_file()
         if script == "scripts/train_drafter.py":
             assert words[words.index(script) + 1] == "--config"
             recipe, *overrides = words[words.index(script) + 2 :]
@@ -143,6 +144,15 @@ def test_python_in_pages_is_python_of_things_that_exist(page):
     for text in blocks(page, "python"):
         compile(text, page.name, "exec")
         exec("\n".join(line for line in text.split("\n") if line.startswith(("from ", "import "))), {})
+
+
+@pytest.mark.usefixtures("hasty_calibration", "smollm2")
+def test_the_python_page_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    names: dict = {}
+    for text in blocks(ROOT / "docs" / "python.md", "python"):
+        exec(compile(text, "python.md", "exec"), names)
+        assert capsys.readouterr().out.strip()
 
 
 def anchors(path: Path) -> set[str]:

@@ -28,7 +28,7 @@ def imported(code: str) -> set[str]:
 def ends(*words: str) -> str:
     """Code that runs a command which ends by itself, like --help."""
     return (
-        f"from drafttrain.cli import main\ntry:\n    main({list(words)})\nexcept SystemExit as end:\n"
+        f"from drafttrain.run.cli import main\ntry:\n    main({list(words)})\nexcept SystemExit as end:\n"
         "    assert not end.code"
     )
 
@@ -41,18 +41,18 @@ def test_arguments_are_parsed_without_any_library(words):
 def test_keys_and_mistakes_of_a_recipe_take_no_stage():
     for words in (["run", str(RECIPE), "--keys"], ["run", str(RECIPE), "--training.lr", "fast"]):
         modules = imported(ends(*words))
-        assert "drafttrain.recipe" in modules
-        assert not modules & (HEAVY | {"accelerate", "transformers", "drafttrain.stages"})
+        assert "drafttrain.run.recipe" in modules
+        assert not modules & (HEAVY | {"accelerate", "transformers", "drafttrain.run.stages"})
 
 
 def test_generate_imports_what_decodes(tiny_bundle):
     """transformers itself imports accelerate and scipy where they are installed."""
     words = ["generate", "--bundle", str(tiny_bundle), "--prompt", "Why?", "--max-new-tokens", "4"]
-    modules = imported(f"from drafttrain.cli import main\nmain({words})")
+    modules = imported(f"from drafttrain.run.cli import main\nmain({words})")
     assert {"torch", "transformers", "drafttrain.inference.decode"} <= modules
     assert not modules & HEAVY
-    packages = ("corpus.build", "corpus.readers", "corpus.streams", "recipe", "stages", "training")
-    packages += ("evaluation.prompts", "evaluation.measure", "evaluation.benchmark", "calibration.stage")
+    packages = ("data.build", "data.readers", "data.streams", "run.recipe", "run.stages", "training")
+    packages += ("data.prompts", "evaluation.measure", "evaluation.benchmark", "run.calibrate")
     assert not {f"drafttrain.{name}" for name in packages} & modules
 
 
@@ -61,11 +61,11 @@ def test_a_kept_calibration_is_found_without_what_makes_one():
     assert not imported("import drafttrain.calibration.quick") & HEAVY
 
 
-@pytest.mark.parametrize("module", ["stages", "evaluation.evaluate", "evaluation.benchmark"])
+@pytest.mark.parametrize("module", ["run.stages", "evaluation.evaluate", "evaluation.benchmark"])
 def test_what_measures_takes_neither_training_nor_calibration(module):
     modules = imported(f"import drafttrain.{module}")
     assert not modules & HEAVY
-    assert not {"drafttrain.training.stage", "drafttrain.calibration.stage"} & modules
+    assert not {"drafttrain.training.train", "drafttrain.run.calibrate"} & modules
 
 
 def test_decoding_needs_no_compiler(tiny_bundle, tmp_path):
@@ -75,7 +75,7 @@ def test_decoding_needs_no_compiler(tiny_bundle, tmp_path):
     for name in ("CC", "CXX"):
         environment.pop(name, None)
     done = subprocess.run(
-        [sys.executable, "-m", "drafttrain.cli", *words],
+        [sys.executable, "-m", "drafttrain.run.cli", *words],
         capture_output=True,
         text=True,
         env=environment,
@@ -86,5 +86,5 @@ def test_decoding_needs_no_compiler(tiny_bundle, tmp_path):
 
 def test_collecting_and_regenerating_take_no_deepspeed():
     """Its operators are built with a compiler, and wandb starts a process."""
-    modules = imported("import drafttrain.corpus.regenerate, drafttrain.target.collect")
+    modules = imported("import drafttrain.regenerate.stage, drafttrain.hidden_states.collect")
     assert not modules & {"deepspeed", "peft", "sklearn", "wandb"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.cli import main
-from drafttrain.recipe import load_recipe
+from drafttrain.run.cli import main
+from drafttrain.run.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from drafttrain import SpeculativeDecoder
-from drafttrain.cli import main
-from drafttrain.files import read_json
-from drafttrain.recipe import load_recipe
-from drafttrain.stages import STAGES
+from drafttrain.run.cli import main
+from drafttrain.run.recipe import load_recipe
+from drafttrain.run.stages import STAGES
+from drafttrain.utils.files import read_json
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

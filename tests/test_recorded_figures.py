@@ -161,9 +161,8 @@ def test_summaries_are_what_the_measurements_give(tmp_path, monkeypatch):
     bundle = "model_cards/smollm2-135m-edd"
     (tmp_path / bundle).mkdir(parents=True)
     shutil.copy(ROOT / bundle / "eval.json", tmp_path / bundle)
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.chdir(tmp_path)
-    assert importlib.import_module("recompute").main() == 0
+    assert importlib.import_module("studies.recompute").main() == 0
     folders = (tmp_path / "docs", tmp_path / bundle)
     written = [path for folder in folders for path in folder.rglob("*.json*") if path.suffix != ".gz"]
     assert len(written) > 20

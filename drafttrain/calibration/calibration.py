@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from drafttrain.errors import UserError
-from drafttrain.evaluation.metrics import quartiles
-from drafttrain.files import read_json
-from drafttrain.machine import describe_machine, dtype_name, machine_difference
-from drafttrain.trees.costs import CostCurve, Costs, Promise
+from drafttrain.kernels.machine import describe_machine, machine_difference
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
+from drafttrain.utils.machine import dtype_name
+from drafttrain.utils.quantiles import quartiles
 
 FILE = "calibration.json"
 FORMAT_VERSION = 1
@@ -114,7 +115,7 @@ class Calibration:
     rate: float
     reached: float
     acceptance: list[float]
-    promise: Promise
+    promise: AcceptanceCurve
     tree: str
     temperature: float
     confidence: dict[str, dict[str, Reliability]]
@@ -142,7 +143,7 @@ class Calibration:
                 kind: {depth: Reliability(**row) for depth, row in rows.items()}
                 for kind, rows in values.pop("confidence").items()
             }
-            promise = Promise(**{name: tuple(row) for name, row in values.pop("promise").items()})
+            promise = AcceptanceCurve(**{name: tuple(row) for name, row in values.pop("promise").items()})
             found = cls(**values, **curves, confidence=confidence, promise=promise)
             found.check()
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from drafttrain.errors import UserError
-from drafttrain.evaluation.config import PromptSet
+from drafttrain.data.config import PromptSet
+from drafttrain.utils.errors import UserError
 
 STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # times the rate of an EAGLE-2 tree, tried as the rate to beat
 BETAS = (0.05, 0.08, 0.12, 0.18, 0.26)  # tried as the only threshold of C2T

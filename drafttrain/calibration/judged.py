@@ -8,17 +8,17 @@ import torch
 
 from drafttrain.calibration.calibration import Calibration, Reliability
 from drafttrain.calibration.confidence import TEMPERATURES, best_temperature, reliability
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.trees.costs import Costs, Promise
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.costs import AcceptanceCurve, Costs
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 # bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
@@ -67,7 +67,7 @@ class Judged:
     accepted: bool
 
 
-class JudgedChains:
+class JudgedChains(TreePolicy, AcceptanceRule):
     """Drafts chains and, as the acceptance rule of the same decoding, notes what the target thinks of them
     (batch 1, greedy).
 
@@ -106,13 +106,16 @@ class JudgedChains:
                 break
         return accepted
 
+    def set_active(self, numbers: Sequence[int]) -> None:
+        """Do nothing: one prompt is decoded at a time."""
+
     def next_prompt(self) -> None:
         """Says that what follows belongs to another prompt."""
         self._prompt += 1
 
 
 @dataclass
-class PredictedPolicy:
+class PredictedPolicy(TreePolicy):
     """Grows by a policy and adds up what its steps cost by the measured curves, not what they take now: what
     a policy computes beyond them (C2T's entropies and classifier, an eighth of drafting) is left out. What
     the policy gets as its drafter is this object, which counts.
@@ -147,7 +150,7 @@ class PredictedPolicy:
         return self._top(state, tree, frontier, k)
 
 
-class JudgedTrees:
+class JudgedTrees(AcceptanceRule):
     """As an acceptance rule (batch 1, greedy), notes what trees promise and what is accepted of them."""
 
     def __init__(self) -> None:
@@ -162,7 +165,7 @@ class JudgedTrees:
         self.accepted.append(on_path[1:])
         return accepted
 
-    def promise(self) -> Promise:
+    def promise(self) -> AcceptanceCurve:
         """Share accepted by joint probability, over classes of it, evened out where it falls (isotonic
         regression)."""
         from sklearn.isotonic import isotonic_regression  # a second, which a kept calibration does not take
@@ -176,7 +179,7 @@ class JudgedTrees:
         weights = counts[counts > 0].tolist()
         shares = isotonic_regression(shares, sample_weight=weights, y_min=0, y_max=1).tolist()
         # straight lines from there to probabilities of nothing and of one
-        return Promise((LEAST - 1, *places, 1e-6), (0.0, *shares, max(shares[-1], 1 - 1e-6)))
+        return AcceptanceCurve((LEAST - 1, *places, 1e-6), (0.0, *shares, max(shares[-1], 1 - 1e-6)))
 
 
 def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:

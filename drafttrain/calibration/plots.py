@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from drafttrain.calibration.calibration import BINS, Calibration
-from drafttrain.files import save_figure
+from drafttrain.utils.files import save_figure
 
 
 def plot_costs(found: Calibration, folder: Path) -> None:

@@ -16,17 +16,18 @@ from drafttrain.calibration.calibration import CONTEXT, Calibration
 from drafttrain.calibration.judged import Decoding, JudgedChains, judge, step_overhead
 from drafttrain.calibration.replay import RecordedTrees, best_rate
 from drafttrain.calibration.timing import measure_costs
-from drafttrain.classifier.model import Classifier
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import Prompt
-from drafttrain.files import cache_dir, fingerprint, sha256_file, write_json
+from drafttrain.data.prompts import Prompt
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.build import SOURCE
-from drafttrain.machine import BUSY, OtherLoad, describe_machine, dtype_name
-from drafttrain.provenance import versions
-from drafttrain.target.frozen import FrozenTarget, weights_hash
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.target_lm.model import FrozenTarget, weights_hash
+from drafttrain.trees.c2t import Confidence
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import cache_dir, fingerprint, sha256_file, write_json
+from drafttrain.utils.machine import BUSY, OtherLoad, dtype_name
+from drafttrain.utils.provenance import versions
 
 VERIFIED = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)  # tokens
 EXPANDED = (1, 2, 4, 8, 16)  # nodes
@@ -49,7 +50,7 @@ def quick_calibration(
     drafter: Drafter,
     fingerprints: dict[str, str],
     own: Calibration | None = None,
-    classifier: Classifier | None = None,
+    classifier: Confidence | None = None,
 ) -> Calibration:
     """Calibrate in some seconds; where other processes disturb the measurement, once more.
 
@@ -157,7 +158,7 @@ def calibration_here(
     fingerprints: dict[str, str],
     reason: str,
     own: Calibration | None = None,
-    classifier: Classifier | None = None,
+    classifier: Confidence | None = None,
 ) -> Calibration:
     """Return the short calibration for this machine, from the user's cache where it was made before.
 

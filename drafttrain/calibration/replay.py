@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.calibration.judged import JudgedTrees, PredictedPolicy
-from drafttrain.drafters.interface import Drafter
 from drafttrain.inference.acceptance import Accepted
 from drafttrain.trees.costs import Costs
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from drafttrain.calibration.calibration import Curve
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import accept_greedy
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.trees.layers import add_children
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.expand import add_children
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 VERIFIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # tokens
 EXPANDED = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # nodes
@@ -128,7 +128,7 @@ class _Clock:
         self.root = ids[:, -1]  # [1]
         if drafter is not None:
             self.state = drafter.new_state(1, context + (1 + STEPS) * max(EXPANDED))
-            drafter.observe(self.state, ids, states.tapped, count)
+            drafter.update(self.state, ids, states.tapped, count)
 
     def verify(self, n: int) -> float:
         """Seconds of a forward over a chain of n tokens."""

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 from drafttrain.classifier.model import check_features
-from drafttrain.errors import UserError
-from drafttrain.evaluation.config import PromptSet
+from drafttrain.data.config import PromptSet
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.utils.errors import UserError
 
 ROW_BYTES = 19.2  # before compression
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from sklearn.model_selection import train_test_split
 
 from drafttrain.classifier.dump import read_record
-from drafttrain.errors import UserError, brief
+from drafttrain.utils.errors import UserError, brief
 
 VALIDATION = 0.05  # share of the trees
 

@@ -3,13 +3,12 @@
 The target's own text is decoded first, once per prompt. Decoding by any exact rule gives just that text, so
 the path that the rule accepts in a tree is the part of the text behind its root: trees are grown where
 decoding would grow them, and nothing has to be verified again. At temperature above 0 the text is the one
-that `AcceptSampled` draws, whose draws belong to positions of the output and not to trees.
+that `AcceptMatching` draws, whose draws belong to positions of the output and not to trees.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,17 @@ import torch
 from rich.console import Console
 
 from drafttrain.classifier.config import ROW_BYTES, DumpConfig
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.evaluation.measure import check_length
-from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
-from drafttrain.files import read_json, require_free_disk, write_json
-from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
+from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.machine import dtype_name
-from drafttrain.progress import counted
-from drafttrain.provenance import content_hash
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import expand_best
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json, require_free_disk, write_json
+from drafttrain.utils.progress import counted
 
 FILE = "trees.json"
 FORMAT_VERSION = 1
@@ -52,49 +46,6 @@ SCHEMA = pa.schema(
         ("accepted", pa.bool_()),
     ]
 )
-
-
-def dump_trees(
-    config: DumpConfig,
-    bundle: str | os.PathLike,
-    out: str | os.PathLike,
-    target: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-) -> dict[str, Any]:
-    """Writes labelled trees of a bundle's drafter into the folder `out`; continues an interrupted dump.
-
-    Returns:
-        the folder's `trees.json`.
-
-    Raises:
-        UserError: prompts, bundle or settings are unusable, or `out` holds trees of something else.
-    """
-    config.check()
-    prompts = read_prompts(config.prompts.path, config.prompts.limit)
-    folder = find_bundle(bundle)
-    loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
-    settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
-    made_from = {
-        "drafter": drafter_hash(folder),
-        "prompts": content_hash(config.prompts.path),
-        "target": target,
-        "dtype": dtype_name(loaded.target.dtype),
-        **settings,
-    }
-    shards = _earlier_shards(Path(out), made_from)
-    reach = loaded.drafter.max_depth
-    if reach is not None and config.max_depth > reach:
-        raise UserError(
-            f"{bundle}: its drafter reaches {reach} tokens ahead, and the trees are to be {config.max_depth} "
-            f"deep: set max_depth to {reach} at most"
-        )
-    ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
-    for prompt, tokens in zip(prompts, ids):
-        check_length(
-            loaded.target, tokens, config.max_new_tokens + config.max_depth, f"dump-trees: prompt {prompt.id}"
-        )
-    return write_trees(config, loaded.target, loaded.drafter, ids, Path(out), made_from, shards)
 
 
 def write_trees(
@@ -179,7 +130,7 @@ def label_trees(
     state = drafter.new_state(batch, length + max_depth)
     known = texts.clamp(min=0)  # [B, T]
     prompt = int(starts.max())
-    drafter.observe(state, known[:, :prompt], tapped[:, :prompt], starts)
+    drafter.update(state, known[:, :prompt], tapped[:, :prompt], starts)
     roots = starts  # [B]
     rows = torch.arange(batch, device=texts.device)[:, None]  # [B, 1]
     padded = torch.nn.functional.pad(texts, (0, max_depth + 1), value=-1)  # [B, T + max_depth + 1]
@@ -193,7 +144,7 @@ def label_trees(
         counts = accepted.sum(1) * active  # [B]
         path = roots[:, None] + torch.arange(int(counts.max()), device=texts.device)  # [B, m]
         path = path.clamp(max=length - 1)
-        drafter.observe(state, known.gather(1, path), tapped[rows, path], counts)
+        drafter.update(state, known.gather(1, path), tapped[rows, path], counts)
         # a row that has ended stays at its last root, so that it goes on reading within its text
         roots = torch.where(active, roots + counts, roots).clamp(max=length - 1)
 
@@ -259,7 +210,7 @@ def _outputs(
     rule = accept_greedy
     if config.temperature:
         seeds = [1_000_003 * config.seed + first + row for row in range(len(prompts))]
-        rule = AcceptSampled([SamplingParams(config.temperature, seed=seed) for seed in seeds])
+        rule = AcceptMatching([SamplingParams(config.temperature, seed=seed) for seed in seeds])
     most = config.max_new_tokens + config.max_depth
     return decode_all(target, NoProposer(), prompts, most, accept=rule)[0]
 
@@ -310,7 +261,7 @@ def _blocks(
     on_tokens(len(texts) * config.max_new_tokens - reached)
 
 
-def _earlier_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]]:
+def finished_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]]:
     """What an interrupted dump of the same things has finished."""
     if not (out / FILE).exists():
         return []

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from drafttrain.errors import UserError, brief
-from drafttrain.files import read_json, write_json
 from drafttrain.trees.c2t import FEATURES
+from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.files import read_json, write_json
 
 FILE = "classifier.json"
 WEIGHTS = "classifier.safetensors"

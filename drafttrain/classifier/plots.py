@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from drafttrain.files import save_figure
+from drafttrain.utils.files import save_figure
 
 RELIABILITY = "classifier_reliability.png"
 RECALL = "classifier_recall.png"

@@ -29,9 +29,9 @@ from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.metrics import by_depth, recall_curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.plots import plot_recall, plot_reliability
-from drafttrain.files import write_json
-from drafttrain.progress import counted
-from drafttrain.provenance import versions
+from drafttrain.utils.files import write_json
+from drafttrain.utils.progress import counted
+from drafttrain.utils.provenance import versions
 
 REPORT = "classifier_report.json"
 CHUNK = 1 << 18  # rows of one forward without gradients

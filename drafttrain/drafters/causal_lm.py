@@ -15,16 +15,16 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel, Prediction
 from drafttrain.drafters.model_config import TOKENIZER_PROBE, DraftModelConfig, identity
-from drafttrain.errors import UserError
-from drafttrain.inference.cache import TreeCache, attention_mask
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import make_native
-from drafttrain.target import attention
-from drafttrain.target.frozen import FrozenTarget, run_packed
-from drafttrain.target.loading import load_target
-from drafttrain.target.native import can_run_natively, native_blocks
-from drafttrain.target.packed import pack_linears
+from drafttrain.target_lm import attention
+from drafttrain.target_lm.cache import TreeCache, attention_mask
+from drafttrain.target_lm.cpu_linear import pack_linears
+from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.model import FrozenTarget, run_packed
+from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
 class CausalLmConfig(DraftModelConfig):
@@ -182,15 +182,15 @@ class CausalLmModel(DraftModel):
         dtype = weight.dtype if self.native is None else torch.float
         return CausalLmState(TreeCache(layers, batch, max_len, dtype, weight.device))
 
-    def keep_rows(self, state: CausalLmState, rows: torch.Tensor) -> CausalLmState:
-        state.cache.keep_rows(rows)
+    def select_rows(self, state: CausalLmState, rows: torch.Tensor) -> CausalLmState:
+        state.cache.select_rows(rows)
         return state
 
-    def put_rows(self, state: CausalLmState, rows: torch.Tensor, other: CausalLmState) -> None:
-        state.cache.put_rows(rows, other.cache)
+    def replace_rows(self, state: CausalLmState, rows: torch.Tensor, other: CausalLmState) -> None:
+        state.cache.replace_rows(rows, other.cache)
 
     @torch.no_grad()
-    def observe(
+    def update(
         self, state: CausalLmState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Runs verified tokens [B, n] behind those that are known."""

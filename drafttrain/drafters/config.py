@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from drafttrain.errors import UserError
-from drafttrain.files import read_json
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
 
 FORMAT_VERSION = 1
 MODEL_TYPES = tuple(f"drafttrain_{kind}" for kind in ("edd", "vdm", "eagle", "medusa", "causal_lm"))

@@ -10,7 +10,6 @@ and is no input.
 `input_norms` norms both inputs and the output, as the layer of an MTP model does (C2T paper, Appendix F).
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.layered import KvState, LayeredDrafter, RMSNorm
+from drafttrain.drafters.layered import LayeredDrafter, RMSNorm
 from drafttrain.drafters.model import Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.cache import KvCache
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
 DISTRIBUTION_WEIGHT = 0.1  # of the cross-entropy, beside 1 for smooth L1
@@ -35,23 +35,31 @@ class EagleConfig(DraftModelConfig):
         super().__init__(**kwargs)
 
 
-@dataclass
-class EagleState(KvState):
+class EagleState(KvCache):
     """With the last verified state of each row, and what the layer has put out for nodes of the tree."""
 
-    last: torch.Tensor | None = None  # [B, H]; None: nothing has been observed
-    nodes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # [B, n, H]
+    last: torch.Tensor | None = None  # [B, H]; None: `update` has not been called
+    nodes: torch.Tensor | None = None  # [B, n, H], likewise
 
     def reserve(self, n: int) -> int:
-        if self.nodes.ndim == 3 and self.nodes.shape[1] < n:
+        if self.nodes is not None and self.nodes.shape[1] < n:
             self.nodes = F.pad(self.nodes, (0, 0, 0, max(n - self.nodes.shape[1], 64)))
         return super().reserve(n)
+
+    def select_rows(self, rows: torch.Tensor) -> None:
+        super().select_rows(rows)
+        self.last, self.nodes = self.last[rows], self.nodes[rows]
+
+    def replace_rows(self, rows: torch.Tensor, other: "EagleState") -> None:
+        super().replace_rows(rows, other)
+        self.last[rows] = other.last
 
 
 class EagleModel(LayeredDrafter):
     """EAGLE's autoregression head."""
 
     config_class = EagleConfig
+    state_class = EagleState
     base_model_prefix = "eagle"
     first_token = False
 
@@ -98,20 +106,8 @@ class EagleModel(LayeredDrafter):
 
     # drafting
 
-    def new_state(self, batch: int, max_len: int) -> EagleState:
-        state = super().new_state(batch, max_len)
-        return EagleState(state.kv, state.lengths, state.rows)
-
-    def keep_rows(self, state: EagleState, rows: torch.Tensor) -> EagleState:
-        kept = super().keep_rows(state, rows)
-        return EagleState(kept.kv, kept.lengths, kept.rows, state.last[rows], state.nodes[rows])
-
-    def put_rows(self, state: EagleState, rows: torch.Tensor, other: EagleState) -> None:
-        super().put_rows(state, rows, other)
-        state.last[rows] = other.last
-
     @torch.no_grad()
-    def observe(
+    def update(
         self, state: EagleState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Appends verified tokens, each with the target's state before it."""

@@ -11,7 +11,6 @@ block, as EAGLE joins a token with the state before it. But here it is the targe
 training as in drafting, so nothing drifts.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.layered import KvState, LayeredDrafter, RMSNorm
+from drafttrain.drafters.layered import LayeredDrafter, RMSNorm
 from drafttrain.drafters.model import Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.cache import KvCache
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
 
@@ -33,17 +33,26 @@ class EddConfig(DraftModelConfig):
         super().__init__(**kwargs)
 
 
-@dataclass
-class EddState(KvState):
+class EddState(KvCache):
     """With the newest verified state of each row, as far as the tapped blocks tell it."""
 
-    last: torch.Tensor | None = None  # [B, K·H]; None: nothing has been observed
+    last: torch.Tensor | None = None  # [B, K·H]; None: `update` has not been called
+
+    def select_rows(self, rows: torch.Tensor) -> None:
+        super().select_rows(rows)
+        self.last = None if self.last is None else self.last[rows]
+
+    def replace_rows(self, rows: torch.Tensor, other: "EddState") -> None:
+        super().replace_rows(rows, other)
+        if self.last is not None:
+            self.last[rows] = other.last
 
 
 class EddModel(LayeredDrafter):
     """The drafter of the EDD paper."""
 
     config_class = EddConfig
+    state_class = EddState
     base_model_prefix = "edd"
     soft_prompts = True
 
@@ -94,22 +103,8 @@ class EddModel(LayeredDrafter):
 
     # drafting
 
-    def new_state(self, batch: int, max_len: int) -> EddState:
-        state = super().new_state(batch, max_len)
-        return EddState(state.kv, state.lengths, state.rows)
-
-    def keep_rows(self, state: EddState, rows: torch.Tensor) -> EddState:
-        kept = super().keep_rows(state, rows)
-        last = None if state.last is None else state.last[rows]
-        return EddState(kept.kv, kept.lengths, kept.rows, last)
-
-    def put_rows(self, state: EddState, rows: torch.Tensor, other: EddState) -> None:
-        super().put_rows(state, rows, other)
-        if state.last is not None:
-            state.last[rows] = other.last
-
     @torch.no_grad()
-    def observe(
+    def update(
         self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Appends verified hidden states as soft prompts. Tokens are not read: the states tell of them."""

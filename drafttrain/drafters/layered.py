@@ -5,7 +5,6 @@ text (`observe`).
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ from drafttrain.drafters.model import Attend, DraftModel, Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.kernels.blocks import BlockParts, NativeBlocks
 from drafttrain.kernels.linear import NativeLinear
-from drafttrain.target.attention import grouped_attention
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.attention import grouped_attention
+from drafttrain.target_lm.cache import KvCache
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
 
@@ -103,32 +103,17 @@ class DraftLayer(nn.Module):
         return x + self.down_proj(self.act(self.gate_proj(h)) * self.up_proj(h))
 
 
-@dataclass
-class KvState:
-    """Keys and values of what is verified and of the tree in flight; `lengths` [B] verified slots per row.
-
-    The K/V of node j of the tree lies in slot `lengths[b] + j`, where the next observation overwrites it.
-    """
-
-    kv: torch.Tensor  # [layers, 2, B, kv_heads, max_len, dim]
-    lengths: torch.Tensor  # [B]
-    rows: torch.Tensor  # [B, 1]
-
-    def reserve(self, n: int) -> int:
-        """Makes room for n slots behind each row's verified ones; returns how many are then in view."""
-        view = int(self.lengths.max()) + n
-        missing = view - self.kv.shape[4]
-        if missing > 0:  # a tree reaches beyond the longest output: rare, so a copy is fine
-            self.kv = F.pad(self.kv, (0, 0, 0, max(missing, 64)))
-        return view
-
-
 class LayeredDrafter(DraftModel):
     """Token embeddings, decoder layers, a norm and a head over the draft vocabulary.
+
+    What it keeps of sequences is a `KvCache`: keys and values of what is verified, and of the tree in flight.
+    Those of the tree's node j lie in slot `lengths[b] + j`, where the next `update` overwrites them.
 
     Args:
         input_norm, final_norm: whether layers norm their input, and the last one's output is normed.
     """
+
+    state_class = KvCache
 
     def __init__(self, config: DraftModelConfig, input_norm: bool = True, final_norm: bool = True):
         super().__init__(config)
@@ -290,23 +275,21 @@ class LayeredDrafter(DraftModel):
         cos, sin = self._rope_table(n, torch.float)[..., :half].unbind(1)
         return cos, sin
 
-    def new_state(self, batch: int, max_len: int) -> KvState:
+    def new_state(self, batch: int, max_len: int) -> KvCache:
         config, weight = self.config, self.layers[0].post_attention_layernorm.weight
-        shape = (config.layers, 2, batch, config.num_key_value_heads, max_len, config.head_dim)
         dtype = weight.dtype if self.native is None else torch.float
-        kv = torch.zeros(shape, dtype=dtype, device=weight.device)
-        lengths = torch.zeros(batch, dtype=torch.long, device=weight.device)
-        return KvState(kv=kv, lengths=lengths, rows=torch.arange(batch, device=weight.device)[:, None])
+        state = self.state_class(config.layers, batch, max_len, dtype, weight.device)
+        state.allocate(config.num_key_value_heads, config.head_dim)
+        return state
 
-    def keep_rows(self, state: KvState, rows: torch.Tensor) -> KvState:
-        return KvState(state.kv.index_select(2, rows), state.lengths[rows], state.rows[: len(rows)])
+    def select_rows(self, state: KvCache, rows: torch.Tensor) -> KvCache:
+        state.select_rows(rows)
+        return state
 
-    def put_rows(self, state: KvState, rows: torch.Tensor, other: KvState) -> None:
-        used = int(other.lengths.max())
-        state.kv[:, :, rows, :, :used] = other.kv[..., :used, :]
-        state.lengths[rows] = other.lengths
+    def replace_rows(self, state: KvCache, rows: torch.Tensor, other: KvCache) -> None:
+        state.replace_rows(rows, other)
 
-    def read(self, state: KvState, x: torch.Tensor, counts: torch.Tensor) -> None:
+    def read(self, state: KvCache, x: torch.Tensor, counts: torch.Tensor) -> None:
         """Appends every layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
         n = x.shape[1]
         view = state.reserve(n)
@@ -317,20 +300,11 @@ class LayeredDrafter(DraftModel):
             return
         cos, sin = self.rope(slots, view)
         for i, layer in enumerate(self.layers):
-            self._write(state, i, slots, *layer.keys_values(layer.input_layernorm(x), cos, sin))
+            state.write(i, slots, *layer.keys_values(layer.input_layernorm(x), cos, sin))
         state.lengths = state.lengths + counts
 
     @staticmethod
-    def _write(state: KvState, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        for which, new in ((0, k), (1, v)):
-            kept = state.kv[layer, which]  # [B, kv_heads, max_len, dim]
-            if len(slots) == 1:
-                kept.index_copy_(2, slots[0], new)
-            else:
-                kept.transpose(1, 2).index_put_((state.rows, slots), new.transpose(1, 2))
-
-    @staticmethod
-    def _seen(state: KvState, tree: TokenTree, frontier: torch.Tensor, view: int) -> torch.Tensor:
+    def _seen(state: KvCache, tree: TokenTree, frontier: torch.Tensor, view: int) -> torch.Tensor:
         """Which of the slots in view the frontier's nodes attend to, bool [B, f, view]."""
         n = tree.width
         ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
@@ -352,14 +326,14 @@ class LayeredDrafter(DraftModel):
         """Told what the head reads at the frontier's nodes, [B, f, H]."""
 
     @torch.no_grad()
-    def expand(self, state: KvState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+    def expand(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
         states = self._read_frontier(state, tree, frontier)
         return torch.log_softmax(self.lm_head(states), dim=-1, dtype=torch.float)
 
     @torch.no_grad()
     def top(
-        self, state: KvState, tree: TokenTree, frontier: torch.Tensor, k: int
+        self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The k most probable tokens after the frontier's nodes (see `Drafter.top`)."""
         if self.native is None:
@@ -367,7 +341,7 @@ class LayeredDrafter(DraftModel):
         states = self._read_frontier(state, tree, frontier)
         return self.lm_head.top_log_probs(states, min(k, self.draft_vocab_size))
 
-    def _read_frontier(self, state: KvState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+    def _read_frontier(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """What the head reads at the frontier's nodes, [B, f, H]. Their keys and values go into their
         slots."""
         view, starts = state.reserve(tree.width), state.lengths[:, None]  # [B, 1]
@@ -384,7 +358,7 @@ class LayeredDrafter(DraftModel):
         seen = self._seen(state, tree, frontier, view)[:, None]  # [B, 1, f, view]
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
-            self._write(state, i, slots, *layer.keys_values(normed, cos, sin))
+            state.write(i, slots, *layer.keys_values(normed, cos, sin))
             k, v = state.kv[i, 0, :, :, :view], state.kv[i, 1, :, :, :view]
             q = layer.queries(normed, cos, sin)
             attended = grouped_attention(q, k, v, seen)  # [B, f, heads, dim]

@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModel
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel, Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
-from drafttrain.errors import UserError
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 DECAY = 0.8  # of the weight of each further head in the loss (Medusa paper, eq. 1)
 
@@ -98,14 +98,14 @@ class MedusaModel(DraftModel):
         last = torch.zeros(batch, self.config.hidden_size, dtype=weight.dtype, device=weight.device)
         return MedusaState(last)
 
-    def keep_rows(self, state: MedusaState, rows: torch.Tensor) -> MedusaState:
+    def select_rows(self, state: MedusaState, rows: torch.Tensor) -> MedusaState:
         return MedusaState(state.last[rows])
 
-    def put_rows(self, state: MedusaState, rows: torch.Tensor, other: MedusaState) -> None:
+    def replace_rows(self, state: MedusaState, rows: torch.Tensor, other: MedusaState) -> None:
         state.last[rows], state.log_probs = other.last, None
 
     @torch.no_grad()
-    def observe(
+    def update(
         self, state: MedusaState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Keeps the state of the last verified token."""

@@ -11,12 +11,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drafttrain.drafters.config import DrafterConfig, read_config
-from drafttrain.drafters.interface import Drafter
 from drafttrain.drafters.model_config import DraftModelConfig, check_identity
-from drafttrain.errors import UserError, brief
 from drafttrain.kernels.linear import make_native
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.packed import pack_linears
+from drafttrain.target_lm.cpu_linear import pack_linears
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.drafter import Drafter
+from drafttrain.utils.errors import UserError, brief
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

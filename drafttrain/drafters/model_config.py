@@ -5,11 +5,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from drafttrain.corpus.chat import template_hash
+from drafttrain.data.chat import template_hash
 from drafttrain.drafters.config import FORMAT_VERSION, LAYERED, READS_LAST, READS_NONE, DrafterConfig
-from drafttrain.errors import UserError
-from drafttrain.target.frozen import FrozenTarget, block_number
-from drafttrain.target.info import target_info
+from drafttrain.target_lm.info import target_info
+from drafttrain.target_lm.model import FrozenTarget, block_number
+from drafttrain.utils.errors import UserError
 
 SUPPORTED_TARGETS = ("llama", "mistral", "qwen2", "qwen3")
 # What two tokenizers rarely read alike: digits, an accent, a symbol, white space.

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel
 
-from drafttrain.drafters.layered import KvState, LayeredDrafter
+from drafttrain.drafters.layered import LayeredDrafter
 from drafttrain.drafters.model_config import DraftModelConfig
+from drafttrain.target_lm.cache import KvCache
 
 
 class VdmConfig(DraftModelConfig):
@@ -34,8 +35,8 @@ class VdmModel(LayeredDrafter):
         return self.embed_tokens(input_ids), None
 
     @torch.no_grad()
-    def observe(
-        self, state: KvState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+    def update(
+        self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Appends verified tokens; in a single layer a token's key and value depend on nothing before it."""
         self.read(state, self.embed_tokens(tokens), counts)

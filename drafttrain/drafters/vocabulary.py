@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from drafttrain.errors import UserError
+from drafttrain.utils.errors import UserError
 
 _KEYS = "change drafter.draft_vocab_size (training.init_draft_vocab_size where a drafter's vocabulary grows)"
 

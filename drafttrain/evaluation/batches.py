@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
+from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 
 
 @dataclass
@@ -71,7 +71,7 @@ def batch_mismatches(
     def run(proposer: Proposer, numbers: Sequence[int], size: int) -> list[list[int]]:
         rule = accept_greedy
         if temperature:
-            rule = AcceptSampled([SamplingParams(temperature, seed=number) for number in numbers])
+            rule = AcceptMatching([SamplingParams(temperature, seed=number) for number in numbers])
         on_batch()
         chosen = [prompts[number] for number in numbers]
         return decode_all(target, proposer, chosen, max_new_tokens, accept=rule, max_rows=size)[0]

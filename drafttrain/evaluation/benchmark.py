@@ -13,20 +13,21 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from drafttrain.errors import UserError
+from drafttrain.data.prompts import PREFIX, Task, read_prompts, spread
 from drafttrain.evaluation.benchmark_report import print_benchmark
 from drafttrain.evaluation.evaluate import progress
 from drafttrain.evaluation.measure import MeasurementLog, measure
 from drafttrain.evaluation.memory import covered, peak_bytes
 from drafttrain.evaluation.methods import Methods, MethodSpec
 from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
-from drafttrain.evaluation.prompts import PREFIX, Task, read_prompts, spread
 from drafttrain.evaluation.stock import load_stock
-from drafttrain.files import fingerprint, write_json
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.machine import check_quiet, describe_machine, dtype_name
-from drafttrain.provenance import git_commit, versions
-from drafttrain.target.loading import load_for_decoding
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.target_lm.loading import load_for_decoding
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint, write_json
+from drafttrain.utils.machine import check_quiet, dtype_name
+from drafttrain.utils.provenance import git_commit, versions
 
 FORMAT_VERSION = 1  # of benchmark.json
 FIRST_BUCKET = 256  # tokens; the buckets of context lengths above it double
@@ -226,7 +227,7 @@ def read_task(spec: TaskSpec, turns: int) -> Task:
         UserError: there are none, or they cannot be read.
     """
     if spec.source.startswith(PREFIX):
-        from drafttrain.evaluation.hub_prompts import read_hub_prompts  # imports `datasets`
+        from drafttrain.data.hub_prompts import read_hub_prompts  # imports `datasets`
 
         return Task(spec.name, read_hub_prompts(spec.source), turns)
     return Task(spec.name, read_prompts(spec.source), turns)

@@ -3,13 +3,12 @@
 from rich.console import Console
 from rich.markup import escape
 
+from drafttrain.bundle import load_bundle
+from drafttrain.data.prompts import read_prompts
 from drafttrain.evaluation.exactness import first_difference
-from drafttrain.evaluation.measure import check_length
-from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.machine import dtype_name
+from drafttrain.utils.machine import dtype_name
 
 
 def compare(
@@ -47,7 +46,7 @@ def compare(
     tokenizer, differing, ties = loaded.target.tokenizer, 0, 0
     for chat in chats:
         ids = chat.token_ids(tokenizer)
-        check_length(loaded.target, ids, max_new_tokens, f"{prompts}: prompt {chat.id}")
+        loaded.target.check_length(ids, max_new_tokens, f"{prompts}: prompt {chat.id}")
         plain, drafted = (
             decode_all(loaded.target, proposer, [ids], max_new_tokens)[0][0]
             for proposer in (NoProposer(), loaded.proposer(tree))

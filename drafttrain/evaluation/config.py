@@ -1,30 +1,14 @@
-"""Settings of the evaluation stage, and what names a set of prompts."""
+"""Settings of the evaluation stage."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from drafttrain.errors import UserError
+from drafttrain.data.config import PromptSet
 from drafttrain.evaluation.metrics import ALL
 from drafttrain.trees.c2t import Plain
 from drafttrain.trees.costs import EXAMPLE_COSTS
-from drafttrain.trees.named import parse_policy
-
-
-@dataclass
-class PromptSet:
-    """One set of evaluation prompts.
-
-    Attributes:
-        name: name of the row in the result table.
-        path: file of prompts.
-        limit: how many to take from its start. null: all.
-        turns: how many turns of each chat are played (MT-bench has two); the target answers the earlier ones.
-    """
-
-    name: str
-    path: str
-    limit: int | None = None
-    turns: int = 1
+from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.errors import UserError
 
 
 @dataclass

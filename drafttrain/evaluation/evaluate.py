@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.calibration.calibration import Calibration
-from drafttrain.errors import UserError
+from drafttrain.data.prompts import Task, first_of_each
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.measure import (
@@ -27,16 +28,16 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
-from drafttrain.evaluation.prompts import Task, first_of_each
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.stock import Stock, load_stock
-from drafttrain.evaluation.throughput import forward_speed
-from drafttrain.export.bundle import Bundle, load_bundle
-from drafttrain.files import fingerprint, write_json
-from drafttrain.machine import check_quiet, describe_machine, dtype_name
-from drafttrain.progress import counted
-from drafttrain.provenance import content_hash, versions
-from drafttrain.target.frozen import FrozenTarget, weights_hash
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.target_lm.model import FrozenTarget, weights_hash
+from drafttrain.target_lm.throughput import forward_speed
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint, write_json
+from drafttrain.utils.machine import check_quiet, dtype_name
+from drafttrain.utils.progress import counted
+from drafttrain.utils.provenance import content_hash, versions
 
 FORMAT_VERSION = 2  # of summary.json and eval.json
 FORWARD_TOKENS, FORWARD_SECONDS = 3 * 4 * 512, 60.0  # of timing the target over whole rows, at most

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from drafttrain.evaluation.measure import MeasurementLog, check_length, generate_batch
+from drafttrain.data.prompts import Task
+from drafttrain.evaluation.measure import MeasurementLog, generate_batch
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, Measurement, MethodRun
-from drafttrain.evaluation.prompts import Task
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.loading import load_stock_model
+from drafttrain.target_lm.loading import load_stock_model
+from drafttrain.target_lm.model import FrozenTarget
 
 METHODS = (AUTOREGRESSIVE, TRANSFORMERS, "drafting")
 BATCH = 8
@@ -132,7 +132,7 @@ def check_lossless(
             found = [log.find(task.name, prompt.id, 0, 0, METHODS) for prompt in group]
             if None in found:
                 for prompt, prompt_ids in zip(group, ids):
-                    check_length(target, prompt_ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
+                    target.check_length(prompt_ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
                 outputs = (
                     decode_all(target, NoProposer(), ids, max_new_tokens)[0],
                     generate_batch(model, target, ids, max_new_tokens),

@@ -18,16 +18,16 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.errors import UserError
+from drafttrain.data.prompts import Task
 from drafttrain.evaluation.metrics import Measurement, MethodRun
-from drafttrain.evaluation.prompts import Task
-from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
+from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.machine import OtherLoad
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.loading import load_stock_model
+from drafttrain.target_lm.loading import load_stock_model
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.machine import OtherLoad
 
 WARM_UP_TOKENS = 16
 Method = Callable[[list[int], int], MethodRun]  # prompt ids, max_new_tokens
@@ -51,7 +51,7 @@ def drafting(
             target.tap(taps)
         rule = accept_greedy
         if sampling is not None and sampling.temperature:
-            rule = AcceptSampled([seeded(sampling, prompt_ids)])
+            rule = AcceptMatching([seeded(sampling, prompt_ids)])
         started = time.perf_counter()
         outputs, stats = decode_all(target, proposer, [prompt_ids], max_new_tokens, accept=rule)
         return MethodRun(time.perf_counter() - started, outputs[0], stats)
@@ -238,11 +238,11 @@ def measure(
             found = log.find(task.name, prompt.id, turn, repeat, names, temperature)
             if found is None:
                 ids = prompt.token_ids(tokenizer, given[:turn])
-                if on_long and not fits(target, ids, max_new_tokens):
+                if on_long and not target.fits(ids, max_new_tokens):
                     for left_out in range(turn, turns):
                         on_long(prompt.id, left_out)
                     break
-                check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
+                target.check_length(ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
                 if not is_warm:
                     cold = time.perf_counter()
                     _run_all(methods, ids, min(WARM_UP_TOKENS, max_new_tokens))
@@ -272,21 +272,3 @@ def _run_all(
     names = list(methods)
     start = first % len(names)
     return {name: methods[name](prompt_ids, max_new_tokens) for name in names[start:] + names[:start]}
-
-
-def fits(target: FrozenTarget, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
-    """Whether prompt and new tokens keep within the target's positions."""
-    limit = getattr(target.config, "max_position_embeddings", None)
-    return not limit or len(prompt_ids) + max_new_tokens <= limit
-
-
-def check_length(target: FrozenTarget, prompt_ids: list[int], max_new_tokens: int, which: str) -> None:
-    """Raises:
-    UserError: prompt and new tokens exceed the target's positions; names the prompt.
-    """
-    if not fits(target, prompt_ids, max_new_tokens):
-        limit = target.config.max_position_embeddings
-        raise UserError(
-            f"{which} has {len(prompt_ids)} tokens, which with {max_new_tokens} new ones exceed the {limit} "
-            f"positions of {target.name}; remove it or lower max_new_tokens"
-        )

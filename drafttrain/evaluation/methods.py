@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.corpus.chat import tokenizer_hash
-from drafttrain.errors import UserError
+from drafttrain.bundle import NGRAM, Bundle, find_bundle, load_bundle
+from drafttrain.data.chat import tokenizer_hash
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
 from drafttrain.evaluation.memory import peak_bytes, reset_peak
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun
 from drafttrain.evaluation.stock import Stock, convert
-from drafttrain.export.bundle import NGRAM, Bundle, find_bundle, load_bundle
-from drafttrain.export.self_draft import load_self_draft
-from drafttrain.files import fingerprint
-from drafttrain.inference.lookahead import Lookahead
-from drafttrain.inference.lookup import PromptLookup
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.provenance import content_hash
-from drafttrain.target.frozen import FrozenTarget, weights_hash
-from drafttrain.target.loading import load_model_like, load_tokenizer
+from drafttrain.self_draft.lookahead import Lookahead
+from drafttrain.self_draft.prompt_lookup import PromptLookup
+from drafttrain.self_draft.settings import load_self_draft
+from drafttrain.target_lm.loading import load_model_like, load_tokenizer
+from drafttrain.target_lm.model import FrozenTarget, weights_hash
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint
+from drafttrain.utils.provenance import content_hash
 
 PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT = "prompt_lookup", "lookahead", "self_draft"
 WITHOUT_FILES = (PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.utils.quantiles import quartiles
 
 AUTOREGRESSIVE = "autoregressive"  # our own loop without drafts
 TRANSFORMERS = "transformers"  # `generate` of the same model
@@ -137,13 +138,6 @@ class Row:
     outside_share: float | None = None
     peak_bytes: int | None = None
     flags: list[str] = field(default_factory=list)
-
-
-def quartiles(values: Sequence[float]) -> list[float]:
-    """Lower quartile, median and upper quartile, by linear interpolation between the sorted values."""
-    if len(values) == 1:
-        return [values[0]] * 3
-    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 def tabulate(measurements: Sequence[Measurement]) -> dict[str, Row]:

@@ -9,12 +9,13 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttrain.evaluation.measure import Method, transformers_generate
-from drafttrain.files import fingerprint, read_json, write_json
 from drafttrain.kernels import dtype as probe
-from drafttrain.machine import describe_machine, dtype_name
-from drafttrain.provenance import versions
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.loading import load_stock_model
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.target_lm.loading import load_stock_model
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.machine import dtype_name
+from drafttrain.utils.provenance import versions
 
 FILE = "transformers.json"  # in the folder of a measurement: the choice, which a resumed one keeps
 PROMPT = 16  # tokens of the prompt that the dtypes are tried on: whole ones are left to the probe

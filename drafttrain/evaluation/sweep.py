@@ -19,21 +19,22 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.errors import UserError
-from drafttrain.evaluation.config import PromptSet
+from drafttrain.bundle import drafter_hash, find_bundle, load_bundle
+from drafttrain.data.config import PromptSet
+from drafttrain.data.prompts import Task
 from drafttrain.evaluation.evaluate import progress
-from drafttrain.evaluation.measure import MeasurementLog, check_length, drafting, measure
+from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
 from drafttrain.evaluation.metrics import tabulate
-from drafttrain.evaluation.prompts import Task
-from drafttrain.export.bundle import drafter_hash, find_bundle, load_bundle
-from drafttrain.files import fingerprint, read_json, save_figure, write_json
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.machine import describe_machine, dtype_name
-from drafttrain.provenance import content_hash, git_commit, versions
-from drafttrain.target.frozen import FrozenTarget, weights_hash
-from drafttrain.trees.named import CLASSIFIED, uses_calibration
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.target_lm.model import FrozenTarget, weights_hash
+from drafttrain.trees.parse import CLASSIFIED, uses_calibration
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint, read_json, save_figure, write_json
+from drafttrain.utils.machine import dtype_name
+from drafttrain.utils.provenance import content_hash, git_commit, versions
 
 GRID = 101  # values of accept_len over which a ratio is averaged
 FIXED = (0.25, 0.5, 0.75)  # of the way through the common range: where a ratio is told by itself
@@ -187,7 +188,7 @@ def _counted(
     def encode(i: int, answers: Sequence[str]) -> list[int]:
         prompt = task.prompts[i]
         ids = prompt.token_ids(target.tokenizer, answers)
-        check_length(target, ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
+        target.check_length(ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
         return ids
 
     turns = [min(task.turns, len(prompt.turns)) for prompt in task.prompts]

@@ -19,23 +19,21 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError,
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
-from drafttrain.errors import UserError, brief
-from drafttrain.export.card import (
+from drafttrain.bundle_files import (
     CLASSIFIER,
     CONFIG,
     CONTENTS,
     EVALUATION,
     README,
     WEIGHTS,
-    model_card,
     read_evaluation,
-    read_facts,
-    read_settings,
 )
-from drafttrain.files import new_folder, read_json
-from drafttrain.ngrams.corpus_cache import DATA as NGRAM_DATA
-from drafttrain.ngrams.corpus_cache import FILE as NGRAMS
-from drafttrain.ngrams.corpus_cache import CorpusCache
+from drafttrain.export.card import model_card, read_facts, read_settings
+from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
+from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
+from drafttrain.self_draft.corpus_cache import CorpusCache
+from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.files import new_folder, read_json
 
 MAIN = "main"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -1,6 +1,7 @@
 """Acceptance rules: which drafted nodes the target would have produced itself, and what it says next."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,25 +27,35 @@ class Accepted:
     next_token: torch.Tensor
 
 
-# A rule takes the trees and the target's logits [B, n, V] after each node. A node's logits say what follows
-# it. A rule that knows something of single prompts has a method `use_rows(numbers)`, which is told which
-# prompts the next trees are for.
-AcceptanceRule = Callable[[TokenTree, torch.Tensor], Accepted]
+class AcceptanceRule(ABC):
+    """Compares trees with what the target gives after each of their nodes."""
+
+    @abstractmethod
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        """Return the accepted path of each row and the target's own token after it.
+
+        Args:
+            logits: of the target after each node, [B, n, V].
+        """
+
+    def set_active(self, numbers: Sequence[int]) -> None:
+        """Note which prompts the next trees are for; a rule that treats all alike does nothing."""
 
 
-def accept_greedy(tree: TokenTree, logits: torch.Tensor) -> Accepted:
+class AcceptGreedy(AcceptanceRule):
     """Accepts the longest path whose every token is the target's most probable one (temperature 0).
 
     Among equal logits the smallest token id wins, in drafting and in plain decoding alike.
-
-    Args:
-        tree: the verified trees.
-        logits: [B, n, V].
     """
-    return follow(tree, first_maximum(logits))
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        return follow(tree, first_maximum(logits))
 
 
-class AcceptSampled:
+accept_greedy = AcceptGreedy()
+
+
+class AcceptMatching(AcceptanceRule):
     """Sampling with deterministic candidates (trees of most probable tokens): what the target says after each
     node is drawn from its own distribution, and the path goes on as long as a child is what was drawn.
 
@@ -61,9 +72,9 @@ class AcceptSampled:
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
         self.emitted = torch.zeros(len(self.params), dtype=torch.long)  # tokens of each prompt so far
-        self.use_rows(range(len(self.params)))
+        self.set_active(range(len(self.params)))
 
-    def use_rows(self, numbers: Sequence[int]) -> None:
+    def set_active(self, numbers: Sequence[int]) -> None:
         """The next trees are for the prompts of these numbers."""
         self.numbers = list(numbers)
         self.sampler = Sampler([self.params[number] for number in numbers])
@@ -87,7 +98,7 @@ class AcceptSampled:
         return Accepted(torch.stack(path, 1), counts, token)
 
 
-class AcceptDrawn:
+class RejectionSampling(AcceptanceRule):
     """Sampling with drawn candidates: recursive rejection over the children of a node, in the order in which
     they were drawn without replacement (Leviathan et al. 2023 for one candidate; SpecInfer, MCSD and SEED
     for several).
@@ -107,7 +118,7 @@ class AcceptDrawn:
         self.emitted = [0] * len(self.params)  # tokens of each prompt so far
         self.numbers: Sequence[int] = range(len(self.params))
 
-    def use_rows(self, numbers: Sequence[int]) -> None:
+    def set_active(self, numbers: Sequence[int]) -> None:
         """The next trees are for the prompts of these numbers."""
         self.numbers = list(numbers)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.inference.cache import TreeCache
 from drafttrain.inference.sampling import pick_tokens
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.model import FrozenTarget
 
 BROKEN = -1  # in place of a token id: the logits were not finite
 
@@ -182,7 +182,7 @@ def _next_tokens(target: FrozenTarget, final: torch.Tensor, rows: _Rows, places:
 
 def _keep(target: FrozenTarget, cache: TreeCache, rows: _Rows, places: list[int]) -> _Rows:
     """Goes on with the given rows of the cache alone; returns their bookkeeping."""
-    cache.keep_rows(torch.tensor(places, device=target.device))
+    cache.select_rows(torch.tensor(places, device=target.device))
     kept = _Rows(len(places), target.device)
     for name in ("requests", "emitted", "draws"):
         setattr(kept, name, [getattr(rows, name)[row] for row in places])

@@ -1,4 +1,4 @@
-"""The one decode loop: propose a tree, verify it with one target forward, keep what is accepted, tell the
+"""The decode loop: propose a tree, verify it with one target forward, keep what is accepted, tell the
 proposer.
 
 It knows token ids only; text is `decoder.py`'s business. With `NoProposer` it is plain autoregressive
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.errors import UserError
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
-from drafttrain.inference.cache import TreeCache
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats, ModuleClock
 from drafttrain.kernels.team import native_team
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 DRAFT_SLOTS = 64  # cache slots for the tree in flight beyond the longest output; more are added as needed
 
@@ -44,23 +44,110 @@ class Step:
 
 
 @dataclass
-class _Batch:
-    """The prompts that are being decoded, a row for each."""
+class Session:
+    """Rows that are decoded together: what the target and the proposer keep of them.
 
+    Attributes:
+        cache: the target's keys and values.
+        state: the proposer's.
+        root: the last emitted tokens, which no forward has had yet, int64 [B].
+    """
+
+    target: FrozenTarget
+    proposer: Proposer
     cache: TreeCache
-    state: object  # the proposer's
-    root: torch.Tensor  # [B] the last emitted tokens
+    state: object
+    root: torch.Tensor
 
-    def put_rows(self, rows: torch.Tensor, other: "_Batch", proposer: Proposer) -> None:
-        """Another batch's rows take the place of these, int64 [b]."""
-        self.cache.put_rows(rows, other.cache)
-        proposer.put_rows(self.state, rows, other.state)
+    def replace_rows(self, rows: torch.Tensor, other: "Session") -> None:
+        """Put another session's rows in the place of these, int64 [b]."""
+        self.cache.replace_rows(rows, other.cache)
+        self.proposer.replace_rows(self.state, rows, other.state)
         self.root[rows] = other.root
 
-    def keep_rows(self, rows: torch.Tensor, proposer: Proposer) -> None:
-        """Goes on with these rows alone, int64 [b]: forwards of the others would be for nothing."""
-        self.cache.keep_rows(rows)
-        self.state, self.root = proposer.keep_rows(self.state, rows), self.root[rows]
+    def select_rows(self, rows: torch.Tensor) -> None:
+        """Go on with these rows alone, int64 [b]; one that is named twice goes on as two independent ones."""
+        self.cache.select_rows(rows)
+        self.state, self.root = self.proposer.select_rows(self.state, rows), self.root[rows]
+
+
+@dataclass
+class Verified:
+    """What one forward of the target gave for a session's trees.
+
+    Attributes:
+        tree: the trees that were verified.
+        accepted: the path of each row, and the target's own token after it.
+        tokens: of the paths, root first, int64 [B, m].
+        tapped: the target's tapped hidden states on the paths, [B, m, K*H].
+        logits: after every node, [B, n, V].
+    """
+
+    tree: TokenTree
+    accepted: Accepted
+    tokens: torch.Tensor
+    tapped: torch.Tensor
+    logits: torch.Tensor
+
+
+def prefill(
+    target: FrozenTarget,
+    proposer: Proposer,
+    prompts: Sequence[Sequence[int]],
+    max_len: int,
+    accept: AcceptanceRule,
+) -> Session:
+    """Encode prompts as chains, padded on the right, and choose the first token of each.
+
+    Args:
+        prompts: token ids of each.
+        max_len: tokens of the longest row at its end, prompt included.
+
+    Raises:
+        UserError: the target gives NaN.
+    """
+    device = target.device
+    cache = target.new_cache(len(prompts), max_len + DRAFT_SLOTS)
+    state = proposer.new_state(len(prompts), max_len)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [B]
+    n = max(map(len, prompts))
+    padded = [[*prompt, *[0] * (n - len(prompt))] for prompt in prompts]
+    tokens = torch.tensor(padded, device=device)  # [B, n]
+    order = torch.arange(n, device=device)  # [n]
+    states = target.forward(cache, tokens, order, torch.ones(n, n, dtype=torch.bool, device=device).tril())
+    cache.commit(order.expand(len(prompts), n), lengths)
+    rows = torch.arange(len(prompts), device=device)  # [B]
+    logits = target.head(states.final[rows, lengths - 1])  # [B, V]
+    if torch.isnan(logits).any():
+        raise UserError(f"{target.name} gives NaN in {target.dtype}: load it in another dtype")
+    proposer.update(state, tokens, states.tapped, lengths)
+    # the last prompt token plays the root of a tree without drafts
+    root = accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits[:, None]).next_token  # [B]
+    return Session(target, proposer, cache, state, root)
+
+
+def propose(session: Session) -> TokenTree:
+    """Return the proposer's trees after the session's last tokens."""
+    return session.proposer.propose(session.state, session.root)
+
+
+def verify(session: Session, tree: TokenTree, accept: AcceptanceRule) -> Verified:
+    """Run the target over trees, commit the accepted paths to its cache, and set the roots after them."""
+    session.cache.reserve(tree.width)
+    states = session.target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors())
+    logits = session.target.head(states.final)  # [B, n, V]
+    accepted = accept(tree, logits)
+    session.cache.commit(accepted.path, accepted.counts)
+    session.root = accepted.next_token  # [B]
+    tokens = tree.tokens.gather(1, accepted.path)  # [B, m]
+    wide_path = accepted.path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
+    return Verified(tree, accepted, tokens, states.tapped.gather(1, wide_path), logits)
+
+
+def update(session: Session, verified: Verified) -> None:
+    """Give the proposer what the target has verified."""
+    session.proposer.harvest(session.state, verified.tree, verified.logits)
+    session.proposer.update(session.state, verified.tokens, verified.tapped, verified.accepted.counts)
 
 
 @torch.no_grad()
@@ -119,7 +206,7 @@ class _Loop:
     accept: AcceptanceRule
     rows: "_Rows"
     stats: DecodeStats
-    batch: _Batch | None = None
+    session: Session | None = None
 
     def __post_init__(self) -> None:
         self.clock = ModuleClock(self.target.device)
@@ -129,18 +216,17 @@ class _Loop:
         started = time.perf_counter()
         rows = self.rows
         numbers = [rows.active[place] for place in rows.new]
-        _use_rows(numbers, self.accept, self.proposer)
+        self._set_active(numbers)
         chosen = [self.prompts[number] for number in numbers]
-        # rows that are put into a batch need no room of their own for what follows
-        room = self.max_len if self.batch is None else max(map(len, chosen))
-        encoded = _encode(self.target, self.proposer, chosen, room, self.accept)
-        if self.batch is None:
-            self.batch = encoded
+        # rows that are put into a session need no room of their own for what follows
+        room = self.max_len if self.session is None else max(map(len, chosen))
+        encoded = prefill(self.target, self.proposer, chosen, room, self.accept)
+        if self.session is None:
+            self.session = encoded
         else:
-            places = torch.tensor(rows.new, device=self.target.device)
-            self.batch.put_rows(places, encoded, self.proposer)
+            self.session.replace_rows(torch.tensor(rows.new, device=self.target.device), encoded)
         step = rows.first_step(encoded.root)
-        _drop_ended(rows, self.batch, self.proposer)
+        self._drop_ended()
         self.stats.prefill_seconds += time.perf_counter() - started
         self.stats.seconds += time.perf_counter() - started
         return step
@@ -148,33 +234,32 @@ class _Loop:
     def step(self) -> Step:
         """Propose trees, verify them with one forward, commit the accepted paths, update the proposer."""
         started = time.perf_counter()
-        target, proposer, batch, stats = self.target, self.proposer, self.batch, self.stats
-        _use_rows(self.rows.active, self.accept, proposer)
+        session, stats, proposer = self.session, self.stats, self.proposer
+        self._set_active(self.rows.active)
         in_model = proposer.model_seconds
-        tree = self.rows.trim(proposer.propose(batch.state, batch.root))
+        tree = self.rows.trim(propose(session))
         drafted, modules_before = time.perf_counter(), self.clock.seconds
-        batch.cache.reserve(tree.width)
-        states = target.forward(batch.cache, tree.tokens, tree.depths, tree.ancestors())
-        logits = target.head(states.final)  # [B, n, V]
-        accepted = self.accept(tree, logits)
-        path, counts, batch.root = accepted.path, accepted.counts, accepted.next_token  # [B, m], [B], [B]
-        batch.cache.commit(path, counts)
-        committed = tree.tokens.gather(1, path)  # [B, m]
-        wide_path = path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
-        tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
-        step = self.rows.step(tree, accepted)
-        verified = time.perf_counter()
+        verified = verify(session, tree, self.accept)
+        step = self.rows.step(tree, verified.accepted)
+        verified_at = time.perf_counter()
         if self.rows.go_on:
-            if hasattr(proposer, "harvest"):
-                proposer.harvest(batch.state, tree, logits)
-            proposer.observe(batch.state, committed, tapped, counts)
-        observed = time.perf_counter()
-        _drop_ended(self.rows, batch, proposer)
-        stats.draft_seconds += drafted - started + observed - verified
+            update(session, verified)
+        updated = time.perf_counter()
+        self._drop_ended()
+        stats.draft_seconds += drafted - started + updated - verified_at
         stats.draft_model_seconds += proposer.model_seconds - in_model
         stats.verify_seconds += self.clock.seconds - modules_before
         stats.seconds += time.perf_counter() - started
         return step
+
+    def _set_active(self, numbers: Sequence[int]) -> None:
+        self.accept.set_active(numbers)
+        self.proposer.set_active(numbers)
+
+    def _drop_ended(self) -> None:
+        kept = self.rows.turn_over()
+        if kept is not None:
+            self.session.select_rows(torch.tensor(kept, device=self.session.root.device))
 
 
 def decode_all(
@@ -207,47 +292,6 @@ def _check_lengths(target: FrozenTarget, prompts: Sequence[Sequence[int]], max_n
                 f"prompt {i} has {len(prompt)} tokens, which with max_new_tokens {max_new_tokens} exceeds "
                 f"the {limit} positions of {target.name}: shorten the prompt or lower max_new_tokens"
             )
-
-
-def _encode(
-    target: FrozenTarget,
-    proposer: Proposer,
-    prompts: Sequence[Sequence[int]],
-    max_len: int,
-    accept: AcceptanceRule,
-) -> _Batch:
-    """Encodes prompts as chains, padded on the right, and gives each its first token."""
-    device = target.device
-    cache = target.new_cache(len(prompts), max_len + DRAFT_SLOTS)
-    state = proposer.new_state(len(prompts), max_len)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [B]
-    n = max(map(len, prompts))
-    padded = [[*prompt, *[0] * (n - len(prompt))] for prompt in prompts]
-    tokens = torch.tensor(padded, device=device)  # [B, n]
-    order = torch.arange(n, device=device)  # [n]
-    states = target.forward(cache, tokens, order, torch.ones(n, n, dtype=torch.bool, device=device).tril())
-    cache.commit(order.expand(len(prompts), n), lengths)
-    rows = torch.arange(len(prompts), device=device)  # [B]
-    logits = target.head(states.final[rows, lengths - 1])  # [B, V]
-    if torch.isnan(logits).any():
-        raise UserError(f"{target.name} gives NaN in {target.dtype}: load it in another dtype")
-    proposer.observe(state, tokens, states.tapped, lengths)
-    # the last prompt token plays the root of a tree without drafts
-    root = accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits[:, None]).next_token  # [B]
-    return _Batch(cache, state, root)
-
-
-def _drop_ended(rows: "_Rows", batch: _Batch, proposer: Proposer) -> None:
-    kept = rows.turn_over()
-    if kept is not None:
-        batch.keep_rows(torch.tensor(kept, device=batch.root.device), proposer)
-
-
-def _use_rows(numbers: Sequence[int], accept: AcceptanceRule, proposer: Proposer) -> None:
-    """Tells those who know something of single prompts which ones the next trees belong to."""
-    for told in (accept, proposer):
-        if hasattr(told, "use_rows"):
-            told.use_rows(numbers)
 
 
 class _Rows:

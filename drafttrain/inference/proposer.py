@@ -1,42 +1,45 @@
 """Who the decode loop asks for trees: a model drafter with a growth policy, or nobody."""
 
+import copy
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
-class Proposer(Protocol):
-    """Proposes a tree behind the last committed token. It sees verified tokens only: nothing is ever rolled
-    back. One that knows something of single prompts beside its state has a method `use_rows(numbers)`, which
-    is told which prompts the next trees are for. One that learns from what the target says behind each node
-    of a tree, rejected drafts included, has a method `harvest(state, tree, logits)`, logits [B, n, V], which
-    is called before `observe`.
+class Proposer(ABC):
+    """Proposes a tree after the last committed token. It sees verified tokens only: nothing is rolled back.
 
     Attributes:
         model_seconds: time spent in a model's forwards so far.
     """
 
-    model_seconds: float
+    model_seconds: float = 0.0
 
+    @abstractmethod
     def new_state(self, batch: int, max_len: int) -> Any:
-        """Empty state for `batch` sequences of at most `max_len` tokens, prompt included."""
+        """Return the empty state of `batch` sequences of at most `max_len` tokens, prompt included."""
 
-    def keep_rows(self, state: Any, rows: torch.Tensor) -> Any:
-        """The state of the sequences of these numbers alone, int64 [b]; the others have ended."""
+    @abstractmethod
+    def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
+        """Return the state of the sequences of these numbers, int64 [b]; one that is named twice becomes two
+        independent ones, and those that are not named have ended."""
 
-    def put_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
-        """The sequences of another state take the place of those of these numbers, int64 [b]."""
+    @abstractmethod
+    def replace_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
+        """Put the sequences of another state in the place of those of these numbers, int64 [b]."""
 
-    def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
-        """Takes in what the target has verified: the prompts, then each accepted path, root first.
+    @abstractmethod
+    def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
+        """Append what the target has verified: the prompts, then each accepted path, root first.
 
         Args:
             tokens: [B, m], of which the first counts[b] are valid in row b.
@@ -44,12 +47,19 @@ class Proposer(Protocol):
             counts: [B].
         """
 
+    @abstractmethod
     def propose(self, state: Any, root: torch.Tensor) -> TokenTree:
-        """Trees whose roots are the last emitted tokens [B], which have not been observed yet."""
+        """Return trees whose roots are the last emitted tokens [B], which `update` has not had yet."""
+
+    def set_active(self, numbers: Sequence[int]) -> None:
+        """Note which prompts the next trees are for; most proposers treat all alike."""
+
+    def harvest(self, state: Any, tree: TokenTree, logits: torch.Tensor) -> None:
+        """Learn from the target's logits [B, n, V] after every node, rejected ones too; before `update`."""
 
 
 @dataclass
-class TreeProposer:
+class TreeProposer(Proposer):
     """A model drafter whose trees grow by a policy. What the policy gets as its drafter is this object, which
     looks at the clock.
 
@@ -72,19 +82,18 @@ class TreeProposer:
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len + self.policy.max_depth)
 
-    def use_rows(self, numbers: Sequence[int]) -> None:
-        if hasattr(self.policy, "use_rows"):  # most policies know nothing of single prompts
-            self.policy.use_rows(numbers)
+    def set_active(self, numbers: Sequence[int]) -> None:
+        self.policy.set_active(numbers)
 
-    def keep_rows(self, state: Any, rows: torch.Tensor) -> Any:
-        return self.drafter.keep_rows(state, rows)
+    def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
+        return self.drafter.select_rows(state, rows)
 
-    def put_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
-        self.drafter.put_rows(state, rows, other)
+    def replace_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
+        self.drafter.replace_rows(state, rows, other)
 
-    def observe(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
+    def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         started = self._now(counts)
-        self.drafter.observe(state, tokens, tapped, counts)
+        self.drafter.update(state, tokens, tapped, counts)
         self.model_seconds += self._now(counts) - started
 
     def propose(self, state: Any, root: torch.Tensor) -> TokenTree:
@@ -120,20 +129,22 @@ class TreeProposer:
         return time.perf_counter()
 
 
-class PerSequence:
+class PerSequence(Proposer):
     """What proposers share whose state is a list with an item for each sequence, and who run no model."""
 
-    model_seconds = 0.0
+    def select_rows(self, state: list, rows: torch.Tensor) -> list:
+        kept: list = []
+        for place, row in enumerate(rows.tolist()):
+            is_first = row not in rows[:place].tolist()
+            kept.append(state[row] if is_first else copy.deepcopy(state[row]))
+        return kept
 
-    def keep_rows(self, state: list, rows: torch.Tensor) -> list:
-        return [state[row] for row in rows.tolist()]
-
-    def put_rows(self, state: list, rows: torch.Tensor, other: list) -> None:
+    def replace_rows(self, state: list, rows: torch.Tensor, other: list) -> None:
         for row, sequence in zip(rows.tolist(), other, strict=True):
             state[row] = sequence
 
 
-class NoProposer:
+class NoProposer(Proposer):
     """Drafts nothing, which makes the decode loop plain autoregressive decoding."""
 
     model_seconds = 0.0
@@ -141,13 +152,13 @@ class NoProposer:
     def new_state(self, batch: int, max_len: int) -> None:
         return None
 
-    def keep_rows(self, state: None, rows: torch.Tensor) -> None:
+    def select_rows(self, state: None, rows: torch.Tensor) -> None:
         return None
 
-    def put_rows(self, state: None, rows: torch.Tensor, other: None) -> None:
+    def replace_rows(self, state: None, rows: torch.Tensor, other: None) -> None:
         pass
 
-    def observe(self, state: None, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
+    def update(self, state: None, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         pass
 
     def propose(self, state: None, root: torch.Tensor) -> TokenTree:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.errors import UserError
+from drafttrain.utils.errors import UserError
 
 NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
 _MASK = 2**64 - 1

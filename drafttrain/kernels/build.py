@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from drafttrain.errors import UserError
-from drafttrain.files import cache_dir
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import cache_dir
 
 SOURCE = Path(__file__).with_name("forward.cpp")
 AVX2 = ("-mavx2", "-mfma")

@@ -22,12 +22,13 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from drafttrain.errors import UserError
-from drafttrain.files import cache_dir, read_json, write_json
 from drafttrain.kernels.build import variant
 from drafttrain.kernels.linear import NativeLinear
+from drafttrain.kernels.machine import describe_machine
 from drafttrain.kernels.team import native_team
-from drafttrain.machine import BUSY, OtherLoad, describe_machine, dtype_name
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import cache_dir, read_json, write_json
+from drafttrain.utils.machine import BUSY, OtherLoad, dtype_name
 
 Work = Literal["decoding", "products"]
 Milliseconds = dict[str, dict[int, float]]  # candidate -> rows of the product -> milliseconds

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import torch
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.errors import UserError
-from drafttrain.files import read_json
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
 
 
 @dataclass

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from drafttrain.errors import UserError
-from drafttrain.target.store import HiddenStateStore
+from drafttrain.hidden_states.store import HiddenStateStore
+from drafttrain.utils.errors import UserError
 
 
 def document_lengths(corpus: datasets.Dataset) -> list[int]:

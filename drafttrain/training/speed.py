@@ -14,15 +14,15 @@ from transformers import PrinterCallback
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel
-from drafttrain.evaluation.throughput import forward_speed
-from drafttrain.target.collect import collect_states
-from drafttrain.target.config import CollectConfig
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.info import target_info
-from drafttrain.target.store import HiddenStateStore
+from drafttrain.hidden_states.collect import collect_states
+from drafttrain.hidden_states.store import HiddenStateStore
+from drafttrain.target_lm.config import CollectConfig
+from drafttrain.target_lm.info import target_info
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.throughput import forward_speed
 from drafttrain.training.config import TrainingConfig
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.stage import new_optimizer, settle_bf16, start_drafter, training_arguments
+from drafttrain.training.train import new_optimizer, settle_bf16, start_drafter, training_arguments
 from drafttrain.training.trainer import DraftTrainer
 
 SHAPES = (

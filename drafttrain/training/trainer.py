@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from transformers import Trainer
 
 from drafttrain.drafters.model import DraftModel
-from drafttrain.errors import UserError
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.attention import block_attention
 from drafttrain.training.losses import head_ce, head_kl
 from drafttrain.training.masks import BlockLayout, random_blocks, whole_documents
+from drafttrain.utils.errors import UserError
 
 BROKEN_BATCHES = 3  # in a row without a finite state, and training stops
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import default_collate
 
+from drafttrain.data.prompts import read_prompts
 from drafttrain.drafters.model import DraftModel
-from drafttrain.errors import UserError
-from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import draft_loss, with_states
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.utils.errors import UserError
 
 if TYPE_CHECKING:
     from drafttrain.training.config import TrainingConfig

@@ -7,10 +7,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.trees.layers import top_entropy
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.expand import top_entropy
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
+from drafttrain.utils.errors import UserError
 
 # What is known of a node when it is drafted, by the names of the paper where it has one: joint probability of
 # its path (P), entropy of the distribution it comes from, in nats over the top 1000 (H), depth, 1 for the
@@ -47,7 +48,7 @@ class Plain:
 
 
 @dataclass
-class C2tPolicy:
+class C2tPolicy(TreePolicy):
     """Algorithm 1 of the paper: each node of a layer gets its `top_k` most probable children; those with a
     confidence above `beta` stay, of each layer at most the `layer_k` most confident ones, and all that stay
     are verified and expanded. Growth ends where none stays.

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
 @dataclass
-class CapePolicy:
+class CapePolicy(TreePolicy):
     """Follows the most probable token, as a chain does, and adds its next most probable siblings: the less
     probable it is, the more (EDD paper, appendix on baselines).
 

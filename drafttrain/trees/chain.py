@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
 
 @dataclass
-class ChainPolicy:
+class ChainPolicy(TreePolicy):
     """Drafts `length` tokens one after the other.
 
     Attributes:

@@ -36,7 +36,7 @@ class CostCurve:
 
 
 @dataclass(frozen=True)
-class Promise:
+class AcceptanceCurve:
     """The share of drafted nodes of a joint probability that the target accepts, measured at some.
 
     Attributes:
@@ -83,7 +83,7 @@ class Costs:
     target: CostCurve
     rate: float
     acceptance: tuple[float, ...]
-    promise: Promise
+    promise: AcceptanceCurve
     beta: float | None = None
     expand: float | None = None
     top_k: int | None = None
@@ -121,5 +121,5 @@ class Costs:
 
 # the EDD paper's machine, to check what a policy takes where nothing is calibrated
 EXAMPLE_COSTS = Costs(
-    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), Promise()
+    *[CostCurve((1,), (seconds,)) for seconds in (1.1e-3, 29.8e-3, 29.8e-3)], 60.0, (0.6,), AcceptanceCurve()
 )

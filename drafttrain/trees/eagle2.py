@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.trees.layers import add_children
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.expand import add_children
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
 
 @dataclass
-class Eagle2Policy:
+class Eagle2Policy(TreePolicy):
     """Each layer expands the `top_k` nodes of highest joint probability by `top_k` children each; at the end
     the `total` best nodes of the whole tree stay. The EDD paper runs it with 50 nodes, depth 6, top-10.
 

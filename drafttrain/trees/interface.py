@@ -1,18 +1,27 @@
 """What the proposer asks of a growth policy."""
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 
 
-class TreePolicy(Protocol):
-    """Decides which nodes a drafter expands. One that knows something of single prompts has a method
-    `use_rows(numbers)`, too, which is told which prompts the next trees are for."""
+class TreePolicy(ABC):
+    """Decides which nodes a drafter expands.
+
+    Attributes:
+        max_depth: layers of drafts at most.
+    """
 
     max_depth: int
 
+    @abstractmethod
     def grow(self, drafter: Drafter, state: Any, root: torch.Tensor) -> TokenTree:
-        """Drafts trees of at most `max_depth` layers behind each root token [B]."""
+        """Draft trees of at most `max_depth` layers after each root token [B]."""
+
+    def set_active(self, numbers: Sequence[int]) -> None:
+        """Note which prompts the next trees are for; most policies treat all alike."""

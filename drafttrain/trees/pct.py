@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.trees.layers import add_children
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.expand import add_children
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
+from drafttrain.utils.errors import UserError
 
 
 @dataclass
-class PctPolicy:
+class PctPolicy(TreePolicy):
     """A drafting step pays if the token it starts from is accepted with more than s_d / s_t (eq. 5). The
     confidence of a node, the joint probability of its path, stands for that probability.
 

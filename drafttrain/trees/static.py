@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 # EAGLE-1's tree of 26 nodes, root included (Li et al. 2024; `choices.py` of its repository)
 EAGLE1_PATHS = (
@@ -17,7 +18,7 @@ LARGEST = 4096  # nodes
 
 
 @dataclass
-class StaticPolicy:
+class StaticPolicy(TreePolicy):
     """A tree whose nodes are given by their ranks among their siblings.
 
     Attributes:

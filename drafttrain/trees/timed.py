@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.trees.costs import CostCurve, Promise
-from drafttrain.trees.layers import add_children
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.expand import add_children
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
 @dataclass
-class TimedPolicy:
+class TimedPolicy(TreePolicy):
     """Grows layer by layer, from the nodes whose children are expected to be worth their time; then verifies
     as many of the best nodes as are worth theirs.
 
@@ -39,7 +40,7 @@ class TimedPolicy:
     verify_seconds: CostCurve
     rate: float
     acceptance: tuple[float, ...] = (0.6,)
-    promise: Promise | None = None
+    promise: AcceptanceCurve | None = None
     width: int = 4
     frontier: int = 8
     max_depth: int = 10

@@ -8,24 +8,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from drafttrain.calibration import quick, stage, timing
+from drafttrain.bundle import load_bundle
+from drafttrain.calibration import full as full_module
+from drafttrain.calibration import quick, timing
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.calibration.quick import calibration_here, is_disturbed, quick_calibration
-from drafttrain.calibration.stage import quick_against_full
 from drafttrain.classifier.model import Classifier
-from drafttrain.cli import main
-from drafttrain.errors import UserError
+from drafttrain.data.prompts import PromptSet, Task
+from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.evaluation import evaluate as evaluation
 from drafttrain.evaluation.methods import Methods, MethodSpec
-from drafttrain.evaluation.prompts import PromptSet, Task
 from drafttrain.evaluation.stock import load_stock
-from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
-from drafttrain.inference.decoder import SpeculativeDecoder
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.machine import describe_machine
-from drafttrain.target.frozen import weights_hash
-from drafttrain.target.loading import load_for_decoding
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.run.cli import main
+from drafttrain.target_lm.loading import load_for_decoding
+from drafttrain.target_lm.model import weights_hash
+from drafttrain.utils.errors import UserError
+from studies.calibrations import quick_against_full
 
 CPU = {"dtype": "float32", "device": "cpu"}
 VERIFY, DRAFT = timing._Clock.verify, timing._Clock.draft
@@ -387,4 +388,4 @@ def test_against_a_full_one(loaded, found, questions, tmp_path):
     assert row["seconds"] > 0 and row["load"] == 0.0 and row["rates"]["full"] == full.rate
     low, high = row["interval"]
     assert low <= high and len((tmp_path / "raw/measurements.jsonl").read_text().splitlines()) == 5
-    assert not is_disturbed(Calibration.load(tmp_path / "raw")) and stage.FILE == "calibration.json"
+    assert not is_disturbed(Calibration.load(tmp_path / "raw")) and full_module.FILE == "calibration.json"

@@ -6,17 +6,18 @@ import math
 import pytest
 import torch
 
+from drafttrain.bundle import load_bundle
 from drafttrain.calibration.judged import Decoding
 from drafttrain.calibration.replay import RecordedTree, RecordedTrees, best_rate, predicted_rate
-from drafttrain.export.bundle import load_bundle
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import EXAMPLE_COSTS, CostCurve, Costs, Promise
+from drafttrain.trees.costs import EXAMPLE_COSTS, AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
 
 EIGHTHS = [-9 + i / 8 for i in range(73)]
-TRUE = Promise(EIGHTHS, [math.exp(x) for x in EIGHTHS])  # nodes are accepted as often as they promise
+TRUE = AcceptanceCurve(EIGHTHS, [math.exp(x) for x in EIGHTHS])  # nodes are accepted as often as they promise
 COSTS = Costs(
     CostCurve((1, 8), (1e-3, 2e-3)),
     CostCurve((1, 64), (20e-3, 80e-3)),
@@ -107,7 +108,7 @@ def test_dearer_verification_is_beaten_by_fewer_tokens(trees):
         rate, _ = best_rate(trees, costs, 3)
         policy, total = TimedPolicy(**{**costs.for_timed(), "rate": rate}, width=3), []
 
-        class Counted:
+        class Counted(TreePolicy):
             max_depth = policy.max_depth
 
             def grow(self, drafter, state, root):
@@ -136,7 +137,7 @@ def test_recorded_trees_are_those_of_the_decoding(tiny_bundle):
 
 
 def test_a_tree_without_drafts(trees):
-    class Nothing:
+    class Nothing(TreePolicy):
         max_depth = 1
 
         def grow(self, drafter, state, root):

@@ -7,23 +7,25 @@ import shutil
 import pytest
 import torch
 
-from drafttrain.calibration import stage
+from drafttrain.bundle import load_bundle
+from drafttrain.calibration import full
 from drafttrain.calibration.calibration import Calibration, Curve
 from drafttrain.calibration.confidence import TEMPERATURES
 from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.calibration.judged import Judged, JudgedChains, JudgedTrees, PredictedPolicy, judge
-from drafttrain.calibration.stage import calibrate
 from drafttrain.classifier.model import Classifier
-from drafttrain.cli import main
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.evaluation.config import EXAMPLE_COSTS, PromptSet
-from drafttrain.export.bundle import load_bundle
+from drafttrain.data.config import PromptSet
+from drafttrain.evaluation.config import EXAMPLE_COSTS
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.run import calibrate as stage
+from drafttrain.run.calibrate import calibrate
+from drafttrain.run.cli import main
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 from tests.conftest import with_cheap_drafts
 
 
@@ -76,7 +78,7 @@ class HalfRight(Drafter):
     def new_state(self, batch, max_len):
         return {"seen": 0}
 
-    def observe(self, state, tokens, tapped, counts):
+    def update(self, state, tokens, tapped, counts):
         state["seen"] += int(counts[0])
 
     def expand(self, state, tree, frontier):
@@ -239,7 +241,7 @@ def test_threshold_of_c2t_is_looked_for_where_there_is_a_classifier(tiny_bundle,
     assert (policy.beta, policy.expand, policy.top_k) == (0.5, None, 15) and loaded.warning("c2t") is None
 
 
-@pytest.mark.parametrize("cheapest", [(stage.BETAS[3], None), (0.1, 0.3)])
+@pytest.mark.parametrize("cheapest", [(full.BETAS[3], None), (0.1, 0.3)])
 def test_thresholds_are_those_that_promise_most(cheapest, tiny_bundle, questions, tmp_path, monkeypatch):
     """Where all thresholds' trees take the same tokens, those that cost least win."""
     tried = []
@@ -252,13 +254,13 @@ def test_thresholds_are_those_that_promise_most(cheapest, tiny_bundle, questions
 
     pairs = iter([(0.05, 0.2), (0.1, 0.3), (0.2, 0.4), (0.3, 0.5)])
     monkeypatch.setattr(Costs, "worth", lambda costs, rate: next(pairs))
-    monkeypatch.setattr(stage, "PredictedPolicy", Told)
+    monkeypatch.setattr(full, "PredictedPolicy", Told)
     Classifier(hidden=1).save(tmp_path / "classifier", {})
     config = CalibrateConfig(prompts=PromptSet("prompts", str(questions), 2), max_new_tokens=6, rounds=1)
     options = {"dtype": "float32", "device": "cpu", "classifier": tmp_path / "classifier"}
     found = calibrate(config, tiny_bundle, tmp_path / "out", **options)
     assert (found.beta, found.expand, found.top_k) == (*cheapest, config.width)
-    assert len(set(tried)) == stage.C2T_TRIALS
+    assert len(set(tried)) == full.C2T_TRIALS
 
 
 def test_predicted_seconds_are_those_of_the_curves(tiny_bundle):

@@ -11,19 +11,20 @@ import torch
 
 from drafttrain.classifier import dump
 from drafttrain.classifier.config import DumpConfig
-from drafttrain.classifier.dump import accepted_nodes, dump_trees, label_trees, write_trees
+from drafttrain.classifier.dump import accepted_nodes, label_trees, write_trees
 from drafttrain.classifier.model import Classifier
-from drafttrain.cli import main
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.evaluation.config import PromptSet
-from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
+from drafttrain.data.config import PromptSet
+from drafttrain.inference.acceptance import AcceptanceRule, AcceptMatching, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.run.c2t import dump_trees
+from drafttrain.run.cli import main
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy, expand_best
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18], [20, 21]]
 
@@ -39,7 +40,7 @@ class TargetWithNoise(Drafter):
     def new_state(self, batch, max_len):
         return [[] for _ in range(batch)]
 
-    def observe(self, state, tokens, tapped, counts):
+    def update(self, state, tokens, tapped, counts):
         for row, count in enumerate(counts.tolist()):
             state[row] += tokens[row, :count].tolist()
 
@@ -66,17 +67,18 @@ class Recorded(Eagle2Policy):
         return self.tree
 
     def watch(self, rule):
-        self.found = []
+        self.found = found = []
 
-        def accept(tree, logits):
-            accepted = rule(tree, logits)
-            if tree.width > 1:
-                labels = torch.zeros(tree.width, dtype=torch.bool)
-                labels[accepted.path[0, : int(accepted.counts[0])]] = True
-                self.found.append((tree, labels[1:]))
-            return accepted
+        class Watched(AcceptanceRule):
+            def __call__(self, tree, logits):
+                accepted = rule(tree, logits)
+                if tree.width > 1:
+                    labels = torch.zeros(tree.width, dtype=torch.bool)
+                    labels[accepted.path[0, : int(accepted.counts[0])]] = True
+                    found.append((tree, labels[1:]))
+                return accepted
 
-        return accept
+        return Watched()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
@@ -90,7 +92,7 @@ def test_labels_are_what_verification_accepts(tiny_target, tmp_path, temperature
     for number, prompt in enumerate(PROMPTS):
         rule = accept_greedy
         if temperature:
-            rule = AcceptSampled([SamplingParams(temperature, seed=2 * 1_000_003 + number)])
+            rule = AcceptMatching([SamplingParams(temperature, seed=2 * 1_000_003 + number)])
         policy = Recorded(3, 3, None)
         [text], _ = decode_all(
             tiny_target, TreeProposer(drafter, policy), [prompt], 6 + 8, accept=policy.watch(rule)
@@ -139,7 +141,7 @@ class Knows(Drafter):
     def new_state(self, batch, max_len):
         return None
 
-    def observe(self, state, tokens, tapped, counts):
+    def update(self, state, tokens, tapped, counts):
         assert torch.equal(tapped[..., 0].long(), tokens)
         for row, count in enumerate(counts.tolist()):
             self.seen[row] += tokens[row, :count].tolist()

@@ -14,8 +14,8 @@ from drafttrain.classifier.dump import SCHEMA
 from drafttrain.classifier.metrics import quality, recall_curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.train import predict, train_classifier
-from drafttrain.cli import main
-from drafttrain.errors import UserError
+from drafttrain.run.cli import main
+from drafttrain.utils.errors import UserError
 
 TREES, NODES = 400, 200
 

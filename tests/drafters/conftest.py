@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from drafttrain.drafters.auto import new_drafter
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.kinds import new_drafter
 from drafttrain.drafters.model import DraftModel
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 5000.0},

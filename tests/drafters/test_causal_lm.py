@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
+from drafttrain.drafters.auto import load_drafter, new_drafter
 from drafttrain.drafters.causal_lm import CausalLmModel
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.kinds import load_drafter, new_drafter
-from drafttrain.errors import UserError
 from drafttrain.training.optimizer import MuonWithAdamW
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 IDS = torch.arange(0, 512, 3)
 
@@ -46,8 +46,8 @@ def test_trees_and_rows(small, small_lm, make_target):
         return torch.log_softmax(small(text[None]).logits[0, -1, IDS], -1)
 
     state = drafter.new_state(2, 4)  # too short on purpose: it must grow
-    drafter.observe(state, ids[:, :3], torch.zeros(2, 3, 0), torch.tensor([3, 3]))
-    drafter.observe(state, torch.cat((ids[:1, 3:7], ids[1:, 3:7])), torch.zeros(2, 4, 0), counts - 3)
+    drafter.update(state, ids[:, :3], torch.zeros(2, 3, 0), torch.tensor([3, 3]))
+    drafter.update(state, torch.cat((ids[:1, 3:7], ids[1:, 3:7])), torch.zeros(2, 4, 0), counts - 3)
 
     def check(state, rows):
         tree = TokenTree.root_only(torch.tensor([20 + row for row in rows]))
@@ -61,7 +61,7 @@ def test_trees_and_rows(small, small_lm, make_target):
                 torch.testing.assert_close(got, expected(row, path), atol=1e-4, rtol=1e-4)
 
     check(state, [0, 1])
-    check(drafter.keep_rows(state, torch.tensor([1])), [1])
+    check(drafter.select_rows(state, torch.tensor([1])), [1])
 
 
 def test_saves_loads_and_merges_adapters(small_lm, make_target, tmp_path):

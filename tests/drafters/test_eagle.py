@@ -48,8 +48,8 @@ def test_a_tree_goes_on_with_its_own_states(input_norms, make_target, make_draft
     tapped = target.encode(ids, torch.zeros_like(ids)).tapped
     assert torch.equal(tapped, target.encode(ids, torch.zeros_like(ids)).final)
     state = drafter.new_state(1, 4)
-    drafter.observe(state, ids[:, :5], tapped[:, :5], torch.tensor([5]))
-    drafter.observe(state, ids[:, 5:], tapped[:, 5:], torch.tensor([2]))  # the last is padding
+    drafter.update(state, ids[:, :5], tapped[:, :5], torch.tensor([5]))
+    drafter.update(state, ids[:, 5:], tapped[:, 5:], torch.tensor([2]))  # the last is padding
     known = [(int(ids[0, j]), tapped[0, j - 1]) for j in range(1, 7)]
     tree = TokenTree.root_only(torch.tensor([20]))
     root = told_states(drafter, [*known, (20, tapped[0, 6])])

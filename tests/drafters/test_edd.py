@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.errors import UserError
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.attention import block_attention
 from drafttrain.training.masks import BlockLayout
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 LENGTHS = (23, 17)  # of the two documents of a batch
 
@@ -61,7 +61,7 @@ def test_training_computes_what_decoding_computes(
         state = drafter.new_state(len(rows), max_len=start + 1)  # too short on purpose: it must grow
         if start:
             known = torch.full((len(rows),), start)
-            drafter.observe(state, ids[rows, :start], tapped[rows, :start], known)
+            drafter.update(state, ids[rows, :start], tapped[rows, :start], known)
         tree = TokenTree.root_only(ids[rows, start])
         end = min(start + 6, min(LENGTHS[row] for row in rows)) if start >= 2 else 2
         for position in range(start, end):
@@ -82,7 +82,7 @@ def test_heads_of_keys_and_values(kv_heads, make_target, make_drafter):
     ids, tapped = documents(target)
     expected = train_log_probs(drafter, ids, tapped, fixed_layout(ids, length=6, offset=0))
     state = drafter.new_state(2, max_len=30)
-    drafter.observe(state, ids[:, :6], tapped[:, :6], torch.tensor([6, 6]))
+    drafter.update(state, ids[:, :6], tapped[:, :6], torch.tensor([6, 6]))
     log_probs = drafter.expand(state, TokenTree.root_only(ids[:, 6]), torch.zeros(2, 1, dtype=torch.long))
     torch.testing.assert_close(log_probs[:, 0], expected[:, 6], atol=1e-5, rtol=1e-5)
     with pytest.raises(UserError, match="drafter.kv_heads is 3: .* has 4 heads, so name one of 1, 2, 4"):
@@ -97,14 +97,14 @@ def test_rows_of_a_batch_do_not_disturb_each_other(anchor, make_target, make_dra
     drafter = make_drafter(target, layers=2, anchor=anchor)
     ids, tapped = documents(target)
     state = drafter.new_state(2, 40)
-    drafter.observe(state, ids[:, :9], tapped[:, :9], torch.tensor([9, 4]))
+    drafter.update(state, ids[:, :9], tapped[:, :9], torch.tensor([9, 4]))
     late = torch.stack([tapped[0, 9:12], tapped[1, 4:7]])
-    drafter.observe(state, ids[:, :3], late, torch.tensor([2, 3]))  # rows 0 and 1 now know 11 and 7
+    drafter.update(state, ids[:, :3], late, torch.tensor([2, 3]))  # rows 0 and 1 now know 11 and 7
     tree = TokenTree.root_only(torch.stack([ids[0, 11], ids[1, 7]]))
     got = drafter.expand(state, tree, torch.zeros(2, 1, dtype=torch.long))
     for row, known in ((0, 11), (1, 7)):
         alone = drafter.new_state(1, 40)
-        drafter.observe(alone, ids[row, None, :known], tapped[row, None, :known], torch.tensor([known]))
+        drafter.update(alone, ids[row, None, :known], tapped[row, None, :known], torch.tensor([known]))
         tree = TokenTree.root_only(ids[row, known, None])
         expected = drafter.expand(alone, tree, torch.zeros(1, 1, dtype=torch.long))
         torch.testing.assert_close(got[row, None], expected, atol=1e-5, rtol=1e-5)
@@ -141,7 +141,7 @@ def test_tree_nodes_equal_chains(make_target, make_drafter):
 
     def fresh():
         state = drafter.new_state(1, 30)
-        drafter.observe(state, ids[:1, :known], tapped[:1, :known], torch.tensor([known]))
+        drafter.update(state, ids[:1, :known], tapped[:1, :known], torch.tensor([known]))
         return state
 
     state, tree = fresh(), TokenTree.root_only(root)

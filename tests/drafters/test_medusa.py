@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drafttrain.errors import UserError
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.training.trainer import draft_loss
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
 def told(drafter, state: torch.Tensor, head: int) -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_a_head_for_each_depth(pair):
     ids = torch.randint(3, 512, (2, 6))
     tapped = target.encode(ids, torch.zeros_like(ids)).tapped
     state = drafter.new_state(2, 10)
-    drafter.observe(state, ids, tapped, torch.tensor([6, 4]))
+    drafter.update(state, ids, tapped, torch.tensor([6, 4]))
     tree = TokenTree.root_only(torch.tensor([20, 21]))
     tree = tree.append(torch.tensor([[0, 0]] * 2), torch.tensor([[7, 8]] * 2), torch.zeros(2, 2))
     tree = tree.append(torch.tensor([[2]] * 2), torch.tensor([[9]] * 2), torch.zeros(2, 1))
@@ -40,7 +40,7 @@ def test_a_head_for_each_depth(pair):
     for row, last in ((0, 5), (1, 3)):
         for node, head in enumerate((0, 1, 1, 2)):
             torch.testing.assert_close(found[row, node], told(drafter, tapped[row, last], head))
-    drafter.observe(state, ids[:, :1], tapped[:, :1], torch.tensor([1, 1]))  # what was kept is forgotten
+    drafter.update(state, ids[:, :1], tapped[:, :1], torch.tensor([1, 1]))  # what was kept is forgotten
     found = drafter.expand(state, tree, torch.tensor([[0]] * 2))
     torch.testing.assert_close(found[0, 0], told(drafter, tapped[0, 0], 0))
 
@@ -52,10 +52,10 @@ def test_a_row_that_takes_anothers_place_forgets_it(pair):
     tapped = target.encode(ids, torch.zeros_like(ids)).tapped
     tree, root = TokenTree.root_only(torch.tensor([20])), torch.tensor([[0]])
     first, second = drafter.new_state(1, 10), drafter.new_state(1, 10)
-    drafter.observe(first, ids[:1], tapped[:1], torch.tensor([6]))
+    drafter.update(first, ids[:1], tapped[:1], torch.tensor([6]))
     drafter.expand(first, tree, root)  # keeps what it foretold
-    drafter.observe(second, ids[1:], tapped[1:], torch.tensor([6]))
-    drafter.put_rows(first, torch.tensor([0]), second)
+    drafter.update(second, ids[1:], tapped[1:], torch.tensor([6]))
+    drafter.replace_rows(first, torch.tensor([0]), second)
     torch.testing.assert_close(drafter.expand(first, tree, root)[0, 0], told(drafter, tapped[1, 5], 0))
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from drafttrain.drafters.auto import new_drafter
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.kinds import new_drafter
 from drafttrain.kernels import blocks
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.trees.tree import TokenTree
@@ -33,7 +33,7 @@ def drafting(drafter, ids, tapped, counts) -> torch.Tensor:
     first = torch.minimum(counts, torch.tensor(5))
     for observed in (first, counts - first):
         start = 0 if observed is first else 5
-        drafter.observe(state, ids[:, start : start + 5], tapped[:, start : start + 5], observed)
+        drafter.update(state, ids[:, start : start + 5], tapped[:, start : start + 5], observed)
         tree = TokenTree.root_only(ids[:, 0])
         found.append(drafter.expand(state, tree, torch.zeros(rows, 1, dtype=torch.long)))
         children = torch.tensor([[7, 8, 9]]).expand(rows, -1)
@@ -75,7 +75,7 @@ def test_the_most_probable_tokens_are_those_of_all(name, make_target, make_draft
     tree = TokenTree.root_only(ids[:, 0])
     for _ in range(2):  # stock, then native
         state = drafter.new_state(2, 16)
-        drafter.observe(state, ids, tapped, counts)
+        drafter.update(state, ids, tapped, counts)
         root = torch.zeros(2, 1, dtype=torch.long)
         every = drafter.expand(state, tree, root)  # [2, 1, D]
         for k in (1, 5, drafter.draft_vocab_size + 1):
@@ -98,7 +98,7 @@ def test_keys_and_values_are_the_same_with_any_threads(make_target, make_drafter
             torch.set_num_threads(threads)
             monkeypatch.setattr(blocks, "FEW", few)
             state = drafter.new_state(2, 100)
-            drafter.observe(state, ids, tapped, torch.tensor([100, 60]))
+            drafter.update(state, ids, tapped, torch.tensor([100, 60]))
             found.append(state.kv)
     finally:
         torch.set_num_threads(before)

@@ -49,8 +49,8 @@ def test_nodes_of_a_tree_see_their_ancestors(make_target, make_drafter):
     drafter = make_drafter(target, kind="vdm")
     ids = torch.randint(3, 512, (1, 9))
     state = drafter.new_state(1, 4)  # too short on purpose: it must grow
-    drafter.observe(state, ids[:, :5], torch.zeros(1, 5, 0), torch.tensor([5]))
-    drafter.observe(state, ids[:, 5:], torch.zeros(1, 4, 0), torch.tensor([3]))  # the last is padding
+    drafter.update(state, ids[:, :5], torch.zeros(1, 5, 0), torch.tensor([5]))
+    drafter.update(state, ids[:, 5:], torch.zeros(1, 4, 0), torch.tensor([3]))  # the last is padding
     tree = TokenTree.root_only(torch.tensor([20]))
     found = [drafter.expand(state, tree, torch.tensor([[0]]))[0]]
     tree = tree.append(torch.tensor([[0, 0]]), torch.tensor([[7, 8]]), torch.zeros(1, 2))

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from drafttrain.drafters.edd import EddModel
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
-from drafttrain.errors import UserError
+from drafttrain.utils.errors import UserError
 
 
 def test_counts_trained_tokens_only():

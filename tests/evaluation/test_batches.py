@@ -3,19 +3,19 @@
 import pytest
 import torch
 
+from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.classifier.model import Classifier
-from drafttrain.drafters.kinds import load_drafter
+from drafttrain.drafters.auto import load_drafter
 from drafttrain.evaluation import batches
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
-from drafttrain.export.bundle import Bundle, load_bundle
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.trees.costs import CostCurve, Costs, Promise
-from drafttrain.trees.named import parse_policy
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
+from drafttrain.trees.parse import parse_policy
 
 PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18], [20, 21], [22] * 5]
 CURVE = CostCurve((1, 8, 64), (0.02, 0.025, 0.1))
-COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6,), Promise())
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6,), AcceptanceCurve())
 POLICIES = (
     "chain:length=3",
     "static:k_config=2-2-1",

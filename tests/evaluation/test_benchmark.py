@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafttrain.data.prompts import Prompt, Task
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
-from drafttrain.errors import UserError
 from drafttrain.evaluation import benchmark as module
 from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark, bucket, limited, make_rows
 from drafttrain.evaluation.methods import MethodSpec
 from drafttrain.evaluation.metrics import Measurement
-from drafttrain.evaluation.prompts import Prompt, Task
-from drafttrain.target.loading import load_target
+from drafttrain.target_lm.loading import load_target
+from drafttrain.utils.errors import UserError
 from tests.conftest import write_jsonl
 
 OURS = ["autoregressive", "edd", "other", "ngram", "prompt_lookup"]

@@ -6,13 +6,14 @@ import json
 import pytest
 import torch
 
+from drafttrain.bundle import load_bundle
 from drafttrain.classifier.model import Classifier
-from drafttrain.errors import UserError
+from drafttrain.data.config import PromptSet
 from drafttrain.evaluation import evaluate as stage
-from drafttrain.evaluation.config import EvaluateConfig, PromptSet
+from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.metrics import Measurement, tabulate
-from drafttrain.export.bundle import load_bundle
+from drafttrain.utils.errors import UserError
 
 
 @pytest.fixture

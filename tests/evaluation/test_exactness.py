@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 import torch
 
-from drafttrain.drafters.interface import Drafter
+from drafttrain.data.prompts import Prompt, Task
 from drafttrain.evaluation import exactness
 from drafttrain.evaluation.exactness import check_lossless, first_difference
 from drafttrain.evaluation.measure import MeasurementLog, generate_batch
-from drafttrain.evaluation.prompts import Prompt, Task
-from drafttrain.inference.cache import allowed_slots
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.target import frozen
-from drafttrain.target.loading import load_target
+from drafttrain.target_lm import model as frozen
+from drafttrain.target_lm.cache import allowed_slots
+from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 
 TASKS = [
@@ -125,7 +125,7 @@ class Guessing(Drafter):
     def new_state(self, batch, max_len):
         return None
 
-    def observe(self, state, tokens, tapped, counts):
+    def update(self, state, tokens, tapped, counts):
         pass
 
     def expand(self, state, tree, frontier):

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from drafttrain.errors import UserError
+from drafttrain.data.prompts import Prompt, Task
 from drafttrain.evaluation.measure import (
     MeasurementLog,
     autoregressive,
@@ -17,18 +17,17 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun, tabulate
-from drafttrain.evaluation.prompts import Prompt, Task
+from drafttrain.inference.proposer import PerSequence
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 TASK = Task("t", [Prompt("a", ["One?", "Two?"]), Prompt("b", ["Three?"]), Prompt("c", ["Four?", "Five?"])])
 TWO_TURNS = Task("t", TASK.prompts, turns=2)
 
 
-class Oracle:
+class Oracle(PerSequence):
     """Proposes the two tokens that the target will say next, as it knows from decoding plainly first."""
-
-    model_seconds = 0.0
 
     def __init__(self, target):
         self.run = autoregressive(target)
@@ -36,7 +35,7 @@ class Oracle:
     def new_state(self, batch, max_len):
         return []
 
-    def observe(self, state, tokens, tapped, counts):
+    def update(self, state, tokens, tapped, counts):
         state += tokens[0, : int(counts[0])].tolist()
 
     def propose(self, state, root):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from drafttrain.errors import UserError
 from drafttrain.evaluation import methods as module
 from drafttrain.evaluation.methods import Methods, MethodSpec
 from drafttrain.evaluation.stock import Stock, load_stock
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.utils.errors import UserError
 
 IDS = [5, 6, 7, 5, 6, 7, 5, 6]
 

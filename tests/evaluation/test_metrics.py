@@ -13,13 +13,13 @@ from drafttrain.evaluation.metrics import (
     Measurement,
     MethodRun,
     crowding,
-    quartiles,
     ratio,
     ratio_interval,
     ratio_spread,
     tabulate,
 )
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.utils.quantiles import quartiles
 
 
 def decoded(token_ids: list[int], sizes: list[int], drafts: int, seconds: float = 1.0) -> MethodRun:

@@ -6,9 +6,9 @@ import torch
 from drafttrain.evaluation import stock as module
 from drafttrain.evaluation.metrics import MethodRun
 from drafttrain.evaluation.stock import PROMPT, convert, load_stock
-from drafttrain.files import read_json
 from drafttrain.kernels import dtype as probe
-from drafttrain.target.loading import load_stock_model, load_target
+from drafttrain.target_lm.loading import load_stock_model, load_target
+from drafttrain.utils.files import read_json
 
 IDS = list(range(3, 203))
 
@@ -88,7 +88,7 @@ def test_an_explicit_dtype_is_kept(tiny_target, rates, tmp_path):
 
 
 def test_a_target_without_files_is_its_own_rival(tiny_llama, rates):
-    from drafttrain.target.frozen import FrozenTarget
+    from drafttrain.target_lm.model import FrozenTarget
 
     rates()
     model, tokenizer = tiny_llama

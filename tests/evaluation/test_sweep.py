@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from drafttrain.bundle import load_bundle
 from drafttrain.classifier.model import Classifier
-from drafttrain.cli import main
-from drafttrain.errors import UserError
+from drafttrain.data.config import PromptSet
+from drafttrain.data.prompts import read_prompts
 from drafttrain.evaluation import sweep as module
-from drafttrain.evaluation.config import PromptSet
-from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep
-from drafttrain.export.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.run.cli import main
+from drafttrain.utils.errors import UserError
 
 
 def point(tree: str, accept_len: float, verified: float) -> Point:

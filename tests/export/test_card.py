@@ -7,13 +7,13 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from drafttrain.cli import main
+from drafttrain.drafters.auto import new_drafter
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.kinds import new_drafter
-from drafttrain.errors import UserError
-from drafttrain.export.bundle import export
 from drafttrain.export.card import model_card, read_facts, write_card
 from drafttrain.export.config import ExportConfig
+from drafttrain.export.write import export
+from drafttrain.run.cli import main
+from drafttrain.utils.errors import UserError
 
 CALIBRATION = {
     "machine": {"processor": "Some CPU", "cores": 8, "threads": 4, "device": "cuda", "gpu": "Some GPU"},

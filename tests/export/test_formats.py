@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from drafttrain import cli
+from drafttrain.drafters.auto import load_drafter, new_drafter
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.kinds import load_drafter, new_drafter
-from drafttrain.errors import UserError
 from drafttrain.export.formats import FORMATS, export_to, import_from, validate
 from drafttrain.export.formats.layout import TargetParts, full_head
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.loading import load_target
+from drafttrain.run import cli
+from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 KINDS = {"causal-lm": "vdm", "eagle": "eagle", "medusa": "medusa", "medusa-original": "medusa"}
 LLAMA3 = {
@@ -72,7 +72,7 @@ def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) 
     drafter = load_drafter(folder, target)
     state = drafter.new_state(1, 64)
     tapped = target.encode(ids[None, :-1], torch.zeros_like(ids[None, :-1])).tapped
-    drafter.observe(state, ids[None, :-1], tapped, torch.tensor([len(ids) - 1]))
+    drafter.update(state, ids[None, :-1], tapped, torch.tensor([len(ids) - 1]))
     tree, found = TokenTree.root_only(ids[-1:]), []
     for depth in range(steps):
         last = torch.tensor([[depth]])

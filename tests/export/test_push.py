@@ -14,13 +14,14 @@ import pytest
 from huggingface_hub import ModelCard, constants
 from rich.console import Console
 
-from drafttrain.cli import main
-from drafttrain.export.bundle import export
-from drafttrain.export.card import CONTENTS, model_card
+from drafttrain.bundle_files import CONTENTS
+from drafttrain.export.card import model_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.push import prepare, push
-from drafttrain.ngrams.build import NgramConfig, write_cache
-from drafttrain.ngrams.counting import TokenFile
+from drafttrain.export.write import export
+from drafttrain.run.cli import main
+from drafttrain.self_draft.build import NgramConfig, write_cache
+from drafttrain.self_draft.counting import TokenFile
 from tests.export.hub import Hub, Repo
 
 ROOT = Path(__file__).parents[2]
@@ -80,11 +81,11 @@ def test_round_trip_in_processes_of_their_own(bundle, tiny_target_folder, hub, t
     hub.repos["someone/large"] = Repo(private=False)
     hub.repos["someone/large"].commit("main", other)
     code = f"""
-from drafttrain.cli import main
+from drafttrain.run.cli import main
 assert main(["push", {str(bundle)!r}, "--repo", "someone/drafter", "--revision", "v2"]) == 0
 from drafttrain import SpeculativeDecoder
-from drafttrain.errors import UserError
-from drafttrain.export.bundle import load_bundle
+from drafttrain.utils.errors import UserError
+from drafttrain.bundle import load_bundle
 places = [{str(bundle)!r}, "someone/drafter@v2"]
 decoders = [SpeculativeDecoder.from_pretrained(p, dtype="float32", device="cpu") for p in places]
 results = [d.generate("Could you please explain", 24) for d in decoders]
@@ -451,8 +452,8 @@ def test_what_is_no_finished_bundle(spoil, expected, bundle, hub, capsys):
 def test_known_files_are_those_that_the_parts_of_a_bundle_write(tmp_path):
     from drafttrain.calibration.calibration import FILE as calibration
     from drafttrain.classifier import model, plots, train
-    from drafttrain.export.self_draft import SETTINGS as self_draft
-    from drafttrain.ngrams.corpus_cache import DATA, FILE
+    from drafttrain.self_draft.corpus_cache import DATA, FILE
+    from drafttrain.self_draft.settings import SETTINGS as self_draft
 
     written = {calibration, self_draft, model.FILE, model.WEIGHTS, plots.RECALL, plots.RELIABILITY}
     assert written | {train.REPORT, DATA, FILE, "costs.png", "reliability.png"} <= CONTENTS.keys()

@@ -7,7 +7,7 @@ import pytest
 from drafttrain.inference.batched import Request, generate_batch
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 
 
 def some_requests(count: int, temperature: float = 0.0) -> list[Request]:

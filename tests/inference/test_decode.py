@@ -8,15 +8,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.errors import UserError
-from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
 from drafttrain.inference.decode import DRAFT_SLOTS, decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve, Costs, Promise
-from drafttrain.trees.named import parse_policy
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
+from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.errors import UserError
 
 NEW = 24
 QUALITIES = {
@@ -83,7 +83,7 @@ POLICIES = (
     "timed:max_depth=5",
 )
 CURVE = CostCurve((1, 8, 64), (0.02, 0.025, 0.1))
-COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 60.0, (0.6,), Promise())
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 60.0, (0.6,), AcceptanceCurve())
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
@@ -112,11 +112,11 @@ def test_verified_logits_are_those_of_plain_forwards(target, texts, prompts, rep
     plain = [target.model(input_ids=torch.tensor([text])).logits[0] for text in texts(target)]
     position = [len(prompt) - 1 for prompt in prompts]  # of the root
 
-    class Compare:
+    class Compare(AcceptanceRule):
         def __init__(self):
             self.compared, self.rows = 0, list(range(len(prompts)))
 
-        def use_rows(self, numbers):
+        def set_active(self, numbers):
             self.rows = list(numbers)
 
         def __call__(self, tree, logits):
@@ -290,11 +290,11 @@ def test_edd_drafts_the_same_in_every_batch(tiny_llama, texts, prompts):
     drafter.initialize_from(target, settings, torch.arange(100, 500))
     proposer = TreeProposer(drafter, ChainPolicy(3))
 
-    class Record:
+    class Record(AcceptanceRule):
         def __init__(self, rows):
             self.drafts, self.places = [[] for _ in rows], list(range(len(rows)))
 
-        def use_rows(self, numbers):
+        def set_active(self, numbers):
             self.places = list(numbers)
 
         def __call__(self, tree, logits):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.export.bundle import load_bundle
-from drafttrain.inference.acceptance import AcceptSampled, accept_greedy
+from drafttrain.bundle import load_bundle
+from drafttrain.decoder import SpeculativeDecoder
+from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
 from drafttrain.inference.decode import decode_all
-from drafttrain.inference.decoder import SpeculativeDecoder
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
 
@@ -37,15 +37,15 @@ def ids(bundle):
     return [decoder.encode(text) for text in PROMPTS]
 
 
-def sampled() -> AcceptSampled:
-    return AcceptSampled([SamplingParams(temperature=0.8, top_p=0.95, seed=seed) for seed in range(4)])
+def sampled() -> AcceptMatching:
+    return AcceptMatching([SamplingParams(temperature=0.8, top_p=0.95, seed=seed) for seed in range(4)])
 
 
 @pytest.fixture(scope="module")
 def plain(bundle, ids):
     """Texts of plain decoding, each prompt alone: greedy, and seeded."""
     greedy = [decode_all(bundle.target, NoProposer(), [prompt], 24)[0][0] for prompt in ids]
-    rules = [AcceptSampled([params]) for params in sampled().params]
+    rules = [AcceptMatching([params]) for params in sampled().params]
     seeded = [decode_all(bundle.target, NoProposer(), [p], 24, accept=r)[0][0] for p, r in zip(ids, rules)]
     return greedy, seeded
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.decode import decode_all
-from drafttrain.inference.decoder import SpeculativeDecoder
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.target.loading import load_target
-from drafttrain.target.probe import check_tree_support
+from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.tree_check import check_tree_support
 from drafttrain.trees.chain import ChainPolicy
 
 NEW = 20

@@ -6,9 +6,7 @@ import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
-from drafttrain.inference.acceptance import AcceptDrawn, AcceptSampled
+from drafttrain.inference.acceptance import AcceptMatching, RejectionSampling
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import (
@@ -20,12 +18,14 @@ from drafttrain.inference.sampling import (
     token_probs,
     uniform,
 )
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.drawn import DrawnPolicy
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.trees.static import StaticPolicy
+from drafttrain.utils.errors import UserError
 
 
 def nucleus(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
@@ -141,12 +141,13 @@ def test_drafting_gives_the_text_of_plain_sampling(target, prompts, replay, poli
         SamplingParams(0.0),
         SamplingParams(1.2, top_k=20, seed=3),
     ]
-    plain, _ = decode_all(target, NoProposer(), prompts, 24, (), AcceptSampled(params))
+    plain, _ = decode_all(target, NoProposer(), prompts, 24, (), AcceptMatching(params))
     for row, (prompt, param) in enumerate(zip(prompts, params)):
-        assert decode_all(target, NoProposer(), [prompt], 24, (), AcceptSampled([param]))[0] == [plain[row]]
+        assert decode_all(target, NoProposer(), [prompt], 24, (), AcceptMatching([param]))[0] == [plain[row]]
     texts = [prompt + output for prompt, output in zip(prompts, plain)]
     drafter = replay(target, texts, quality)
-    drafted, stats = decode_all(target, TreeProposer(drafter, policy), prompts, 24, (), AcceptSampled(params))
+    proposer = TreeProposer(drafter, policy)
+    drafted, stats = decode_all(target, proposer, prompts, 24, (), AcceptMatching(params))
     assert drafted == plain
     assert stats.accept_len > 1.1
 
@@ -167,7 +168,7 @@ def test_texts_follow_the_targets_distribution(target, replay):
     drafter = replay(target, [[*prompt, *max(expected, key=expected.get), 3, 3, 3]] * 100, lambda *_: True)
     counts = dict.fromkeys(expected, 0)
     for start in range(0, n, 100):
-        rule = AcceptSampled([SamplingParams(**param, seed=start + i) for i in range(100)])
+        rule = AcceptMatching([SamplingParams(**param, seed=start + i) for i in range(100)])
         proposer = TreeProposer(drafter, StaticPolicy.from_k_config((2, 2)))
         outputs, _ = decode_all(target, proposer, [prompt] * 100, 2, (), rule)
         for output in outputs:
@@ -210,8 +211,8 @@ def test_recursive_rejection_is_exact(kind, k_config):
     counts = torch.zeros(6, 6)
     for start in range(0, n, batch):
         seeds = range(start, start + batch)
-        rule = AcceptDrawn([SamplingParams(**settings, seed=seed) for seed in seeds])
-        policy = DrawnPolicy(k_config, seeds)
+        rule = RejectionSampling([SamplingParams(**settings, seed=seed) for seed in seeds])
+        policy = SampledTreePolicy(k_config, seeds)
         texts, last = [[] for _ in seeds], torch.full((batch,), root)
         while min(map(len, texts)) < 2:
             tree = policy.grow(model, None, last)
@@ -233,8 +234,9 @@ def test_recursive_rejection_is_exact(kind, k_config):
 
 def test_recursive_rejection_at_temperature_0_is_greedy():
     model = LastToken("uniform")
-    tree = DrawnPolicy((5, 2), range(50)).grow(model, None, torch.full((50,), 2))
-    accepted = AcceptDrawn([SamplingParams(seed=seed) for seed in range(50)])(tree, model.target[tree.tokens])
+    tree = SampledTreePolicy((5, 2), range(50)).grow(model, None, torch.full((50,), 2))
+    rule = RejectionSampling([SamplingParams(seed=seed) for seed in range(50)])
+    accepted = rule(tree, model.target[tree.tokens])
     for row in range(50):
         best = [int(tree.tokens[row, 0])]
         for node in accepted.path[row, 1 : accepted.counts[row]].tolist():
@@ -251,8 +253,8 @@ def test_drawn_rows_that_end_leave_the_others_alone(tiny_llama, prompts):
 
     def run(rows, max_rows=None):
         params = [SamplingParams(1.0, seed=row) for row in rows]
-        policy = DrawnPolicy((4, 3, 2), list(rows))
-        chosen, rule = [prompts[row] for row in rows], AcceptDrawn(params)
+        policy = SampledTreePolicy((4, 3, 2), list(rows))
+        chosen, rule = [prompts[row] for row in rows], RejectionSampling(params)
         steps = list(decode(target, TreeProposer(drafter, policy), chosen, 40, (), rule, max_rows=max_rows))
         ends = [max(i for i, step in enumerate(steps) if step.tokens[place]) for place in range(len(rows))]
         return [sum((step.tokens[place] for step in steps), []) for place in range(len(rows))], ends
@@ -268,8 +270,9 @@ def test_drawn_rows_that_end_leave_the_others_alone(tiny_llama, prompts):
 def test_drawn_siblings_come_in_the_order_of_their_draws():
     """First children follow q; seconds follow q without the first; the same seeds draw the same again."""
     model, n = LastToken("right"), 20000
-    tree = DrawnPolicy((2,), range(n)).grow(model, None, torch.full((n,), 2))
-    assert torch.equal(tree.tokens, DrawnPolicy((2,), range(n)).grow(model, None, torch.full((n,), 2)).tokens)
+    tree = SampledTreePolicy((2,), range(n)).grow(model, None, torch.full((n,), 2))
+    again = SampledTreePolicy((2,), range(n)).grow(model, None, torch.full((n,), 2))
+    assert torch.equal(tree.tokens, again.tokens)
     q = model.draft[2].exp()
     first, second = 5 - tree.tokens[:, 1], 5 - tree.tokens[:, 2]
     pairs = torch.zeros(5, 5).index_put_((first, second), torch.ones(n), accumulate=True)

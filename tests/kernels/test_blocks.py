@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from drafttrain.target import native
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm import native
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
 SIZES = dict(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.errors import UserError
 from drafttrain.kernels import build
+from drafttrain.utils.errors import UserError
 
 
 @pytest.fixture

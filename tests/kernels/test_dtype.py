@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 
-from drafttrain.errors import UserError
 from drafttrain.kernels import dtype
 from drafttrain.kernels.build import variant
 from drafttrain.kernels.dtype import Timings, choose, fastest_dtype, resolve_dtype, slow_warning
+from drafttrain.utils.errors import UserError
 
 TIMED = dtype.timed  # conftest replaces it for all other tests
 CPU = torch.device("cpu")

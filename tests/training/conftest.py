@@ -12,14 +12,14 @@ from datasets import load_from_disk
 from torch.utils.data import default_collate
 from transformers import LlamaForCausalLM
 
-from drafttrain.corpus.build import build_corpus
-from drafttrain.corpus.config import CorpusConfig, Source
+from drafttrain.data.build import build_corpus
+from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.target.attention import causal_document_mask
-from drafttrain.target.loading import load_target
+from drafttrain.target_lm.attention import causal_document_mask
+from drafttrain.target_lm.loading import load_target
 from drafttrain.training.config import TrainingConfig
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.stage import train
+from drafttrain.training.train import train
 
 QUESTIONS = ("Why is the sky blue?", "What is the sun?", "Who drafts tokens?", "Where is the river?")
 ANSWERS = (

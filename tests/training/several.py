@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.eagle import EagleModel
 from drafttrain.training.config import TrainingConfig
-from drafttrain.training.stage import train
+from drafttrain.training.train import train
 
 
 def run(jobs: dict) -> None:

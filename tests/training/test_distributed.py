@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafttrain.cli import main
+from drafttrain.run.cli import main
 from tests.training.conftest import quick
 from tests.training.several import run
 

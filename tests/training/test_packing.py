@@ -7,9 +7,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from drafttrain.errors import UserError
-from drafttrain.target.store import Document
+from drafttrain.hidden_states.store import Document
 from drafttrain.training.packing import PackedRows, document_lengths, plan_rows
+from drafttrain.utils.errors import UserError
 
 
 def corpus(lengths: list[int], seed: int = 0) -> Dataset:

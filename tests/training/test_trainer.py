@@ -8,10 +8,10 @@ from torch.utils.data import default_collate
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.target.collect import collect
-from drafttrain.target.config import CollectConfig
-from drafttrain.target.info import target_info
-from drafttrain.target.store import Document, HiddenStateStore
+from drafttrain.hidden_states.collect import collect
+from drafttrain.hidden_states.store import Document, HiddenStateStore
+from drafttrain.target_lm.config import CollectConfig
+from drafttrain.target_lm.info import target_info
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import draft_loss, with_states

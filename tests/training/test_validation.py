@@ -8,12 +8,12 @@ from datasets import Dataset, load_from_disk
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.errors import UserError
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.validation import TEXT_PROMPT, Validation, validation_prompts
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.utils.errors import UserError
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from drafttrain.drafters.interface import Drafter
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.drafter import Drafter
 
 
 class BigramDrafter(Drafter):

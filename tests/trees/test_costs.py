@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from drafttrain.trees.costs import CostCurve, Costs, Promise
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 
 CURVE = CostCurve((1, 4, 8), (10.0, 13.0, 21.0))
 
@@ -18,7 +18,7 @@ def test_a_straight_line_between_neighbours(n, seconds):
 
 
 def test_what_the_policies_take():
-    flat, promise = CostCurve((1,), (0.5,)), Promise()
+    flat, promise = CostCurve((1,), (0.5,)), AcceptanceCurve()
     costs = Costs(flat, CURVE, CostCurve((1, 2), (9.0, 9.5)), 40.0, (0.5, 0.4), promise)
     assert costs.for_pct() == {"draft_seconds": 0.5, "verify_seconds": 9.0}
     assert costs.for_timed() == {
@@ -34,7 +34,7 @@ def test_what_is_worth_verifying_and_expanding():
     """At 40 tokens/s a token more, a millisecond, has to bring 0.04; a layer of 4 ms and a token 0.2, which
     every second of its nodes keeps."""
     verify = CostCurve((1, 9, 17), (0.020, 0.028, 0.040))
-    costs = Costs(CostCurve((1,), (0.004,)), verify, verify, 70.0, (0.5, 0.4), Promise())
+    costs = Costs(CostCurve((1,), (0.004,)), verify, verify, 70.0, (0.5, 0.4), AcceptanceCurve())
     assert costs.worth(40.0) == pytest.approx((0.04, 0.4))
     assert costs.worth(80.0) == pytest.approx((0.08, 0.8)) and costs.worth(1e4) == (0.95, 0.95)
     flat = CostCurve((1, 64), (0.02, 0.02))
@@ -43,7 +43,7 @@ def test_what_is_worth_verifying_and_expanding():
 
 
 def test_a_promise_between_what_was_measured():
-    promise = Promise((-4.0, -2.0, 0.0), (0.1, 0.3, 0.9))
+    promise = AcceptanceCurve((-4.0, -2.0, 0.0), (0.1, 0.3, 0.9))
     values = torch.tensor([[-torch.inf, -9.0, -4.0], [-3.0, -1.0, 0.0]])
     expected = torch.tensor([[0.0, 0.1, 0.1], [0.2, 0.6, 0.9]])
     torch.testing.assert_close(promise(values), expected)

@@ -8,17 +8,17 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from drafttrain.drafters.interface import Drafter
-from drafttrain.errors import UserError
 from drafttrain.trees.c2t import C2tPolicy, Plain
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve, Promise
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.static import StaticPolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 VOCABULARY = 8
 DRAFT, VERIFY = CostCurve((1, 8), (1.0, 1.4)), CostCurve((1, 8, 16, 64), (20.0, 24.0, 30.0, 80.0))
@@ -283,7 +283,7 @@ def test_timed_expands_while_it_pays(confidence):
 
 def test_timed_trusts_what_was_kept():
     drafter = TableDrafter("soft", 1)
-    promises = [Promise(accepted=(0.0, share)) for share in (1.0, 0.5, 0.1)]
+    promises = [AcceptanceCurve(accepted=(0.0, share)) for share in (1.0, 0.5, 0.1)]
     policies = [TimedPolicy(DRAFT, VERIFY, 0.1, promise=promise) for promise in promises]
     sizes = [int(policy.grow(drafter, None, torch.tensor([5])).sizes[0]) for policy in policies]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2]

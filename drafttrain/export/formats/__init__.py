@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
+from drafttrain.bundle import find_bundle
 from drafttrain.drafters.config import read_config
 from drafttrain.drafters.model_config import check_identity
-from drafttrain.errors import UserError
-from drafttrain.export.bundle import find_bundle
 from drafttrain.export.card import read_facts
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
 from drafttrain.export.formats.layout import Config, Layout, Shapes, TargetParts, Tensors
-from drafttrain.target.frozen import FrozenTarget
-from drafttrain.target.loading import load_target
+from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
 
 KINDS = {  # model_type: what the drafter is called
     "drafttrain_edd": "EDD drafters",

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from drafttrain.errors import UserError, brief
 from drafttrain.export.formats.layout import (
     IDS,
     OWN,
@@ -39,6 +38,7 @@ from drafttrain.export.formats.layout import (
     unpack_own,
     without_ids,
 )
+from drafttrain.utils.errors import UserError, brief
 
 REQUIRED = {
     "architectures": list,

@@ -4,7 +4,6 @@ The layout has no head: the target's is used, so a drafter that trained its own 
 norms but the one before the MLP either.
 """
 
-from drafttrain.errors import UserError
 from drafttrain.export.formats.layout import (
     IDS,
     OWN,
@@ -30,6 +29,7 @@ from drafttrain.export.formats.layout import (
     unpack_own,
     without_ids,
 )
+from drafttrain.utils.errors import UserError
 
 REQUIRED = {
     "architectures": list,

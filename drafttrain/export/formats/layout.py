@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from drafttrain.errors import UserError
-from drafttrain.files import new_folder, read_json, require_free_disk
-from drafttrain.target.frozen import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import new_folder, read_json, require_free_disk
 
 WEIGHTS = "model.safetensors"
 OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact

@@ -1,0 +1,300 @@
+"""The corpus stage: sources in, a `datasets` folder of token ids and loss masks out, made once.
+
+Two passes. The first streams the sources, mends, de-duplicates and filters, and puts what is kept into an
+Arrow file. The second encodes that file in several processes. The result depends on inputs, configuration and
+seed, never on the number of processes.
+"""
+
+import errno
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict, load_from_disk
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.chat import template_hash, tokenizer_hash
+from drafttrain.data.config import CorpusConfig
+from drafttrain.data.conversation import Conversation, split_groups, tidy
+from drafttrain.data.encode import RawWriter, check_trained_fraction, encode_raw
+from drafttrain.data.overlap import EvaluationPrompts
+from drafttrain.data.readers import ReadReport, read_conversations
+from drafttrain.data.report import CorpusReport, SplitCounts
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import (
+    fingerprint,
+    new_folder,
+    read_json,
+    require_free_disk,
+    sha256_file,
+    write_json,
+)
+
+FORMAT_VERSION = 1
+_DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
+
+
+def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> CorpusReport:
+    """Builds a corpus and prints its counts.
+
+    Writes a `DatasetDict` with the splits train and validation, columns `id` (string), `input_ids` (int32)
+    and `loss_mask` (int8, 1 = trained), and `corpus.json`. `out` appears, or is replaced, only when all is
+    done.
+
+    Args:
+        config: what to read and how to cut it.
+        tokenizer: the target's.
+        out: folder to write.
+
+    Raises:
+        UserError: input that cannot be read or trained on, a chat template that hides the answers, a trained
+            fraction of the chats outside 1–99 %, a full disk.
+    """
+    config.check()
+    report = CorpusReport()
+    try:
+        with new_folder(out) as folder:
+            work = folder / "work"
+            work.mkdir()
+            raw = work / "raw.arrow"
+            ids, n_bytes, digest = _write_raw(config, report, raw)
+            # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
+            require_free_disk(folder, 3 * n_bytes, "the corpus")
+            encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
+            splits = _split(encoded, ids, config, report)
+            check_trained_fraction(encoded, tokenizer)
+            # An empty split without a file could not be loaded again.
+            splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
+            write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
+            del encoded, splits
+            for file in work.iterdir():
+                file.unlink()
+            work.rmdir()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise UserError(f"{out}: the disk is full; free some space or choose another folder") from None
+    Console(stderr=True).print(report.table())
+    return report
+
+
+def load_corpus(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[DatasetDict, dict[str, Any]]:
+    """Opens a corpus.
+
+    Args:
+        path: folder that `build_corpus` wrote.
+        tokenizer: if given, must be the one the corpus was made with, template included.
+
+    Returns:
+        The splits, and the contents of `corpus.json`.
+
+    Raises:
+        UserError: no corpus, an incomplete one, or one made with another tokenizer or chat template.
+    """
+    path = Path(path)
+    if not (path / "corpus.json").is_file():
+        raise UserError(f"{path}: no corpus here (corpus.json is missing); run the corpus stage first")
+    metadata = read_json(path / "corpus.json")
+    if not isinstance(metadata, dict) or metadata.get("format_version") != FORMAT_VERSION:
+        raise UserError(f"{path}: a corpus of another format version; build it again")
+    if not {"tokenizer", "template_hash", "counts"} <= metadata.keys():
+        raise UserError(f"{path}: corpus.json is damaged; build it again")
+    if tokenizer is not None:
+        _check_tokenizer(path, metadata, tokenizer)
+    try:
+        splits = load_from_disk(str(path))
+        sizes = {name: len(splits[name]) for name in splits}
+    except Exception as error:  # datasets and pyarrow raise many kinds for damaged files
+        raise UserError(f"{path}: damaged ({' '.join(str(error).split())}); build it again") from None
+    expected = {name: metadata["counts"][name]["examples"] for name in ("train", "validation")}
+    if sizes != expected:
+        raise UserError(f"{path}: holds {sizes} examples where corpus.json says {expected}; build it again")
+    return splits, metadata
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def _write_raw(config: CorpusConfig, report: CorpusReport, path: Path) -> tuple[list[str], int, str]:
+    """Writes what is kept of all sources; returns the conversations' ids, bytes and fingerprint."""
+    ids: list[str] = []
+    n_bytes = 0
+    with RawWriter(path) as writer:
+        for conversation in kept_conversations(config, report):
+            ids.append(conversation.id)
+            n_bytes += writer.write(conversation)
+    return ids, n_bytes, writer.digest
+
+
+def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[Conversation]:
+    """What is kept of all sources, tidy, while the report is filled in and progress is shown.
+
+    Raises:
+        UserError: a source is unreadable or holds nothing of use.
+    """
+    prompts = EvaluationPrompts.read(config.exclude)
+    seen: set[bytes] = set()
+    columns = (
+        SpinnerColumn(),
+        TextColumn("reading {task.description}: {task.completed:,}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        for source in config.sources:
+            # Two sources may name the same path, for example with different formats.
+            key = source.path
+            while key in report.sources:
+                key += " (again)"
+            counts = report.sources[key] = ReadReport()
+            task = progress.add_task(source.path, total=None)
+            n_kept = 0
+            for conversation in read_conversations(source.path, source.format, counts):
+                kept = _screen(conversation, counts, prompts, seen if config.deduplicate else None)
+                if kept is not None:
+                    n_kept += 1
+                    progress.update(task, completed=n_kept)
+                    yield kept
+                    if n_kept == source.max_conversations:
+                        break
+            counts.kept = n_kept
+            unusable = {
+                reason: n for reason, n in counts.skipped.items() if reason not in (_DUPLICATE, _OVERLAP)
+            }
+            if sum(unusable.values()) == counts.read:
+                reasons = ", ".join(f"{n} × {reason}" for reason, n in sorted(unusable.items()))
+                raise UserError(
+                    f"{source.path}: none of its {counts.read} rows can be trained on ({reasons}); "
+                    "a chat needs a user turn and an assistant turn that answers it"
+                )
+    if not any(counts.kept for counts in report.sources.values()):
+        raise UserError("corpus: every row is a duplicate or an evaluation prompt; add another source")
+
+
+def _screen(
+    conversation: Conversation, counts: ReadReport, prompts: EvaluationPrompts, seen: set[bytes] | None
+) -> Conversation | None:
+    """The conversation as it is to be encoded, or None with a reason counted."""
+    tidied = tidy(conversation, counts.repairs, counts.skipped)
+    if tidied is None:
+        return None
+    if len(prompts) and any(
+        prompts.overlap(m.content) for m in tidied.messages if m.role in ("user", "text")
+    ):
+        counts.skipped[_OVERLAP] += 1
+        return None
+    if seen is not None:
+        words = [[m.role, " ".join(m.content.split())] for m in tidied.messages]
+        digest = hashlib.blake2b(json.dumps(words).encode(), digest_size=16).digest()
+        if digest in seen:
+            counts.skipped[_DUPLICATE] += 1
+            return None
+        seen.add(digest)
+    return tidied
+
+
+# --------------------------------------------------------------------------------------------- splitting
+
+
+def _split(encoded: Dataset, ids: list[str], config: CorpusConfig, report: CorpusReport) -> DatasetDict:
+    """Train and validation examples, without what trains nothing; fills in the report."""
+    row = np.asarray(encoded["row"])  # [examples] index of the conversation
+    n_tokens, n_trained = np.asarray(encoded["n_tokens"]), np.asarray(encoded["n_trained"])  # [examples]
+    report.cut = int((np.bincount(row) > 1).sum())
+    report.truncated = int(np.sum(encoded["truncated"]))
+    report.pieces_without_trained_tokens = int((n_trained == 0).sum())
+    held_out = held_out_groups(ids, config.validation_fraction, config.seed)[row]  # [examples] bool
+
+    splits = {}
+    for name, chosen in (("train", ~held_out), ("validation", held_out)):
+        indices = np.flatnonzero(chosen & (n_trained > 0))
+        counts = SplitCounts(len(indices), int(n_tokens[indices].sum()), int(n_trained[indices].sum()))
+        setattr(report, name, counts)
+        splits[name] = encoded.select(indices).select_columns(["id", "input_ids", "loss_mask"])
+    if not report.train.examples:
+        raise UserError(
+            f"corpus: none of the {len(row)} pieces trains a token within max_length {config.max_length}; "
+            "raise max_length"
+        )
+    return DatasetDict(splits)
+
+
+def held_out_groups(ids: list[str], fraction: float, seed: int) -> np.ndarray:
+    """Which conversations are for validation, `[conversations]` bool; groups stay together.
+
+    Groups are drawn in the order of a hash of seed and name, so that adding data moves few of them. Groups
+    too large for what is left are passed over; where all are, the smallest is taken. There is always one left
+    to train on.
+    """
+    groups = split_groups(ids)
+    names, sizes = np.unique(groups, return_counts=True)
+    wanted = 0 if fraction == 0 or len(names) < 2 else max(1, round(fraction * len(ids)))
+    order = sorted(range(len(names)), key=lambda i: hashlib.sha256(f"{seed}:{names[i]}".encode()).digest())
+    chosen: list[str] = []
+    left = wanted
+    for i in order:
+        if sizes[i] <= left and len(chosen) < len(names) - 1:
+            chosen.append(names[i])
+            left -= sizes[i]
+    if wanted and not chosen:
+        chosen = [names[min(order, key=lambda i: sizes[i])]]
+    return np.isin(groups, chosen)
+
+
+# ----------------------------------------------------------------------------------------------- metadata
+
+
+def _metadata(
+    config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, report: CorpusReport
+) -> dict[str, Any]:
+    settings = asdict(config)
+    del settings["processes"]  # does not change the corpus
+    inputs = [source.path for source in config.sources] + list(config.exclude)
+    return {
+        "format_version": FORMAT_VERSION,
+        "tokenizer": _tokenizer_facts(tokenizer),
+        "template_hash": template_hash(tokenizer),
+        "config": settings,
+        "inputs": {path: _hash_input(Path(path)) for path in dict.fromkeys(inputs)},
+        "counts": report.as_dict(),
+        "versions": {name: version(name) for name in ("datasets", "tokenizers", "transformers")},
+    }
+
+
+def _tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return {
+        "hash": tokenizer_hash(tokenizer),
+        "vocabulary": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def _hash_input(path: Path) -> str:
+    if path.is_file():
+        return sha256_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return fingerprint([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
+
+
+def _check_tokenizer(path: Path, metadata: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    theirs, ours = metadata["tokenizer"], _tokenizer_facts(tokenizer)
+    if theirs != ours:
+        differing = ", ".join(
+            f"{name} {theirs.get(name)} ≠ {ours[name]}" for name in ours if theirs.get(name) != ours[name]
+        )
+        raise UserError(
+            f"{path}: made with another tokenizer than {tokenizer.name_or_path} ({differing}); build it again"
+        )
+    if metadata["template_hash"] != template_hash(tokenizer):
+        raise UserError(
+            f"{path}: made with another chat template than that of {tokenizer.name_or_path}; build it again"
+        )

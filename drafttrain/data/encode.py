@@ -1,0 +1,162 @@
+"""The second pass over a corpus: conversations from an Arrow file to examples, in several processes."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset, Features, Sequence, Value
+from datasets.arrow_writer import ArrowWriter
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.chat import cut_at_turns, tokenizer_hash
+from drafttrain.data.conversation import Conversation, Message
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint
+
+_RAW = Features({name: Value("string") for name in ("id", "source", "messages")})
+_ENCODED = Features(
+    {
+        "id": Value("string"),
+        "input_ids": Sequence(Value("int32")),
+        "loss_mask": Sequence(Value("int8")),
+        "row": Value("int32"),
+        "n_tokens": Value("int32"),
+        "n_trained": Value("int32"),
+        "is_text": Value("bool"),
+        "truncated": Value("bool"),
+    }
+)
+
+
+class RawWriter:
+    """Writes conversations to an Arrow file that `encode_raw` reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = ArrowWriter(path=str(path), features=_RAW, writer_batch_size=256)
+        self._digest = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """Fingerprint of all that was written."""
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> "RawWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception == (None, None, None):
+            self._writer.finalize()
+        self._writer.close()
+
+    def write(self, conversation: Conversation) -> int:
+        """Appends a conversation; returns about how many bytes it takes."""
+        turns = [[message.role, message.content, message.token_ids] for message in conversation.messages]
+        messages = json.dumps(turns, ensure_ascii=False)
+        self._digest.update(f"{conversation.id}\n{messages}\n".encode())
+        self._writer.write({"id": conversation.id, "source": conversation.source, "messages": messages})
+        return len(messages.encode())
+
+
+def encode_raw(
+    raw: Path, digest: str, tokenizer: PreTrainedTokenizerBase, max_length: int, processes: int
+) -> Dataset:
+    """Encodes an Arrow file of conversations, one to several rows each, in their order.
+
+    Args:
+        raw: what a `RawWriter` wrote.
+        digest: that writer's.
+        tokenizer: the target's.
+        max_length: of a row, in tokens.
+        processes: of the encoding; does not change the result.
+
+    Returns:
+        Rows with `id`, `input_ids`, `loss_mask`; `row`: index of the conversation; `n_tokens`, `n_trained`,
+        `is_text`, `truncated`.
+
+    Raises:
+        UserError: as `cut_at_turns`, or a chat whose assistant turns leave no token to train.
+    """
+    dataset = Dataset.from_file(str(raw))
+    return dataset.map(
+        _encode_batch,
+        batched=True,
+        batch_size=64,
+        with_indices=True,
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+        remove_columns=dataset.column_names,
+        features=_ENCODED,
+        num_proc=min(processes, len(dataset)) if processes > 1 else None,
+        cache_file_name=str(raw.with_name("encoded.arrow")),
+        load_from_cache_file=False,
+        # By default datasets would pickle the tokenizer to hash it, and not get the same twice.
+        new_fingerprint=fingerprint([digest, tokenizer_hash(tokenizer), max_length]),
+        desc="tokenizing",
+    )
+
+
+def _encode_batch(
+    batch: dict[str, list], indices: list[int], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list]:
+    out: dict[str, list] = {name: [] for name in _ENCODED}
+    for index, id, source, turns in zip(
+        indices, batch["id"], batch["source"], batch["messages"], strict=True
+    ):
+        messages = [Message(*turn) for turn in json.loads(turns)]
+        conversation = Conversation(id, messages, source)
+        pieces = cut_at_turns(tokenizer, conversation, max_length)
+        is_text = conversation.is_text
+        for number, piece in enumerate(pieces):
+            if piece.n_trained == 0 and not piece.truncated and not is_text:
+                raise UserError(
+                    f"{source}: no token of its assistant turns would be trained; look at the chat template"
+                )
+            out["id"].append(id if len(pieces) == 1 else f"{id}#{number}")
+            out["input_ids"].append(piece.input_ids)
+            out["loss_mask"].append(piece.loss_mask)
+            out["row"].append(index)
+            out["n_tokens"].append(len(piece.input_ids))
+            out["n_trained"].append(piece.n_trained)
+            out["is_text"].append(is_text)
+            out["truncated"].append(piece.truncated)
+    return out
+
+
+def check_trained_fraction(encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses chats of which nearly nothing or nearly everything is trained.
+
+    Either means that template and data do not fit (for example chats that are already rendered, given as one
+    turn). Plain text is trained as a whole and not looked at.
+
+    Raises:
+        UserError: the share is outside 1–99 %; shows the start of the first example.
+    """
+    chats = np.flatnonzero(~np.asarray(encoded["is_text"]))
+    if not len(chats):
+        return
+    n_tokens = int(np.asarray(encoded["n_tokens"])[chats].sum())
+    n_trained = int(np.asarray(encoded["n_trained"])[chats].sum())
+    if not 0.01 <= n_trained / n_tokens <= 0.99:
+        example = encoded[int(chats[0])]
+        shown = "".join(
+            f"⟦{text}⟧" if trained else text
+            for text, trained in trained_runs(tokenizer, example["input_ids"], example["loss_mask"])
+        )
+        raise UserError(
+            f"corpus: {100 * n_trained / n_tokens:.2f} % of the chats' {n_tokens} tokens are trained, not "
+            f"1–99 %; look at roles and chat template; first example, trained parts in ⟦⟧: {shown[:400]!r}"
+        )
+
+
+def trained_runs(
+    tokenizer: PreTrainedTokenizerBase, input_ids: list[int], loss_mask: list[int]
+) -> list[tuple[str, bool]]:
+    """An example's text in runs that are, or are not, trained."""
+    edges = [0] + [i for i in range(1, len(loss_mask)) if loss_mask[i] != loss_mask[i - 1]] + [len(loss_mask)]
+    # Decoded from the start each time: the text of a token depends on the ones before it.
+    texts = [tokenizer.decode(input_ids[:edge], clean_up_tokenization_spaces=False) for edge in edges]
+    return [
+        (after[len(before) :], bool(loss_mask[edge]))
+        for before, after, edge in zip(texts, texts[1:], edges, strict=False)
+        if after != before
+    ]

@@ -1,0 +1,98 @@
+"""Evaluation prompts out of data sets of the Hugging Face Hub, through the `datasets` library."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+from rich.console import Console
+
+from drafttrain.data.prompt_rows import is_known, prompt_turns
+from drafttrain.data.prompts import PREFIX, Prompt, make_prompts
+from drafttrain.data.streams import without_nulls
+from drafttrain.utils.errors import UserError, brief
+
+SPLITS = ("test", "validation", "dev", "train")  # the first that there is, where none is asked for
+
+
+def read_hub_prompts(source: str) -> list[Prompt]:
+    """All prompts of one split, streamed. Rows whose text is empty are left out, and their number is printed:
+    nobody can mend them where they are.
+
+    Args:
+        source: `hub:org/dataset`, with `/config` behind it where the data set has several and `:split` where
+            its test split is not what is wanted (`hub:openai/gsm8k/main:test`). A local folder that
+            `datasets` can read may stand in place of the name, if it starts with `/`, `.` or `~` also with a
+            configuration behind it.
+
+    Raises:
+        UserError: there is no such data set, configuration or split, no network, or a row without a prompt.
+    """
+    name, config, split = parse_hub_source(source)
+    try:
+        split = split or _default_split(name, config)
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+        prompts = make_prompts(_numbered(rows, source))
+    except UserError:
+        raise
+    except Exception as error:  # datasets, its readers and the network raise all kinds
+        if config is None and (listed := re.search(r"available configs: \[(.+)\]", str(error))):
+            names = listed[1].replace("'", "")
+            raise UserError(f"{source}: write one of its configurations behind a /: {names}") from None
+        raise UserError(
+            f"{source}: cannot be read ({brief(error)}); check the name and the network"
+        ) from error
+    if not prompts:
+        raise UserError(f"{source}: its split {split} holds no prompts; name another one behind a colon")
+    return prompts
+
+
+def parse_hub_source(source: str) -> tuple[str, str | None, str | None]:
+    """Name, configuration and split of what `hub:...` names.
+
+    Raises:
+        UserError: it is spelled differently.
+    """
+    name, colon, split = source.removeprefix(PREFIX).rpartition(":")
+    if not colon:
+        name, split = split, ""
+    if name.startswith(("/", ".", "~")):
+        folder = Path(name).expanduser()
+        if not folder.is_dir() and folder.parent.is_dir():
+            return str(folder.parent), folder.name, split or None
+        return str(folder), None, split or None
+    if name and Path(name).is_dir():
+        return name, None, split or None
+    parts = name.split("/")
+    if len(parts) > 3 or not all(parts):
+        raise UserError(f"{source}: write hub:org/dataset, hub:org/dataset/config or either with :split")
+    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or None
+
+
+def _default_split(name: str, config: str | None) -> str:
+    names = datasets.get_dataset_split_names(name, config)
+    return next((split for split in SPLITS if split in names), names[0])
+
+
+def _numbered(rows: Iterable[dict], source: str) -> Iterator[tuple[int, str, Any]]:
+    """Number, source and value of the rows that hold something.
+
+    Raises:
+        UserError: a row that has the keys of no benchmark.
+    """
+    empty = 0
+    for i, row in enumerate(rows, 1):
+        place = f"{source}:row {i}"
+        value = without_nulls(row)  # where files differ in keys, `datasets` fills in None
+        try:
+            prompt_turns(value, place)
+        except UserError:
+            if not is_known(row):
+                raise
+            empty += 1
+            continue
+        yield i, place, value
+    if empty:
+        message = f"{source}: {empty} rows without text are left out"
+        Console(stderr=True).print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)

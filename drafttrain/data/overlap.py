@@ -1,0 +1,92 @@
+"""Evaluation prompts, to be kept out of training data.
+
+Prompts are compared with case and punctuation folded, because copies in chats differ in quotes and line ends.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from drafttrain.data.prompt_rows import is_known, prompt_words
+from drafttrain.data.prompts import ENDINGS, read_rows
+from drafttrain.data.streams import open_streams, read_lines
+from drafttrain.utils.errors import UserError
+
+_OPENING = 3  # words by which contained prompts are looked up
+_MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only if it is the whole turn
+
+
+def fold(text: str) -> str:
+    """Lower-case words and numbers, one space between them.
+
+    >>> fold("Who's  “there”?")
+    'who s there'
+    """
+    return " ".join(re.findall(r"[^\W_]+", text.casefold()))
+
+
+class EvaluationPrompts:
+    """A set of prompts that recognizes them, whole or inside a longer turn."""
+
+    def __init__(self, prompts: Iterable[str]) -> None:
+        """Args:
+        prompts: as shown to the model, unfolded.
+        """
+        self._whole = {folded for prompt in prompts if (folded := fold(prompt))}
+        self._by_opening: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for prompt in sorted(self._whole):
+            words = prompt.split(" ")
+            if len(words) >= _MIN_WORDS:
+                self._by_opening[tuple(words[:_OPENING])].append(f" {prompt} ")
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    @classmethod
+    def read(cls, paths: Iterable[str | Path]) -> "EvaluationPrompts":
+        """Reads whatever `read_prompts` does, and folders of Parquet files; other files by line. What counts
+        are the rows' own words, not those that are put around them for the model.
+
+        Raises:
+            UserError: a file is unreadable or empty, or has a row without a prompt.
+        """
+        prompts: list[str] = []
+        for path in paths:
+            before = len(prompts)
+            if Path(path).is_file() and not _has_rows(path):
+                prompts += [line for stream in open_streams(path) for _, line in read_lines(stream)]
+            else:
+                for _, source, value in read_rows(path):
+                    prompts += _prompts_of(value, source)
+            if len(prompts) == before:
+                raise UserError(f"{path}: holds no prompts; expected .jsonl, .json or .txt files")
+        return cls(prompts)
+
+    def overlap(self, text: str) -> bool:
+        """Whether a turn or its first paragraph is a prompt, or contains one of at least ten words.
+
+        Alpaca's prompts end up in benchmarks without their input, which is the second paragraph here.
+        """
+        folded = fold(text)
+        if folded in self._whole or fold(text.strip().split("\n\n", 1)[0]) in self._whole:
+            return True
+        words = folded.split(" ")
+        openings = self._by_opening.keys() & set(zip(*(words[i:] for i in range(_OPENING)), strict=False))
+        padded = f" {folded} "
+        return any(prompt in padded for opening in openings for prompt in self._by_opening[opening])
+
+
+def _has_rows(path: str | Path) -> bool:
+    """Whether the ending of a file tells that it holds rows, or is an archive."""
+    return all(stream.suffix in ENDINGS or not stream.given for stream in open_streams(path))
+
+
+def _prompts_of(value: object, source: str) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, dict) or not is_known(value):
+        raise UserError(
+            f"{source}: no text under turns, question or prompt; is this a file of evaluation prompts?"
+        )
+    return prompt_words(value, source)

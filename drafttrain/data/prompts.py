@@ -1,0 +1,247 @@
+"""Evaluation prompts: sets of them, read out of the files that benchmarks come in.
+
+What a row holds is `prompt_rows.py`'s business. A .txt or .tsv file holds one prompt per line, or a question
+and, after a tab, its answers (TriviaQA); a .csv file is one of MMLU's, or has a header with a row's keys.
+"""
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.chat import encode_prompt
+from drafttrain.data.config import PromptSet
+from drafttrain.data.conversation import Message
+from drafttrain.data.prompt_rows import flatten, group_of, is_known, prompt_turns
+from drafttrain.data.rows import well_formed
+from drafttrain.data.streams import (
+    Stream,
+    open_streams,
+    read_json_values,
+    read_jsonl,
+    read_lines,
+    read_parquet,
+    readable,
+)
+from drafttrain.utils.errors import UserError
+
+PREFIX = "hub:"  # of a data set on the Hub (`hub_prompts.py`)
+MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
+ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text")
+ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
+LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # none fits a cell
+
+
+@dataclass
+class Prompt:
+    """What a user says in one chat.
+
+    Attributes:
+        id: unique in its file.
+        turns: the user's turns; the target answers each before the next is put.
+        system: the system prompt, if the row brings one.
+        group: the part of its benchmark that it belongs to, if the row says so.
+    """
+
+    id: str
+    turns: list[str]
+    system: str | None = None
+    group: str | None = None
+
+    def token_ids(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str] = ()) -> list[int]:
+        """Ids of the chat up to the answer that comes next.
+
+        Args:
+            answers: what the target answered to the first turns.
+
+        Raises:
+            UserError: several turns or a system prompt, and the tokenizer has no chat template.
+        """
+        if not tokenizer.chat_template and self.system is None and not answers:
+            return tokenizer(self.turns[0])["input_ids"]  # a base model continues the text
+        messages = [] if self.system is None else [Message("system", self.system)]
+        for turn, answer in zip(self.turns, answers):
+            messages += [Message("user", turn), Message("assistant", answer)]
+        return encode_prompt(tokenizer, [*messages, Message("user", self.turns[len(answers)])])
+
+
+@dataclass
+class Task:
+    """A prompt set that has been read."""
+
+    name: str
+    prompts: list[Prompt]
+    turns: int = 1
+
+    def parts(self) -> list["Task"]:
+        """The task itself, or one for each group of its prompts where it has several (Spec-Bench)."""
+        by_group: dict[str, list[Prompt]] = {}
+        for prompt in self.prompts:
+            by_group.setdefault(prompt.group or "other", []).append(prompt)
+        if len(by_group) < 2:
+            return [self]
+        return [Task(f"{self.name}/{group}", prompts, self.turns) for group, prompts in by_group.items()]
+
+    @property
+    def n_turns(self) -> int:
+        """Chat turns that are played in all."""
+        return sum(min(self.turns, len(prompt.turns)) for prompt in self.prompts)
+
+    @classmethod
+    def read(cls, prompts: PromptSet) -> "Task":
+        return cls(prompts.name, read_prompts(prompts.path, prompts.limit), prompts.turns)
+
+
+def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
+    """Read prompts from a .jsonl, .json, .parquet, .csv, .tsv or .txt file, gzipped or not, or from a folder
+    or archive of such. Of MMLU's archive only the test split is read.
+
+    Args:
+        limit: how many, from the start; None for all.
+
+    Raises:
+        UserError: the file is missing, damaged or not UTF-8, or holds no prompt, or a row has none; a folder
+            of Parquet files, which are a data set with splits.
+    """
+    if any(stream.suffix == ".parquet" and not stream.given for stream in open_streams(path)):
+        raise UserError(
+            f"{path}: Parquet files in a folder are the splits of a data set; name one of them, or in a "
+            f"benchmark hub:{path}"
+        )
+    prompts = make_prompts(read_rows(path), limit)
+    if not prompts:
+        raise UserError(f"{path}: holds no prompts; expected rows with turns, question, prompt or a chat")
+    return prompts
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
+    """The rows of a file, or of what is a table or text in a folder or archive: number, source, value.
+
+    Raises:
+        UserError: the file is missing, damaged or not UTF-8.
+    """
+    is_mmlu = any(stream.name.endswith(MMLU_TEST) for stream in open_streams(path))
+    for stream in open_streams(path):
+        if not stream.given and (stream.is_companion or stream.suffix not in ENDINGS):
+            continue
+        if is_mmlu and not stream.name.endswith(MMLU_TEST):
+            continue
+        rows = ((number, row) for number, value in _values(stream) for row in flatten(value))
+        for count, (number, row) in enumerate(rows, 1):
+            number = max(number, count)  # of a nested file; blank lines count in others
+            yield number, f"{stream.source}:row {number}", row
+
+
+def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None) -> list[Prompt]:
+    """Prompts with unique ids out of rows: number, source for messages, value.
+
+    Raises:
+        UserError: a row has no prompt.
+    """
+    prompts: list[Prompt] = []
+    seen: set[str] = set()
+    for number, source, value in rows:
+        if limit is not None and len(prompts) >= limit:
+            break
+        prompt = _prompt(value, source, str(number))
+        if prompt.id in seen:  # ids name measurements, so two prompts must not share one
+            names = (f"{prompt.id}#{n}" for n in itertools.count(number))
+            prompt.id = next(name for name in names if name not in seen)
+        seen.add(prompt.id)
+        prompts.append(prompt)
+    return prompts
+
+
+def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
+    """The first n prompts, taken from all tasks in turn."""
+    taken = {task.name: 0 for task in tasks}
+    while n and any(taken[task.name] < len(task.prompts) for task in tasks):
+        for task in tasks:
+            if n and taken[task.name] < len(task.prompts):
+                taken[task.name] += 1
+                n -= 1
+    return [Task(task.name, task.prompts[: taken[task.name]]) for task in tasks if taken[task.name]]
+
+
+def spread(prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
+    """n prompts at equal distances, so that all categories of a file are among them; None: all."""
+    n = len(prompts) if n is None else min(n, len(prompts))
+    return [prompts[i * len(prompts) // n] for i in range(n)]
+
+
+def _values(stream: Stream) -> Iterator[tuple[int, Any]]:
+    if stream.suffix in (".txt", ".text", ".tsv"):
+        for row, line in read_lines(stream):
+            question, _, answers = line.partition("\t")
+            is_trivia = answers.lstrip('"').startswith("[")
+            yield row, {"prompt": (question if is_trivia else line).strip()}
+    elif stream.suffix == ".csv":
+        yield from _table_rows(stream)
+    elif stream.suffix == ".parquet":
+        yield from read_parquet(stream)
+    elif stream.suffix in (".jsonl", ".ndjson"):
+        yield from read_jsonl(stream)
+    else:
+        yield from read_json_values(stream)
+
+
+def _table_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """Rows of one of MMLU's files, which have no header, or of a table that has one."""
+    with readable(stream.source):
+        text = io.StringIO(stream.bytes.read().decode("utf-8-sig"), newline="")
+    table = csv.reader(text)
+    try:
+        first = next(table, [])
+        if _is_mmlu(first):
+            yield from _mmlu_rows(stream, itertools.chain([first], table))
+        else:
+            yield from _rows_below(stream, first, table)
+    except csv.Error as error:
+        raise UserError(f"{stream.source}: no table of text ({error}); mend it or fetch it again") from None
+
+
+def _is_mmlu(cells: Sequence[str]) -> bool:
+    return len(cells) == 6 and cells[5] in ("A", "B", "C", "D")
+
+
+def _mmlu_rows(stream: Stream, table: Iterable[list[str]]) -> Iterator[tuple[int, Any]]:
+    """Question, four choices and the answer's letter."""
+    name = PurePosixPath(stream.name).stem
+    for row, cells in enumerate(table, 1):
+        if not _is_mmlu(cells):
+            raise UserError(
+                f"{stream.source}:row {row}: not as in MMLU (question, four choices, letter of the answer); "
+                "write other prompts as .jsonl"
+            )
+        subject = name.rpartition("_")[0] or name
+        yield row, {"id": f"{name}-{row}", "question": cells[0], "choices": cells[1:5], "subject": subject}
+
+
+def _rows_below(
+    stream: Stream, header: Sequence[str], table: Iterable[list[str]]
+) -> Iterator[tuple[int, Any]]:
+    keys = dict.fromkeys(header, "")
+    if not is_known(keys) or not LISTS.isdisjoint(keys):
+        raise UserError(
+            f"{stream.source}:row 1: neither as in MMLU (question, four choices, letter of the answer) nor a "
+            "header with question, prompt, article or instruction; write other prompts as .jsonl"
+        )
+    for row, cells in enumerate(table, 1):
+        if len(cells) != len(header):
+            raise UserError(
+                f"{stream.source}:row {row}: {len(cells)} cells below a header of {len(header)}; mend the row"
+            )
+        yield row, dict(zip(header, cells))
+
+
+def _prompt(row: Any, source: str, number: str) -> Prompt:
+    if not isinstance(row, dict):
+        raise UserError(f"{source}: a {type(row).__name__} in place of a JSON object; mend or remove the row")
+    ids = (row[key] for key in ID_KEYS if row.get(key) not in (None, ""))
+    turns, system = prompt_turns(row, source)
+    return Prompt(well_formed(str(next(ids, number))), turns, system, group_of(row, turns))

@@ -1,0 +1,191 @@
+"""One JSON row of a training file to one conversation: ShareGPT, OpenAI messages, MOSS, instructions, text.
+
+Which keys and spellings occur was taken from the files themselves. Unknown roles are errors: text under a
+wrong role would be trained, or left out, unnoticed. Knows nothing of files.
+"""
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.html import html_to_markdown, is_html_answer
+from drafttrain.utils.errors import UserError
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+_TURN_KEYS = {"sharegpt": ("conversations", "conversation"), "messages": ("messages", "traj")}
+_EXCHANGE_KEYS = (
+    ("instruction", ("output", "response")),
+    ("question", ("answer",)),
+    ("prompt", ("response", "completion")),
+)
+_CHAT_KEYS = {"chat", *(key for keys in _TURN_KEYS.values() for key in keys)}
+_CHAT_KEYS |= {question for question, _ in _EXCHANGE_KEYS}
+_NO_INPUT = re.compile(r"\W*no\s?input\W*", re.IGNORECASE)
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K: "48/2 = <<48/2=24>>24"
+_MOSS_MARKS = re.compile(r"^<\|(?:Human|MOSS)\|>:\s*|\s*<eo[hm]>\s*$")
+
+
+def row_to_conversation(
+    row: Any, format: str, id: str, source: str, skipped: Counter, repairs: Counter
+) -> Conversation | None:
+    """Reads one row.
+
+    Args:
+        row: decoded JSON.
+        format: "sharegpt", "messages", "alpaca" (any single exchange), "text", or "auto": by the row's keys.
+        id: used if the row has none.
+        source: "file.json:row 12".
+        skipped: receives the reason when None is returned.
+        repairs: receives a count for what was changed.
+
+    Raises:
+        UserError: a row without the format's keys, an unknown role, or content that is no text.
+    """
+    if not isinstance(row, dict):
+        raise UserError(f"{source}: a {type(row).__name__} in place of a JSON object; mend or remove the row")
+    for key in ("id", "conversation_id", "question_id", "task_id"):
+        if row.get(key) not in (None, ""):
+            id = well_formed(str(row[key]))
+            break
+    messages = _messages(row, format, source, repairs)
+    if messages is None:
+        keys = ", ".join(list(row)[:8])
+        raise UserError(
+            f"{source}: keys [{keys}] are not those of format {format!r}; use conversations, messages, "
+            "instruction/output or text, or name the right format"
+        )
+    if row.get("label") is False:
+        skipped["answer labelled as bad"] += 1
+        return None
+    if not messages:
+        skipped["no turns"] += 1
+        return None
+    for message in messages:
+        if (mended := well_formed(message.content)) != message.content:
+            message.content = mended
+            repairs["broken characters replaced"] += 1
+    if (ids := _ids(row, "response_ids", source)) is not None:
+        answers = [message for message in messages if message.role == "assistant"]
+        if len(answers) != 1:
+            raise UserError(
+                f"{source}: response_ids with {len(answers)} assistant turns; use token_ids per turn"
+            )
+        answers[0].token_ids = ids
+    return Conversation(id, messages, source)
+
+
+def is_exchange(row: dict) -> bool:
+    """Whether a row has the keys of a chat or of a question with its answer, whatever they hold."""
+    return not _CHAT_KEYS.isdisjoint(row)
+
+
+def well_formed(text: str) -> str:
+    r"""Text without lone surrogates, which JSON can escape ("\ud83d") but UTF-8 cannot hold."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Message] | None:
+    """The row's turns, or None if it has none of the format's keys."""
+    for name, keys in _TURN_KEYS.items():
+        if format in (name, "auto"):
+            for key in keys:
+                if isinstance(row.get(key), list):
+                    system = [Message("system", row["system"])] if isinstance(row.get("system"), str) else []
+                    return system + _turns(row[key], source, repairs)
+    if format in ("sharegpt", "auto") and isinstance(row.get("chat"), dict):
+        return _moss_turns(row["chat"], source)
+    if format in ("alpaca", "auto"):
+        for question, answers in _EXCHANGE_KEYS:
+            if isinstance(row.get(question), str):
+                return _exchange(row, question, answers)
+    if format in ("text", "oanc", "auto") and isinstance(row.get("text"), str):
+        return [Message("text", row["text"])]
+    return None
+
+
+def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:
+    messages = []
+    for number, turn in enumerate(turns, 1):
+        where = f"{source}: turn {number}"
+        if not isinstance(turn, dict):
+            raise UserError(f"{where}: a {type(turn).__name__} in place of an object with role and text")
+        spelling = turn.get("from", turn.get("role"))
+        role = _ROLES.get(spelling.strip().lower()) if isinstance(spelling, str) else None
+        if role is None:
+            raise UserError(
+                f"{where}: unknown role {spelling!r}; make it one of {', '.join(_ROLES)}, or remove the turn"
+            )
+        content = _content(turn, where)
+        if role == "assistant" and is_html_answer(content):
+            content = html_to_markdown(content)
+            repairs["HTML answers turned into Markdown"] += 1
+        ids = _ids(turn, "token_ids", where) if role == "assistant" else None
+        messages.append(Message(role, content, ids))
+    return messages
+
+
+def _content(turn: dict, where: str) -> str:
+    """A turn's text: a string, a list of text parts, or the tool calls that stand in its place."""
+    content = turn.get("value", turn.get("content"))
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise UserError(f"{where}: content has parts that are not text; remove the row")
+        content = "\n".join(parts)
+    if content is None or content == "":
+        calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise UserError(f"{where}: tool calls that are not objects; mend or remove the row")
+        content = "\n".join(json.dumps(call.get("function", call), ensure_ascii=False) for call in calls)
+    if not isinstance(content, str):
+        raise UserError(f"{where}: content is a {type(content).__name__}, not text; mend or remove the row")
+    return content
+
+
+def _ids(holder: dict, key: str, where: str) -> list | None:
+    """Generated token ids, not yet compared with a tokenizer; None if there are none."""
+    ids = holder.get(key)
+    if ids is not None and not isinstance(ids, list):
+        raise UserError(f"{where}: {key} is a {type(ids).__name__}, not a list; remove it")
+    return ids
+
+
+def _moss_turns(chat: dict, source: str) -> list[Message]:
+    """MOSS-003: turn_1, turn_2, …, turn_10 in numerical order, each with marks around its text."""
+    messages = []
+    for name in sorted(chat, key=lambda name: int(re.sub(r"\D", "", name) or 0)):
+        where = f"{source}: {name}"
+        if not isinstance(chat[name], dict):
+            raise UserError(
+                f"{where}: a {type(chat[name]).__name__} in place of an object with Human and MOSS"
+            )
+        for key, role in (("Human", "user"), ("MOSS", "assistant")):
+            content = _content({"value": chat[name].get(key)}, where)
+            messages.append(Message(role, _MOSS_MARKS.sub("", content)))
+    return messages
+
+
+def _exchange(row: dict, question: str, answers: tuple[str, ...]) -> list[Message]:
+    prompt, extra = row[question], row.get("input")
+    if isinstance(extra, str) and extra.strip() and not _NO_INPUT.fullmatch(extra.strip()):
+        prompt = f"{prompt}\n\n{extra}"
+    answer = next((row[key] for key in answers if isinstance(row.get(key), str)), "")
+    if question == "question":
+        answer = _CALCULATOR.sub("", answer)
+    return [Message("user", prompt), Message("assistant", answer)]

@@ -1,0 +1,269 @@
+"""Files, folders and archives as streams of bytes, lines and JSON values: the plumbing of the readers.
+
+Whatever is unreadable, cut off or not UTF-8 becomes a `UserError` that names the file and, where there is
+one, the row. Nothing is unpacked to disk, and rows are decoded one at a time.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from drafttrain.utils.errors import UserError
+
+_CHUNK = 1 << 20  # bytes
+_TEXT = (".txt", ".text")
+# Text files that come with a collection and are none of its documents.
+_COMPANIONS = ("readme", "license", "licence", "copying", "notice", "categories")
+
+
+@dataclass
+class Stream:
+    """One file's bytes, to be read before the next one is asked for.
+
+    Attributes:
+        source: the file's whole name, for messages ("chats.zip/part/a.json").
+        name: its name below the path that was asked for ("part/a.json"), without ".gz".
+        bytes: decompressed.
+        given: whether it is the very file that was asked for, not one in a folder or an archive.
+    """
+
+    source: str
+    name: str
+    bytes: IO[bytes]
+    given: bool
+
+    @property
+    def suffix(self) -> str:
+        """ ".json", ".txt", …, in lower case."""
+        return PurePosixPath(self.name).suffix.lower()
+
+    @property
+    def is_companion(self) -> bool:
+        """Whether this is a text about the folder or archive that it lies in, such as README.txt."""
+        stem = PurePosixPath(self.name).stem.lower()
+        return not self.given and self.suffix in _TEXT and stem.startswith(_COMPANIONS)
+
+
+def open_streams(path: str | Path) -> Iterator[Stream]:
+    """Opens a file, every file of a folder, or every member of a zip or tar archive (also gzipped).
+
+    Files of folders and zip archives come in an order that depends on their names alone and mixes folders, so
+    that the first n of a collection are a sample of all its parts.
+
+    Raises:
+        UserError: the path does not exist, or an archive is damaged, cut off or encrypted.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
+        for name in _mixed(files):
+            with readable(str(files[name])):
+                for stream in _open_file(files[name]):
+                    inner = name if stream.given else f"{name}/{stream.name}"
+                    yield Stream(stream.source, inner.removesuffix(".gz"), stream.bytes, given=False)
+    else:
+        yield from _open_file(path)
+
+
+def _open_file(path: Path) -> Iterator[Stream]:
+    source, name = str(path), path.name.lower()
+    with readable(source):
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                for member in _mixed(n for n in archive.namelist() if not n.endswith("/")):
+                    with readable(f"{source}/{member}"), archive.open(member) as file:
+                        yield _member(source, member, file)
+        elif name.endswith((".tar", ".tar.gz", ".tgz")):
+            with tarfile.open(path) as archive:
+                for entry in archive:
+                    if entry.isfile() and _wanted(entry.name):
+                        yield _member(source, entry.name, archive.extractfile(entry))
+        else:
+            with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
+                inner = path.name[:-3] if name.endswith(".gz") else path.name
+                yield Stream(source, inner, file, given=True)
+
+
+def _member(source: str, name: str, file: IO[bytes]) -> Stream:
+    if name.lower().endswith(".gz"):
+        return Stream(f"{source}/{name}", name[:-3], gzip.open(file), given=False)
+    return Stream(f"{source}/{name}", name, file, given=False)
+
+
+def _wanted(name: str) -> bool:
+    return not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
+
+
+def _mixed(names) -> list[str]:
+    return sorted(filter(_wanted, names), key=lambda name: hashlib.sha256(name.encode()).digest())
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Turns whatever reading a file can raise into a `UserError` that starts with `where`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{where}: no such file or folder") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"{where}: not UTF-8 (byte 0x{byte:02x} at {error.start}); convert the file, "
+            "for example with iconv -f latin1 -t utf-8"
+        ) from None
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{where}: damaged or cut off ({reason}); fetch the file again") from None
+    except (OSError, RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, unknown compression
+        raise UserError(f"{where}: cannot be read ({error})") from None
+
+
+def read_text(stream: Stream) -> str:
+    """The whole file as text.
+
+    Raises:
+        UserError: damaged or not UTF-8.
+    """
+    with readable(stream.source):
+        return stream.bytes.read().decode("utf-8-sig")
+
+
+def read_lines(stream: Stream) -> Iterator[tuple[int, str]]:
+    r"""(row, line) pairs, rows from 1, split at "\n" only, blank lines left out.
+
+    `str.splitlines` would also break rows at U+2028 and its like, which are legal inside JSON strings.
+
+    Raises:
+        UserError: damaged or not UTF-8; names the row.
+    """
+    row = 0
+    while True:
+        with readable(f"{stream.source}:row {row + 1}"):
+            raw = stream.bytes.readline()
+            if not raw:
+                return
+            line = raw.decode("utf-8-sig" if row == 0 else "utf-8")
+        row += 1
+        if line.strip():
+            yield row, line
+
+
+def read_jsonl(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """(row, value) pairs of a JSON-lines file.
+
+    Raises:
+        UserError: a row is not JSON; says whether the file seems cut off.
+    """
+    for row, line in read_lines(stream):
+        try:
+            yield row, json.loads(line)
+        except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
+            cut = "" if line.endswith("\n") else " (the file seems cut off here: fetch it again)"
+            raise UserError(
+                f"{stream.source}:row {row}: not JSON: {error}{cut}; mend or remove the row"
+            ) from None
+
+
+def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """(row, value) pairs of a JSON file: the elements of one array, or values one after another.
+
+    Rows are decoded as they are read, so that a large array is never in memory as a whole.
+
+    Raises:
+        UserError: not JSON, or cut off; names the row.
+    """
+    decoder, buffer, position, row = json.JSONDecoder(), "", 0, 0
+    in_array = closed = False
+    while True:
+        position = _skip(buffer, position, " \t\r\n\ufeff" if row == 0 and not in_array else " \t\r\n,")
+        if position < len(buffer):
+            if closed:
+                raise UserError(f"{stream.source}: text after the closing bracket; mend the file")
+            if buffer[position] == "[" and row == 0 and not in_array:
+                in_array, position = True, position + 1
+                continue
+            if buffer[position] == "]" and in_array:
+                closed, position = True, position + 1
+                continue
+            try:
+                value, position = decoder.raw_decode(buffer, position)
+            except json.JSONDecodeError as error:
+                problem = error.msg
+            except (ValueError, RecursionError) as error:  # numbers or nesting beyond Python's limits
+                raise UserError(
+                    f"{stream.source}:row {row + 1}: cannot be read ({error}); mend or remove the row"
+                ) from None
+            else:
+                row += 1
+                yield row, value
+                continue
+        # The rest of the buffer is no whole value: more text is needed, twice as much each time.
+        with readable(f"{stream.source}:row {row + 1}"):
+            more = _read_utf8(stream.bytes, max(_CHUNK, len(buffer) - position))
+        if not more:
+            break
+        buffer, position = buffer[position:] + more, 0
+    if buffer[position:].strip():
+        raise UserError(
+            f"{stream.source}:row {row + 1}: not JSON, or cut off ({problem}); mend it or fetch it again"
+        )
+    if in_array and not closed:
+        raise UserError(f"{stream.source}: cut off after row {row} (no closing bracket); fetch it again")
+
+
+def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """(row, value) pairs of a Parquet file, without what is null: JSON would not have those keys.
+
+    Raises:
+        UserError: damaged, or no Parquet file.
+    """
+    import pyarrow  # which only Parquet files need
+    from pyarrow import parquet
+
+    with readable(stream.source):
+        # members of archives may not be able to seek
+        raw = stream.bytes if isinstance(stream.bytes, io.BufferedReader) else io.BytesIO(stream.bytes.read())
+    row = 0
+    try:
+        for batch in parquet.ParquetFile(raw).iter_batches(batch_size=1024):
+            for value in batch.to_pylist():
+                row += 1
+                yield row, without_nulls(value)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{stream.source}: damaged, or no Parquet file ({reason}); fetch it again") from None
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without keys that hold null, at any depth: tables have every key in every row."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    return value
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while position < len(text) and text[position] in characters:
+        position += 1
+    return position
+
+
+def _read_utf8(file: IO[bytes], size: int) -> str:
+    """About `size` bytes as text, up to a whole character."""
+    raw = file.read(size)
+    for _ in range(3):
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raw += file.read(1)
+    return raw.decode("utf-8")

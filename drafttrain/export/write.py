@@ -1,0 +1,86 @@
+"""The export stage: a trained drafter becomes a bundle, one folder that can be pushed to the Hub as it is."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from drafttrain.bundle_files import EVALUATION, WEIGHTS, read_evaluation
+from drafttrain.calibration.calibration import FILE as CALIBRATION
+from drafttrain.classifier.model import FILE as CLASSIFIER
+from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
+from drafttrain.drafters.config import read_config
+from drafttrain.export.card import write_card
+from drafttrain.export.config import ExportConfig
+from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
+from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
+from drafttrain.self_draft.corpus_cache import CorpusCache
+from drafttrain.self_draft.settings import SETTINGS as SELF_DRAFT
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import new_folder, require_free_disk
+
+
+def bundled_files(config: ExportConfig) -> list[str]:
+    """Files that the bundle takes along, beside what a run has made."""
+    if config.ngrams is None:
+        return []
+    optional = [SELF_DRAFT] if (Path(config.ngrams) / SELF_DRAFT).exists() else []
+    return [str(Path(config.ngrams) / name) for name in (NGRAMS, NGRAM_DATA, *optional)]
+
+
+def export(
+    config: ExportConfig,
+    drafter: str | os.PathLike,
+    out: str | os.PathLike,
+    evaluation: str | os.PathLike | None = None,
+    calibration: str | os.PathLike | None = None,
+    classifier: str | os.PathLike | None = None,
+) -> Path:
+    """Writes the bundle: bf16 weights without copies of the target's, config, training log, results, card.
+
+    Args:
+        drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
+        evaluation: `eval.json` of an evaluation of that drafter.
+        calibration: folder of a calibration of that drafter.
+        classifier: folder of a C2T classifier for it.
+
+    Raises:
+        UserError: no trained drafter or n-gram cache there, a damaged one, or the disk is full.
+    """
+    drafter, out = Path(drafter), Path(out)
+    settings = read_config(drafter)
+    if config.ngrams is not None:
+        CorpusCache.open(config.ngrams, settings["target"].get("tokenizer"))
+    try:
+        tensors = load_file(drafter / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{drafter / WEIGHTS}: cannot be read ({error}); train the drafter again") from None
+    require_free_disk(out, sum(tensor.nbytes for tensor in tensors.values()), "the bundle")
+    log = drafter.parent / "training_log.json"
+    with new_folder(out) as folder:
+        narrow = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in tensors.items()}
+        save_file(narrow, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
+        settings["dtype"] = "bfloat16"
+        (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if evaluation is not None:
+            if read_evaluation(Path(evaluation)) is None:
+                raise UserError(f"{evaluation}: no such file; evaluate the drafter first")
+            shutil.copyfile(evaluation, folder / EVALUATION)
+        if calibration is not None:
+            for file in sorted(Path(calibration).glob("[!.]*")):
+                if file.suffix == ".png" or file.name == CALIBRATION:
+                    shutil.copyfile(file, folder / file.name)
+        if classifier is not None:
+            for name in (CLASSIFIER, CLASSIFIER_WEIGHTS):
+                shutil.copyfile(Path(classifier) / name, folder / name)
+        for file in bundled_files(config):
+            shutil.copyfile(file, folder / Path(file).name)
+        if log.exists():
+            shutil.copyfile(log, folder / "training_log.json")
+        write_card(config, folder)
+    return out

@@ -1,0 +1,355 @@
+"""The offline half of hidden states: runs the target once over a corpus and stores what the drafter reads.
+
+Each split of the corpus becomes a `HiddenStateStore` in a folder named like it. Several processes
+(`deepspeed`, `torchrun`) share the shards of a split; a shard is computed by one of them from its own
+documents alone, so the result does not depend on their number. They agree through the folder: the first
+process writes the manifest and completes it when all shards are there. A collection that was killed goes on
+with the missing shards.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow
+import pyarrow.compute
+import torch
+from datasets import Dataset, DatasetDict
+from rich.console import Console
+
+from drafttrain.data.build import load_corpus
+from drafttrain.hidden_states.store import (
+    MANIFEST,
+    Document,
+    Manifest,
+    Shard,
+    corpus_fingerprint,
+    open_shard,
+    plan_shards,
+    read_manifest,
+    temporary_folder,
+    write_shard,
+)
+from drafttrain.target_lm.config import CollectConfig, stored_bytes
+from drafttrain.target_lm.info import target_info
+from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import require_free_disk
+from drafttrain.utils.progress import counted
+
+PATIENCE_S = 3600.0  # without a new shard; then a process takes the others for dead
+
+
+@dataclass
+class CollectReport:
+    """What a collection came to: sizes of the whole store, and the speed of this process in this attempt."""
+
+    documents: int
+    tokens: int
+    skipped: int
+    bytes: int
+    wall_seconds: float
+    tokens_per_second: float
+
+
+def collect(
+    config: CollectConfig,
+    target_model: str,
+    tapped_blocks: Sequence[int],
+    corpus: str | os.PathLike,
+    out: str | os.PathLike,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> CollectReport:
+    """Load a target and store its states over a corpus; continue an interrupted collection.
+
+    Args:
+        target_model: what `load_target` takes.
+        tapped_blocks: blocks to store; negative numbers count from the end.
+        corpus: folder of the corpus stage.
+        out: folder that gets one store per split.
+
+    Raises:
+        UserError: the corpus or what lies in `out` does not fit the target, the disk is too small or full, or
+            too many documents have no finite states.
+    """
+    target = load_target(target_model, dtype=dtype, device=device)
+    target.tap(tapped_blocks)
+    splits, _ = load_corpus(corpus, target.tokenizer)
+    return collect_states(config, target, splits, out)
+
+
+def collect_states(
+    config: CollectConfig,
+    target: FrozenTarget,
+    splits: DatasetDict,
+    out: str | os.PathLike,
+    console: Console | None = None,
+) -> CollectReport:
+    """As `collect`, for a target that is loaded and tapped; the splits have columns `id` and `input_ids`."""
+    out, begun = Path(out), time.monotonic()
+    console = console or Console(quiet=_rank() > 0, soft_wrap=True)
+    parts = [_Collection(config, target, split, out / name, console) for name, split in splits.items()]
+    if _rank() == 0:
+        for part in parts:
+            part.refuse_foreign()
+        _check_disk(config, parts, out, console)
+    computed = sum(part.run() for part in parts)
+    seconds = time.monotonic() - begun
+    return CollectReport(
+        documents=sum(part.manifest.documents for part in parts),
+        tokens=sum(part.manifest.tokens for part in parts),
+        skipped=sum(len(part.manifest.skipped) for part in parts),
+        bytes=sum(part.bytes() for part in parts),
+        wall_seconds=seconds,
+        tokens_per_second=computed / seconds,
+    )
+
+
+def encode_documents(
+    target: FrozenTarget, rows: Sequence[Sequence[int]], batch_tokens: int
+) -> Iterator[tuple[int, Document]]:
+    """States of each document by itself, as (index in `rows`, states on the CPU), the short ones first.
+
+    They are in the target's type.
+
+    Args:
+        rows: token ids of each document; empty ones give nothing.
+        batch_tokens: tokens in a batch, padding included; a longer document makes a batch of its own.
+    """
+    for batch in _batches([len(row) for row in rows], batch_tokens):
+        width = len(rows[batch[-1]])
+        ids = torch.zeros(len(batch), width, dtype=torch.long)  # [B, T]
+        for i, index in enumerate(batch):
+            ids[i, : len(rows[index])] = torch.tensor(rows[index])
+        # Padding lies behind a document, where causal attention does not look.
+        states = target.encode(ids.to(target.device), torch.zeros_like(ids, device=target.device))
+        tapped, final = states.tapped.cpu(), states.final.cpu()  # [B, T, K*H], [B, T, H]
+        for i, index in enumerate(batch):
+            n = len(rows[index])
+            yield index, Document(ids[i, :n].clone(), tapped[i, :n].clone(), final[i, :n].clone())
+
+
+def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of documents by length, the longest of a batch last; batch size x longest <= batch_tokens."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if lengths[index] == 0:
+            continue
+        if batch and (len(batch) + 1) * lengths[index] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+class _Collection:
+    """What this process does for the store of one split."""
+
+    def __init__(
+        self, config: CollectConfig, target: FrozenTarget, split: Dataset, folder: Path, console: Console
+    ):
+        self.config, self.target, self.split, self.folder, self.console = (
+            config,
+            target,
+            split,
+            folder,
+            console,
+        )
+        self.lengths = _checked_lengths(target, split, folder.name)
+        self.manifest = Manifest(
+            target_name=target.name,
+            target=target_info(target),
+            corpus=corpus_fingerprint(split),
+            dtype=str(target.dtype).removeprefix("torch."),
+            documents=len(self.lengths),
+            tokens=sum(self.lengths),
+            bounds=plan_shards(self.lengths, config.shard_tokens),
+        )
+
+    def run(self) -> int:
+        """Computes this process's missing shards, waits for the others'; returns the tokens computed."""
+        self._begin()
+        mine = range(_rank(), self.manifest.n_shards, _world())
+        done = {index: shard for index in mine if (shard := self._shard(index))}
+        skipped = [name for shard in done.values() for name in shard.skipped]
+        for index in mine:
+            shutil.rmtree(temporary_folder(self.folder, index), ignore_errors=True)
+        total, computed, begun = sum(map(self._tokens, mine)), 0, time.monotonic()
+        earlier, title = sum(map(self._tokens, done)), f"hidden states, {self.folder.name}"
+        with counted(title, total, "tokens", self.console, earlier) as advance:
+            for index in mine:
+                if index not in done:
+                    skipped += self._collect_shard(index, skipped, advance)
+                    computed += self._tokens(index)
+                    rate = computed / (time.monotonic() - begun)
+                    if not self.console.is_terminal:  # by whole shards; the line a minute goes by batches
+                        line = f"{title}: {earlier + computed:,} of {total:,} tokens, {rate:,.0f} tokens/s"
+                        self.console.print(line, highlight=False)
+        self._finish()
+        return computed
+
+    def bytes(self, done: bool = False) -> int:
+        """Bytes of the whole store, or of the shards that are there."""
+        shards = [k for k in range(self.manifest.n_shards) if not done or self._shard(k)]
+        documents = sum(self.manifest.bounds[k + 1] - self.manifest.bounds[k] for k in shards)
+        info = self.manifest.target
+        tokens = sum(map(self._tokens, shards))
+        return stored_bytes(tokens, documents, len(shards), info.hidden_size, len(info.tapped_blocks))
+
+    def refuse_foreign(self) -> None:
+        """Raises UserError when the folder holds anything but an earlier attempt at this collection."""
+        if not (self.folder / MANIFEST).exists():
+            return
+        theirs = read_manifest(self.folder)
+        if theirs.key != self.manifest.key:
+            difference = theirs.difference(self.manifest.target, self.manifest.corpus)
+            raise UserError(
+                f"{self.folder}: holds hidden states made with another "
+                f"{difference or 'dtype or shard_tokens'}; delete the folder or choose another"
+            )
+
+    def _shard(self, index: int) -> Shard | None:
+        return open_shard(self.folder, index, self.manifest)
+
+    def _tokens(self, index: int) -> int:
+        return sum(self.lengths[self.manifest.bounds[index] : self.manifest.bounds[index + 1]])
+
+    def _collect_shard(self, index: int, skipped: list[str], advance: Callable[[int], None]) -> list[str]:
+        """Computes and writes a shard; returns the ids of its documents without finite states."""
+        first, last = self.manifest.bounds[index : index + 2]
+        rows = self.split[first:last]
+        hidden, info = self.target.hidden_size, self.manifest.target
+        empty = Document(
+            torch.zeros(0, dtype=torch.long),
+            torch.zeros(0, len(info.tapped_blocks) * hidden, dtype=torch.bfloat16),
+            torch.zeros(0, hidden, dtype=torch.bfloat16),
+        )
+        documents, bad = [empty] * (last - first), []
+        for place, document in encode_documents(self.target, rows["input_ids"], self.config.batch_tokens):
+            advance(len(document.tokens))
+            tapped, final = document.tapped.to(torch.bfloat16), document.final.to(torch.bfloat16)
+            if tapped.isfinite().all() and final.isfinite().all():
+                documents[place] = Document(document.tokens, tapped, final)
+                continue
+            bad.append(str(rows["id"][place]))
+            self.console.print(
+                f"{self.folder.name} row {first + place} ({bad[-1]}): NaN or infinite states; left out",
+                markup=False,
+            )
+            self._refuse_skipped([*skipped, *bad])
+        write_shard(self.folder, index, self.manifest, documents, sorted(bad))
+        return bad
+
+    def _refuse_skipped(self, skipped: list[str]) -> None:
+        if len(skipped) > max(1, self.config.max_skipped * self.manifest.documents):
+            raise UserError(
+                f"{self.folder}: {len(skipped)} of {self.manifest.documents} documents have NaN or infinite "
+                f"states ({', '.join(skipped[:3])}, …), above hidden_states.max_skipped = "
+                f"{self.config.max_skipped:g}; compute the target in float32 or mend its weights"
+            )
+
+    def _begin(self) -> None:
+        """The first process writes the manifest; the others wait for it."""
+        if _rank() == 0:
+            for leftover in self.folder.glob(f".{MANIFEST}.*.tmp"):
+                leftover.unlink()
+            self.manifest.write(self.folder)
+            return
+        _wait(
+            lambda: int(not (self.folder / MANIFEST).exists()),
+            f"{self.folder}: the first process wrote no manifest; see what it says",
+        )
+        self.refuse_foreign()
+
+    def _finish(self) -> None:
+        """Waits for all shards; then the first process completes the manifest, for which the others wait."""
+        shards: dict[int, Shard] = {}
+
+        def missing() -> int:
+            for index in range(self.manifest.n_shards):
+                if index not in shards and (shard := self._shard(index)):
+                    shards[index] = shard
+            return self.manifest.n_shards - len(shards)
+
+        stopped = f"{self.folder}: the other processes have stopped; run the same command again"
+        _wait(missing, stopped)
+        self.manifest.skipped = [name for index in sorted(shards) for name in shards[index].skipped]
+        self._refuse_skipped(self.manifest.skipped)
+        self.manifest.complete = True
+        if _rank() == 0:
+            self.manifest.write(self.folder)
+        _wait(lambda: int(not read_manifest(self.folder).complete), stopped)
+
+
+def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[int]:
+    """Tokens in each document.
+
+    Raises:
+        UserError: a document has an id that the target does not know, or more tokens than it has positions.
+    """
+    lengths: list[int] = []
+    longest = getattr(target.config, "max_position_embeddings", None)
+    for batch in split.select_columns("input_ids").with_format("arrow").iter(batch_size=1000):
+        column = batch["input_ids"].combine_chunks()
+        rows = column.value_lengths().to_pylist()
+        if longest and max(rows) > longest:
+            row = len(lengths) + rows.index(max(rows))
+            raise UserError(
+                f"corpus, {name} row {row}: {max(rows)} tokens, and {target.name} has {longest} positions; "
+                "make the corpus again with a smaller max_length"
+            )
+        largest = pyarrow.compute.max(column.flatten()).as_py()
+        if largest is not None and largest >= target.vocab_size:
+            raise UserError(
+                f"corpus, {name} rows {len(lengths)} to {len(lengths) + len(rows) - 1}: token id {largest}, "
+                f"and {target.name} has {target.vocab_size}; make the corpus with the target's own tokenizer"
+            )
+        lengths += rows
+    return lengths
+
+
+def _check_disk(config: CollectConfig, parts: Sequence[_Collection], out: Path, console: Console) -> None:
+    """Print how much will be written, and refuse what is too much."""
+    total, stored = sum(part.bytes() for part in parts), sum(part.bytes(done=True) for part in parts)
+    manifests = [part.manifest for part in parts]
+    console.print(
+        f"hidden states: {sum(m.documents for m in manifests):,} documents, "
+        f"{sum(m.tokens for m in manifests):,} tokens: {_size(total)} in "
+        f"{sum(m.n_shards for m in manifests)} shards in {out}"
+        + (f"; {_size(stored)} are there already" if stored else "")
+    )
+    if total > config.max_disk_gb * 1e9:
+        raise UserError(
+            f"{out}: hidden states would take {_size(total)}, above hidden_states.max_disk_gb = "
+            f"{config.max_disk_gb:g}; raise it, take fewer documents, or set hidden_states.mode to online"
+        )
+    require_free_disk(out, total - stored, "storing hidden states")
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def _wait(missing: Callable[[], int], message: str) -> None:
+    """Return when nothing is missing; raise a UserError when nothing has come for a long time."""
+    last, deadline = -1, 0.0
+    while n := missing():
+        if n != last:
+            last, deadline = n, time.monotonic() + PATIENCE_S
+        if time.monotonic() > deadline:
+            raise UserError(message)
+        time.sleep(0.2)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

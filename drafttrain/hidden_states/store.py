@@ -1,0 +1,366 @@
+"""The hidden-state store: what a target computed for every document of a corpus split, on disk.
+
+    <folder>/manifest.json            what the states were made from, and which documents lie in which shard
+    <folder>/shard-NNNNN.safetensors  tokens int32 [T], tapped bf16 [T, K*H], final bf16 [T, H],
+                                      offsets int64 [documents + 1] (where each document starts in the shard)
+
+Document i of a store is row i of its split. Which documents a shard holds is settled before anything is
+written, so its bytes depend neither on interruptions nor on the number of processes. A shard names the
+manifest it belongs to, so that a leftover of another collection is never taken for one of this.
+
+Documents are read with plain reads, not through a memory map: as quick from the page cache, nothing is shared
+over a fork, what was read does not stay in the process's memory, and a file cut short is an error instead of
+a bus error. How states are computed is unknown here: see `collect.py`.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy
+import pyarrow
+import torch
+from datasets import Dataset
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from drafttrain.target_lm.info import TargetInfo
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint, read_json, write_json
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+_TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16}  # of safetensors headers
+
+
+def corpus_fingerprint(split: Dataset) -> str:
+    """Hash of all token ids of a split and of where its documents end."""
+    digest = hashlib.sha256()
+    for batch in split.select_columns("input_ids").with_format("arrow").iter(batch_size=1000):
+        column = batch["input_ids"].combine_chunks()
+        lengths = column.value_lengths().cast(pyarrow.int64())  # [rows]
+        digest.update(numpy.ascontiguousarray(lengths.to_numpy(zero_copy_only=False)))
+        ids = column.flatten().cast(pyarrow.int32())  # [tokens]
+        digest.update(numpy.ascontiguousarray(ids.to_numpy(zero_copy_only=False)))
+    return digest.hexdigest()[:16]
+
+
+def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
+    """Boundaries [0, …, documents] of runs of documents: at most `shard_tokens` tokens, or one document."""
+    bounds, tokens = [0], 0
+    for index, length in enumerate(lengths):
+        if tokens and tokens + length > shard_tokens:
+            bounds.append(index)
+            tokens = 0
+        tokens += length
+    return [*bounds, len(lengths)] if len(lengths) else bounds
+
+
+@dataclass
+class Manifest:
+    """What a store was made from.
+
+    Attributes:
+        target_name: folder or Hub id, for people; not compared.
+        target: what must agree with the target in use.
+        corpus: fingerprint of the split.
+        dtype: type the target computed in; states are stored as bf16.
+        documents, tokens: size of the split.
+        bounds: document boundaries of the shards: shard k holds documents bounds[k] … bounds[k + 1] - 1.
+        format_version: of this layout of files.
+        skipped: ids of documents without usable states (NaN); they are stored as empty ones.
+        complete: whether all shards are there.
+    """
+
+    target_name: str
+    target: TargetInfo
+    corpus: str
+    dtype: str
+    documents: int
+    tokens: int
+    bounds: list[int]
+    format_version: int = FORMAT_VERSION
+    skipped: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def n_shards(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def key(self) -> str:
+        """Names a collection: the same for each process and each attempt at it."""
+        values = asdict(self)
+        return fingerprint(
+            [values[name] for name in values if name not in ("target_name", "skipped", "complete")]
+        )
+
+    def difference(self, target: TargetInfo, corpus: str | None) -> str | None:
+        """The first thing in which a target or corpus differs from this one's, in words."""
+        ours, theirs = asdict(self.target), asdict(target)
+        for name, value in ours.items():
+            if value != theirs[name]:
+                return f"target's {name.replace('_', ' ')} ({value} in the store, {theirs[name]} in use)"
+        if corpus is not None and corpus != self.corpus:
+            return f"corpus ({self.corpus} in the store, {corpus} in use)"
+        return None
+
+    def write(self, folder: Path) -> None:
+        """Write or replace the manifest of a folder.
+
+        Raises:
+            UserError: the disk is full or cannot be written.
+        """
+        try:
+            write_json(folder / MANIFEST, asdict(self))
+        except OSError as error:
+            raise UserError(
+                f"{folder / MANIFEST}: cannot be written ({error.strerror}); mend that and run the same "
+                "command again: finished shards are kept"
+            ) from None
+
+
+def read_manifest(folder: str | os.PathLike) -> Manifest:
+    """Read a store's manifest.
+
+    Raises:
+        UserError: there is none, or it is not one that this version understands.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.exists():
+        raise UserError(f"{path}: no such file, so no hidden states are stored there; collect them first")
+    values = read_json(path)
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format version {version}, this version reads {FORMAT_VERSION}; collect again"
+        )
+    try:
+        return Manifest(**{**values, "target": TargetInfo(**values["target"])})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a manifest of hidden states ({error}); collect again") from None
+
+
+@dataclass
+class Document:
+    """States of one document of t tokens; t is 0 for one that was skipped.
+
+    Attributes:
+        tokens: int64 [t].
+        tapped: bf16 [t, K*H], the tapped blocks side by side.
+        final: bf16 [t, H], after the target's final norm: what its LM head reads.
+    """
+
+    tokens: torch.Tensor
+    tapped: torch.Tensor
+    final: torch.Tensor
+
+
+@dataclass
+class Shard:
+    """A whole shard file.
+
+    Attributes:
+        path: the file.
+        offsets: int64 [documents + 1], first token of each document.
+        skipped: ids of its documents without usable states.
+        places: name of each tensor -> (type, shape, first byte in the file).
+    """
+
+    path: Path
+    offsets: torch.Tensor
+    skipped: list[str]
+    places: dict[str, tuple[torch.dtype, list[int], int]]
+
+    def read(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Rows first … last - 1 of a tensor.
+
+        Raises:
+            UserError: the file is gone or was cut short.
+        """
+        dtype, shape, start = self.places[name]
+        rows = torch.empty(last - first, *shape[1:], dtype=dtype)
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                _read_into(file, start + first * rows[:1].nbytes, rows)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: {error.strerror or error}; collect the hidden states again"
+            ) from None
+        return rows
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    return folder / f"shard-{index:05d}.safetensors"
+
+
+def temporary_folder(folder: Path, index: int) -> Path:
+    """Where a shard is written until it is whole; only the process that the shard belongs to writes there.
+
+    A folder, because safetensors writes under random names of its own, which a killed process leaves behind.
+    """
+    return folder / f".shard-{index:05d}.tmp"
+
+
+def write_shard(
+    folder: Path, index: int, manifest: Manifest, documents: Sequence[Document], skipped: Sequence[str]
+) -> None:
+    """Write a shard under a temporary name, and give it its own when it is on the disk.
+
+    Raises:
+        UserError: the disk is full or cannot be written.
+    """
+    lengths = torch.tensor([0, *(len(document.tokens) for document in documents)])  # [documents + 1]
+    tensors = {
+        "tokens": torch.cat([document.tokens for document in documents]).to(torch.int32),  # [T]
+        "tapped": torch.cat([document.tapped for document in documents]).to(torch.bfloat16),  # [T, K*H]
+        "final": torch.cat([document.final for document in documents]).to(torch.bfloat16),  # [T, H]
+        "offsets": lengths.cumsum(0),  # [documents + 1]
+    }
+    # One key: with several, safetensors writes them in an order that changes from run to run.
+    note = json.dumps({"store": manifest.key, "shard": index, "skipped": list(skipped)})
+    temporary, path = temporary_folder(folder, index), shard_path(folder, index)
+    whole = temporary / path.name
+    try:
+        temporary.mkdir(exist_ok=True)
+        save_file(tensors, whole, metadata={"drafttrain": note})
+        os.chmod(whole, folder.stat().st_mode & 0o666)  # safetensors lets nobody but the owner read
+        with open(whole, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(whole, path)
+    except (OSError, SafetensorError) as error:
+        is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        remedy = "free some space" if is_full else "mend that"
+        raise UserError(
+            f"{path}: cannot be written ({error}); {remedy} and run the same command again: finished shards "
+            "are kept"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def open_shard(folder: Path, index: int, manifest: Manifest) -> Shard | None:
+    """A shard that is whole and belongs to the manifest; None for an absent, shortened or foreign one."""
+    path = shard_path(folder, index)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            (header_size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(header_size, size)))
+            note = json.loads(header.pop("__metadata__")["drafttrain"])
+            begin = 8 + header_size
+            end = begin + max(place["data_offsets"][1] for place in header.values())
+            if (note["store"], note["shard"], end) != (manifest.key, index, size):
+                return None
+            places = {
+                name: (_TYPES[place["dtype"]], place["shape"], begin + place["data_offsets"][0])
+                for name, place in header.items()
+            }
+            offsets = torch.empty(places["offsets"][1], dtype=torch.int64)
+            _read_into(file, places["offsets"][2], offsets)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        struct.error,
+    ):  # JSON and Unicode errors are ValueErrors
+        return None
+    return Shard(path, offsets, note["skipped"], places)
+
+
+def _read_into(file, start: int, tensor: torch.Tensor) -> None:
+    file.seek(start)
+    buffer = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    while len(buffer):
+        n = file.readinto(buffer)  # the system reads at most 2 GB at a time
+        if not n:
+            raise OSError("the file was cut short")
+        buffer = buffer[n:]
+
+
+class HiddenStateStore:
+    """A finished store, for reading: `store[i]` has the states of row i of the corpus split.
+
+    Attributes:
+        path: its folder.
+        manifest: what it was made from.
+        lengths: int64 [documents], stored tokens of each document; 0 for skipped ones.
+        blocks: those whose outputs it gives, side by side; the number of blocks stands for the final state.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]):
+        self.path, self.manifest, self._shards = path, manifest, shards
+        self.blocks = manifest.target.tapped_blocks
+        self._bounds = numpy.asarray(manifest.bounds)
+        none = torch.zeros(0, dtype=torch.int64)
+        self.lengths = torch.cat([none, *(shard.offsets.diff() for shard in shards)])  # [documents]
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike, target: TargetInfo, corpus: Dataset | None = None
+    ) -> "HiddenStateStore":
+        """Opens the store of one split.
+
+        Args:
+            path: its folder.
+            target: the target in use with the tapped blocks that are wanted (`target_info`); a store may
+                hold more.
+            corpus: the split in use; without it the corpus is not compared.
+
+        Raises:
+            UserError: no store, an unfinished or damaged one, or one made for another target or corpus.
+        """
+        path = Path(path)
+        manifest = read_manifest(path)
+        wanted, stored = target.tapped_blocks, manifest.target.tapped_blocks
+        if set(wanted) <= {*stored, target.n_blocks}:
+            target = replace(target, tapped_blocks=stored)
+        difference = manifest.difference(target, None if corpus is None else corpus_fingerprint(corpus))
+        if difference:
+            raise UserError(f"{path}: made with another {difference}; collect the hidden states again")
+        if not manifest.complete:
+            raise UserError(f"{path}: collection was interrupted; run the same collection again to finish it")
+        shards = []
+        for index in range(manifest.n_shards):
+            shard = open_shard(path, index, manifest)
+            if shard is None:
+                where = shard_path(path, index)
+                raise UserError(f"{where}: missing or damaged; run the same collection again to mend it")
+            shards.append(shard)
+        store = cls(path, manifest, shards)
+        store.blocks = wanted
+        return store
+
+    def __len__(self) -> int:
+        return self.manifest.documents
+
+    def __getitem__(self, index: int) -> Document:
+        """States of a document: t tokens are t * (K + 1) * H bf16 numbers, newly read."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        index %= len(self)
+        number = int(numpy.searchsorted(self._bounds, index, side="right")) - 1
+        shard = self._shards[number]
+        within = index - int(self._bounds[number])
+        first, last = shard.offsets[within : within + 2].tolist()
+        final = shard.read("final", first, last)  # [t, H]
+        tokens = shard.read("tokens", first, last).long()  # [t]
+        return Document(tokens, self._tapped(shard, first, last, final), final)
+
+    def _tapped(self, shard: Shard, first: int, last: int, final: torch.Tensor) -> torch.Tensor:
+        """The wanted blocks' outputs [t, K*H]."""
+        info = self.manifest.target
+        if self.blocks == info.tapped_blocks:
+            return shard.read("tapped", first, last)
+        named = {info.n_blocks: final}
+        if set(self.blocks) - named.keys():
+            parts = shard.read("tapped", first, last).split(info.hidden_size, dim=1)  # [t, H] each
+            named |= dict(zip(info.tapped_blocks, parts))
+        return torch.cat([final[:, :0], *(named[block] for block in self.blocks)], dim=1)

@@ -1,0 +1,73 @@
+"""What a measurement depends on besides the code: the machine, the instruction sets in use, its threads."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafttrain.kernels.build import variant
+from drafttrain.utils.machine import dtype_name
+from drafttrain.utils.threads import usable_cores
+
+CPUINFO = Path("/proc/cpuinfo")
+# instruction sets that the speed of matrix products depends on, as /proc/cpuinfo spells them
+FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16")
+FEATURES += ("amx_bf16", "amx_int8", "asimd", "asimddp", "sve", "i8mm", "bf16")
+# what timings taken on one machine must share with another to hold there
+IDENTITY = ("processor", "features", "torch_isa", "onednn_isa", "kernel", "gpu", "threads")
+
+
+def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> dict[str, str | int | None]:
+    """Return what timings depend on besides the code, for the record.
+
+    Keys: `processor`; `features`, the instruction sets that it has; `torch_isa` and `onednn_isa`, those that
+    torch and oneDNN may use ("all" unless ONEDNN_MAX_CPU_ISA limits it); `kernel`, the variant of our own
+    forward, None without it; `cores` (physical ones that this process may use), `threads`, `device`; `gpu`
+    and `dtype` where there is one.
+    """
+    described: dict[str, str | int | None] = {
+        "processor": _processor(),
+        "features": _features(),
+        "torch_isa": torch.backends.cpu.get_cpu_capability(),
+        "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "all"),
+        "kernel": variant(),
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        described["gpu"] = torch.cuda.get_device_name(device)
+    if dtype is not None:
+        described["dtype"] = dtype_name(dtype)
+    return described
+
+
+def machine_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
+    """Compare two descriptions; return the first difference that decides about timings, as "name recorded,
+    and this is here", or None. What an older record lacks counts as a difference."""
+    for name in IDENTITY:
+        if name not in recorded and name in here:
+            return f"{name} unknown, and this is {here[name]}"
+        if recorded.get(name) != here.get(name):
+            return f"{name} {recorded.get(name)}, and this is {here.get(name)}"
+    return None
+
+
+def _processor() -> str:
+    return next(iter(_cpuinfo("model name")), platform.processor() or platform.machine())
+
+
+def _features() -> str:
+    flags = set(next(iter(_cpuinfo("flags") or _cpuinfo("Features")), "").split())
+    return " ".join(name for name in FEATURES if name in flags)
+
+
+def _cpuinfo(key: str) -> list[str]:
+    """Values of a key of /proc/cpuinfo, one for each logical core; none where there is no such file."""
+    try:
+        lines = [line.partition(":") for line in CPUINFO.read_text().split("\n")]
+    except OSError:
+        return []
+    return [value.strip() for name, _, value in lines if name.strip() == key]

@@ -1,1 +1,0 @@
-"""Self-Draft's n-gram caches: drafts that cost a look-up instead of a forward."""

@@ -1,0 +1,230 @@
+"""Chats whose assistant turns are to be written anew: what is asked, in which order, and what came back.
+
+Knows nothing of files, nor of who answers.
+"""
+
+import hashlib
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from drafttrain.data.conversation import Conversation, Message, tidy
+from drafttrain.inference.batched import Request
+
+
+@dataclass
+class ChatRequest(Request):
+    """One turn to be answered; `messages` says in words what `prompt_ids` says in tokens."""
+
+    messages: list[Message] = field(default_factory=list)
+
+
+@dataclass
+class Dialogue:
+    """One conversation on its way.
+
+    Attributes:
+        id: unique in this run.
+        source: "file.json:row 12", for messages.
+        system: its system turn, if any.
+        questions: the user turns in order.
+        temperature: 0 for greedy, the same in all turns.
+        answers: the target's turns so far.
+        finish_reason: of the last answer: "stop" or "length".
+        retokenized: whether the ids of an answer were made from its text.
+    """
+
+    id: str
+    source: str
+    system: list[Message]
+    questions: list[str]
+    temperature: float
+    answers: list[Message] = field(default_factory=list)
+    finish_reason: str = ""
+    retokenized: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.answers) == len(self.questions)
+
+    def said(self) -> list[Message]:
+        """The system turn and every question that has an answer, with it."""
+        turns = list(self.system)
+        for question, answer in zip(self.questions, self.answers):
+            turns += [Message("user", question), answer]
+        return turns
+
+    def prompt(self) -> list[Message]:
+        """What the next answer answers."""
+        return [*self.said(), Message("user", self.questions[len(self.answers)])]
+
+    def to_row(self) -> dict[str, Any]:
+        """A ShareGPT row of the exchanges so far, with the ids of every answer."""
+        names = {"system": "system", "user": "human", "assistant": "gpt"}
+        turns = [{"from": names[message.role], "value": message.content} for message in self.said()]
+        for turn, message in zip(turns, self.said()):
+            if message.token_ids is not None:
+                turn["token_ids"] = message.token_ids
+        row = {"id": self.id, "conversations": turns, "finish_reason": self.finish_reason}
+        row["temperature"] = self.temperature
+        if self.retokenized:
+            row["retokenized"] = True
+        return row
+
+    def matches(self, row: dict[str, Any]) -> bool:
+        """Whether a row written earlier answers these very questions at this temperature."""
+        turns = row.get("conversations", [])
+        asked = [turn["value"] for turn in turns if turn["from"] != "gpt"]
+        wanted = [message.content for message in self.system] + self.questions
+        return row.get("temperature") == self.temperature and asked == wanted[: len(asked)] and len(turns) > 1
+
+
+def hashed(*parts: Any) -> int:
+    """A number in [0, 2⁶⁴) that depends on the parts alone."""
+    return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:8], "big")
+
+
+def plan_dialogues(
+    conversations: Iterable[Conversation],
+    skipped: Counter,
+    *,
+    max_turns: int,
+    greedy_fraction: float,
+    temperature: float,
+    seed: int,
+    deduplicate: bool,
+) -> Iterator[Dialogue]:
+    """Strips conversations down to what the target is to answer.
+
+    Assistant turns go. A chat ends before its first tool result, which answers a call that the target may not
+    make. An id that occurs again gets a number ("x", "x#2", …), in reading order. Whether a chat is answered
+    greedily depends on seed and id alone.
+
+    Args:
+        conversations: as read.
+        skipped: receives the reasons why conversations are left out.
+        max_turns: user turns kept of each.
+        greedy_fraction: share of chats with temperature 0; the others get `temperature`.
+        deduplicate: leave out chats whose system and user turns have all occurred before.
+    """
+    ids: set[str] = set()
+    prompts: set[int] = set()
+    for conversation in conversations:
+        name, copy = conversation.id, 1
+        while name in ids:
+            copy += 1
+            name = f"{conversation.id}#{copy}"
+        ids.add(name)
+        if conversation.is_text:
+            skipped["plain text, no turns"] += 1
+            continue
+        system, questions = _questions(conversation)
+        questions = questions[:max_turns]
+        if not questions:
+            skipped["no user turn"] += 1
+            continue
+        if not _is_unicode([name, *(message.content for message in system), *questions]):
+            skipped["text is not Unicode"] += 1
+            continue
+        if deduplicate:
+            prompt = hashed(*(message.content for message in system), len(system), *questions)
+            if prompt in prompts:
+                skipped["same prompt as an earlier one"] += 1
+                continue
+            prompts.add(prompt)
+        is_greedy = hashed(seed, "greedy", name) < greedy_fraction * 2**64
+        yield Dialogue(name, conversation.source, system, questions, 0.0 if is_greedy else temperature)
+
+
+def _is_unicode(texts: list[str]) -> bool:
+    """False for half a surrogate pair, which JSON can hold but neither files nor tokenizers can."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:
+    turns = [
+        Message("assistant", "…") if message.role == "assistant" else message
+        for message in conversation.messages
+    ]
+    spoken = [message for message in turns if message.content.strip()]
+    if spoken and spoken[-1].role == "user":
+        spoken.append(Message("assistant", "…"))  # a question at the end is to be answered as well
+    mended = tidy(replace(conversation, messages=spoken), Counter())
+    if mended is None:
+        return [], []
+    tool = next((i for i, message in enumerate(mended.messages) if message.role == "tool"), None)
+    kept = mended.messages[:tool]
+    system = [message for message in kept if message.role == "system"]
+    return system, [message.content for message in kept if message.role == "user"]
+
+
+class TurnQueue:
+    """Hands out the turns that can be asked now, those of similar prompt length one after the other.
+
+    Ready turns are kept sorted by prompt length and taken in a sweep from short to long, again and again. New
+    conversations join at the start of a sweep, next turns whenever the answer before them is there. An
+    iterator of `ChatRequest`s in the sense of `generate_batch`: None means that all that is left waits for an
+    answer.
+    """
+
+    def __init__(
+        self,
+        dialogues: Iterable[Dialogue],
+        to_request: Callable[[Dialogue], ChatRequest | None],
+        window: int,
+    ):
+        """
+        Args:
+            dialogues: taken as they are needed.
+            to_request: makes the request of a dialogue's next turn; None gives the dialogue up.
+            window: how many turns are kept ready, among which the sweep sorts.
+        """
+        self._fresh, self._to_request, self._window = iter(dialogues), to_request, window
+        self._ready: list[ChatRequest] = []
+        self._running: dict[str, Dialogue] = {}
+        self._known: dict[str, Dialogue] = {}
+        self._length = 0  # where the sweep is
+
+    def __iter__(self) -> "TurnQueue":
+        return self
+
+    def __next__(self) -> ChatRequest | None:
+        start = bisect_left(self._ready, self._length, key=_prompt_length)
+        if start == len(self._ready):
+            self._add_fresh()
+            start = 0
+        if self._ready:
+            request = self._ready.pop(start)
+            self._length = len(request.prompt_ids)
+            self._running[request.id] = self._known.pop(request.id)
+            return request
+        if any(len(dialogue.answers) + 1 < len(dialogue.questions) for dialogue in self._running.values()):
+            return None
+        raise StopIteration
+
+    def answered(self, id: str) -> Dialogue:
+        """The dialogue whose running turn has come back; the queue forgets it until it is put in again."""
+        return self._running.pop(id)
+
+    def put(self, dialogue: Dialogue) -> bool:
+        """Queues a dialogue's next turn; False when `to_request` gives it up."""
+        request = self._to_request(dialogue)
+        if request is None:
+            return False
+        self._known[dialogue.id] = dialogue
+        insort(self._ready, request, key=_prompt_length)
+        return True
+
+    def _add_fresh(self) -> None:
+        while len(self._ready) < self._window and (dialogue := next(self._fresh, None)) is not None:
+            self.put(dialogue)
+
+
+def _prompt_length(request: Request) -> int:
+    return len(request.prompt_ids)

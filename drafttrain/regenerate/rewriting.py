@@ -1,0 +1,251 @@
+"""One call of the regeneration stage: what is pending, what comes back, and what becomes of it.
+
+Knows nothing of who answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.chat import encode_prompt
+from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.readers import ReadReport, read_conversations
+from drafttrain.inference.batched import Completion
+from drafttrain.regenerate.dialogues import ChatRequest, Dialogue, TurnQueue, hashed, plan_dialogues
+from drafttrain.regenerate.engines import Engine
+from drafttrain.regenerate.openai_client import Reply
+from drafttrain.regenerate.responses import RegenerateReport, ResponseFile
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.progress import counted
+
+if TYPE_CHECKING:
+    from drafttrain.data.config import RegenerateConfig
+
+SWEEP = 8  # turns kept ready, among which similar prompt lengths are found, per answer under way
+ENOUGH_TO_JUDGE = 20  # failures, before their share is held against max_failed
+
+
+class _LimitReached(Exception):
+    """The message is the name of the limit."""
+
+
+def plan(config: RegenerateConfig, skipped: Counter) -> tuple[dict[str, Dialogue], int]:
+    """The conversations of all sources by id, in order, and the number of rows read."""
+    reports = [ReadReport() for _ in config.sources]
+
+    def conversations() -> Iterator[Conversation]:
+        for source, report in zip(config.sources, reports):
+            rows = read_conversations(source.path, source.format, report)
+            yield from islice(rows, source.max_conversations)
+
+    names = ("max_turns", "greedy_fraction", "temperature", "seed", "deduplicate")
+    options = {name: getattr(config, name) for name in names}
+    dialogues = {found.id: found for found in plan_dialogues(conversations(), skipped, **options)}
+    for report in reports:
+        skipped.update(report.skipped)
+    if not dialogues:
+        raise UserError(f"{config.sources[0].path}: no conversation to answer ({counts(skipped)})")
+    return dialogues, sum(report.read for report in reports)
+
+
+class Rewriting:
+    """What is still to be answered, what became of the rest, and the files that the answers go to."""
+
+    def __init__(self, config: RegenerateConfig, out: Path, tokenizer: PreTrainedTokenizerBase):
+        self.config, self.tokenizer = config, tokenizer
+        self.skipped, self.failures = Counter(), Counter()
+        self.pending, n_read = plan(config, self.skipped)
+        self.order = list(self.pending)  # ids as read
+        self.report = RegenerateReport(read=n_read)
+        self.file = ResponseFile(out)
+        self.tried = 0
+        self.limit = ""  # the setting that ended it early
+
+    def recover(self) -> None:
+        """Counts what an earlier call has written and leaves it out of what is pending."""
+        for row in self.file.recover():
+            dialogue = self.pending.pop(row["id"], None)
+            if dialogue is None or not dialogue.matches(row):
+                raise UserError(
+                    f"{self.file.partial}: conversation {row['id']!r} is not in the sources in this form: "
+                    "they have changed; choose another folder or remove this one"
+                )
+            self.report.add(row, len(dialogue.questions))
+
+    def take_over(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Writes the rows of another run that answer what is pending here."""
+        for row in rows:
+            dialogue = self.pending.get(row["id"])
+            if dialogue is not None and dialogue.matches(row):
+                self.write(dialogue, row)
+
+    def answer(self, engine: Engine, console: Console) -> None:
+        """Run until nothing is pending or a limit is reached, whose name is then in `limit`.
+
+        Raises:
+            UserError: too much failed.
+        """
+        config, begun = self.config, time.monotonic()
+        self.tried = 0
+        under_way = config.server.concurrency if config.server else config.batch_rows
+        waiting = (self.pending[id] for id in list(self.pending))
+        turns = TurnQueue(waiting, self.to_request, SWEEP * under_way)
+        earlier = len(self.order) - len(self.pending)
+        with counted("regenerate", len(self.order), "conversations", console, earlier) as advance:
+            shown = _Shown(self, advance)
+
+            def on_step(n_tokens: int) -> None:
+                shown.add(n_tokens)
+                if config.max_minutes is not None and time.monotonic() - begun > 60 * config.max_minutes:
+                    raise _LimitReached("max_minutes")
+
+            try:
+                self.check_rows()
+                with closing(engine(turns, on_step)) as completions:
+                    for completion in completions:
+                        self.receive(completion, turns)
+                        self.check_rows()
+                shown.add(0)
+            except _LimitReached as reached:
+                self.limit = str(reached)
+            except BaseException:
+                console.print(escape(self.state()), highlight=False, soft_wrap=True)
+                raise
+        if self.pending:
+            self.skipped[f"not reached before {self.limit}"] += len(self.pending)
+
+    def check_rows(self) -> None:
+        """Raises:
+        _LimitReached: there are as many conversations as wanted, those of earlier calls included.
+        """
+        done = self.report.written + self.report.failed
+        if self.config.max_rows is not None and done >= self.config.max_rows and self.pending:
+            raise _LimitReached("max_rows")
+
+    def finish(self) -> None:
+        report = self.report
+        report.skipped, report.failures = dict(self.skipped), dict(self.failures)
+        if not report.is_balanced:
+            raise RuntimeError(f"rows have been lost or doubled, which is an error in drafttrain: {report}")
+        if not report.written and (self.failures or not self.limit):
+            raise UserError(
+                f"{self.file.folder}: nothing was written: {counts(self.failures + self.skipped)}"
+            )
+        self.file.finish(self.order)
+
+    def state(self) -> str:
+        return (
+            f"{len(self.file.places)} of {len(self.order)} conversations are kept in {self.file.partial}, "
+            "and the same command goes on from there"
+        )
+
+    def to_request(self, dialogue: Dialogue) -> ChatRequest | None:
+        """The request of a dialogue's next turn. Where the prompt is too long the dialogue ends: None."""
+        turn, messages = len(dialogue.answers), dialogue.prompt()
+        try:
+            prompt_ids = encode_prompt(self.tokenizer, messages)
+        except UserError as error:
+            raise UserError(f"{dialogue.source}: {error}") from None
+        if len(prompt_ids) > self.config.max_prompt_tokens:
+            if turn:
+                self.write(dialogue, dialogue.to_row())
+            else:
+                self.skipped["prompt longer than max_prompt_tokens"] += 1
+                del self.pending[dialogue.id]
+            return None
+        return ChatRequest(
+            id=dialogue.id,
+            prompt_ids=prompt_ids,
+            max_new_tokens=self.config.max_new_tokens,
+            temperature=dialogue.temperature,
+            top_p=self.config.top_p if dialogue.temperature else 1.0,
+            seed=hashed(self.config.seed, turn, dialogue.id) % 2**31,  # servers take 31 bits
+            messages=messages,
+        )
+
+    def receive(self, completion: Completion, turns: TurnQueue) -> None:
+        """Adds an answer to its dialogue and queues the next turn, or writes the dialogue."""
+        dialogue = turns.answered(completion.id)
+        if completion.finish_reason not in ("stop", "length"):
+            self.fail(dialogue, completion)
+            return
+        ids = completion.token_ids
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        dialogue.answers.append(Message("assistant", text, ids))
+        dialogue.finish_reason = completion.finish_reason
+        dialogue.retokenized |= isinstance(completion, Reply) and completion.retokenized
+        if dialogue.is_finished:
+            self.write(dialogue, dialogue.to_row())
+        else:
+            turns.put(dialogue)
+
+    def write(self, dialogue: Dialogue, row: dict[str, Any]) -> None:
+        self.file.append(row)
+        self.report.add(row, len(dialogue.questions))
+        self.tried += 1
+        del self.pending[dialogue.id]
+
+    def fail(self, dialogue: Dialogue, completion: Completion) -> None:
+        reason = "the target's logits are not finite; try another dtype"
+        if isinstance(completion, Reply):
+            reason = completion.error
+        turn = len(dialogue.answers) + 1
+        self.file.append_failure(
+            {"id": dialogue.id, "source": dialogue.source, "turn": turn, "reason": reason}
+        )
+        self.failures[reason] += 1
+        self.report.failed += 1
+        self.tried += 1
+        del self.pending[dialogue.id]
+        failed = self.report.failed
+        if failed >= ENOUGH_TO_JUDGE and failed > self.config.max_failed * self.tried:
+            raise UserError(
+                f"{failed} of {self.tried} conversations failed ({counts(self.failures)}); mend the "
+                "cause, or raise regenerate.max_failed"
+            )
+
+
+class _Shown:
+    """What the progress line says of a call: its tokens, and how many are still to come."""
+
+    def __init__(self, run: Rewriting, advance: Callable[..., None]):
+        self.run, self.advance, self.begun = run, advance, time.monotonic()
+        self.pending, self.written, self.tokens = len(run.pending), run.report.tokens, 0
+        turns = sum(len(dialogue.questions) for dialogue in run.pending.values())
+        self.longest = run.config.max_new_tokens * turns / max(self.pending, 1)  # of a conversation
+        self.shown = 0
+
+    def add(self, n_tokens: int) -> None:
+        """Count tokens that were emitted, and show the conversations finished with them.
+
+        The mean length is estimated as all tokens over the conversations finished: those that finish first
+        are the short ones, and the others are still under way.
+        """
+        self.tokens += n_tokens
+        config, left, seconds = self.run.config, len(self.run.pending), time.monotonic() - self.begun
+        finished, mean = self.pending - left, self.longest
+        if finished:
+            mean = min(mean, self.tokens / finished)
+        if config.max_rows is not None:
+            left = min(left, config.max_rows - self.run.report.written - self.run.report.failed)
+        share = self.tokens / max(self.run.report.tokens - self.written + left * mean, self.tokens, 1)
+        if config.max_minutes:
+            share = max(share, seconds / (60 * config.max_minutes))
+        note = f"{self.tokens:,} tokens, {self.tokens / max(seconds, 1e-6):,.0f} tokens/s"
+        self.advance(finished - self.shown, (share, 1.0), note)
+        self.shown = finished
+
+
+def counts(reasons: Counter) -> str:
+    """The most frequent reasons in one line."""
+    return "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5)) or "no reason known"

@@ -1,0 +1,110 @@
+"""Prompts that the target writes itself: it continues the user header of its own chat template.
+
+A chat model that is shown nothing but the start of a user turn writes what its users tend to ask (Magpie,
+Xu et al. 2024, §2). Such prompts carry no licence but the target's, and its answers are at home with them.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from drafttrain.data.conversation import Message
+from drafttrain.data.overlap import fold
+from drafttrain.data.template import render
+from drafttrain.inference.batched import Request, generate_batch
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.progress import counted
+
+MARK = "THE USER WRITES HERE"
+SHORTEST = 15  # characters; "Hi!" teaches nothing
+
+
+def user_header(target: FrozenTarget) -> list[int]:
+    """Token ids of an empty chat up to where the user's first words begin.
+
+    Raises:
+        UserError: the template does not show the user's words as they are.
+    """
+    text = render(target.tokenizer, [Message("user", MARK)], "the user header")
+    if MARK not in text:
+        raise UserError(
+            f"{target.name}: its chat template changes the user's words; write the prompts yourself"
+        )
+    return target.tokenizer(text[: text.index(MARK)], add_special_tokens=False)["input_ids"]
+
+
+def write_self_prompts(
+    target: FrozenTarget,
+    out: str | os.PathLike,
+    number: int,
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_p: float = 0.95,
+    max_new_tokens: int = 96,
+    batch_rows: int = 128,
+    console: Console | None = None,
+) -> int:
+    """Lets the target write prompts and stores them as JSON lines {"id", "conversations"}, in ShareGPT form.
+
+    Unfinished, very short and repeated ones are left out, so fewer than `number` arrive. An interrupted call
+    goes on from `<out>.part`; `out` appears when all is done.
+
+    Args:
+        number: prompts to sample.
+        seed: of the draws; prompt i depends on it and on i alone.
+
+    Returns:
+        prompts written.
+    """
+    console, out = console or Console(stderr=True), Path(out)
+    part = out.with_name(out.name + ".part")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = dict(_read_part(part))
+    header = user_header(target)
+    requests = (
+        Request(str(i), header, max_new_tokens, temperature, top_p, seed * 1_000_003 + i)
+        for i in range(number)
+        if i not in found
+    )
+    rows = max(min(batch_rows, number - len(found)), 1)
+    with (
+        open(part, "a", encoding="utf-8") as file,
+        counted("prompts", number, "prompts", console, len(found)) as advance,
+    ):
+        max_len = len(header) + max_new_tokens
+        for completion in generate_batch(target, requests, rows, max_len, refill=max(rows // 8, 1)):
+            text = target.tokenizer.decode(completion.token_ids, skip_special_tokens=True).strip()
+            prompt = text if completion.finish_reason == "stop" else None
+            found[int(completion.id)] = prompt
+            file.write(json.dumps([int(completion.id), prompt], ensure_ascii=False) + "\n")
+            file.flush()
+            advance()
+    kept: dict[str, tuple[int, str]] = {}
+    for i in sorted(found):
+        if found[i] and len(found[i]) >= SHORTEST:
+            kept.setdefault(fold(found[i]), (i, found[i]))
+    temporary = out.with_name(f".{out.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        for i, prompt in kept.values():
+            row = {"id": f"self-{seed}-{i}", "conversations": [{"from": "human", "value": prompt}]}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    os.replace(temporary, out)
+    part.unlink()
+    console.print(f"{out}: {len(kept)} prompts of {number} sampled", highlight=False, soft_wrap=True)
+    return len(kept)
+
+
+def _read_part(part: Path) -> Iterator[tuple[int, str | None]]:
+    """What an interrupted call has done; a half-written last line is passed over and cut off."""
+    if not part.exists():
+        return
+    whole = part.read_bytes()
+    whole = whole[: whole.rfind(b"\n") + 1]
+    part.write_bytes(whole)
+    for line in whole.decode("utf-8").split("\n"):
+        if line:
+            yield tuple(json.loads(line))

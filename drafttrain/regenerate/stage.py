@@ -1,0 +1,159 @@
+"""The regeneration stage: conversations in, the same questions answered by the target out.
+
+A drafter learns what the target says, so text of the target's own teaches it far more per token than anybody
+else's. Every assistant turn is replaced, one after the other: the prompt of turn k holds the new turns before
+it. The target runs here (`inference.batched`) or behind any OpenAI-compatible server. What is done is never
+lost: rows are appended as they come, and the same command goes on where it was stopped.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.chat import template_hash, tokenizer_hash
+from drafttrain.data.config import RegenerateConfig
+from drafttrain.regenerate import engines
+from drafttrain.regenerate.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
+from drafttrain.regenerate.rewriting import Rewriting, plan
+from drafttrain.target_lm.loading import load_target, load_tokenizer
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json, write_json
+
+RECORD = "regenerate.json"
+
+
+def regenerate(
+    config: RegenerateConfig,
+    model: str,
+    out: str | Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    earlier: Iterable[str | Path] = (),
+) -> RegenerateReport:
+    """Loads the target, or its tokenizer alone where a server generates, and calls `answer_anew`.
+
+    Args:
+        model, dtype, device: as `load_target`.
+    """
+    config.check()
+    if config.server is not None:
+        return answer_anew(config, out, None, load_tokenizer(model), earlier)
+    target = load_target(model, dtype, device)
+    return answer_anew(config, out, target, target.tokenizer, earlier)
+
+
+def answer_anew(
+    config: RegenerateConfig,
+    out: str | Path,
+    target: FrozenTarget | None,
+    tokenizer: PreTrainedTokenizerBase,
+    earlier: Iterable[str | Path] = (),
+    console: Console | None = None,
+) -> RegenerateReport:
+    """Answers conversations with the target and writes `responses.jsonl` (ShareGPT rows with token ids).
+
+    A folder that holds a part of the result, or a result with failed conversations, is continued.
+
+    Args:
+        config: what and how.
+        out: folder to write or to continue.
+        target: answers in process; None with `config.server`.
+        tokenizer: the target's.
+        earlier: folders of earlier runs, finished or not: answers made with the same settings are taken over.
+        console: for the progress bar and the counts; default: standard error.
+
+    Raises:
+        UserError: sources that cannot be read, a folder made with other settings, a prompt limit for which
+            the target's context has no room, a server that is out of reach, too many failures, a full disk.
+    """
+    config.check()
+    console, out = console or Console(stderr=True), Path(out)
+    settings = _settings(config, target, tokenizer)
+    _refuse_other_settings(out, settings)
+    run = Rewriting(config, out, tokenizer)
+    write_json(out / RECORD, {"settings": settings, "report": None})
+    try:
+        run.recover()
+        for folder in map(Path, earlier):
+            if (folder / RECORD).exists() and read_json(folder / RECORD).get("settings") == settings:
+                run.take_over(read_rows(folder))
+        if run.pending:
+            run.answer(_engine(config, target, tokenizer, len(run.pending), console), console)
+        run.finish()
+    finally:
+        run.file.close()
+    write_json(out / RECORD, {"settings": settings, "report": asdict(run.report)})
+    console.print(escape(f"{out / RESPONSES}: {run.report.describe()}"), highlight=False, soft_wrap=True)
+    if run.limit:
+        limit = f"regenerate.{run.limit} ({getattr(config, run.limit):g})"
+        notice = f"stopped at {limit}; with a higher one the other conversations are answered as well"
+        if not run.report.written:
+            notice = f"no answer was finished before {limit}: the corpus is made of its other sources"
+        console.print(notice, style="yellow", highlight=False, soft_wrap=True)
+    return run.report
+
+
+def estimate(config: RegenerateConfig) -> dict[str, int]:
+    """How much there is to answer, found by reading the sources; nothing is written."""
+    dialogues, _ = plan(config, Counter())
+    answers = sum(len(dialogue.questions) for dialogue in dialogues.values())
+    at_most = answers * config.max_new_tokens
+    return {"conversations": len(dialogues), "answers at most": answers, "new tokens at most": at_most}
+
+
+def _engine(
+    config: RegenerateConfig,
+    target: FrozenTarget | None,
+    tokenizer: PreTrainedTokenizerBase,
+    n_pending: int,
+    console: Console,
+) -> engines.Engine:
+    if config.server is None:
+        rows = min(config.batch_rows, n_pending)
+        limits = (config.max_prompt_tokens, config.max_new_tokens, config.max_cache_gb)
+        return engines.in_process(target, rows, *limits)
+    temperature = config.temperature if config.greedy_fraction < 1 else 0.0
+
+    def tell(note: str) -> None:
+        console.print(escape(note), style="yellow", highlight=False, soft_wrap=True)
+
+    return engines.server(config.server, tokenizer, temperature, config.top_p if temperature else 1.0, tell)
+
+
+def _settings(
+    config: RegenerateConfig, target: FrozenTarget | None, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """What an answer depends on besides the question; answers made with other settings must not be mixed."""
+    names = ("max_turns", "max_new_tokens", "max_prompt_tokens", "greedy_fraction")
+    names += ("temperature", "top_p", "seed")
+    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
+    if target is None:
+        settings["target"] = config.server.model or "the server's only model"
+        settings["endpoint"] = config.server.endpoint
+    else:
+        settings["target"] = target.name
+        settings["dtype"] = str(target.dtype).removeprefix("torch.")
+    return settings | {"tokenizer": tokenizer_hash(tokenizer), "template": template_hash(tokenizer)}
+
+
+def _refuse_other_settings(out: Path, settings: dict[str, Any]) -> None:
+    if not (out / RECORD).exists():
+        if any((out / name).exists() for name in (RESPONSES, PARTIAL)):
+            raise UserError(
+                f"{out}: holds responses but no {RECORD}; choose another folder or remove this one"
+            )
+        return
+    before = read_json(out / RECORD).get("settings", {})
+    for name in {**before, **settings}:
+        if before.get(name) != settings.get(name):
+            raise UserError(
+                f"{out}: made with {name} {before.get(name)}, and now it is {settings.get(name)}; go back to "
+                "that, choose another folder or remove this one"
+            )

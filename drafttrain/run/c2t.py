@@ -1,0 +1,85 @@
+"""The classifier stage: trees of a trained drafter, and the C2T classifier that learns from them."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from drafttrain.bundle import drafter_hash, find_bundle, load_bundle
+from drafttrain.classifier.config import ClassifierStageConfig, DumpConfig
+from drafttrain.classifier.dump import finished_shards, write_trees
+from drafttrain.classifier.train import train_classifier
+from drafttrain.data.prompts import read_prompts
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.machine import dtype_name
+from drafttrain.utils.provenance import content_hash
+
+TREES = "trees"  # folder of the labelled trees, beside the classifier
+
+
+def dump_trees(
+    config: DumpConfig,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Writes labelled trees of a bundle's drafter into the folder `out`; continues an interrupted dump.
+
+    Returns:
+        the folder's `trees.json`.
+
+    Raises:
+        UserError: prompts, bundle or settings are unusable, or `out` holds trees of something else.
+    """
+    config.check()
+    prompts = read_prompts(config.prompts.path, config.prompts.limit)
+    folder = find_bundle(bundle)
+    loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
+    settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
+    made_from = {
+        "drafter": drafter_hash(folder),
+        "prompts": content_hash(config.prompts.path),
+        "target": target,
+        "dtype": dtype_name(loaded.target.dtype),
+        **settings,
+    }
+    shards = finished_shards(Path(out), made_from)
+    reach = loaded.drafter.max_depth
+    if reach is not None and config.max_depth > reach:
+        raise UserError(
+            f"{bundle}: its drafter reaches {reach} tokens ahead, and the trees are to be {config.max_depth} "
+            f"deep: set max_depth to {reach} at most"
+        )
+    ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
+    for prompt, tokens in zip(prompts, ids):
+        loaded.target.check_length(
+            tokens, config.max_new_tokens + config.max_depth, f"dump-trees: prompt {prompt.id}"
+        )
+    return write_trees(config, loaded.target, loaded.drafter, ids, Path(out), made_from, shards)
+
+
+def make_classifier(
+    config: ClassifierStageConfig,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> dict[str, float]:
+    """Writes labelled trees of a bundle's drafter, the classifier and its report into the folder `out`;
+    continues an interrupted dump of trees.
+
+    Returns:
+        trees, nodes, and of the classifier on held-out trees recall and positive rate at its threshold,
+        AUROC and ECE.
+
+    Raises:
+        UserError: prompts, bundle or settings are unusable, or there are too few trees to learn from.
+    """
+    trees = dump_trees(config.dump_config(), bundle, Path(out) / TREES, target, dtype, device)
+    report = train_classifier(config.training_config(), Path(out) / TREES, out, baselines=False)
+    row = report["rows"]["C2T"]["all"]
+    names = ("recall", "theta", "auroc", "ece")
+    return {"trees": trees["trees"], "nodes": trees["rows"], **{name: row[name] for name in names}}

@@ -1,0 +1,116 @@
+"""The calibration stage: a bundle is loaded and measured on this machine."""
+
+import contextlib
+import os
+
+from rich.console import Console
+
+from drafttrain.bundle import Bundle, load_bundle
+from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.config import CalibrateConfig
+from drafttrain.calibration.full import full_calibration, write_calibration
+from drafttrain.calibration.quick import is_disturbed, quick_calibration
+from drafttrain.data.prompts import read_prompts
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.machine import check_quiet
+
+
+def calibrate(
+    config: CalibrateConfig,
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    classifier: str | os.PathLike | None = None,
+) -> Calibration:
+    """Measure a bundle on this machine; write `calibration.json` and its plots into the folder `out`.
+
+    Args:
+        classifier: folder of another classifier than the bundle's own, which it may lack.
+
+    Raises:
+        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
+    """
+    config.check()
+    if config.prompts is None:
+        raise UserError("calibrate.prompts is missing: name a file of prompts that no benchmark uses")
+    prompts = read_prompts(config.prompts.path, config.prompts.limit)
+    if len(prompts) < 2:
+        raise UserError(f"{config.prompts.path}: one prompt is too few to calibrate on; give some dozens")
+    console = Console()
+    if warning := check_quiet(refuse=config.busy == "refuse"):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
+    loaded = load_bundle(
+        bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
+    )
+    _check_depth(loaded)
+    model, drafter = loaded.target, loaded.drafter
+    ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
+    for prompt, prompt_ids in zip(prompts, ids):
+        which = f"{config.prompts.path}: prompt {prompt.id}"
+        model.check_length(prompt_ids, config.max_new_tokens, which)
+    found = full_calibration(config, model, drafter, loaded.fingerprints, ids, loaded.classifier, console)
+    write_calibration(found, out)
+    _show(found, console)
+    return found
+
+
+def calibrate_quickly(
+    bundle: str | os.PathLike,
+    out: str | os.PathLike,
+    target: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    classifier: str | os.PathLike | None = None,
+) -> Calibration:
+    """Write the short calibration of a bundle on this machine into the folder `out`, as `calibrate` does.
+
+    What belongs to the drafter is taken from the bundle's own calibration if it has one.
+
+    Raises:
+        UserError: the bundle is unusable.
+    """
+    console = Console()
+    loaded = load_bundle(
+        bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
+    )
+    _check_depth(loaded)
+    own = None
+    with contextlib.suppress(UserError):  # missing, or damaged and to be replaced
+        own = Calibration.load(bundle)
+    made = loaded.target, loaded.drafter, loaded.fingerprints
+    found = quick_calibration(*made, own, loaded.classifier)
+    if is_disturbed(found):
+        taken = found.machine["load"]
+        console.print(f"[yellow]timings are poor:[/] other processes took {taken:.1f} cores", highlight=False)
+    write_calibration(found, out)
+    _show(found, console)
+    return found
+
+
+def _check_depth(loaded: Bundle) -> None:
+    if loaded.drafter.max_depth is not None:
+        raise UserError(
+            f"{loaded.name}: its drafter reaches {loaded.drafter.max_depth} tokens ahead at one cost, no "
+            "curve tells how deep to draft: leave calibrate out and give the tree's settings"
+        )
+
+
+def _show(found: Calibration, console: Console) -> None:
+    costs, raw, scaled = found.costs, found.confidence["raw"]["all"], found.confidence["scaled"]["all"]
+    largest = costs.target.sizes[-1]
+    verify = ", ".join(f"{n}: {1000 * costs.target(n):.1f}" for n in (1, 8, 32, 128) if n <= largest)
+    lines = [
+        f"s_t: {verify} ms by tokens verified; s_d: {1000 * costs.draft(1):.2f} ms for one node, "
+        f"{1000 * costs.draft(8):.2f} ms for 8; {1000 * found.step_overhead:.2f} ms of a step beside them",
+        f"PCT expands a node from confidence {costs.draft(1) / costs.target(1):.3f} on; timed "
+        f"{'is predicted to emit' if found.quick else 'emits'} {found.reached:.1f} tokens/s",
+        f"confidence of {raw.tokens} judged tokens: ECE {raw.ece:.3f}, with temperature "
+        f"{found.temperature:g} {scaled.ece:.3f}",
+    ]
+    if found.beta is not None:
+        expanded = "it, too" if found.expand is None else f"one from {found.expand:.3g} on"
+        lines.append(f"C2T verifies a node from confidence {found.beta:.3g} on, and expands {expanded}")
+    for line in lines:
+        console.print(line, highlight=False)

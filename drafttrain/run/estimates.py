@@ -1,0 +1,391 @@
+"""What a stage will take, told before it runs (`--dry-run`): tokens, parameters, memory, disk.
+
+Models are built on the meta device, so nothing is loaded. What only an earlier stage can tell (the target's
+shape before it is fetched, the corpus's tokens before it is built) is read from the recipe's section `plan`,
+estimated from file sizes, or left out. Hours are told where `plan` states a machine's speed (`planning.py`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from drafttrain.calibration.config import C2T_TRIALS
+from drafttrain.classifier.config import ROW_BYTES
+from drafttrain.data.config import PromptSet, Source
+from drafttrain.data.prompts import Task, read_prompts
+from drafttrain.data.readers import read_conversations
+from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
+from drafttrain.drafters.config import LAYERED, DrafterConfig, read_config
+from drafttrain.drafters.model_config import check_target, target_kv_heads
+from drafttrain.run.planning import Decoding, decode_hours, fits, forward_hours
+from drafttrain.run.recipe import Recipe
+from drafttrain.target_lm.config import stored_bytes
+from drafttrain.target_lm.fetch import is_known, known_folder
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
+
+Folders = dict[str, Path]
+Estimate = dict[str, str]
+KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
+SAMPLE = 200  # conversations that tell how long the others are
+BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
+COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
+RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
+PLACE = ".place.json"  # in the folder of the stage fetch-target
+OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
+
+
+def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
+    """Download of a known target; of others only the recipe's plan could tell."""
+    source = recipe.target.source
+    if not is_known(recipe.target.model):
+        if (target := _target(recipe, folders)) is None:
+            return {"parameters": _no_target(recipe)}
+        is_there = recipe.plan.target_config is None or Path(recipe.target.model).exists()
+        return {} if is_there else {"download": f"about {_bytes(_target_bytes(recipe, target))}"}
+    return {"download": "none: in the cache" if known_folder(source).exists() else KNOWN_DOWNLOAD[source]}
+
+
+def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens to generate at most, and memory of target and key/value cache."""
+    config = recipe.regenerate
+    estimate = {"prompts read": f"about {_count(_source_tokens(config.sources))} tokens"}
+    if config.max_rows:
+        most = config.max_rows * config.max_turns * config.max_new_tokens
+        estimate["new tokens"] = f"at most {_count(most)}"
+        estimate["disk"] = f"at most {_bytes(RESPONSE_BYTES * most)}"
+    if config.max_minutes:
+        estimate["time"] = f"at most {config.max_minutes:g} min"
+    if (target := _target(recipe, folders)) is None:
+        return estimate
+    weights = _target_bytes(recipe, target)
+    if config.server is None:
+        cache = config.max_cache_gb or 4
+        room = fits(recipe.plan, weights + 1e9 * cache)
+        estimate["memory"] = f"{_bytes(weights)} + at most {cache:g} GB of keys and values{room}"
+    if config.max_rows:
+        batch = config.batch_rows if config.server is None else config.server.concurrency
+        devices = 1 if config.server is None else recipe.plan.devices
+        cost = _decoding(target, weights, config.max_new_tokens, batch)
+        hours = decode_hours(recipe.plan, most, cost, devices)
+        estimate |= {"hours": hours} if hours else {}
+    return estimate
+
+
+def corpus(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens and disk, from the size of the sources; what `regenerate` answers is in the corpus as well."""
+    tokens = recipe.plan.corpus_tokens or _recipe_tokens(recipe)
+    return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
+
+
+def collect(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens of the corpus, and disk of its hidden states."""
+    tokens, about = _corpus_tokens(recipe, folders)
+    estimate = {"tokens": f"{about}{_count(tokens)}"}
+    if target := _target(recipe, folders):
+        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(stored_blocks(recipe)))
+        estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
+        weights = _target_bytes(recipe, target)
+        estimate["memory"] = _bytes(weights) + fits(recipe.plan, weights)
+        hours = forward_hours(recipe.plan, 2 * _below_head(target) * tokens)
+        estimate |= {"hours": hours} if hours else {}
+    return estimate
+
+
+def train(recipe: Recipe, folders: Folders) -> Estimate:
+    """Parameters, tokens, optimizer steps, memory and disk of training.
+
+    Raises:
+        UserError: the target cannot have such a drafter.
+    """
+    config = recipe.training
+    if config.max_steps == 0:
+        return {"steps": "none, init_from is taken"}
+    tokens, about = _corpus_tokens(recipe, folders)
+    tokens_per_step = config.rows_per_batch * config.row_length * config.gradient_accumulation_steps
+    tokens_per_step *= recipe.plan.devices
+    steps = config.max_steps or math.ceil(tokens * config.epochs / tokens_per_step)
+    about = "" if config.max_steps else about or "about "
+    limit = f", at most {config.max_minutes:g} min" if config.max_minutes else ""
+    estimate = {
+        "tokens": f"{about}{_count(steps * tokens_per_step)}",
+        "steps": f"{about}{_count(steps)}{limit}",
+    }
+    target = _target(recipe, folders)
+    if target is None:
+        return estimate | {"parameters": _no_target(recipe)}
+    drafter = drafter_shape(recipe)
+    if drafter.kind != "causal_lm":  # the one kind that any target can have
+        check_target(drafter, target)
+    sizes = drafter_parameters(drafter, target)
+    if sizes is None:
+        return estimate | {"parameters": f"unknown: drafter.model {drafter.model} is not found here"}
+    trained, stored = sizes
+    frozen = stored if drafter.lora_rank else 0  # the small LM itself, in fp32, beside its adapters
+    vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
+    # fp32 logits of target and drafter, their log-probabilities and the gradient
+    logits = 4 * 4 * config.kl_chunk * vocabulary + 4 * config.kl_chunk * target.vocab_size
+    teacher = _target_bytes(recipe, target)  # offline as well: it measures accept_len while training
+    # a dozen fp32 activations of a layer's width per token that backward needs
+    activations = 4 * 12 * _width(drafter, target) * config.rows_per_batch * config.row_length
+    estimate["parameters"] = f"{_count(trained)} trained, {_count(stored)} stored"
+    memory = teacher + OPTIMIZER_BYTES * trained + 4 * frozen + logits + activations
+    estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
+    checkpoint = 12 * trained + 4 * frozen
+    estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 4 * stored)
+    online = 2 * _below_head(target) if recipe.hidden_states.mode == "online" else 0
+    # gradients pass through frozen weights as well
+    per_token = online + 2 * vocabulary * target.hidden_size + 6 * trained + 4 * frozen
+    hours = forward_hours(recipe.plan, per_token * steps * tokens_per_step)
+    estimate |= {"hours": hours} if hours else {}
+    return estimate
+
+
+def export(recipe: Recipe, folders: Folders) -> Estimate:
+    """Disk of the bundle: bf16 weights."""
+    target = _target(recipe, folders)
+    sizes = drafter_parameters(drafter_shape(recipe), target) if target else None
+    return {"disk": _bytes(2 * sizes[1])} if sizes else {}
+
+
+def classifier(recipe: Recipe, folders: Folders) -> Estimate:
+    """Trees, their nodes and disk at most: so many if no draft is accepted."""
+    config = recipe.classifier
+    trees = len(read_prompts(config.prompts.path, config.prompts.limit)) * config.max_new_tokens
+    estimate = {"prompts": f"{config.prompts.name} {config.prompts.limit or 'all'}"}
+    estimate["trees"] = f"at most {_count(trees)}"
+    size, target = drafter_shape(recipe).draft_vocab_size, _target(recipe, folders)
+    if target is not None:
+        size = min(size or target.vocab_size, target.vocab_size)
+    if size is not None:
+        rows = trees * config.dump_config().nodes(size)
+        estimate["rows"] = f"at most {_count(rows)}"
+        estimate["disk"] = f"at most {_bytes(rows * ROW_BYTES)}, less as it is compressed"
+    return estimate
+
+
+def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
+    """Which prompts are decoded how often."""
+    if recipe.calibrate.quick:
+        return {"prompts": "built-in", "time": "some seconds"}
+    prompts = recipe.calibrate.prompts
+    times = 6 + (C2T_TRIALS if recipe.classifier.prompts else 0)
+    return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": f"{times} times each"}
+
+
+def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
+    """Tokens to decode at most; prompt sets without a limit are read and counted."""
+    config = recipe.evaluate
+    names = ", ".join(f"{prompts.name} {prompts.limit or 'all'}" for prompts in config.prompts)
+    answers = config.repeats * sum(map(_answers, config.prompts))
+    tokens = answers * config.max_new_tokens
+    estimate = {"prompts": names, "tokens per method": f"at most {_count(tokens)}"}
+    target = _target(recipe, folders)
+    if target is None or recipe.plan.device_memory_gb is None:
+        return estimate
+    weights = _target_bytes(recipe, target)
+    # beside the target `transformers` has a copy of its own, and both are fp32 where outputs are compared
+    memory = 2 * (4 * _parameters(target) if config.lossless_prompts else weights)
+    estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
+    tokens = 3 * tokens  # autoregressive, transformers, and with drafts at most as long
+    if tuning := config.tune_prompts:
+        tokens += len(config.trees) * _answers(tuning) * config.max_new_tokens
+    hours = decode_hours(recipe.plan, tokens, _decoding(target, weights, config.max_new_tokens))
+    return estimate | ({"hours": hours} if hours else {})
+
+
+def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int] | None:
+    """(trained parameters, stored numbers) of a drafter; None for a small LM that is not there.
+
+    Trained are layers of the target's shape, a final norm, what joins several states, and embeddings and
+    head if the recipe says so; MEDUSA has a matrix and a head for each token ahead. Of a small LM with
+    adapters those alone are trained, and it is stored with them merged. The map of the draft vocabulary is
+    stored only.
+    """
+    hidden, taps = target.hidden_size, len(drafter.tapped_blocks)
+    size = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
+    if drafter.kind == "medusa":
+        trained = drafter.heads * (hidden * hidden + hidden + hidden * size)
+        return trained, trained + size
+    if drafter.kind == "causal_lm":
+        if (lm := _small_lm(drafter.model)) is None:
+            return None
+        stored = sum(p.numel() for p in lm.parameters()) + size
+        with torch.device("meta"):
+            lm = with_adapters(lm, drafter.lora_rank) if drafter.lora_rank else lm
+        return sum(p.numel() for p in lm.parameters() if p.requires_grad), stored
+    trained = drafter.layers * sum(p.numel() for p in target.blocks[0].parameters()) + hidden
+    if drafter.kv_heads is not None:
+        row = hidden + (target.blocks[0].self_attn.k_proj.bias is not None)
+        more = drafter.kv_heads - target_kv_heads(target.config)
+        trained += drafter.layers * 2 * more * _head_dim(target) * row
+    trained += hidden * target.vocab_size if drafter.train_embeddings else 0
+    trained += hidden * size if drafter.train_head else 0
+    if drafter.kind == "edd":
+        trained += taps * hidden * hidden if taps > 1 else 0
+        trained += (1 + taps) * hidden * (hidden + 1) if drafter.anchor else 0
+    elif drafter.kind == "eagle":
+        trained += 2 * hidden * hidden + 2 * hidden * (1 if drafter.input_norms else -1)
+    return trained, trained + size
+
+
+def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
+    """Numbers of a token's states in all layers of a drafter together."""
+    if drafter.kind == "causal_lm":
+        config = _small_lm(drafter.model).config.get_text_config()
+        return config.hidden_size * config.num_hidden_layers
+    return target.hidden_size * drafter.layers
+
+
+def _small_lm(place: str) -> PreTrainedModel | None:
+    """The small LM of that folder or Hub id, or of a drafter's folder, without weights; None if not there."""
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        with torch.device("meta"):
+            is_drafter = isinstance(config, CausalLmConfig)
+            return AutoModelForCausalLM.from_config(config.lm_config() if is_drafter else config)
+    except (OSError, ValueError):
+        return None
+
+
+def stored_blocks(recipe: Recipe) -> list[int]:
+    """Blocks whose outputs a store holds: what the drafter reads, unless the recipe names others. The final
+    states are always there."""
+    if recipe.hidden_states.tapped_blocks is not None:
+        return recipe.hidden_states.tapped_blocks
+    shape = drafter_shape(recipe)
+    return shape.tapped_blocks if shape.kind == "edd" else []
+
+
+def drafter_shape(recipe: Recipe) -> DrafterConfig:
+    """The drafter's shape: that of `training.init_from` where there is one."""
+    if not recipe.training.init_from:
+        return recipe.drafter
+    stored = read_config(recipe.training.init_from)
+    names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
+    kind = stored["model_type"].removeprefix("drafttrain_")
+    shape = DrafterConfig(**{name: stored[name] for name in names}, kind=kind)
+    if kind in LAYERED:
+        shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
+    if kind == "causal_lm":  # adapters it once had are merged, and it is trained whole
+        shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
+    grown = recipe.training.init_draft_vocab_size
+    return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
+
+
+def recorded_place(folder: Path) -> Path | None:
+    """Where the target is that a run's first stage fetched, from that stage's folder."""
+    record = folder / PLACE
+    return Path(read_json(record)["place"]) if record.exists() else None
+
+
+def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
+    """The target without weights; while its folder is not there, of the shape that the plan names, or None.
+
+    Raises:
+        UserError: the plan names a folder without a config.json.
+    """
+    place = recorded_place(folders["fetch-target"]) if "fetch-target" in folders else None
+    if place is None:
+        known = is_known(recipe.target.model)
+        place = known_folder(recipe.target.source) if known else Path(recipe.target.model)
+        if recipe.plan.target_config is not None and not place.exists():
+            place = Path(recipe.plan.target_config)
+            if not (place / "config.json").is_file():
+                raise UserError(f"plan.target_config: {place} has no config.json; name a folder that has one")
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        with torch.device("meta"):
+            return FrozenTarget(AutoModelForCausalLM.from_config(config), None, str(place))
+    except (OSError, ValueError, UserError):
+        return None
+
+
+def _no_target(recipe: Recipe) -> str:
+    """What stands in place of a drafter's parameters while the target's shape is unknown."""
+    return f"unknown: target {recipe.target.model} is not found here; fetch it or name plan.target_config"
+
+
+def _target_bytes(recipe: Recipe, target: FrozenTarget) -> int:
+    return _parameters(target) * (4 if recipe.target.dtype == "float32" else 2)
+
+
+def _head_dim(target: FrozenTarget) -> int:
+    config = target.config
+    return getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads
+
+
+def _parameters(target: FrozenTarget) -> int:
+    return sum(p.numel() for p in target.model.parameters())
+
+
+def _below_head(target: FrozenTarget) -> int:
+    """Parameters that a token is multiplied with before the LM head: all but embeddings and head."""
+    ends = {id(p): p.numel() for p in (target.base.get_input_embeddings().weight, target.lm_head.weight)}
+    return _parameters(target) - sum(ends.values())
+
+
+def _decoding(target: FrozenTarget, weight_bytes: int, context: int, batch: int = 1) -> Decoding:
+    """What decoding a token costs in a context of so many tokens."""
+    config = target.config
+    heads, width = target_kv_heads(config), _head_dim(target)
+    number_bytes = weight_bytes / _parameters(target)
+    cache_bytes = 2 * target.n_blocks * heads * width * number_bytes * context
+    return Decoding(_below_head(target) + target.lm_head.weight.numel(), weight_bytes, cache_bytes, batch)
+
+
+def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
+    """(tokens, "") of a corpus that is built; (tokens, "about ") from the sources' size otherwise."""
+    record = folders["corpus"] / "corpus.json"
+    if record.exists():
+        counts: dict[str, Any] = read_json(record)["counts"]
+        return counts["train"]["tokens"], ""
+    if recipe.plan.corpus_tokens is not None:
+        return recipe.plan.corpus_tokens, "planned "
+    return _recipe_tokens(recipe), "about "
+
+
+def _recipe_tokens(recipe: Recipe) -> int:
+    """Tokens of the corpus by its sources, and by the conversations that `regenerate` answers."""
+    return _source_tokens(recipe.corpus.sources + (recipe.regenerate.sources if recipe.regenerate else []))
+
+
+def _answers(prompts: PromptSet) -> int:
+    """Chat turns of a prompt set, at most."""
+    return Task.read(prompts).n_turns if prompts.limit is None else prompts.limit * prompts.turns
+
+
+def _source_tokens(sources: Iterable[Source]) -> int:
+    return sum(map(_tokens_of, sources))
+
+
+def _tokens_of(source: Source) -> int:
+    """Tokens of a source by its size; by its first conversations where only some of them are taken."""
+    path, n_bytes = Path(source.path), 0.0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            n_bytes += file.stat().st_size * COMPRESSION.get(file.suffix, 1.0)
+    tokens = round(n_bytes / BYTES_PER_TOKEN)
+    if source.max_conversations is None:
+        return tokens
+    some = islice(read_conversations(source.path, source.format), min(source.max_conversations, SAMPLE))
+    sizes = [sum(len(m.token_ids or m.content) / (1 if m.token_ids else 4) for m in c.messages) for c in some]
+    return min(tokens, round(source.max_conversations * sum(sizes) / max(len(sizes), 1)))
+
+
+def _count(n: float) -> str:
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if n >= size:
+            return f"{n / min(size, 1e3 if unit == ' k' else size):.3g}{unit}"
+    return f"{n:,.0f}"
+
+
+def _bytes(n: float) -> str:
+    return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{max(n / 1e6, 0.1):.1f} MB"

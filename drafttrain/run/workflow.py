@@ -1,0 +1,461 @@
+"""Runs the stages of a recipe in order and skips what is up to date.
+
+Each stage writes one folder below the run's output folder. `stage.json` is written into it last: a folder
+without one is not done. It records what the folder was made from (the recipe's section and the contents of
+all inputs), so a stage runs again exactly when one of these has changed. What stages do is unknown here: the
+list of them is in `drafttrain/run/stages.py`.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import disk_problem, fingerprint, read_json, write_json
+from drafttrain.utils.provenance import RECORD, Hashes, content_hash, git_commit, read_record, versions
+
+STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from
+HASHES = ".hashes.json"  # <output>/.hashes.json: content hashes by path, size and time of change
+PREVIOUS = "previous"  # <output>/previous/<folder>-<n>: outdated folders that took hours to make
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a run.
+
+    Attributes:
+        name: as the command line calls it.
+        folder: where its output lies below the run's output folder.
+        run: `run(recipe, folders, out)` does the work; `folders` has the folder of every stage in `needs`.
+            The figures it returns, if any (a dict or dataclass), go into `stage.json`.
+        section: the settings its output depends on, as a dict of the recipe's sections.
+        settle: `settle(recipe, begun)` gives the recipe with what the values "auto" of fields marked
+            `settled` come to: as in `begun`, the section of an unfinished attempt, or as suits the machine.
+        needs: stages whose folders it reads.
+        files: files and folders of the user's that it reads.
+        enabled: whether the recipe asks for it.
+        resumes: it continues from its own unfinished folder; otherwise such a folder is removed first.
+        keep: an outdated folder is moved to `previous/`, not removed.
+        ranks: several processes (deepspeed, torchrun) may run it together.
+        figures: `figures(folder)` reads more of them from the finished folder.
+        summary: which of its figures stand in the run's `summary.json`.
+        estimate: `estimate(recipe, folders)` tells what it will take, for `--dry-run`.
+        show: prints the result that lies in its folder, when it is skipped.
+    """
+
+    name: str
+    folder: str
+    run: Callable[[Any, dict[str, Path], Path], Any]
+    section: Callable[[Any], Any]
+    settle: Callable[[Any, dict[str, Any]], Any] = lambda recipe, begun: recipe
+    needs: Callable[[Any], Sequence[str]] = lambda recipe: ()
+    files: Callable[[Any], Sequence[str]] = lambda recipe: ()
+    enabled: Callable[[Any], bool] = lambda recipe: True
+    resumes: bool = False
+    keep: bool = False
+    ranks: bool = False
+    figures: Callable[[Path], dict[str, Any]] = lambda folder: {}
+    summary: Sequence[str] = ()
+    estimate: Callable[[Any, dict[str, Path]], dict[str, Any]] = lambda recipe, folders: {}
+    show: Callable[[Path], None] = lambda folder: None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done about a stage: `action` is skip, run, resume or off; `why` gives the reason."""
+
+    stage: Stage
+    action: str
+    why: str
+    made_from: dict[str, Any] = field(default_factory=dict)
+
+
+class Workflow:
+    """The stages of one recipe over one output folder."""
+
+    def __init__(self, recipe: Any, stages: Sequence[Stage], console: Console | None = None):
+        self.recipe, self.stages = recipe, list(stages)
+        self.output = Path(recipe.output)
+        # With several ranks (deepspeed, torchrun) each calls the stage; the first alone keeps the books.
+        self.is_first_rank = int(os.environ.get("RANK", "0")) == 0
+        self.console = console or Console(quiet=not self.is_first_rank)
+        self.hashes = Hashes(self.output / HASHES)
+
+    def folder(self, name: str) -> Path:
+        """The folder of a stage.
+
+        Raises:
+            UserError: no stage has this name.
+        """
+        return self.output / self._stage(name).folder
+
+    def run(self, first: str | None = None, last: str | None = None, only: str | None = None) -> None:
+        """Runs the selected stages: all, those from `first` to `last`, or `only` one; others are left alone.
+
+        Raises:
+            UserError: a stage refuses its input, an input is missing, or another process works in the folder.
+        """
+        selected = self._select(first, last, only)
+        try:
+            with self._lock():
+                self._warn_of_outdated(selected)
+                for stage in selected:
+                    self._run_if_needed(stage)
+            self._write_summary()
+        except Exception as error:
+            if isinstance(error, UserError) or (problem := disk_problem(error, self.output)) is None:
+                raise
+            raise UserError(problem) from error
+
+    def _run_if_needed(self, stage: Stage) -> None:
+        decision = self.decide(stage, remade=())
+        if decision.action == "skip":
+            self._say("green", stage, "skip", decision.why)
+            stage.show(self.output / stage.folder)
+        elif decision.action != "off":
+            self._execute(decision)
+
+    def plan(
+        self, first: str | None = None, last: str | None = None, only: str | None = None
+    ) -> list[Decision]:
+        """What `run` would do, found out without changing anything."""
+        selected, decisions, remade = self._select(first, last, only), [], set()
+        for stage in selected:
+            decision = self.decide(stage, remade)
+            decisions.append(decision)
+            if decision.action in ("run", "resume"):
+                remade.add(stage.name)
+        return decisions
+
+    def print_plan(self, decisions: Sequence[Decision]) -> None:
+        """Prints the plan as a table with each stage's estimate of time, memory and disk."""
+        table = Table(title=f"{self.output}: what would run", title_justify="left")
+        for heading in ("stage", "action", "why", "estimate"):
+            table.add_column(heading, overflow="fold")
+        for decision in decisions:
+            estimate = {}
+            if decision.action in ("run", "resume"):
+                folders = {name: self.folder(name) for name in decision.stage.needs(self.recipe)}
+                estimate = decision.stage.estimate(self.recipe, folders)
+            lines = "\n".join(f"{key}: {value}" for key, value in estimate.items())
+            table.add_row(decision.stage.name, decision.action, escape(decision.why), escape(lines))
+        self.console.print(table)
+
+    def decide(self, stage: Stage, remade: Sequence[str] | set[str]) -> Decision:
+        """Compares what a stage's folder was made from with what it would be made from now.
+
+        Args:
+            remade: earlier stages that a plan would make anew first, so that their contents are not known.
+
+        Raises:
+            UserError: an input does not exist.
+        """
+        if not stage.enabled(self.recipe):
+            return Decision(stage, "off", "the recipe does not ask for it")
+        folder = self.output / stage.folder
+        record = read_record(folder)
+        if waiting := [name for name in stage.needs(self.recipe) if name in remade]:
+            if record is None:
+                return Decision(stage, "run", "not made yet")
+            return Decision(stage, "run", f"{', '.join(waiting)} will be made anew")
+        made_from = self._made_from(stage)
+        if record is not None:
+            changes = self._changes(stage, record["made_from"], made_from)
+            if not changes:
+                return Decision(stage, "skip", "up to date", made_from)
+            return Decision(stage, "run", "; ".join(changes), made_from)
+        if not folder.exists():
+            return Decision(stage, "run", "not made yet", made_from)
+        begun = read_json(self._marker(stage))["made_from"] if self._marker(stage).exists() else made_from
+        changes = self._changes(stage, begun, made_from)
+        if stage.resumes and not changes and self._marker(stage).exists():
+            return Decision(stage, "resume", "was interrupted", made_from)
+        return Decision(stage, "run", "; ".join(["was interrupted", *changes]), made_from)
+
+    def _execute(self, decision: Decision) -> None:
+        stage, marker = decision.stage, self._marker(decision.stage)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not stage.ranks:
+            raise UserError(f"{stage.name} runs in one process; run it before you launch several")
+        folders = {name: self.folder(name) for name in stage.needs(self.recipe)}
+        spent, begun = 0.0, {}
+        if decision.action == "resume":
+            spent = read_json(marker).get("wall_seconds", 0.0) + self._killed_after(stage)
+            begun = read_json(marker)["made_from"]["section"]
+        elif self.is_first_rank:
+            self._clear(stage)
+        if not self.is_first_rank:
+            begun = self._await_first_rank(marker, decision)
+        recipe = stage.settle(self.recipe, begun)
+        section = _json(_plain(stage.section(recipe)))
+        decision = dataclasses.replace(decision, made_from={**decision.made_from, "section": section})
+        note = {"made_from": decision.made_from, "wall_seconds": spent}
+        if self.is_first_rank:
+            write_json(marker, note)
+        self._say("cyan", stage, decision.action, decision.why)
+        begun = time.monotonic()
+        try:
+            figures = stage.run(recipe, folders, self.output / stage.folder)
+        except BaseException as error:
+            spent += time.monotonic() - begun
+            if self.is_first_rank:
+                write_json(marker, {**note, "wall_seconds": spent})
+            what = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._say("red", stage, what, f"after {_seconds(spent)}")
+            raise
+        spent += time.monotonic() - begun
+        if self.is_first_rank:
+            self._finish(decision, figures, spent)
+        self._say("green", stage, "done", _seconds(spent))
+        gc.collect()  # a stage's models go before the next one loads its own
+
+    def _killed_after(self, stage: Stage) -> float:
+        """Seconds that a killed attempt is known to have worked: until it last wrote into its folder. The
+        marker is as old as the attempt, or as its orderly end."""
+        files = [path for path in (self.output / stage.folder).rglob("*") if path.is_file()]
+        last = max((path.stat().st_mtime for path in files), default=0.0)
+        return max(0.0, last - self._marker(stage).stat().st_mtime)
+
+    def _await_first_rank(self, marker: Path, decision: Decision) -> dict[str, Any]:
+        """Waits until the first rank has cleared the folder and noted what it will be made from; returns the
+        settings, which it has settled for all."""
+        for _ in range(6000):
+            with contextlib.suppress(UserError):
+                noted = read_json(marker)["made_from"]
+                if not self._changes(decision.stage, noted, decision.made_from):
+                    return noted["section"]
+            time.sleep(0.1)
+        raise UserError(f"{marker}: the first process did not write it within ten minutes; see what it says")
+
+    def _warn_of_outdated(self, selected: Sequence[Stage]) -> None:
+        """Says when a selected stage reads a folder that the recipe as it stands would make otherwise."""
+        read = {name for stage in selected for name in stage.needs(self.recipe)}
+        for stage in self.stages:
+            if stage.name in read and stage not in selected and read_record(self.output / stage.folder):
+                with contextlib.suppress(UserError):
+                    decision = self.decide(stage, remade=())
+                    if decision.action != "skip":
+                        self._say("yellow", stage, "stale", f"taken as it is, but {decision.why}")
+
+    def _finish(self, decision: Decision, figures: Any, spent: float) -> None:
+        stage, folder = decision.stage, self.output / decision.stage.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if dataclasses.is_dataclass(figures):
+            figures = dataclasses.asdict(figures)
+        record = {
+            "stage": stage.name,
+            "fingerprint": fingerprint(decision.made_from),
+            "made_from": decision.made_from,
+            "output": content_hash(folder, self.hashes),
+            "seed": self.recipe.seed,
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "wall_seconds": round(spent, 3),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "figures": {**(figures if isinstance(figures, dict) else {}), **stage.figures(folder)},
+        }
+        write_json(folder / RECORD, record)
+        self._marker(stage).unlink(missing_ok=True)
+
+    def _clear(self, stage: Stage) -> None:
+        """Removes a stage's outdated folder, or sets it aside where it took hours to make."""
+        for leftover in self.output.glob(f".{stage.folder}.*"):  # of `new_folder`, after a kill
+            shutil.rmtree(leftover)
+        folder = self.output / stage.folder
+        if not folder.exists():
+            return
+        if stage.keep:
+            kept = (self.output / PREVIOUS / f"{stage.folder}-{number}" for number in itertools.count(1))
+            free = next(path for path in kept if not path.exists())
+            free.parent.mkdir(exist_ok=True)
+            os.replace(folder, free)
+            self._say("yellow", stage, "kept", f"the outdated {folder} is now {free}")
+            return
+        (folder / RECORD).unlink(missing_ok=True)  # first: what is half removed must not pass for whole
+        shutil.rmtree(folder)
+
+    def _made_from(self, stage: Stage) -> dict[str, Any]:
+        """The recipe's section and the content hash of every input of a stage."""
+        inputs = {}
+        for name in stage.needs(self.recipe):
+            record = read_record(self.folder(name))
+            if record is None:
+                raise UserError(
+                    f"{self.folder(name)}: {stage.name} needs it; run the stage {name} first "
+                    f"(drafttrain run RECIPE --until {name})"
+                )
+            inputs[name] = record["output"]
+        for path in stage.files(self.recipe):
+            inputs[str(path)] = content_hash(path, self.hashes)
+        if self.is_first_rank and self.output.exists():
+            self.hashes.save()
+        return {"section": _json(_plain(stage.section(self.recipe))), "inputs": inputs}
+
+    def _changes(self, stage: Stage, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+        """What differs between what a folder was made from and what it would be made from now. A field that
+        the old record lacks is one that its version did not know: at its default it changes nothing. Nor does
+        an "auto" that was settled when the folder was made."""
+        known = _json(_plain(stage.section(self.recipe), old["section"]))
+        return _changes(old, {**new, "section": known})
+
+    def _write_summary(self) -> None:
+        """`summary.json`: the figures that sum up the run, and each stage's own, once all stages are done."""
+        stages = [stage for stage in self.stages if stage.enabled(self.recipe)]
+        records = [read_record(self.output / stage.folder) for stage in stages]
+        if not self.is_first_rank or None in records:
+            return
+        summary, details = {}, {}
+        for stage, record in zip(stages, records):
+            figures = record["figures"]
+            summary |= {key: figures[key] for key in stage.summary if key in figures}
+            details[stage.name] = {**figures, "wall_seconds": record["wall_seconds"]}
+        summary["wall_seconds"] = round(sum(record["wall_seconds"] for record in records), 3)
+        write_json(self.output / "summary.json", {**summary, "stages": details})
+
+    def _select(self, first: str | None, last: str | None, only: str | None) -> list[Stage]:
+        begin = 0 if first is None else self.stages.index(self._stage(first))
+        end = len(self.stages) if last is None else self.stages.index(self._stage(last)) + 1
+        selected = self.stages[begin:end]
+        if not selected:
+            raise UserError(f"{last} comes before {first}: there is nothing to run from the one to the other")
+        if only is not None:
+            selected = [self._stage(only)]
+            if not selected[0].enabled(self.recipe):
+                raise UserError(f"{only}: this recipe does not ask for it; see its section in the recipe")
+        for stage in selected:  # all at once, before hours go into the first stage
+            for path in stage.files(self.recipe) if stage.enabled(self.recipe) else ():
+                if not Path(path).exists():
+                    raise UserError(f"{path}: no such file; {stage.name} needs it, mend the recipe's path")
+        return selected
+
+    def _stage(self, name: str) -> Stage:
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise UserError(f"{name}: no such stage; there are {', '.join(stage.name for stage in self.stages)}")
+
+    def _marker(self, stage: Stage) -> Path:
+        return self.output / STARTED / f"{stage.folder}.json"
+
+    def _say(self, color: str, stage: Stage, action: str, text: str) -> None:
+        line = f"[{color}]{stage.name:<12} {action:<6}[/] {escape(text)}"
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Keeps other processes out of the output folder; it ends with the process, however that ends."""
+        if not self.is_first_rank:
+            yield
+            return
+        is_new = not self.output.exists()
+        self.output.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FileLock(self.output / ".lock").acquire(timeout=0)
+        except Timeout:
+            raise UserError(f"{self.output}: another drafttrain works here; wait for it or end it") from None
+        with lock:
+            try:
+                yield
+            except UserError:
+                if is_new:
+                    self._leave_nothing()
+                raise
+
+    def _leave_nothing(self) -> None:
+        """Removes an output folder without a stage's folder, which would look like a run: what the books say
+        of stages that were refused before they made one, nobody reads."""
+        with contextlib.suppress(OSError):
+            if {path.name for path in self.output.iterdir()} <= {".lock", HASHES, STARTED}:
+                shutil.rmtree(self.output)
+
+
+def _plain(value: Any, known: Any = None) -> Any:
+    """A settings value as JSON, without the fields that are marked as leaving the output as it is.
+
+    Args:
+        known: an earlier record of it: fields at their default that it lacks are left out, and "auto" in one
+            marked `settled` is what it came to there. None: nothing is known.
+    """
+    if dataclasses.is_dataclass(value):
+        kept = [item for item in dataclasses.fields(value) if item.metadata.get("changes_output", True)]
+        if isinstance(known, dict):
+            kept = [item for item in kept if item.name in known or not _is_default(value, item)]
+        return {item.name: _field(value, item, _inside(known, item.name)) for item in kept}
+    if isinstance(value, dict):
+        return {key: _plain(item, _inside(known, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, _inside(known, i)) for i, item in enumerate(value)]
+    return value
+
+
+def _field(section: Any, item: dataclasses.Field, known: Any) -> Any:
+    """A field's value as JSON."""
+    value = getattr(section, item.name)
+    if value == "auto" and known is not None and item.metadata.get("settled"):
+        return known
+    return _plain(value, known)
+
+
+def _inside(known: Any, key: str | int) -> Any:
+    """What an earlier record has in some place; None if it has nothing there."""
+    try:
+        return known[key]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _is_default(section: Any, item: dataclasses.Field) -> bool:
+    """Whether a field of a section has the value that it has where a recipe leaves it out."""
+    default = item.default
+    if item.default_factory is not dataclasses.MISSING:
+        default = item.default_factory()
+    return default is not dataclasses.MISSING and _plain(getattr(section, item.name)) == _plain(default)
+
+
+def _json(value: Any) -> Any:
+    """A value as it is read again from JSON: keys are texts, tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What differs between two `made_from` records, in words: settings first, then inputs."""
+    before, after = _flat(old["section"]), _flat(new["section"])
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    found = [f"{key}: {_short(before.get(key))} → {_short(after.get(key))}" for key in keys]
+    names = {**old["inputs"], **new["inputs"]}
+    return found + [f"{name} changed" for name in names if old["inputs"].get(name) != new["inputs"].get(name)]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """`{"training": {"lr": 1}}` → `{"training.lr": 1}`."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds) // 60, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {round(seconds) % 60:02d} s"

@@ -1,0 +1,291 @@
+"""`drafttrain build-ngrams`: sources of text in, the corpus cache of Self-Draft out.
+
+Three steps, each in bounded memory: the texts become one file of token ids (`tokens.py`); its n-grams are
+counted in parts (`counting.py`); the parts are joined into the arrays of the cache. The arrays and the header
+depend on inputs and settings, never on the number of processes or the memory allowed.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.build import held_out_groups
+from drafttrain.data.chat import tokenizer_hash
+from drafttrain.data.config import CorpusConfig, Source
+from drafttrain.data.report import CorpusReport
+from drafttrain.self_draft.corpus_cache import DATA, FILE, FORMAT_VERSION, CorpusCache, Shape, padded
+from drafttrain.self_draft.counting import (
+    BLOCK,
+    BYTES_PER_POSITION,
+    Counted,
+    Part,
+    TokenFile,
+    count_part,
+    plan_parts,
+    token_counts,
+)
+from drafttrain.self_draft.report import REPORT, describe, hit_rate, print_report
+from drafttrain.self_draft.tokens import Texts, tokenize_sources, worker_pool
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import new_folder, require_free_disk, sha256_file, write_json
+from drafttrain.utils.progress import counted
+from drafttrain.utils.provenance import content_hash
+
+SMALLEST_PART = 1 << 20  # occurrences; counted within a second
+LARGEST_GRAM = 16  # beyond any use; a slip of the keyboard should not count for hours
+
+
+@dataclass
+class NgramConfig:
+    """What a corpus cache is made from.
+
+    Attributes:
+        sources: read in this order; chats give their assistant turns. Equal texts are counted once.
+        exclude: files of evaluation prompts; texts that contain one are left out.
+        gram: tokens of the longest n-gram.
+        min_count: rarer n-grams are dropped.
+        top: candidates that a look-up can give at most.
+        held_out: share of the texts that is left out to measure how often the cache is right.
+        processes: for encoding and counting; does not change the result.
+        memory: GB that counting may take, all processes together; does not change the result.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
+    gram: int = 5
+    min_count: int = 2
+    top: int = 16
+    held_out: float = 0.02
+    processes: int = 2
+    memory: float = 1.0
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        if not self.sources:
+            raise UserError("build-ngrams: no source; name at least one file, folder or archive of text")
+        for name, low in (("gram", 2), ("min_count", 1), ("top", 1), ("processes", 1)):
+            if getattr(self, name) < low:
+                raise UserError(f"build-ngrams: {name} is {getattr(self, name)}: at least {low} is needed")
+        if self.gram > LARGEST_GRAM:
+            raise UserError(f"build-ngrams: gram is {self.gram}: at most {LARGEST_GRAM} is sensible")
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"build-ngrams: held_out is {self.held_out}: a share within [0, 1) is needed")
+        if not self.memory > 0:
+            raise UserError(f"build-ngrams: memory is {self.memory} GB: more is needed")
+
+
+def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> dict[str, Any]:
+    """Builds a corpus cache and prints what is in it; `out` appears, or is replaced, only when all is done.
+
+    Args:
+        config: what to read and what to keep.
+        tokenizer: the target's.
+        out: folder to write: the cache and `report.json`.
+
+    Returns:
+        the report.
+
+    Raises:
+        UserError: a setting or a source is unusable, the text is too short to repeat anything, or `out`
+            holds something else.
+    """
+    config.check()
+    _check_place(Path(out))
+    console, sources = Console(stderr=True), CorpusReport()
+    try:
+        with new_folder(out) as folder:
+            work = folder / "work"
+            work.mkdir()
+            read = CorpusConfig(sources=config.sources, exclude=config.exclude)
+            file, texts = tokenize_sources(read, sources, tokenizer, config.processes, work / "tokens")
+            held_out = take_out(file, texts, config.held_out)
+            facts = {"tokenizer_hash": tokenizer_hash(tokenizer), **_origin(config)}
+            cache, distinct = write_cache(config, file, folder, facts, console)
+            shutil.rmtree(work)
+            report = describe(cache, tokenizer, sources, texts, distinct, hit_rate(cache, held_out))
+            write_json(folder / REPORT, report)
+    except BrokenProcessPool:
+        raise UserError(
+            "build-ngrams: a process was killed, most likely for lack of memory; lower memory or processes"
+        ) from None
+    print_report(report, Console(file=sys.stdout))
+    return report
+
+
+def write_cache(
+    config: NgramConfig, file: TokenFile, folder: Path, facts: dict[str, Any], console: Console
+) -> tuple[CorpusCache, list[int]]:
+    """Counts a file of token ids, and writes the cache into a folder.
+
+    Args:
+        file: its folder takes the counts of the parts.
+        facts: goes into the header, `tokenizer_hash` at least.
+
+    Returns:
+        the cache, and for each length the n-grams whose prefix is frequent enough, before rare ones go.
+
+    Raises:
+        UserError: nothing is repeated, or the disk is too small.
+    """
+    counts = token_counts(file)
+    parts, counted = _count(config, file, counts, console)
+    distinct = [int((counts > 0).sum()), *np.sum([part.distinct for part in counted], axis=0).tolist()]
+    sizes = [file.vocabulary, *np.sum([part.kept for part in counted], axis=0).tolist()]
+    if not sizes[1]:
+        raise UserError(
+            f"build-ngrams: no two tokens follow each other {config.min_count} times in "
+            f"{int(counts.sum())} tokens; add text, or lower the minimum count"
+        )
+    require_free_disk(folder, 14 * sum(sizes), "the cache")
+    shape = _join(folder / DATA, file, counts, parts, sizes, config.top)
+    header = {
+        "format_version": FORMAT_VERSION,
+        "vocabulary": shape.vocabulary,
+        "gram": config.gram,
+        "min_count": config.min_count,
+        "top": shape.top,
+        "entries": shape.sizes,
+        "heavy": shape.heavy,
+        "tokens": int(counts.sum()),
+        "sha256": sha256_file(folder / DATA),
+        **facts,
+    }
+    write_json(folder / FILE, header)
+    return CorpusCache.open(folder), distinct
+
+
+def _origin(config: NgramConfig) -> dict[str, Any]:
+    """What a cache was made from; names without folders, which say nothing to whoever it is published for."""
+    return {
+        "sources": [
+            {
+                "name": Path(source.path).name,
+                "format": source.format,
+                "max_conversations": source.max_conversations,
+                "hash": content_hash(source.path),
+            }
+            for source in config.sources
+        ],
+        "excluded": [content_hash(path) for path in config.exclude],
+        "held_out": config.held_out,
+        "cleaning": "drafttrain/data/documents.py: clean_document; Unicode NFC; equal texts once",
+    }
+
+
+def _check_place(out: Path) -> None:
+    """What is no cache is not replaced by one, nor is a bundle that has one beside its drafter."""
+    is_cache = (out / FILE).is_file() and not (out / "config.json").exists()
+    if out.exists() and not (out.is_dir() and (is_cache or not any(out.iterdir()))):
+        raise UserError(f"{out}: holds something else than an n-gram cache; name another folder with --out")
+
+
+def take_out(file: TokenFile, texts: Texts, share: float) -> list[np.ndarray]:
+    """Blanks a share of the texts in a file of token ids, and returns their stretches of tokens."""
+    chosen = np.flatnonzero(held_out_groups(texts.ids, share, seed=0))
+    ends = np.cumsum(texts.lengths)
+    tokens, stretches = file.open("r+"), []
+    for index in chosen.tolist():
+        text = tokens[ends[index] - texts.lengths[index] : ends[index]]
+        edges = np.flatnonzero(text == file.vocabulary)
+        stretches += [part[:-1] for part in np.split(np.array(text), edges + 1) if len(part)]
+        text[:] = file.vocabulary
+    return stretches
+
+
+def _count(
+    config: NgramConfig, file: TokenFile, counts: np.ndarray, console: Console
+) -> tuple[list[Part], list[Counted]]:
+    """Counts all parts, and tells in their order what they hold."""
+    fitting = int(config.memory * 1e9 / config.processes / BYTES_PER_POSITION)
+    shared = int(counts.sum()) // (2 * config.processes)  # all processes have something to do until the end
+    most = max(1, min(fitting, max(shared, SMALLEST_PART)))
+    parts = plan_parts(file, counts, config.min_count, most, file.path.parent)
+    count = partial(count_part, file, counts=counts, gram=config.gram, min_count=config.min_count)
+    with ExitStack() as stack:
+        many = config.processes > 1 and len(parts) > 1
+        run = worker_pool(config.processes, stack).map if many else map
+        step = stack.enter_context(counted("counting n-grams", len(parts), "parts", console))
+        found = []
+        for one in run(count, parts):
+            found.append(one)
+            step()
+        return parts, found
+
+
+# ------------------------------------------------------------------------------------------------ joining
+
+
+def _join(
+    path: Path, file: TokenFile, counts: np.ndarray, parts: Sequence[Part], sizes: Sequence[int], top: int
+) -> Shape:
+    """Writes the arrays of a cache from those of its parts."""
+    gram = len(sizes)
+    plain = Shape(file.vocabulary, top, tuple(sizes), ())
+    with open(path, "wb") as out:
+        for name, level, dtype, _ in plain.arrays():
+            if name == "children":
+                chunks = _offsets(parts, level, sizes[level - 1])
+            elif level == 1:
+                chunks = [counts.astype(dtype)]
+            else:
+                chunks = (np.fromfile(part.file(name, level), dtype) for part in parts)
+            _write(out, chunks)
+    cache = CorpusCache(path.parent, {}, plain, np.asarray(np.memmap(path, np.uint8, mode="r")))
+    heavy = []
+    with open(path, "ab") as out:
+        for level in range(1, gram):
+            entries, ranked = _rank(cache, level, top)
+            _write(out, [entries])
+            _write(out, [ranked])
+            heavy.append(len(entries))
+    return Shape(file.vocabulary, top, tuple(sizes), tuple(heavy))
+
+
+def _write(out: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
+    """Appends an array that comes in pieces."""
+    n_bytes = 0
+    for chunk in chunks:
+        out.write(chunk)
+        n_bytes += chunk.nbytes
+    out.write(bytes(padded(n_bytes) - n_bytes))
+
+
+def _offsets(parts: Sequence[Part], level: int, size: int) -> Iterator[np.ndarray]:
+    """Where the children of each entry begin, from their numbers in the parts."""
+    numbers = (np.fromfile(part.file("children", level), "<u4") for part in parts)
+    if level == 1:  # every part tells of all tokens; the followers of a frequent one may lie in several
+        numbers = iter([sum(numbers, np.zeros(size, np.int64))])
+    begin = 0
+    for number in numbers:
+        ends = begin + np.cumsum(number, dtype=np.int64)
+        yield (ends - number).astype("<u4")
+        begin = int(ends[-1]) if len(ends) else begin
+    yield np.array([begin], "<u4")
+
+
+def _rank(cache: CorpusCache, level: int, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of a level with more than `top` children [h], and the most frequent of those [h * top]."""
+    children, counts = cache.arrays["children", level], cache.arrays["count", level + 1]
+    entries, ranked = [], []
+    for at in range(0, len(children) - 1, BLOCK):
+        many = np.flatnonzero(np.diff(children[at : at + BLOCK + 1]) > top) + at
+        for entry in many.tolist():
+            start, end = int(children[entry]), int(children[entry + 1])
+            order = np.argsort(-counts[start:end].astype(np.int64), kind="stable")
+            ranked.append(order[:top] + start)
+        entries.append(many)
+    return (
+        np.concatenate(chunk).astype("<u4") if chunk else np.empty(0, "<u4") for chunk in (entries, ranked)
+    )

@@ -1,0 +1,245 @@
+"""Candidates out of n-gram caches, merged into one tree that holds the most promising of them.
+
+Each cache says which tokens followed the present text before. How likely such a token is accepted depends on
+which caches offer it, how much of the text it continues there and how it ranks there (its `Features`). A
+logistic model of these, fitted while tuning, learns on in each sequence, and the tree grows best first by the
+products of its shares.
+Self-Draft orders candidates by source, length and frequency alone (paper, "Draft Cache Initialization").
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from drafttrain.self_draft.context_cache import ContextCache
+from drafttrain.self_draft.corpus_cache import CorpusCache
+
+CORPUS = "corpus"
+RANKS = 3  # followers of a context prefix that are told apart by rank; the others are as good as the last
+SHARES = 5  # shares of a corpus prefix that are told apart, by halves
+
+Feature = tuple[str, int, int]  # source, matched tokens, rank or class of share
+Features = tuple[Feature, ...]  # of one token: an offer from each cache that has it
+
+
+@dataclass
+class CandidateModel:
+    """How likely candidates are accepted: a logistic model, additive in the offers and in their number.
+
+    Attributes:
+        bias: log-odds of any candidate.
+        weights: what an offer adds; offers without one, as `unknown` says.
+        agreement: what it adds that so many caches offer the token.
+        rate: step of learning from each candidate that is judged.
+    """
+
+    bias: float = -1.2
+    weights: dict[Feature, float] = field(default_factory=dict)
+    agreement: dict[int, float] = field(default_factory=dict)
+    rate: float = 0.1
+
+    @staticmethod
+    def unknown(offer: Feature) -> float:
+        """A rough weight for an offer that tuning has not met: the longer its match the better, the lower its
+        rank the worse."""
+        return 0.7 * (offer[1] - 1 - offer[2])
+
+    def weight(self, offer: Feature) -> float:
+        """What an offer adds to the log-odds."""
+        found = self.weights.get(offer)
+        return self.unknown(offer) if found is None else found
+
+    def __call__(self, evidence: Features) -> float:
+        """Share of such candidates that is accepted."""
+        odds = self.bias + self.agreement.get(len(evidence), 0.0) + sum(map(self.weight, evidence))
+        return 1 / (1 + math.exp(-odds))
+
+    def learn(self, evidence: Features, accepted: bool) -> None:
+        """A step of gradient descent on the log-loss of a candidate that was judged."""
+        step = self.rate * (accepted - self(evidence))
+        self.agreement[len(evidence)] = self.agreement.get(len(evidence), 0.0) + step
+        for offer in evidence:
+            self.weights[offer] = self.weight(offer) + step
+
+    def copy(self) -> "CandidateModel":
+        """For one sequence to learn with."""
+        return CandidateModel(self.bias, dict(self.weights), dict(self.agreement), self.rate)
+
+
+@dataclass
+class Candidates:
+    """A tree of candidates, the root first, in the order in which they were found; parents come before
+    children.
+
+    Attributes:
+        tokens: of each node.
+        parents: index of each node's parent, -1 for the root.
+        depths: distance from the root.
+        joint: expected share of each that is accepted.
+        evidence: why each was proposed; empty for the root.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    joint: list[float]
+    evidence: list[Features]
+
+    @classmethod
+    def of(cls, root: int) -> "Candidates":
+        return cls([root], [-1], [0], [1.0], [()])
+
+    def judged(self, accepted: Sequence[int]) -> list[tuple[Features, bool]]:
+        """The candidates whose parent was accepted, and whether they were, from the accepted tokens."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        found, node = [], 0
+        for token in [*accepted, None]:
+            following = None
+            for child in children.get(node, ()):
+                right = following is None and self.tokens[child] == token
+                following = child if right else following
+                found.append((self.evidence[child], right))
+            if following is None:
+                break
+            node = following
+        return found
+
+    def paths(self, before: Sequence[int]) -> list[list[int]]:
+        """The tokens from the root to each node, behind others."""
+        paths: list[list[int]] = []
+        for token, parent in zip(self.tokens, self.parents):
+            paths.append([*(paths[parent] if parent >= 0 else before), token])
+        return paths
+
+    def index(self) -> dict[tuple[int, int], int]:
+        """Nodes by parent and token."""
+        return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
+
+    def with_nodes(self, other: "Candidates", least: float) -> "Candidates":
+        """The tree with another one's nodes of a joint share from `least` on, where it has not got them."""
+        tree = Candidates(*([*values] for values in vars(self).values()))
+        index, place = tree.index(), {0: 0}
+        for node, (parent, token, joint) in enumerate(zip(other.parents, other.tokens, other.joint)):
+            if node and joint >= least:  # and so have its ancestors
+                above = place[parent]
+                if (above, token) not in index:
+                    index[above, token] = tree.add(above, token, joint, other.evidence[node])
+                place[node] = index[above, token]
+        return tree
+
+    def with_chains(
+        self, chains: Sequence[Sequence[int]], evidence: Features
+    ) -> tuple["Candidates", list[list[int]]]:
+        """The tree, in breadth-first order, with chains behind its root.
+
+        Returns:
+            the tree and the node of each token of each chain; nodes that are there already are shared.
+        """
+        tree = Candidates(*([*values] for values in vars(self).values()))
+        index = tree.index()
+        nodes: list[list[int]] = []
+        for chain in chains:
+            node, passed = 0, []
+            for token in chain:
+                if (node, token) not in index:
+                    index[node, token] = tree.add(node, token, 0.0, evidence)
+                node = index[node, token]
+                passed.append(node)
+            nodes.append(passed)
+        order = sorted(range(len(tree.tokens)), key=tree.depths.__getitem__)
+        place = {node: i for i, node in enumerate(order)}
+        moved = Candidates(*([values[node] for node in order] for values in vars(tree).values()))
+        moved.parents = [place.get(parent, -1) for parent in moved.parents]
+        return moved, [[place[node] for node in passed] for passed in nodes]
+
+    def add(self, parent: int, token: int, joint: float, evidence: Features) -> int:
+        """Appends a node; returns its index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.joint.append(joint)
+        self.evidence.append(evidence)
+        return len(self.tokens) - 1
+
+
+def grow(
+    text: Sequence[int],
+    followers: Callable[[Sequence[int]], dict[int, tuple[float, Features]]],
+    budget: int,
+    worth: Callable[[int], float],
+    max_depth: int,
+    context: int,
+) -> Candidates:
+    """The tree of the candidates that are most likely accepted.
+
+    Args:
+        text: what has been emitted; its last token is the root.
+        followers: candidates behind a text, with their shares.
+        budget: nodes at most, root excluded.
+        worth: share that the nth node has to reach, root excluded, n from 1.
+        max_depth: layers at most.
+        context: tokens that `followers` looks at.
+    """
+    tree = Candidates.of(text[-1])
+    paths: list[list[int]] = [list(text[-context:])]
+    heap: list[tuple[float, int, int, int, Features]] = []
+    order = 0
+
+    def offer(node: int) -> None:
+        nonlocal order
+        if tree.depths[node] == max_depth:
+            return
+        for token, (share, evidence) in followers(paths[node]).items():
+            order += 1
+            heapq.heappush(heap, (-tree.joint[node] * share, order, node, token, evidence))
+
+    offer(0)
+    while heap and len(tree.tokens) <= budget:
+        joint, _, parent, token, evidence = heapq.heappop(heap)
+        if -joint < worth(len(tree.tokens)):
+            break
+        paths.append([*paths[parent][-context + 1 :], token])
+        offer(tree.add(parent, token, -joint, evidence))
+    return tree
+
+
+@dataclass
+class Sources:
+    """The caches of one sequence, asked together.
+
+    Attributes:
+        text: n-grams of the prompt and of the accepted text; None to leave it out.
+        drafted: n-grams of branches and of what the target said behind drafts.
+        corpus: of a large text; None to leave it out.
+        odds: how likely their candidates are accepted.
+        width: followers taken from each.
+    """
+
+    text: ContextCache | None
+    drafted: ContextCache
+    corpus: CorpusCache | None
+    odds: CandidateModel
+    width: int = 4
+
+    def followers(self, text: Sequence[int]) -> dict[int, tuple[float, Features]]:
+        """Candidates behind a text."""
+        offers: dict[int, list[Feature]] = {}
+        for cache in (self.text, self.drafted):
+            if cache is not None:
+                matched, tokens = cache.after(text)
+                for rank, (token, source) in enumerate(tokens[: self.width]):
+                    offers.setdefault(token, []).append((source, matched, min(rank, RANKS - 1)))
+        if self.corpus is not None:
+            matches = self.corpus.next_tokens(text, self.width)
+            for token, count in zip(matches.tokens, matches.counts):
+                offer = (CORPUS, matches.matched, share_class(count, matches.total))
+                offers.setdefault(token, []).append(offer)
+        return {token: (self.odds(known), known) for token, known in zip(offers, map(tuple, offers.values()))}
+
+
+def share_class(count: int, total: int) -> int:
+    """0 for more than half of all occurrences, 1 for more than a quarter, and so on."""
+    return min(int(math.log2(total / count)), SHARES - 1)

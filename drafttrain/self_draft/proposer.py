@@ -1,0 +1,231 @@
+"""Self-Draft: the target drafts for itself, with n-gram caches and branches of its own (Self-Draft paper,
+Algorithm 1).
+
+One tree behind the root holds the candidates of the caches and N branches, chains of L tokens that the target
+goes on guessing in every forward. A branch sees the text, the root and itself. It is verified like any other
+part of the tree, which is as exact as candidates are, and shares the nodes it has in common with them. What
+it holds and what the target says behind it go into the context cache. Two more sources cost no forward and
+are ours: the prompt and the accepted text, and what the target says behind drafts, rejected ones too
+(`recycle`, the idea of Token Recycling, Luo et al. 2024).
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import get_type_hints
+
+import torch
+
+from drafttrain.inference.proposer import PerSequence
+from drafttrain.self_draft.candidates import CandidateModel, Candidates, Features, Sources, grow
+from drafttrain.self_draft.context_cache import ACCEPTED, BRANCH, PROMPT, RECYCLED, ContextCache
+from drafttrain.self_draft.corpus_cache import CorpusCache
+from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+LIVE: Features = ((BRANCH, 0, 0),)  # a token of a branch as it is being guessed, not out of the cache
+
+
+@dataclass(frozen=True)
+class SelfDraftConfig:
+    """How the target drafts for itself.
+
+    Attributes:
+        branches: N; 0 goes without.
+        branch_length: L.
+        gram: G, tokens of a branch that are stored with their successor.
+        budget: candidates sent to the target at most, branches not counted.
+        least: share of accepted ones that a candidate is expected to reach.
+        max_depth: of the tree of candidates.
+        context: put the prompt and the accepted text into the cache.
+        recycle: most probable tokens behind each node that are put into the cache; 0 for none.
+        longest: tokens of the longest prefix that is looked up in the context.
+        width: followers taken from each cache.
+        seed: of the tokens that branches start from.
+    """
+
+    branches: int = 0
+    branch_length: int = 6
+    gram: int = 4
+    budget: int = 12
+    least: float = 0.05
+    max_depth: int = 10
+    context: bool = True
+    recycle: int = 4
+    longest: int = 4
+    width: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = [name for name, kind in get_type_hints(SelfDraftConfig).items() if kind is int]
+        for name in names:
+            if type(getattr(self, name)) is not int:
+                raise UserError(f"self-draft: {name} is {getattr(self, name)!r}: a whole number is needed")
+        for name, least in (
+            ("branches", 0),
+            ("branch_length", 1),
+            ("gram", 1),
+            ("budget", 0),
+            ("max_depth", 1),
+            ("recycle", 0),
+            ("longest", 1),
+            ("width", 1),
+        ):
+            if getattr(self, name) < least:
+                raise UserError(f"self-draft: {name} is {getattr(self, name)}: at least {least} is needed")
+        if not 0 <= self.least < 1:
+            raise UserError(f"self-draft: least is {self.least}: it must be at least 0 and below 1")
+        if self.branches and self.gram > self.branch_length:
+            raise UserError(
+                f"self-draft: gram {self.gram} is longer than branches of {self.branch_length}: lower gram "
+                "or raise branch_length"
+            )
+
+
+@dataclass
+class _Sequence:
+    """One sequence's caches and branches.
+
+    Attributes:
+        text: what has been observed.
+        sources: its caches.
+        branches: tokens of each.
+        sent: the tree that the target is verifying, root included.
+        ends: the node of each branch token in it, branch by branch.
+    """
+
+    text: list[int]
+    sources: Sources
+    branches: list[list[int]]
+    sent: Candidates | None = None
+    ends: list[list[int]] = field(default_factory=list)
+
+
+class SelfDraft(PerSequence):
+    """A proposer without a drafter.
+
+    Args:
+        config: how much of what.
+        vocab_size: of the target; branches start from any token below it.
+        special: tokens that no branch starts from.
+        corpus: n-grams of a large text; None goes without.
+        odds: how likely candidates are accepted, as `tune-self-draft` found; None for a rough guess.
+        verify: what a forward costs by its tokens; with `rate` it cuts the tree where a node takes more time
+            than it is worth. None: `budget` and `least` alone.
+        rate: tokens per second that a step has to beat.
+
+    Attributes:
+        accepted: accepted candidates by the source that spoke most for them, over all sequences.
+        judged: candidates whose parent was accepted, by evidence and by whether they were, likewise. The last
+            step of an output is not counted.
+        warning: why trees may be of a wrong size, in one line.
+    """
+
+    def __init__(
+        self,
+        config: SelfDraftConfig,
+        vocab_size: int,
+        special: Collection[int] = (),
+        corpus: CorpusCache | None = None,
+        odds: CandidateModel | None = None,
+        verify: CostCurve | None = None,
+        rate: float = 0.0,
+    ):
+        self.config, self.vocab_size, self.special = config, vocab_size, frozenset(special)
+        self.corpus, self.odds, self.verify, self.rate = corpus, odds or CandidateModel(), verify, rate
+        self.warning: str | None = None
+        if config.branches > vocab_size - len(self.special):
+            raise UserError(f"self-draft: {config.branches} branches are more than there are tokens")
+        self.accepted: Counter[str] = Counter()
+        self.judged: Counter[tuple[Features, bool]] = Counter()
+
+    # the state of a batch is a list of sequences
+
+    def new_state(self, batch: int, max_len: int) -> list[_Sequence]:
+        return [self._new_sequence() for _ in range(batch)]
+
+    def _new_sequence(self) -> _Sequence:
+        config, draws = self.config, random.Random(self.config.seed)
+        starts: list[int] = []
+        while len(starts) < config.branches:
+            token = draws.randrange(self.vocab_size)
+            if token not in self.special and token not in starts:
+                starts.append(token)
+        text = ContextCache(config.longest) if config.context else None
+        drafted = ContextCache(config.longest)
+        sources = Sources(text, drafted, self.corpus, self.odds.copy(), config.width)
+        return _Sequence([], sources, [[token] for token in starts])
+
+    def update(
+        self, state: list[_Sequence], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        for sequence, row, count in zip(state, tokens.tolist(), counts.tolist()):
+            self._observe(sequence, row[:count])
+
+    def _observe(self, sequence: _Sequence, tokens: list[int]) -> None:
+        source = ACCEPTED if sequence.text else PROMPT
+        known = min(len(sequence.text), self.config.longest)
+        sequence.text += tokens
+        if sequence.sources.text is not None:
+            sequence.sources.text.add(sequence.text[-known - len(tokens) :], source, known)
+        if sequence.sent is not None:
+            odds = sequence.sources.odds
+            for evidence, accepted in sequence.sent.judged(tokens[1:]):
+                self.judged[evidence, accepted] += 1
+                if accepted:
+                    self.accepted[max(evidence, key=odds.weight)[0]] += 1
+                if evidence[0][1]:  # something matched: it is a cache's, no branch's or drafter's
+                    odds.learn(evidence, accepted)
+            sequence.sent = None
+
+    def propose(self, state: list[_Sequence], root: torch.Tensor) -> TokenTree:
+        for sequence, token in zip(state, root.tolist()):
+            self.send(sequence, self.candidates(sequence, token))
+        sent = [sequence.sent for sequence in state]
+        return TokenTree.from_lists(
+            [tree.tokens for tree in sent], [tree.parents for tree in sent], root.device
+        )
+
+    def candidates(self, sequence: _Sequence, root: int) -> Candidates:
+        """The caches' candidates behind a sequence's root token."""
+        config, sources = self.config, sequence.sources
+        context = config.longest if self.corpus is None else max(config.longest, self.corpus.max_prefix)
+        text = [*sequence.text[-context:], root]
+        return grow(text, sources.followers, config.budget, self._worth, config.max_depth, context)
+
+    def send(self, sequence: _Sequence, tree: Candidates) -> None:
+        """Puts the branches behind the root of the tree that is verified next."""
+        sequence.sent, sequence.ends = tree.with_chains(sequence.branches, LIVE)
+
+    def _worth(self, n: int) -> float:
+        """Share that the nth candidate has to reach."""
+        if self.verify is None:
+            return self.config.least
+        first = 1 + self.config.branches * self.config.branch_length  # sent in any case
+        slope = (self.verify(first + n) - self.verify(first)) / n  # of the stretch: single steps are noisy
+        return max(self.config.least, self.rate * slope)
+
+    def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
+        """Takes in what the target says behind each node of the trees that were proposed, [B, n, V]."""
+        config = self.config
+        if not (config.recycle or config.branches):
+            return
+        said = logits.topk(max(config.recycle, 1)).indices.tolist()  # [B, n, k]
+        for sequence, rows, size in zip(state, said, tree.sizes.tolist()):
+            if size == len(sequence.sent.tokens):  # not when the end of the output has cut it
+                self._harvest(sequence, rows)
+
+    def _harvest(self, sequence: _Sequence, said: list[list[int]]) -> None:
+        config, drafted, tree = self.config, sequence.sources.drafted, sequence.sent
+        if config.recycle:
+            paths = tree.paths(sequence.text[-config.longest + 1 :] if config.longest > 1 else [])
+            for path, tokens in zip(paths, said):
+                for token in reversed(tokens[: config.recycle]):  # the most probable is the newest
+                    drafted.add([*path[-config.longest :], token], RECYCLED, len(path[-config.longest :]))
+        for branch, nodes in zip(sequence.branches, sequence.ends):
+            for end in range(config.gram, len(branch) + 1):
+                drafted.add([*branch[end - config.gram : end], said[nodes[end - 1]][0]], BRANCH)
+            branch.append(said[nodes[-1]][0])
+            del branch[: max(0, len(branch) - config.branch_length)]

@@ -1,0 +1,142 @@
+"""Self-Draft out of files: an n-gram cache, tuned settings, or neither."""
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drafttrain.kernels.machine import describe_machine, machine_difference
+from drafttrain.self_draft.candidates import CandidateModel
+from drafttrain.self_draft.corpus_cache import FILE as CORPUS
+from drafttrain.self_draft.corpus_cache import CorpusCache
+from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.costs import CostCurve
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.machine import dtype_name
+
+SETTINGS = "self_draft.json"
+FORMAT_VERSION = 1
+
+
+@dataclass
+class SelfDraftSettings:
+    """What `tune-self-draft` found; see `SelfDraft` for most of it.
+
+    Attributes:
+        machine: as `describe_machine` has it.
+        made_for: fingerprint of the target.
+        corpus: checksum of the n-gram cache; empty without one.
+        tried: settings and tokens per second of all that was tried.
+    """
+
+    config: SelfDraftConfig = field(default_factory=SelfDraftConfig)
+    odds: CandidateModel = field(default_factory=CandidateModel)
+    verify: CostCurve | None = None
+    rate: float = 0.0
+    machine: dict[str, Any] = field(default_factory=dict)
+    dtype: str = ""
+    made_for: str = ""
+    corpus: str = ""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+
+    def proposer(self, target: FrozenTarget, corpus: CorpusCache | None) -> SelfDraft:
+        """Self-Draft with these settings."""
+        special = target.tokenizer.all_special_ids if target.tokenizer is not None else ()
+        found = SelfDraft(self.config, target.vocab_size, special, corpus, self.odds, self.verify, self.rate)
+        found.warning = self.foreign(target, corpus)
+        return found
+
+    def foreign(self, target: FrozenTarget, corpus: CorpusCache | None) -> str | None:
+        """Says so in one line if they were found on another machine, in another type, for another target or
+        with another n-gram cache than these."""
+        if not self.machine:  # not tuned at all
+            return None
+        difference = machine_difference(self.machine, describe_machine(target.device))
+        pairs = [("dtype", self.dtype, dtype_name(target.dtype))]
+        pairs.append(("target", self.made_for, target.fingerprint))
+        pairs.append(("n-gram cache", self.corpus[:16] or "none", corpus_hash(corpus)[:16] or "none"))
+        for name, tuned, found in pairs:
+            if difference is None and tuned != found:
+                difference = f"{name} {tuned}, and this is {found}"
+        return difference and (
+            f"Self-Draft was tuned for {difference}: trees may be of a wrong size; run drafttrain "
+            "tune-self-draft"
+        )
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes `self_draft.json`."""
+        value = {"format_version": FORMAT_VERSION, **asdict(self)}
+        value["odds"]["weights"] = [[*offer, weight] for offer, weight in sorted(self.odds.weights.items())]
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_json(Path(folder) / SETTINGS, value)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> "SelfDraftSettings":
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: it is damaged or of another format.
+        """
+        path = Path(folder) / SETTINGS
+        value = read_json(path)
+        try:
+            if value.pop("format_version") != FORMAT_VERSION:
+                raise ValueError
+            odds = value["odds"]
+            odds["weights"] = {(source, m, rank): weight for source, m, rank, weight in odds["weights"]}
+            odds["agreement"] = {int(number): weight for number, weight in odds["agreement"].items()}
+            value["odds"] = CandidateModel(**odds)
+            value["config"] = SelfDraftConfig(**value["config"])
+            value["rate"] = float(value["rate"])
+            if value["verify"] is not None:
+                value["verify"] = CostCurve(*(tuple(value["verify"][name]) for name in ("sizes", "seconds")))
+                value["verify"](1)
+            return cls(**value)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise UserError(
+                f"{path}: damaged, or of another version; write it again with drafttrain tune-self-draft"
+            ) from None
+
+
+def holds_self_draft(folder: str | os.PathLike) -> bool:
+    """Whether a folder has a cache or settings in it."""
+    return any((Path(folder) / name).is_file() for name in (CORPUS, SETTINGS))
+
+
+def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = None) -> SelfDraft:
+    """Self-Draft for a target.
+
+    Args:
+        folder: of `build-ngrams`, of `tune-self-draft`, or of both. None: the text at hand alone, with the
+            settings that Self-Draft has by itself.
+
+    Raises:
+        UserError: there is neither in the folder, it is damaged, or the cache is of another tokenizer.
+    """
+    if folder is None:
+        return SelfDraftSettings().proposer(target, None)
+    if not holds_self_draft(folder):
+        raise UserError(
+            f"{folder}: neither an n-gram cache nor settings of Self-Draft; make them with drafttrain "
+            "build-ngrams and tune-self-draft"
+        )
+    settings = SelfDraftSettings.load(folder) if (Path(folder) / SETTINGS).is_file() else SelfDraftSettings()
+    return settings.proposer(target, open_corpus(target, folder))
+
+
+def open_corpus(target: FrozenTarget, folder: str | os.PathLike) -> CorpusCache | None:
+    """The n-gram cache in a folder, if there is one.
+
+    Raises:
+        UserError: it is damaged, or of another tokenizer.
+    """
+    if not (Path(folder) / CORPUS).is_file():
+        return None
+    return CorpusCache.open(folder, target.tokenizer_hash)
+
+
+def corpus_hash(corpus: CorpusCache | None) -> str:
+    """Return the checksum of an n-gram cache; empty without one."""
+    return "" if corpus is None else corpus.header["sha256"]

@@ -1,0 +1,180 @@
+"""From sources of text to one file of token ids: read and cleaned in one process, encoded in several."""
+
+import signal
+import unicodedata
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.build import kept_conversations
+from drafttrain.data.chat import encode_conversation
+from drafttrain.data.config import CorpusConfig
+from drafttrain.data.conversation import Conversation
+from drafttrain.data.report import CorpusReport
+from drafttrain.self_draft.corpus_cache import token_dtype
+from drafttrain.self_draft.counting import TokenFile
+from drafttrain.utils.errors import UserError
+
+BATCH_CHARACTERS = 1 << 18  # of text that goes to a process together
+MOST_TOKENS = (1 << 32) - 1  # counts and offsets are stored in 32 bits
+
+
+@dataclass
+class Texts:
+    """What was tokenized.
+
+    Attributes:
+        ids: of the documents and conversations, in the order of the file.
+        lengths: ids that each takes in the file, those that part texts included.
+        words: of the texts that are counted.
+        composed: texts with characters that Unicode writes as one (NFC).
+    """
+
+    ids: list[str] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    words: int = 0
+    composed: int = 0
+
+
+def tokenize_sources(
+    sources: CorpusConfig,
+    report: CorpusReport,
+    tokenizer: PreTrainedTokenizerBase,
+    processes: int,
+    path: Path,
+) -> tuple[TokenFile, Texts]:
+    """Writes the ids of all texts into a file: of documents everything, of chats the assistant's turns.
+
+    Turns that carry the ids that a target generated keep them. Each stretch of text ends with the id
+    `vocabulary`, which is no token.
+
+    Args:
+        sources: what to read; the rest of a corpus' settings is not looked at.
+        report: receives the counts of the sources.
+        processes: of the encoding; does not change the result.
+
+    Raises:
+        UserError: a source is unusable, or there are more tokens than a cache can count.
+    """
+    vocabulary = vocabulary_size(tokenizer)
+    file, texts = TokenFile(path, vocabulary), Texts()
+    with open(path, "wb") as out, ExitStack() as stack:
+        encoded = _encoded(_batches(sources, report), tokenizer, vocabulary, processes, stack)
+        n_tokens = 0
+        for batch in encoded:
+            batch.tokens.tofile(out)
+            n_tokens += len(batch.tokens)
+            if n_tokens > MOST_TOKENS:
+                raise UserError(
+                    "build-ngrams: more than 4.29 G tokens, more than a cache can count; leave out sources"
+                )
+            texts.ids += batch.texts.ids
+            texts.lengths += batch.texts.lengths
+            texts.words += batch.texts.words
+            texts.composed += batch.texts.composed
+    return file, texts
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the tokenizer's highest id; vocabularies may have gaps."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+@dataclass
+class _Encoded:
+    tokens: np.ndarray
+    texts: Texts
+
+
+def _batches(sources: CorpusConfig, report: CorpusReport) -> Iterator[list[Conversation]]:
+    batch: list[Conversation] = []
+    size = 0
+    for conversation in kept_conversations(sources, report):
+        batch.append(conversation)
+        size += sum(len(message.content) for message in conversation.messages)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encoded(
+    batches: Iterator[list[Conversation]],
+    tokenizer: PreTrainedTokenizerBase,
+    separator: int,
+    processes: int,
+    stack: ExitStack,
+) -> Iterator[_Encoded]:
+    """Encodes batches in their order, with few of them in memory."""
+    if processes == 1:
+        yield from (_encode(batch, tokenizer, separator) for batch in batches)
+        return
+    pool = worker_pool(processes, stack, _set_encoder, tokenizer, separator)
+    waiting: deque = deque()
+    for batch in batches:
+        waiting.append(pool.submit(_encode_there, batch))
+        if len(waiting) > 2 * processes:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def worker_pool(processes: int, stack: ExitStack, prepare=None, *arguments) -> ProcessPoolExecutor:
+    """Processes that end with `stack`, leave Ctrl-C to their parent and start with `prepare(*arguments)`."""
+    pool = ProcessPoolExecutor(processes, initializer=_start_worker, initargs=(prepare, *arguments))
+    stack.callback(pool.shutdown, cancel_futures=True)
+    # all are started now, while no thread of a progress bar runs that a fork might cut in half
+    for done in [pool.submit(int) for _ in range(processes)]:
+        done.result()
+    return pool
+
+
+def _start_worker(prepare, *arguments) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if prepare is not None:
+        prepare(*arguments)
+
+
+_encoder: tuple[PreTrainedTokenizerBase, int] | None = None  # of a worker process
+
+
+def _set_encoder(tokenizer: PreTrainedTokenizerBase, separator: int) -> None:
+    global _encoder
+    _encoder = tokenizer, separator
+
+
+def _encode_there(batch: list[Conversation]) -> _Encoded:
+    return _encode(batch, *_encoder)
+
+
+def _encode(batch: list[Conversation], tokenizer: PreTrainedTokenizerBase, separator: int) -> _Encoded:
+    texts, parts = Texts(), []
+    for conversation in batch:
+        messages = []
+        for message in conversation.messages:
+            counted = message.role in ("text", "assistant")
+            if message.token_ids is None and not unicodedata.is_normalized("NFC", message.content):
+                message = replace(message, content=unicodedata.normalize("NFC", message.content))
+                texts.composed += counted
+            if counted:
+                texts.words += len(message.content.split())
+            messages.append(message)
+        encoded = encode_conversation(tokenizer, replace(conversation, messages=messages))
+        ids = np.array(encoded.input_ids, token_dtype(separator))  # [T]
+        counted = np.array(encoded.loss_mask, bool)  # [T]
+        # what is not counted becomes one separator behind each stretch that is
+        ids[~counted] = separator
+        ids = ids[counted | np.concatenate([[False], counted[:-1]])]
+        if len(ids) and ids[-1] != separator:
+            ids = np.append(ids, ids.dtype.type(separator))
+        parts.append(ids)
+        texts.ids.append(conversation.id)
+        texts.lengths.append(len(ids))
+    return _Encoded(np.concatenate(parts), texts)

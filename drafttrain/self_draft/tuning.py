@@ -1,0 +1,164 @@
+"""`drafttrain tune-self-draft`: what Self-Draft needs to know of a target and a machine, found by decoding.
+
+How likely candidates are accepted, by evidence; what a forward costs, by tokens; and with both, how many
+branches, how long, and how strict a rate is fastest. The paper leaves that to a grid search (its conclusion).
+"""
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from sklearn.linear_model import LogisticRegression
+
+from drafttrain.calibration.timing import WARM_UP, measure_verification
+from drafttrain.data.config import PromptSet
+from drafttrain.data.prompts import read_prompts
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.self_draft.candidates import CandidateModel, Features
+from drafttrain.self_draft.corpus_cache import CorpusCache
+from drafttrain.self_draft.proposer import SelfDraftConfig
+from drafttrain.self_draft.settings import SETTINGS, SelfDraftSettings, corpus_hash
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.machine import OtherLoad, check_quiet, dtype_name
+from drafttrain.utils.progress import counted
+
+CONTEXT = 256  # committed tokens behind which forwards are timed
+ROUNDS = 15
+WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which candidates are judged
+BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
+STRICTNESS = (0.5, 0.8, 1.2, 1.8)  # times the rate reached, tried as the rate to beat
+
+
+@dataclass
+class TuneConfig:
+    """How Self-Draft is tuned.
+
+    Attributes:
+        prompts: that no benchmark uses.
+        max_new_tokens: of each.
+        branches: N and L that are tried.
+        strictness: rates that are tried, in terms of the rate reached.
+        busy: on a machine that is busy: "refuse" or "warn".
+    """
+
+    prompts: PromptSet
+    max_new_tokens: int = 96
+    branches: tuple[tuple[int, int], ...] = BRANCHES
+    strictness: tuple[float, ...] = STRICTNESS
+    busy: str = "warn"
+
+
+def tune_self_draft(
+    config: TuneConfig, target: FrozenTarget, corpus: CorpusCache | None, out: str | os.PathLike
+) -> SelfDraftSettings:
+    """Finds the settings that are fastest on this machine; writes them to `self_draft.json` in `out`.
+
+    Args:
+        corpus: the n-gram cache that is to be used.
+
+    Raises:
+        UserError: the prompts are unusable, or the machine is busy and `busy` says refuse.
+    """
+    chats = read_prompts(config.prompts.path, config.prompts.limit)
+    console = Console()
+    if warning := check_quiet(refuse=config.busy == "refuse"):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
+    ids = [chat.token_ids(target.tokenizer) for chat in chats]
+    for chat, prompt_ids in zip(chats, ids):
+        which = f"{config.prompts.path}: prompt {chat.id}"
+        target.check_length(prompt_ids, config.max_new_tokens, which)
+    out = Path(out)
+    try:  # before minutes are spent
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made a folder ({error.strerror}); name another") from None
+    found = SelfDraftSettings(
+        machine=describe_machine(target.device, target.dtype),
+        dtype=dtype_name(target.dtype),
+        made_for=target.fingerprint,
+        corpus=corpus_hash(corpus),
+    )
+    runs = 1 + len(config.branches) * len(config.strictness)
+    load = OtherLoad()
+    with counted("tuning", WARM_UP + ROUNDS + runs * len(ids), console=console) as step:
+        found.verify = measure_verification(target, CONTEXT, ROUNDS, step).cost()
+        wide = replace(found, config=WIDE).proposer(target, corpus)
+        stats = DecodeStats()
+        for prompt_ids in ids:
+            stats += decode_all(target, wide, [prompt_ids], config.max_new_tokens)[1]
+            step()
+        found.odds = fit_odds(wide.judged)
+        settings = []
+        for branches, length in config.branches:
+            for strictness in config.strictness:
+                tried = replace(
+                    SelfDraftConfig(budget=WIDE.budget, least=0.0),
+                    branches=branches,
+                    branch_length=length,
+                    gram=min(SelfDraftConfig.gram, length),
+                )
+                rate = strictness * (stats.new_tokens - stats.prompts) / _steps_seconds(stats)
+                settings.append(replace(found, config=tried, rate=rate))
+        totals = [DecodeStats() for _ in settings]
+        for number, prompt_ids in enumerate(ids):
+            for turn in range(len(settings)):  # by turns, so that a machine that slows down slows all
+                i = (turn + number) % len(settings)
+                proposer = settings[i].proposer(target, corpus)
+                totals[i] += decode_all(target, proposer, [prompt_ids], config.max_new_tokens)[1]
+                step()
+    found.machine["load"] = load.lap()
+    rates = [total.tokens_per_second for total in totals]
+    best = settings[max(range(len(rates)), key=rates.__getitem__)]
+    best.tried = [
+        {
+            "branches": one.config.branches,
+            "branch_length": one.config.branch_length,
+            "rate": round(one.rate, 2),
+            "tokens_per_second": round(total.tokens_per_second, 2),
+            "accept_len": round(total.accept_len, 3),
+            "verify_tokens_per_step": round(total.verify_tokens / max(total.steps, 1), 2),
+        }
+        for one, total in zip(settings, totals)
+    ]
+    best.save(out)
+    for row in best.tried:
+        console.print(json.dumps(row), highlight=False, soft_wrap=True)
+    console.print(
+        f"fastest: {best.config.branches} branches of {best.config.branch_length}, rate {best.rate:.1f}; "
+        f"written to {Path(out) / SETTINGS}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return best
+
+
+def fit_odds(judged: Counter[tuple[Features, bool]]) -> CandidateModel:
+    """Fit the logistic model of judged candidates; the default one if all were accepted or all refused."""
+    judged = {one: number for one, number in judged.items() if one[0][0][1]}  # branches matched nothing
+    if len({accepted for _, accepted in judged}) < 2:
+        return CandidateModel()
+    rows = [{offer: 1 for offer in evidence} | {len(evidence): 1} for evidence, _ in judged]
+    names = sorted({name for row in rows for name in row}, key=str)
+    place = {name: i for i, name in enumerate(names)}
+    x = np.zeros((len(rows), len(names)))  # [judged, offers and numbers of offers]
+    for i, row in enumerate(rows):
+        x[i, [place[name] for name in row]] = 1
+    accepted = [int(accepted) for _, accepted in judged]
+    model = LogisticRegression(max_iter=1000).fit(x, accepted, sample_weight=list(judged.values()))
+    weights = dict(zip(names, model.coef_[0].tolist()))
+    return CandidateModel(
+        float(model.intercept_[0]),
+        {name: weight for name, weight in weights.items() if isinstance(name, tuple)},
+        {name: weight for name, weight in weights.items() if isinstance(name, int)},
+    )
+
+
+def _steps_seconds(stats: DecodeStats) -> float:
+    return max(stats.seconds - stats.prefill_seconds, 1e-9)

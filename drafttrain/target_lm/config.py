@@ -1,0 +1,46 @@
+"""Settings of the stage that stores hidden states."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from drafttrain.utils.errors import UserError
+
+
+@dataclass
+class CollectConfig:
+    """Where the target's hidden states come from (section `hidden_states` of a recipe).
+
+    Attributes:
+        mode: "online": the target runs inside each training step. "offline": its states are stored before
+            training, which takes disk space but pays when the corpus is seen more than once.
+        max_disk_gb: refuse to store more than this (10^9 bytes).
+        batch_tokens: tokens in one forward of the target, padding included.
+        shard_tokens: tokens in one file. A process holds one file in memory, and computes at most so much
+            again after an interruption.
+        max_skipped: share of documents without usable states (NaN) above which collection stops.
+        tapped_blocks: blocks whose outputs are stored, for drafters of several kinds. null: what the drafter
+            reads. Final states are stored anyway.
+    """
+
+    mode: Literal["online", "offline"] = "online"
+    max_disk_gb: float = field(default=50.0, metadata={"changes_output": False})
+    batch_tokens: int = 2048
+    shard_tokens: int = 65536
+    max_skipped: float = 0.01
+    tapped_blocks: list[int] | None = None
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value that makes no sense.
+        """
+        for name in ("max_disk_gb", "batch_tokens", "shard_tokens"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"hidden_states.{name} is {getattr(self, name)}: it must be above 0")
+        if not 0 <= self.max_skipped <= 1:
+            raise UserError(f"hidden_states.max_skipped is {self.max_skipped}: it must lie within 0 and 1")
+
+
+def stored_bytes(n_tokens: int, n_documents: int, n_shards: int, hidden_size: int, n_tapped: int) -> int:
+    """Bytes of a store, but for the manifest and the headers of the shards (about 400 bytes each)."""
+    per_token = 4 + 2 * hidden_size * (n_tapped + 1)  # an int32 and n_tapped + 1 bf16 states
+    return n_tokens * per_token + 8 * (n_documents + n_shards)

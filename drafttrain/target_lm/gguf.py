@@ -1,0 +1,234 @@
+"""Converts a GGUF file into a Hugging Face folder: bf16 safetensors, config, tokenizer and chat template.
+
+transformers reads the file. This module mends what comes out wrong and refuses what it cannot mend:
+
+- the weights stay marked as quantized unless asked otherwise, and could then be neither saved nor trained;
+- the tokenizer loses SmolLM2's split of digits, Llama 3's `ignore_merges`, Qwen2's NFC normalization and, in
+  older versions of transformers, the rule whether BOS is put in front;
+- the rows that pad the vocabulary become tokens called `[PAD151665]` and so on;
+- a tied model whose file stores the output matrix a second time comes out untied;
+- scaled rotary frequencies (`rope_freqs.weight`, `rope.scaling.*`) are ignored.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from gguf import GGUFReader, ReaderTensor, TokenType
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import require_free_disk
+
+# Values of `tokenizer.ggml.pre` whose token ids are known to come out right. Those of the first group split
+# off every digit before GPT-2's pattern applies; transformers knows the patterns of the others.
+SINGLE_DIGITS = {"smollm", "starcoder", "refact"}
+LLAMA3 = {"llama-bpe", "llama3", "llama-v3"}
+QWEN2 = {"qwen2", "deepseek-r1-qwen"}
+KNOWN_PRE_TOKENIZERS = SINGLE_DIGITS | LLAMA3 | QWEN2 | {"gpt-2"}
+
+# Rows of two quantizations of one matrix differ by 4 % (Q8_0 and Q5_0) to 9 % (Q6_K and Q4_K) of their norm,
+# rows of an untied model's input and output matrices by more than 100 %.
+SAME_ROW_TOLERANCE = 0.25
+
+ELSEWHERE = "use the model's original folder or Hub id instead"
+
+
+def convert_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> dict[str, Any]:
+    """Writes the model, tokenizer and chat template of a GGUF file into an existing folder.
+
+    Returns:
+        What was found: architecture, number of parameters, whether head and embedding are tied, the number of
+        tokens and the number of embedding rows.
+
+    Raises:
+        UserError: the file is missing, truncated or no GGUF, holds an architecture, tokenizer or rope that
+            would be converted wrongly, or the disk is full.
+    """
+    path = Path(path)
+    metadata, tensors = read_gguf(path)
+    require_free_disk(folder, 2 * int(sum(t.n_elements for t in tensors.values())), "the converted model")
+    tokenizer = _load_tokenizer(path, metadata)
+    model = _load_model(path, metadata, tensors)
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(f"{path}: {len(tokenizer)} tokens but {rows} embedding rows; download the file again")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {
+        "architecture": metadata["general.architecture"],
+        "parameters": model.num_parameters(),
+        "tied": bool(model.config.tie_word_embeddings),
+        "tokens": len(tokenizer),
+        "embedding_rows": rows,
+    }
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
+    """Metadata and tensors (memory-mapped) of a GGUF file, by name.
+
+    Raises:
+        UserError: the file is missing, truncated or no GGUF, or is not a whole language model.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        reader = GGUFReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise UserError(f"{path}: not a whole GGUF file ({_first_line(error)}); download it again") from None
+    for key in ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"):
+        if key not in metadata:
+            raise UserError(f"{path}: no {key} in its metadata; give a GGUF file of a whole language model")
+    return metadata, tensors
+
+
+def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
+    kind, pre = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
+    if kind == "gpt2" and pre not in KNOWN_PRE_TOKENIZERS:
+        raise UserError(
+            f"{path}: token ids could come out wrong with the pre-tokenizer {pre!r} "
+            f"(known: {', '.join(sorted(KNOWN_PRE_TOKENIZERS))}); {ELSEWHERE}"
+        )
+    with _linked_alone(path) as folder:
+        try:
+            backend = AutoTokenizer.from_pretrained(folder, gguf_file=path.name).backend_tokenizer
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                f"{path}: cannot convert the tokenizer ({_first_line(error)}); {ELSEWHERE}"
+            ) from None
+
+    tokens = metadata["tokenizer.ggml.tokens"]
+    backend = _without_padding(backend, tokens, metadata.get("tokenizer.ggml.token_type"))
+    if pre in SINGLE_DIGITS:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif pre in LLAMA3:
+        backend.model.ignore_merges = True
+    elif pre in QWEN2:
+        backend.normalizer = normalizers.NFC()
+
+    special = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        if (token_id := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+            special[f"{name}_token"] = tokens[token_id]
+    control = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    # Files that do not say whether BOS goes in front mean yes for these two kinds.
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in LLAMA3)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        add_bos_token=bool(add_bos),
+        add_eos_token=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+        chat_template=metadata.get("tokenizer.chat_template"),
+        model_max_length=metadata[f"{metadata['general.architecture']}.context_length"],
+        extra_special_tokens=[token for token in control if token not in special.values()],
+        **special,
+    )
+
+
+def _without_padding(backend: Tokenizer, tokens: list[str], types: list[int] | None) -> Tokenizer:
+    """Removes the unused entries at the end, which only bring the vocabulary to a round number of rows."""
+    used = len(tokens)
+    while types and used and types[used - 1] == TokenType.UNUSED:
+        used -= 1
+    if used == len(tokens):
+        return backend
+    state = json.loads(backend.to_str())
+    for token in tokens[used:]:
+        state["model"]["vocab"].pop(token, None)
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _load_model(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderTensor]) -> PreTrainedModel:
+    scaling = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise UserError(f"{path}: its rope scaling ({scaling}) would be lost; {ELSEWHERE}")
+    with _linked_alone(path) as folder:
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                gguf_file=path.name,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.bfloat16,
+                output_loading_info=True,
+            )
+        except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+            raise UserError(
+                f"{path}: cannot convert the weights ({_first_line(error)}); {ELSEWHERE}"
+            ) from None
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(f"{path}: no weights for {', '.join(missing[:3])}; {ELSEWHERE}")
+    if "rope_freqs.weight" in tensors:
+        _restore_llama3_rope(path, model, tensors["rope_freqs.weight"])
+    if not model.config.tie_word_embeddings:
+        _tie_again(model, tensors)
+    # The file's free-text title lands in this attribute, where a path or Hub id belongs.
+    model.config.__dict__.pop("_model_name_or_path", None)
+    return model
+
+
+@torch.no_grad()
+def _tie_again(model: PreTrainedModel, tensors: dict[str, ReaderTensor]) -> None:
+    """Ties head and embedding when they are two quantizations of one matrix; keeps the finer one."""
+    embedding = model.get_input_embeddings().weight  # [V, H]
+    head = model.get_output_embeddings().weight  # [V, H]
+    if embedding.shape != head.shape:
+        return
+    for one, other in zip(embedding.split(8192), head.split(8192)):
+        distance = (one.float() - other.float()).norm(dim=1)  # [8192]
+        if (distance > SAME_ROW_TOLERANCE * other.float().norm(dim=1)).any():
+            return
+    if tensors["output.weight"].n_bytes > tensors["token_embd.weight"].n_bytes:
+        embedding.copy_(head)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+
+
+def _restore_llama3_rope(path: Path, model: PreTrainedModel, factors: ReaderTensor) -> None:
+    """Puts the frequency scaling of Llama 3.1 and later back into the config.
+
+    The file holds what each frequency is divided by. The published models differ in the largest divisor only;
+    should their three other parameters not reproduce the divisors, nothing is guessed.
+    """
+    divisors = torch.from_numpy(factors.data.copy()).float()  # [head_dim / 2]
+    config = model.config
+    theta = config.rope_parameters["rope_theta"]
+    plain = 1 / theta ** (torch.arange(len(divisors)) / len(divisors))  # [head_dim / 2]
+    config.rope_parameters = {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": float(divisors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))  # [head_dim / 2]
+    if scaled.shape != plain.shape or not torch.allclose(scaled, plain / divisors, rtol=1e-3, atol=0):
+        raise UserError(f"{path}: its rope_freqs are not those of a Llama 3; {ELSEWHERE}")
+
+
+@contextmanager
+def _linked_alone(path: Path) -> Iterator[str]:
+    """A temporary folder with a link to the file alone: transformers would mix in what lies beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / path.name).symlink_to(path.absolute())
+        yield folder
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

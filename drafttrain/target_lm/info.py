@@ -1,0 +1,41 @@
+"""Describes a target: what must agree between the one that made something and the one that uses it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drafttrain.target_lm.model import FrozenTarget, block_number
+
+
+@dataclass
+class TargetInfo:
+    """What must agree between the target that made a store and the one that uses it.
+
+    Attributes:
+        architecture: class of the model.
+        hidden_size, n_blocks, vocab_size: its sizes.
+        tapped_blocks: blocks whose outputs are stored side by side, numbered from 0.
+        weights: fingerprint of the weights and of what else decides a forward.
+        tokenizer: hash of the tokenizer; "none" for a target without one.
+    """
+
+    architecture: str
+    hidden_size: int
+    n_blocks: int
+    vocab_size: int
+    tapped_blocks: list[int]
+    weights: str
+    tokenizer: str
+
+
+def target_info(target: FrozenTarget, tapped_blocks: Sequence[int] | None = None) -> TargetInfo:
+    """Describes a target with its tapped blocks, or with others (negative numbers count from the end)."""
+    blocks = target.tapped_blocks if tapped_blocks is None else tapped_blocks
+    return TargetInfo(
+        architecture=type(target.model).__name__,
+        hidden_size=target.hidden_size,
+        n_blocks=target.n_blocks,
+        vocab_size=target.vocab_size,
+        tapped_blocks=[block_number(block, target.n_blocks) for block in blocks],
+        weights=target.fingerprint,
+        tokenizer=target.tokenizer_hash or "none",
+    )

@@ -1,0 +1,233 @@
+"""Loads a target and its tokenizer, whatever way they are named, or says in one line why it cannot."""
+
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from drafttrain.kernels.dtype import Work, resolve_dtype
+from drafttrain.target_lm.fetch import SMOLLM2, fetch_target, is_known, read_record
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.native import can_run_natively
+from drafttrain.target_lm.tree_check import check_tree_support
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.threads import limit_threads
+
+CPU = torch.device("cpu")
+STORED = "stored"  # the dtype of the checkpoint, for what copies weights instead of computing with them
+
+
+def load_target(
+    model: str,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    work: Work = "products",
+) -> FrozenTarget:
+    """Loads a frozen target with its tokenizer, and lowers torch's threads to the cores that this process may
+    use (`threads.py`).
+
+    Args:
+        model: a name that `fetch_target` knows, a local folder, a `.gguf` file (converted once, then
+            taken from the cache) or a Hugging Face Hub id.
+        dtype: of the weights: "auto", the one in which this machine does `work` fastest; "bfloat16" or
+            "float32", with a warning where it is much slower; a torch dtype, without; or "stored".
+        device: "auto" is this process's GPU where there is one, and the CPU elsewhere.
+        work: "products" of many rows (training, collecting) or "decoding", which `auto` is for.
+
+    Raises:
+        UserError: nothing to load under that name, no network, not a causal LM, missing or unreadable
+            weights, a tokenizer that does not fit, or no such device or dtype.
+    """
+    limit_threads()
+    place = resolve_target(model)
+    tokenizer = load_tokenizer(place)
+    if isinstance(dtype, str) and dtype != STORED:
+        dtype = dtype_for(_load_config(place), dtype, _device(device), work)
+    language_model = _load_model(place, dtype).to(_device(device))
+    rows = language_model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"{model}: its tokenizer has {len(tokenizer)} tokens but the model {rows} embedding rows; "
+            "put the model's own tokenizer files into the folder"
+        )
+    record = read_record(place)
+    return FrozenTarget(language_model, tokenizer, record["name"] if record else model)
+
+
+def choose_dtype(model: str, dtype: str, device: str = "auto", work: Work = "products") -> torch.dtype:
+    """Return the dtype that a name stands for, here and with this target.
+
+    Args:
+        model, dtype, device, work: as `load_target`.
+
+    Raises:
+        UserError: no such dtype, device or target.
+    """
+    return dtype_for(_load_config(resolve_target(model)), dtype, _device(device), work)
+
+
+def dtype_for(config: PreTrainedConfig, dtype: str, device: torch.device, work: Work) -> torch.dtype:
+    """As `choose_dtype`, for a target's config."""
+    text = config.get_text_config()
+    hidden = text.hidden_size
+    return resolve_dtype(dtype, work, device, hidden, getattr(text, "intermediate_size", None) or 4 * hidden)
+
+
+def load_for_decoding(
+    model: str,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+) -> FrozenTarget:
+    """`load_target`, checked to verify trees correctly, its weights laid out for decoding.
+
+    Raises:
+        UserError: as `load_target`, or it does not verify trees correctly.
+    """
+    target = load_target(model, dtype=dtype, device=device, work="decoding")
+    knows = can_run_natively(target.base, target.config)
+    if not knows:
+        check_tree_support(target)
+    target.pack()  # compares a native forward with the stock one
+    if knows and target.native is None:  # they differ, and the stock one is used
+        check_tree_support(target)
+    return target
+
+
+def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
+    """A second copy of a target's model, as transformers loads it, without what we do to ours for speed. The
+    target's own where it was not loaded from a folder or the Hub.
+
+    Raises:
+        UserError: it is no longer there.
+    """
+    place = target.model.name_or_path
+    return load_model_like(place, target) if place else target.model
+
+
+def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
+    """Any causal LM as transformers loads it, in a target's type and on its device.
+
+    Args:
+        model: what `load_target` takes.
+
+    Raises:
+        UserError: as `load_target`.
+    """
+    return _load_model(resolve_target(model), target.dtype).to(target.device).eval()
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """Loads a target's tokenizer; takes the same names as `load_target`.
+
+    Raises:
+        UserError: no tokenizer there, an unreadable one, or one without an end-of-sequence token.
+    """
+    place = resolve_target(model)
+    with _one_line_errors(model, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(place)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{model}: its tokenizer has no EOS token; set eos_token in tokenizer_config.json")
+    return tokenizer
+
+
+def resolve_target(model: str) -> str:
+    """The folder that a target's name stands for, fetched or converted first if need be; a Hub id as it is.
+
+    Raises:
+        UserError: a path that does not exist, a folder without `config.json`, or a misspelt known name.
+    """
+    path = Path(model).expanduser()
+    if is_known(model) or path.suffix.lower() == ".gguf":
+        return str(fetch_target(model))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path}: no config.json in it; name a folder that save_pretrained wrote")
+        return str(path)
+    if path.exists():
+        raise UserError(f"{path}: neither a model folder nor a .gguf file")
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise UserError(f"{model}: no such folder")
+    if "/" not in model and difflib.get_close_matches(model.lower(), [SMOLLM2], cutoff=0.8):
+        raise UserError(f"{model}: no such target; did you mean {SMOLLM2}?")
+    return model
+
+
+def _load_config(place: str) -> PreTrainedConfig:
+    with _one_line_errors(place, "config"):
+        config = AutoConfig.from_pretrained(place)
+    _require_causal_lm(place, config)
+    return config
+
+
+def _load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
+    config = _load_config(place)
+    wanted = "auto" if dtype == STORED else dtype  # as transformers calls it
+    with _one_line_errors(place, "weights"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=wanted, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
+        raise UserError(
+            f"{place}: no weights for {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}; "
+            "the checkpoint is incomplete or of another architecture than its config.json says"
+        )
+    if mismatched := sorted(info["mismatched_keys"]):  # so has it for these, having been told to go on
+        name, stored, wanted = mismatched[0]
+        raise UserError(
+            f"{place}: {name} is stored as {list(stored)} and config.json wants {list(wanted)}; "
+            "put the files of one model into the folder"
+        )
+    return model
+
+
+def _require_causal_lm(place: str, config: PreTrainedConfig) -> None:
+    """Refuses encoders such as BERT, whose weights would load into a causal class without complaint."""
+    stored = config.architectures or []
+    if config.is_encoder_decoder or (stored and not any(_is_causal(name) for name in stored)):
+        what = ", ".join(stored) or config.model_type
+        raise UserError(f"{place}: {what} is not a causal language model; choose a decoder-only …ForCausalLM")
+
+
+def _is_causal(class_name: str) -> bool:
+    return class_name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return (
+            torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else CPU
+        )
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # unknown name; no such accelerator here
+        raise UserError(f"device {device!r} cannot be used ({_first_line(error)}); try auto") from error
+
+
+@contextmanager
+def _one_line_errors(model: str, part: str) -> Iterator[None]:
+    """Turns what transformers raises for bad folders, bad files and bad names into one line."""
+    try:
+        yield
+    except Exception as error:  # transformers, tokenizers, safetensors and torch raise all kinds
+        if not Path(model).is_dir():
+            remedy = "check the name and the network"
+        elif part == "tokenizer" and not (Path(model) / "tokenizer.json").is_file():
+            remedy = "put the model's own tokenizer.json and tokenizer_config.json into the folder"
+        else:
+            remedy = "check the files in the folder"
+        raise UserError(f"{model}: cannot load its {part} ({_first_line(error)}); {remedy}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

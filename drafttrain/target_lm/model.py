@@ -1,0 +1,370 @@
+"""The frozen target: any `AutoModelForCausalLM`, read through forward hooks and driven with 4-D masks.
+
+No vendored modelling files and no monkey-patching: blocks are tapped by hooks, trees are verified by passing
+an explicit mask and explicit positions, and the LM head is applied by us to the rows that are read.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from drafttrain.data.chat import tokenizer_hash
+from drafttrain.kernels.blocks import NativeBlocks
+from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
+from drafttrain.kernels.team import native_team
+from drafttrain.target_lm import attention
+from drafttrain.target_lm.cache import TreeCache, allowed_slots, attention_mask
+from drafttrain.target_lm.cpu_linear import PackedLinear, can_pack, pack_linears
+from drafttrain.target_lm.native import TOLERANCE, NativeCheck, can_run_natively, native_blocks
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint
+
+CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations fall out of the CPU's cache
+
+# What decides a forward besides the weights; not the whole config, to which new transformers add keys.
+_CONFIG_KEYS = (
+    "hidden_act",
+    "layer_types",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "sliding_window",
+)
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Hash of some evenly spaced numbers of every parameter: cheap, and a fine-tuned copy differs.
+
+    They are rounded to bf16 first: a model has the same hash in whatever type it is loaded.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        step = -(-weight.numel() // 64)
+        sample = weight.detach().flatten()[::step].to("cpu", torch.bfloat16)  # [<= 64]
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass
+class TargetStates:
+    """What a forward of the target leaves behind: `tapped` [B, n, K·H] (the tapped blocks, side by side) and
+    `final` [B, n, H] (after the final norm: what the LM head reads)."""
+
+    tapped: torch.Tensor
+    final: torch.Tensor
+
+
+def run_packed(
+    base: PreTrainedModel, config: PreTrainedConfig, input_ids: torch.Tensor, document_start: torch.Tensor
+) -> torch.Tensor:
+    """Last hidden states [B, T, H] of a language model without its head over packed rows [B, T].
+
+    Args:
+        config: its text config.
+        document_start: index in its row at which each token's document begins [B, T]; a token sees its own
+            document up to itself.
+    """
+    index = torch.arange(input_ids.shape[1], device=input_ids.device)
+    positions = index - document_start  # [B, T] in each token's own document
+    inputs = {"input_ids": input_ids, "position_ids": positions, "use_cache": False}
+    if not document_start.any():
+        out = base(**inputs)
+    elif input_ids.device.type == "cpu" and attention.attends_within_documents(config):
+        ignored = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # transformers would make one of T x T
+        with attention.within_documents(document_start):
+            out = base(attention_mask=ignored, **inputs)
+    else:
+        allowed = attention.causal_document_mask(document_start)  # [B, T, T]
+        mask = attention_mask(allowed, positions, positions, config, base.dtype)
+        out = base(attention_mask=mask, **inputs)
+    return out.last_hidden_state
+
+
+def block_number(block: int, n_blocks: int) -> int:
+    """A block's number from 0. `n_blocks` stands for the state after the final norm, as in `hidden_states` of
+    transformers; negative numbers count from the end."""
+    return block + n_blocks if block < 0 else block
+
+
+class FrozenTarget:
+    """A causal LM that is only read.
+
+    Args:
+        model: the language model; its parameters are frozen here.
+        tokenizer: its tokenizer.
+        name: folder or Hub id, for messages and for the drafter's config.
+        tapped_blocks: blocks whose outputs are wanted, numbered from 0; negative numbers count from the end
+            (-4 is block L - 4, `hidden_states[-4]` of transformers).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        name: str,
+        tapped_blocks: Sequence[int] = (),
+    ):
+        self.model, self.tokenizer, self.name = model.eval().requires_grad_(False), tokenizer, name
+        self.config = model.config.get_text_config()
+        attention.use(model)
+        self.base, self.lm_head = model.base_model, model.get_output_embeddings()
+        self.embed = model.get_input_embeddings()
+        self.is_packed = False
+        self.native: NativeBlocks | None = None  # runs the blocks once the target is packed, where it can
+        blocks = getattr(self.base, "layers", None)
+        if blocks is None:
+            blocks = getattr(self.base, "h", None)
+        if blocks is None or self.lm_head is None:
+            raise UserError(
+                f"{name}: a {type(model).__name__} has no list of decoder blocks or no LM head where "
+                "drafttrain looks for them (`layers` or `h`); use a decoder-only causal LM"
+            )
+        self.blocks: nn.ModuleList = blocks
+        self.tapped_blocks: list[int] = []
+        self._taps: dict[int, torch.Tensor] = {}
+        self._hooks: list = []
+        self.tap(tapped_blocks)
+        self.read_head: nn.Module = self.lm_head
+
+    # sizes
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm_head.weight.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
+
+    @property
+    def eos_token_ids(self) -> set[int]:
+        """Every token that ends a generation: the generation config's, the config's and the tokenizer's."""
+        generation = getattr(self.model, "generation_config", None)
+        found = [getattr(generation, "eos_token_id", None), self.config.eos_token_id]
+        found.append(getattr(self.tokenizer, "eos_token_id", None))
+        ids: set[int] = set()
+        for item in found:
+            ids.update(item if isinstance(item, (list, tuple)) else [] if item is None else [item])
+        return ids
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the weights and of what decides a forward besides them."""
+        config = {key: getattr(self.config, key, None) for key in _CONFIG_KEYS}
+        return fingerprint([weights_hash(self.model), config])
+
+    @cached_property
+    def tokenizer_hash(self) -> str | None:
+        """Hash of the tokenizer; None without one. Drafters and n-gram caches are compared with it."""
+        return None if self.tokenizer is None else tokenizer_hash(self.tokenizer)
+
+    def pack(self) -> None:
+        """Lay out the weights for decoding: native on a CPU with a compiler, else packed for oneDNN in bf16.
+
+        From then on forwards over trees are native where the architecture is known; they are fp32 but for the
+        weights (and the inputs of bf16 products). `lm_head` keeps its plain weight, which embeddings may
+        share and drafters read.
+        """
+        if self.is_packed:
+            return
+        if can_be_native(self.lm_head):
+            with native_team():  # else torch's threads spin behind each small operator of the check
+                self._make_native()
+        elif can_pack(self.lm_head):
+            _ = self.fingerprint
+            pack_linears(self.base)
+            self.read_head, self.is_packed = PackedLinear(self.lm_head.weight, self.lm_head.bias), True
+
+    def _make_native(self) -> None:
+        _ = self.fingerprint  # while the weights can be read
+        knows = can_run_natively(self.base, self.config)
+        check = NativeCheck(self.base, self.config) if knows else None
+        make_native(self.base)
+        self.read_head = NativeLinear(self.lm_head.weight, self.lm_head.bias)
+        self.is_packed = True
+        if check is None:
+            return
+        native = native_blocks(self.base, self.config)
+        if (error := check.error(native)) <= TOLERANCE:  # not so for NaN
+            self.native = native
+        else:
+            warnings.warn(
+                f"{self.name}: the native forward differs from the stock one by {error:.2g} of its standard "
+                "deviation; the stock one is used, which is slower",
+                stacklevel=3,
+            )
+
+    @property
+    def timed_modules(self) -> tuple[nn.Module, nn.Module]:
+        """The modules whose calls are the target's forward: blocks and head."""
+        return self.native or self.base, self.read_head
+
+    # lengths
+
+    def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
+        """Return whether prompt and new tokens keep within the target's positions."""
+        limit = getattr(self.config, "max_position_embeddings", None)
+        return not limit or len(prompt_ids) + max_new_tokens <= limit
+
+    def check_length(self, prompt_ids: Sequence[int], max_new_tokens: int, which: str) -> None:
+        """Require that prompt and new tokens keep within the target's positions.
+
+        Raises:
+            UserError: they do not; names the prompt.
+        """
+        if not self.fits(prompt_ids, max_new_tokens):
+            raise UserError(
+                f"{which} has {len(prompt_ids)} tokens, which with {max_new_tokens} new ones exceed the "
+                f"{self.config.max_position_embeddings} positions of {self.name}; remove it or lower "
+                "max_new_tokens"
+            )
+
+    # taps
+
+    def tap(self, blocks: Sequence[int]) -> None:
+        """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice. The number
+        of blocks stands for the state after the final norm. Drafters that share a target and read different
+        blocks take turns by it.
+
+        Raises:
+            UserError: no such block.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        for block in blocks:
+            if not -self.n_blocks <= block <= self.n_blocks:
+                raise UserError(
+                    f"{self.name} has {self.n_blocks} blocks, so tapped block {block} does not exist"
+                )
+        self.tapped_blocks = [block_number(block, self.n_blocks) for block in blocks]
+
+        def keep(index: int):
+            def hook(module: nn.Module, args, output) -> None:
+                self._taps[index] = output[0] if isinstance(output, tuple) else output  # [B, n, H]
+
+            return hook
+
+        hooked = sorted(set(self.tapped_blocks) - {self.n_blocks})
+        self._hooks = [self.blocks[block].register_forward_hook(keep(block)) for block in hooked]
+
+    def _states(self, final: torch.Tensor) -> TargetStates:
+        self._taps[self.n_blocks] = final
+        taps = [self._taps[block] for block in self.tapped_blocks]
+        self._taps.clear()
+        tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1) if taps else final[..., :0]
+        return TargetStates(tapped=tapped, final=final)
+
+    # forwards
+
+    @torch.no_grad()
+    def encode(self, input_ids: torch.Tensor, document_start: torch.Tensor) -> TargetStates:
+        """One pass over packed rows without a cache and without the LM head, for training and collection.
+
+        Args:
+            input_ids: [B, T].
+            document_start: index in its row at which each token's document begins [B, T]; a token sees its
+                own document up to itself.
+        """
+        rows = max(1, CPU_TOKENS // input_ids.shape[1])
+        if self.native is not None:
+            order = torch.arange(input_ids.shape[1])  # [T]
+            cache = self.new_cache(*input_ids.shape)
+            cache.allocate(self.native.kv_heads, self.native.head_dim)
+            seen = attention.causal_document_mask(document_start)  # [B, T, T]
+            positions = order - document_start  # [B, T]
+            return self._run_native(cache, input_ids, positions, order.expand_as(input_ids), seen, len(order))
+        if self.device.type == "cpu" and len(input_ids) > rows:
+            parts = [self.encode(*part) for part in zip(input_ids.split(rows), document_start.split(rows))]
+            return TargetStates(*(torch.cat(x) for x in zip(*((p.tapped, p.final) for p in parts))))
+        return self._states(run_packed(self.base, self.config, input_ids, document_start))
+
+    @torch.no_grad()
+    def forward(
+        self, cache: TreeCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor
+    ) -> TargetStates:
+        """Runs the nodes of a tree (or the tokens of a prompt) behind each row's committed tokens.
+
+        Keys and values stay in the cache's open slots until `cache.commit`.
+
+        Args:
+            tokens: [B, n].
+            depths: [B, n] or [n], distance from the first uncommitted position (0 for the root).
+            ancestors: bool [B, n, n] or [n, n], each node's ancestors and itself.
+        """
+        batch, n = tokens.shape
+        slots, view = cache.open(n)
+        positions = cache.lengths[:, None] + depths  # [B, n]
+        if self.native is not None:
+            cache.allocate(self.native.kv_heads, self.native.head_dim)
+            return self._run_native(cache, tokens, positions, slots, ancestors, view)
+        allowed = allowed_slots(cache.lengths, ancestors, slots, view)  # [B, n, view]
+        kv_positions = torch.arange(view, device=tokens.device).expand(batch, view)  # [B, view]
+        if getattr(self.config, "sliding_window", None):
+            kv_positions = kv_positions.scatter(1, slots, positions)
+        mask = attention_mask(allowed, kv_positions, positions, self.config, self.dtype)
+        out = self.base(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return self._states(out.last_hidden_state)
+
+    def _run_native(
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        ancestors: torch.Tensor,
+        reach: int,
+    ) -> TargetStates:
+        inner = [block for block in self.tapped_blocks if block < self.n_blocks]
+        x = self.embed.weight[tokens].float()  # [B, n, H]
+        tapped, final = self.native(
+            x, cache.kv, cache.lengths, positions, slots, ancestors, reach, taps=inner
+        )
+        if len(inner) < len(self.tapped_blocks):  # the state after the final norm is among them
+            parts = iter(tapped.split(self.hidden_size, dim=-1))
+            taps = [final if block == self.n_blocks else next(parts) for block in self.tapped_blocks]
+            tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1)  # [B, n, K·H]
+        return TargetStates(tapped, final)
+
+    def head(self, final: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of states after the final norm [..., H], scaled and capped as the model does."""
+        return self.scale_logits(self.read_head(final))
+
+    def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """What some architectures do to logits after the head (Gemma soft-caps, Cohere and Granite scale)."""
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        if getattr(self.config, "logit_scale", None) is not None:
+            logits = logits * self.config.logit_scale
+        if getattr(self.config, "logits_scaling", None) is not None:
+            logits = logits / self.config.logits_scaling
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def new_cache(self, batch: int, max_len: int) -> TreeCache:
+        dtype = self.dtype if self.native is None else torch.float
+        return TreeCache(self.n_blocks, batch, max_len, dtype, self.device)

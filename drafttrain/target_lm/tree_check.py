@@ -1,0 +1,140 @@
+"""Does this target verify trees correctly? Asked once, when it is loaded.
+
+Architectures read explicit masks and positions in ways of their own, and some read them wrongly without an
+error (ALiBi counts slots, not positions). A small tree against plain forwards tells.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+PREFIX = 12  # committed tokens before the tree
+PARENTS = (-1, 0, 0, 1, 1, 2, 3)  # the root has two children; nodes 3 and 4 are siblings, 6 lies under 3
+DEPTHS = (0, 1, 1, 2, 2, 2, 3)
+PATHS = ((0, 1, 3, 6), (0, 1, 4), (0, 2, 5))  # from the root to each leaf
+COMMITTED = PATHS[2]  # its slots are not adjacent, so that committing has to move them
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+# Largest root-mean-square difference of a node's logits, as a share of their standard deviation; in fp32 it
+# is 1e-6 with right masks, 0.2 or more with wrong ones. In bf16 the same token rounds differently when it is
+# forwarded with others, by up to 0.1 (SmolLM2), so the probe runs in fp32 wherever memory allows it.
+TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.2
+
+
+@torch.no_grad()
+def check_tree_support(target: FrozenTarget) -> None:
+    """Compares a tree of seven nodes, and a step after committing one of its paths, with forwards over plain
+    text.
+
+    Raises:
+        UserError: the target has layers that cannot verify trees, cannot take the masks, or reads them
+            wrongly.
+    """
+    unsupported = set(getattr(target.config, "layer_types", None) or ()) - SUPPORTED_LAYERS
+    if getattr(target.config, "alibi", False):
+        unsupported.add("ALiBi")
+    if unsupported:
+        raise UserError(
+            f"{target.name} has {', '.join(sorted(unsupported))} layers, which cannot verify trees: use a "
+            "target with full or sliding-window attention"
+        )
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(
+        target.config.vocab_size, (PREFIX + len(PARENTS) + 1,), generator=generator
+    )  # [p + n + 1]
+    ids = ids.to(target.device)
+    try:
+        with _in_fp32(target):
+            error = _logit_error(target, ids[:PREFIX], ids[PREFIX:-1], ids[-1:])
+            tolerance = TOLERANCE if target.dtype == torch.float32 else ROUNDED_TOLERANCE
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as problem:
+        raise UserError(
+            f"{target.name} ({type(target.model).__name__}) cannot verify trees: "
+            f"{str(problem).splitlines()[0]}; use another target"
+        ) from problem
+    if not error <= tolerance:  # NaN fails too
+        raise UserError(
+            f"{target.name} ({type(target.model).__name__}) verifies trees wrongly: logits differ by "
+            f"{error:.2g} of their standard deviation from plain forwards; use another target"
+        )
+
+
+@contextmanager
+def _in_fp32(target: FrozenTarget) -> Iterator[None]:
+    """Compute in fp32 inside, if the weights fit in memory; every bf16 or fp16 number is an fp32 number, so
+    that they come back as they were."""
+    weights = [p for p in target.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    needed = 4 * sum(weight.numel() for weight in weights)
+    dtypes = [weight.dtype for weight in weights if needed < _free_memory(target.device)]
+    for weight in weights[: len(dtypes)]:
+        weight.data = weight.data.float()
+    try:
+        yield
+    finally:
+        for weight, dtype in zip(weights, dtypes):
+            weight.data = weight.data.to(dtype)
+
+
+def _free_memory(device: torch.device) -> float:
+    """Return bytes that can still be had on a device; infinite where the system does not report it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return math.inf
+    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return 1024.0 * next(kilobytes, math.inf)
+
+
+def _logit_error(
+    target: FrozenTarget, prefix: torch.Tensor, nodes: torch.Tensor, following: torch.Tensor
+) -> float:
+    """Root-mean-square difference between a node's tree logits and its plain ones, worst node, as a share of
+    the plain logits' standard deviation.
+
+    Args:
+        prefix: tokens to commit first [p].
+        nodes: tokens of the tree [7].
+        following: the token after the committed path [1].
+    """
+    device = target.device
+    longest = max(map(len, PATHS)) + 1
+    texts = [torch.cat([prefix, nodes[list(path)], following.expand(longest - len(path))]) for path in PATHS]
+    plain = target.model(input_ids=torch.stack(texts), use_cache=False).logits.float()  # [3, p + 5, V]
+    plain = plain[:, len(prefix) :]  # [3, 5, V]
+
+    cache = target.new_cache(1, len(prefix) + len(nodes) + 1)
+    order = torch.arange(len(prefix), device=device)  # [p]
+    target.forward(
+        cache, prefix[None], order, torch.ones(len(prefix), len(prefix), device=device).tril().bool()
+    )
+    cache.commit(order[None], torch.tensor([len(prefix)], device=device))
+    parents, depths = (
+        torch.tensor(PARENTS, device=device)[None],
+        torch.tensor(DEPTHS, device=device)[None],
+    )  # [1, 7]
+    nothing = torch.zeros(1, len(PARENTS), device=device)  # [1, 7]
+    tree = TokenTree(
+        nodes[None], parents, depths, nothing, nothing, torch.tensor([len(PARENTS)], device=device)
+    )
+    states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
+    verified = target.head(states.final)[0].float()  # [7, V]
+    path = torch.tensor([COMMITTED], device=device)  # [1, 3]
+    cache.commit(path, torch.tensor([len(COMMITTED)], device=device))
+    root = TokenTree.root_only(following)
+    states = target.forward(cache, root.tokens, root.depths, root.ancestors())
+    after = target.head(states.final)[0, 0].float()  # [V]
+
+    differences = [
+        plain[row, : len(path)] - verified[list(path)] for row, path in enumerate(PATHS)
+    ]  # [l, V] each
+    differences.append(plain[PATHS.index(COMMITTED), len(COMMITTED)] - after)
+    worst = max(difference.square().mean(-1).sqrt().max() for difference in differences)
+    return float(worst / plain.std())

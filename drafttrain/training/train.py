@@ -1,0 +1,419 @@
+"""The training stage: corpus (or stored hidden states) in, trained drafter out."""
+
+import math
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast
+from datasets import Dataset
+from rich.console import Console
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+
+from drafttrain.data.build import load_corpus
+from drafttrain.drafters.auto import load_drafter, new_drafter
+from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.model import DraftModel
+from drafttrain.drafters.model_config import identity
+from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
+from drafttrain.hidden_states.store import HiddenStateStore
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.target_lm.info import target_info
+from drafttrain.target_lm.loading import dtype_for, load_target
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.training.config import TrainingConfig, check_continued
+from drafttrain.training.optimizer import MuonWithAdamW
+from drafttrain.training.packing import PackedRows
+from drafttrain.training.trainer import DraftTrainer
+from drafttrain.training.trim_heap import TrimHeap
+from drafttrain.training.validation import Validation
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import new_folder, read_json, require_free_disk, write_json
+from drafttrain.utils.progress import counted
+
+STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
+TRAINING_ARGS = "training_args.bin"  # its arguments, in every checkpoint
+
+
+class Clock(TrainerCallback):
+    """Stops training after `max_minutes`, time before a resume included, and tells how far the time has come.
+
+    All ranks go by the first one's clock: they must stop at the same step, with the same learning rate.
+    """
+
+    def __init__(self, max_minutes: float | None, elapsed: float):
+        self.limit = max_minutes * 60 if max_minutes else math.inf  # seconds
+        self.before, self.started = elapsed, time.perf_counter()
+        self.seconds = elapsed  # at the end of the last step
+
+    def progress(self) -> float:
+        """Share of the time that had passed at the end of the last step; 0 without a limit."""
+        return min(self.seconds / self.limit, 1.0)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds = self._elapsed()
+        if args.world_size > 1 and self.limit < math.inf:
+            self.seconds = broadcast(torch.tensor(self.seconds, device=args.device)).item()
+        if self.seconds > self.limit:
+            control.should_training_stop = control.should_save = True
+        # a log line at each checkpoint and at the end: what was counted since the last one is not lost
+        control.should_log |= control.should_save or control.should_training_stop
+
+    def on_log(self, args, state, control, **kwargs):
+        state.log_history[-1]["elapsed"] = self._elapsed()
+
+    def _elapsed(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
+
+class ShowSteps(TrainerCallback):
+    """Advances the progress line, by steps or by the clock, whichever ends the training first."""
+
+    def __init__(self, clock: Clock, first: int, max_steps: int, advance: Callable[..., None]):
+        """Args: first: the step that this attempt starts from."""
+        self.clock, self.max_steps, self.advance = clock, max_steps, advance
+        self.before = max(first / max_steps, clock.progress())
+
+    def on_step_end(self, args, state, control, **kwargs):
+        share = max(state.global_step / self.max_steps, self.clock.progress())
+        self.advance(1, (share - self.before, 1 - self.before))
+
+
+def rate_schedule(config: TrainingConfig, max_steps: int, progress_of_time: Callable[[], float]):
+    """Factor on the peak learning rate for a number of optimizer steps done."""
+
+    def factor(step: int) -> float:
+        if step < config.warmup_steps:
+            return (step + 1) / (config.warmup_steps + 1)
+        done = (step - config.warmup_steps) / max(max_steps - config.warmup_steps, 1)
+        done = min(max(done, progress_of_time()), 1.0)
+        falls = {"constant": 0.0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}
+        return 1 - falls[config.schedule] * (1 - config.final_lr_ratio)
+
+    return factor
+
+
+def train(
+    config: TrainingConfig,
+    drafter_config: DrafterConfig,
+    target_model: str,
+    corpus: str | os.PathLike,
+    out: str | os.PathLike,
+    hidden_states: str | os.PathLike | None = None,
+    target_dtype: str = "auto",
+    target_device: str = "auto",
+) -> Path:
+    """Trains a drafter and writes `out/drafter` (weights and config) and `out/training_log.json`.
+
+    An interrupted run continues from its last whole checkpoint in `out/checkpoints`.
+
+    Args:
+        target_model: whatever `load_target` takes.
+        corpus: folder that `build_corpus` wrote.
+        hidden_states: folder of stored states of that corpus; without it the target runs inside each step.
+        target_dtype, target_device: as `load_target`.
+
+    Returns:
+        the folder of the trained drafter.
+
+    Raises:
+        UserError: settings make no sense, corpus, store or `init_from` do not fit the target, the disk is too
+            small, or the loss is no longer finite.
+    """
+    config.check()
+    out, seed = Path(out), config.seed or 0
+    target = load_target(target_model, dtype=target_dtype, device=target_device)
+    splits, made_from = load_corpus(corpus, target.tokenizer)
+    drafter = start_drafter(config, drafter_config, target, splits["train"])
+    packed = {
+        name: PackedRows(split, config.row_length, seed, open_store(hidden_states, name, target, split))
+        for name, split in splits.items()
+    }
+    rows = packed["train"]
+    resume = last_whole_checkpoint(out / "checkpoints")
+    if resume is not None:
+        check_same_optimizer(config, resume)
+    config = settle_bf16(config, target, resume)
+    validation = Validation(config, target, packed["validation"])
+    _require_disk(config, drafter, out)
+
+    clock = Clock(config.max_minutes, _elapsed(resume))
+    arguments = training_arguments(config, out / "checkpoints", target.device)
+    max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
+    is_first = arguments.process_index == 0
+    run = start_wandb(config, out) if config.report_to == "wandb" and is_first else None
+    trainer = DraftTrainer(
+        model=drafter,
+        args=arguments,
+        train_dataset=rows,
+        eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
+        optimizers=(new_optimizer(config, drafter), None),
+        callbacks=[clock, TrimHeap()],
+        target=target,
+        block_length=tuple(config.block_length),
+        kl_chunk=config.kl_chunk,
+        mask_seed=seed,
+        rate=rate_schedule(config, max_steps, clock.progress),
+        labels=config.loss == "ce",
+        evaluate_drafter=validation,
+    )
+    if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
+        # interrupted after its last step: the Trainer would make one more
+        trainer.state = TrainerState.load_from_json(str(resume / STATE))
+        drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
+    else:
+        first = read_json(resume / STATE)["global_step"] if resume else 0
+        with counted("training", max_steps, console=Console(quiet=not is_first), done=first) as advance:
+            trainer.add_callback(ShowSteps(clock, first, max_steps, advance))
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    history = trainer.state.log_history
+    if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
+        trainer.evaluate()
+    if is_first:
+        drafter.config.training = training_summary(config, trainer, rows, made_from)
+        write_json(out / "training_log.json", history)
+        drafter.finish()
+        with new_folder(out / "drafter") as folder:
+            drafter.save_pretrained(folder)
+    trainer.accelerator.wait_for_everyone()  # no process returns before the folder is there
+    if run:
+        run.finish()
+    return out / "drafter"
+
+
+def take_drafter(init_from: str | os.PathLike, out: str | os.PathLike) -> Path:
+    """Copy a trained drafter to `out/drafter`, where `train` would write one; results and calibrations that
+    lie beside it belong to other measurements and stay behind.
+
+    Raises:
+        UserError: there is none.
+    """
+    read_config(init_from)
+    with new_folder(Path(out) / "drafter") as folder:
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(Path(init_from) / name, folder / name)
+    return Path(out) / "drafter"
+
+
+def start_drafter(
+    config: TrainingConfig, drafter_config: DrafterConfig, target: FrozenTarget, corpus: Dataset
+) -> DraftModel:
+    """A drafter that starts from the target, or from `config.init_from` with its own shape and vocabulary.
+
+    Weights are fp32; the frozen target's embeddings are converted once.
+    """
+    if config.init_from:
+        check_continued(config.init_from, read_config(config.init_from), drafter_config)
+        drafter = load_drafter(config.init_from, target, dtype=torch.float32)
+        drafter.config.target = identity(target)  # what it learns from now on
+        if config.init_draft_vocab_size is not None:
+            counts = count_trained_tokens(corpus, target.vocab_size)
+            known = drafter.draft_to_target.tolist()
+            drafter.grow_vocabulary(target, draft_vocabulary(counts, config.init_draft_vocab_size, known))
+        return drafter.train()
+    counts = count_trained_tokens(corpus, target.vocab_size)
+    draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
+    torch.manual_seed(config.seed or 0)
+    return new_drafter(target, drafter_config, draft_ids).train()
+
+
+def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Optimizer | None:
+    """The recipe's optimizer; None for AdamW, which the Trainer makes itself."""
+    if config.optimizer == "adamw":
+        return None
+    return MuonWithAdamW(drafter, config.lr, config.adam_betas, config.weight_decay)
+
+
+def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> HiddenStateStore | None:
+    """The stored states of a corpus split, checked against target and corpus; None when training online."""
+    return None if folder is None else HiddenStateStore.open(Path(folder) / name, target_info(target), split)
+
+
+def planned_steps(config: TrainingConfig, n_rows: int, world_size: int) -> int:
+    """Optimizer steps in all epochs, as the Trainer counts them."""
+    batches = math.ceil(n_rows / (config.rows_per_batch * world_size))  # of each process, in an epoch
+    return math.ceil(math.ceil(batches / config.gradient_accumulation_steps) * config.epochs)
+
+
+def training_arguments(
+    config: TrainingConfig, folder: Path, device: torch.device | None = None
+) -> TrainingArguments:
+    """The recipe in the words of the transformers Trainer.
+
+    Args:
+        config: as `settle_bf16` returned it; DeepSpeed's `bf16.enabled: auto` follows it.
+        folder: for checkpoints.
+        device: the target's; None for whatever there is.
+    """
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=config.max_steps or -1,
+        num_train_epochs=config.epochs,
+        per_device_train_batch_size=config.rows_per_batch,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        learning_rate=config.lr,
+        adam_beta1=config.adam_betas[0],
+        adam_beta2=config.adam_betas[1],
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        bf16=config.bf16,
+        use_cpu=not torch.cuda.is_available() if device is None else device.type == "cpu",
+        eval_strategy="steps",
+        eval_steps=config.eval_steps,
+        logging_steps=config.logging_steps,
+        logging_nan_inf_filter=False,
+        save_steps=config.save_steps,
+        save_total_limit=config.save_total_limit,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        report_to=config.report_to,
+        seed=config.seed or 0,
+        deepspeed=config.deepspeed,
+        disable_tqdm=True,  # `counted` shows the progress
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel: the target is on one device
+    return arguments
+
+
+def start_wandb(config: TrainingConfig, out: Path):
+    """Starts a run in `out/.wandb`, hidden because it is no output that later stages depend on.
+
+    WANDB_PROJECT, WANDB_MODE and the like in the environment have their usual meaning.
+    """
+    import wandb
+
+    (out / ".wandb").mkdir(parents=True, exist_ok=True)  # wandb prefers this folder where it exists
+    return wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "drafttrain"),
+        name=os.environ.get("WANDB_NAME", out.resolve().parent.name),
+        mode=os.environ.get("WANDB_MODE", config.wandb_mode),
+        dir=out,
+    )
+
+
+def last_whole_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end; half-written and damaged ones are passed over.
+
+    The Trainer's own search takes the highest number.
+    """
+    found = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
+    numbered = {path: int(number) for path, number in found.items() if number.isdecimal()}
+    for path in sorted(numbered, key=numbered.get, reverse=True):
+        try:
+            read_json(path / STATE)
+            for weights in path.rglob("*.safetensors"):
+                with safe_open(weights, "pt"):  # reads the header, which tells how long the file must be
+                    pass
+        except (UserError, SafetensorError):  # not there, or cut short
+            continue
+        if all(zipfile.is_zipfile(file) for file in path.rglob("*.pt*")):
+            return path
+    return None
+
+
+def check_same_optimizer(config: TrainingConfig, checkpoint: Path) -> None:
+    """Refuses to go on with another kind of optimizer than the checkpoint's.
+
+    Raises:
+        UserError: the checkpoint was written under DeepSpeed and this run is not, or the other way round.
+    """
+    theirs, ours = any(checkpoint.glob("global_step*")), config.deepspeed is not None
+    if theirs != ours:
+        words = ("with DeepSpeed", "without") if theirs else ("without DeepSpeed", "with it")
+        raise UserError(
+            f"{checkpoint}: this training was begun {words[0]} and would go on {words[1]}, which loses the "
+            "optimizer's state; launch it as before, or delete the checkpoints"
+        )
+
+
+def settle_bf16(
+    config: TrainingConfig, target: FrozenTarget, checkpoint: Path | None = None
+) -> TrainingConfig:
+    """Return the settings with what `bf16: auto` comes to: as the checkpoint was trained, or what is fastest.
+
+    Raises:
+        UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
+    """
+    begun = None if checkpoint is None else _trained_in_bf16(checkpoint)
+    if config.bf16 == "auto":
+        if begun is None:
+            begun = dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
+        return replace(config, bf16=begun)
+    if begun is not None and begun != config.bf16:
+        was = str(begun).lower()
+        raise UserError(
+            f"training.bf16: must be {was}, as {checkpoint} was trained, got {str(config.bf16).lower()}; set "
+            f"it to {was} or auto, or delete the checkpoints"
+        )
+    return config
+
+
+def _trained_in_bf16(checkpoint: Path) -> bool | None:
+    """Whether a checkpoint's steps were computed in bf16; None where the Trainer left no note."""
+    path = checkpoint / TRAINING_ARGS
+    return torch.load(path, weights_only=False).bf16 if path.exists() else None
+
+
+def _elapsed(checkpoint: Path | None) -> float:
+    """Seconds of training up to a checkpoint."""
+    if checkpoint is None:
+        return 0.0
+    history = read_json(checkpoint / STATE)["log_history"]
+    return max((entry.get("elapsed", 0.0) for entry in history), default=0.0)
+
+
+def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> None:
+    kept = [p for name, p in drafter.named_parameters() if name not in drafter._keys_to_ignore_on_save]
+    stored, trained = sum(p.numel() for p in kept), sum(p.numel() for p in kept if p.requires_grad)
+    checkpoint = 4 * stored + 2 * 4 * trained  # weights and two moments, fp32
+    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * stored, "saving checkpoints")
+
+
+def training_summary(
+    config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows, made_from: dict[str, Any]
+) -> dict[str, Any]:
+    """What the drafter's config says about its making; `seconds` leaves evaluations out. It will be
+    published, so of paths only the last names go into it.
+
+    Args:
+        made_from: the corpus's `corpus.json`.
+    """
+    history = trainer.state.log_history
+    steps = [entry for entry in history if entry.get("tokens_per_second")]
+    evaluated = [entry for entry in history if "eval_loss" in entry]
+    settings = asdict(config)
+    for name in ("eval_prompts", "init_from", "deepspeed"):
+        settings[name] = settings[name] and Path(settings[name]).name
+    sources = zip(made_from["config"]["sources"], made_from["counts"]["sources"].values(), strict=True)
+    return {
+        **settings,
+        "steps": trainer.state.global_step,
+        "processes": trainer.args.world_size,
+        "machine": describe_machine(
+            trainer.args.device, torch.bfloat16 if trainer.args.bf16 else torch.float32
+        ),
+        "corpus_tokens": rows.tokens,
+        "corpus_files": [
+            {
+                "name": Path(source["path"]).name,
+                "conversations": counts["kept"],
+                "sha256": made_from["inputs"][source["path"]],
+            }
+            for source, counts in sources
+        ],
+        "max_length": made_from["config"]["max_length"],
+        "tokens": sum(entry["tokens"] for entry in steps),
+        "seconds": round(sum(entry["tokens"] / entry["tokens_per_second"] for entry in steps), 1),
+        "final": {key: value for key, value in evaluated[-1].items() if key.startswith("eval_")},
+    }

@@ -1,0 +1,152 @@
+"""Files and folders that are either whole or absent, and fingerprints of their contents."""
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drafttrain.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+
+
+def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:
+    """What an error tells the user of a full disk or an unusable path, in one line; None for other errors.
+
+    Args:
+        place: where was being written, named when the error itself does not say it (`write` never does).
+    """
+    if isinstance(error, OSError) and error.errno in BAD_PLACE and error.filename:
+        return f"{error.filename}: {error.strerror}; choose another place, or mend this one"
+    cause: BaseException | None = error
+    while cause is not None:  # safetensors and torch have error types of their own
+        if getattr(cause, "errno", None) in DISK_FULL or "No space left on device" in str(cause):
+            return f"{getattr(cause, 'filename', None) or place}: no space left; free some and repeat"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def cache_dir() -> Path:
+    """Folder for fetched targets: `$DRAFTTRAIN_CACHE`, by default `~/.cache/drafttrain`."""
+    return Path(os.environ.get("DRAFTTRAIN_CACHE") or Path.home() / ".cache" / "drafttrain")
+
+
+def sha256_file(path: str | os.PathLike) -> str:
+    """Hex sha256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else _sha256(file)
+        )
+
+
+def _sha256(file) -> str:  # Python 3.10 has no file_digest
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def save_figure(figure: "Figure", path: Path, dpi: int = 100) -> None:
+    """Writes a matplotlib figure as a PNG file, whole or not at all."""
+    figure.tight_layout()
+    temporary = path.with_name(f".{path.name}.tmp.png")
+    figure.savefig(temporary, dpi=dpi, bbox_inches="tight")  # a key may stand below the axes
+    os.replace(temporary, path)
+
+
+def fingerprint(value: Any) -> str:
+    """First 16 hex digits of the sha256 of a value's canonical JSON; dataclasses and paths are allowed."""
+
+    def plain(item: Any) -> Any:
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return dataclasses.asdict(item)
+        if isinstance(item, os.PathLike):
+            return os.fspath(item)
+        raise TypeError(f"cannot fingerprint a {type(item).__name__}")
+
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Writes JSON under a temporary name and renames it, so that a reader never sees half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        UserError: the file is missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error}); delete it and make it again") from None
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a temporary folder beside `path` that becomes `path` when the block ends well.
+
+    An existing `path` is replaced only then; after an exception the temporary folder is removed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        replaced = None
+        if path.exists():
+            replaced = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
+            os.replace(path, replaced)
+        os.replace(temporary, path)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def require_free_disk(path: str | os.PathLike, n_bytes: int, what: str) -> None:
+    """Refuses to start writing `n_bytes` where the disk has less room.
+
+    Raises:
+        UserError: not enough free disk under `path`.
+    """
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise UserError(
+            f"{path}: {what} needs {n_bytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; "
+            "free some space or choose another folder"
+        )

@@ -1,0 +1,106 @@
+"""What a folder was made with: content hashes of its inputs, versions, the commit of the source."""
+
+import contextlib
+import functools
+import importlib.metadata
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint, read_json, sha256_file, write_json
+
+RECORD = "stage.json"  # what a finished stage says about its folder
+
+
+class Hashes:
+    """Content hashes of files, remembered by path, size and time of change."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.known: dict[str, list] = {}
+        self.is_saved = True
+        with contextlib.suppress(UserError):  # it is only a cache: without it everything is hashed again
+            known = read_json(path)
+            self.known = known if isinstance(known, dict) else {}
+
+    def __call__(self, path: Path) -> str:
+        stat = path.stat()
+        name, stamp = str(path.absolute()), [stat.st_size, stat.st_mtime_ns]
+        if self.known.get(name, [])[:2] != stamp:
+            self.known[name] = [*stamp, sha256_file(path)]
+            self.is_saved = False
+        return self.known[name][2]
+
+    def save(self) -> None:
+        if not self.is_saved:
+            write_json(self.path, self.known)
+            self.is_saved = True
+
+
+def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_file) -> str:
+    """Hash of a file's bytes, or of a folder's relative names and bytes.
+
+    Left out in folders: `stage.json`, hidden files, what libraries add while reading (`cache-*.arrow`) and
+    what only resuming needs (`checkpoint-*`), because none of it changes what a later stage sees.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    path = name = Path(path)
+    hashes = {}
+    try:
+        if path.is_file():
+            return file_hash(path)[:16]
+        for name in sorted(path.rglob("*")):
+            parts = name.relative_to(path).parts
+            ignored = any(part.startswith((".", "checkpoint-", "cache-")) for part in parts)
+            if name.is_file() and not ignored and parts != (RECORD,):
+                hashes["/".join(parts)] = file_hash(name)
+    except OSError as error:
+        raise UserError(
+            f"{name}: cannot be read ({error.strerror}); mend that or name another file"
+        ) from None
+    return fingerprint(hashes)
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """A finished folder's `stage.json`; None when the folder is not done.
+
+    Raises:
+        UserError: there is one, but not as this module wrote it.
+    """
+    path = folder / RECORD
+    if not path.exists():
+        return None
+    record = read_json(path)
+    if not isinstance(record, dict) or not {"made_from", "output", "figures"} <= record.keys():
+        raise UserError(f"{path}: not the record of a finished stage; delete it and make it again")
+    return record
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Installed versions of this package and of the libraries that decide what it computes."""
+    found = {}
+    for name in ("drafttrain", "torch", "transformers", "datasets"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """Commit of the source tree this package runs from, marked when files differ from it; None without."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        # Fails when this is an installed copy inside somebody's own project.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,105 @@
+"""Evaluation prompts in training data."""
+
+import json
+
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from drafttrain.data.overlap import EvaluationPrompts, fold
+from drafttrain.utils.errors import UserError
+
+LONG = "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning."
+
+
+def test_whole_and_contained_prompts():
+    prompts = EvaluationPrompts(["Continue.", LONG])
+    for text in (
+        "continue",
+        LONG,
+        LONG.upper().replace("'", "’"),
+        f"Solve this:\n{LONG}\nThink!",
+        "Continue.\n\nthe second paragraph",
+    ):
+        assert prompts.overlap(text)
+    for text in (
+        "Please continue.",
+        LONG.replace("16", "17"),
+        LONG[:40],
+        f"x{LONG[1:]}",
+        "",
+        "Continue. And stop.",
+    ):
+        assert not prompts.overlap(text)
+
+
+words = st.lists(st.sampled_from("a b c".split()), min_size=1, max_size=30).map(" ".join)
+
+
+@settings(max_examples=60)
+@given(st.lists(words, max_size=4), words)
+def test_against_searching_every_prompt(prompts, text):
+    expected = any(p == text or (len(p.split()) >= 10 and f" {p} " in f" {text} ") for p in prompts)
+    assert EvaluationPrompts(prompts).overlap(text) == expected
+
+
+def test_fold():
+    assert fold("  It’s_5.0 Été\n(ok) ") == "it s 5 0 été ok"
+
+
+def test_files_of_every_benchmark(tmp_path):
+    (tmp_path / "mt.jsonl").write_text(json.dumps({"question_id": 81, "turns": ["one", "two"]}) + "\n")
+    (tmp_path / "gsm.jsonl").write_text(json.dumps({"question": "three", "answer": "x"}))
+    (tmp_path / "he.json").write_text(json.dumps([{"prompt": "four", "test": "x"}, "five"]))
+    (tmp_path / "lines.txt").write_text("six\nseven\n")
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps({"text": "eight", "test_list": ["x"], "code": "x"}))
+    files = [tmp_path / name for name in ("mt.jsonl", "gsm.jsonl", "he.json", "lines.txt", "mbpp.jsonl")]
+    prompts = EvaluationPrompts.read(files)
+    assert all(prompts.overlap(word) for word in "one two three four five six seven eight".split())
+    assert len(prompts) == 8
+    assert len(EvaluationPrompts.read([tmp_path])) == 8
+    assert not prompts.overlap("x")
+    assert len(EvaluationPrompts.read([])) == 0
+
+
+def test_the_words_of_a_row_count_not_the_request_around_them(tmp_path):
+    sentence = "the quick brown fox jumps over the lazy dog and sleeps until {}"
+    rows = [
+        {"article": sentence.format("noon"), "highlights": "x"},
+        {"translation": {"de": sentence.format("drei"), "en": "x"}},
+        {"passage": sentence.format("four"), "question": "When?"},
+        {"article": "", "highlights": "nothing to leave out"},
+        {"context": sentence.format("five"), "completion": " x"},
+        {"question": sentence.format("six"), "choices": ["x", "y"], "answer": 0},
+        {"instruction": sentence.format("seven"), "output": "x"},
+        {"conversations": [{"from": "human", "value": sentence.format("eight")}]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "trivia.txt").write_text("Who was it?\t['x', 'y']\n")
+    (tmp_path / "folder").mkdir()
+    table = pyarrow.Table.from_pylist([{"question": sentence.format("nine"), "answer": "x"}])
+    parquet.write_table(table, tmp_path / "folder" / "test-00000-of-00001.parquet")
+    (tmp_path / "folder" / "qa.csv").write_text(f"question,answer\n{sentence.format('ten')},x\n")
+    (tmp_path / "lines.list").write_text("Eleven lines.\n")
+    names = ("rows.jsonl", "trivia.txt", "folder", "lines.list")
+    prompts = EvaluationPrompts.read([tmp_path / name for name in names])
+    for end in "noon drei four five six seven eight nine ten".split():
+        assert prompts.overlap(f"Please: {sentence.format(end)}!")
+    assert prompts.overlap("Who was it?") and prompts.overlap("When?") and prompts.overlap("Eleven lines")
+    assert not prompts.overlap("x") and not prompts.overlap(sentence.format("midnight"))
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"turns": ["x"]}\n{"other": 1}\n')
+    with pytest.raises(UserError, match="a.jsonl:row 2: no text under turns, question or prompt"):
+        EvaluationPrompts.read([tmp_path / "a.jsonl"])
+    (tmp_path / "a.jsonl").write_text('{"turns": ["x"]}\n{"prompt": 3}\n')
+    with pytest.raises(UserError, match="a.jsonl:row 2: no prompt in it"):
+        EvaluationPrompts.read([tmp_path / "a.jsonl"])
+    (tmp_path / "b.txt").write_text("\n")
+    with pytest.raises(UserError, match="b.txt: holds no prompts"):
+        EvaluationPrompts.read([tmp_path / "b.txt"])
+    with pytest.raises(UserError, match="no such file"):
+        EvaluationPrompts.read([tmp_path / "c.txt"])

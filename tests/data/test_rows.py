@@ -1,0 +1,205 @@
+"""Rows of every format and spelling that real files have."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from drafttrain.data.rows import is_exchange, row_to_conversation
+from drafttrain.utils.errors import UserError
+
+
+def read(row, format="auto"):
+    skipped, repairs = Counter(), Counter()
+    conversation = row_to_conversation(row, format, "file.json:3", "file.json:row 3", skipped, repairs)
+    assert (conversation is None) == bool(skipped)
+    return conversation, skipped, repairs
+
+
+def turns(row, format="auto"):
+    conversation, _, _ = read(row, format)
+    return [(message.role, message.content) for message in conversation.messages]
+
+
+def test_sharegpt_roles():
+    spellings = {
+        "system": ["system"],
+        "user": ["human", "user", "Human", " USER "],
+        "assistant": ["gpt", "assistant", "chatgpt", "bing", "bard", "function_call"],
+        "tool": ["tool", "observation"],
+    }
+    for role, names in spellings.items():
+        for name in names:
+            assert turns({"conversations": [{"from": name, "value": "x"}]}) == [(role, "x")]
+
+
+def test_sharegpt_row():
+    row = {"id": "abc_8", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": ""}]}
+    conversation, _, _ = read(row)
+    assert (conversation.id, conversation.source) == ("abc_8", "file.json:row 3")
+    assert turns(row) == [("user", "hi"), ("assistant", "")]
+    assert turns({"conversation_id": 5, "system": "be", "prompt": "hi", "response": "no", **row})[0] == (
+        "system",
+        "be",
+    )
+    assert read({"conversations": row["conversations"]})[0].id == "file.json:3"
+
+
+def test_ids_as_generated():
+    row = {
+        "conversations": [
+            {"from": "human", "value": "a", "token_ids": [9]},
+            {"from": "gpt", "value": "b", "token_ids": [1, 2]},
+        ]
+    }
+    assert [message.token_ids for message in read(row)[0].messages] == [None, [1, 2]]
+    row = {
+        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+        "response_ids": [3],
+    }
+    assert [message.token_ids for message in read(row)[0].messages] == [None, [3]]
+    row["conversations"] *= 2
+    with pytest.raises(UserError, match="row 3: response_ids with 2 assistant turns; use token_ids per turn"):
+        read(row)
+
+
+def test_openai_messages():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    row = {
+        "messages": [
+            {"role": "developer", "content": "be"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "c"},
+            {"role": "assistant", "content": None, "function_call": {"name": "g"}},
+            {"role": "function", "content": None},
+        ]
+    }
+    assert turns(row) == [
+        ("system", "be"),
+        ("user", "a\nb"),
+        ("assistant", json.dumps(call["function"])),
+        ("tool", "c"),
+        ("assistant", '{"name": "g"}'),
+        ("tool", ""),
+    ]
+    assert turns({"task_id": 7, "traj": row["messages"][:1]}) == [("system", "be")]
+    row["messages"][1]["content"].append({"type": "image_url", "image_url": "x"})
+    with pytest.raises(UserError, match="row 3: turn 2: content has parts that are not text"):
+        read(row)
+
+
+def test_answers_labelled_as_bad():
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert read({"messages": messages, "label": True})[0] is not None
+    assert read({"messages": messages, "label": False})[1] == {"answer labelled as bad": 1}
+
+
+@pytest.mark.parametrize(
+    "empty", ["", " ", "No input", "Noinput", "<no input>", "No Input.", "noinput", None]
+)
+def test_alpaca_without_input(empty):
+    row = {"instruction": "Do.", "input": empty, "output": "Done."}
+    assert turns(row) == [("user", "Do."), ("assistant", "Done.")]
+
+
+def test_single_exchanges():
+    row = {"instruction": "Add.", "input": "no inputs here: 1, 2", "response": "3"}
+    assert turns(row) == [("user", "Add.\n\nno inputs here: 1, 2"), ("assistant", "3")]
+    assert turns({"instruction": "Add."}) == [("user", "Add."), ("assistant", "")]
+    assert turns({"question": "How many?", "answer": "1+1=<<1+1=2>>2\n#### 2"})[1] == (
+        "assistant",
+        "1+1=2\n#### 2",
+    )
+    assert turns({"prompt": "a", "completion": "b"}) == [("user", "a"), ("assistant", "b")]
+
+
+def test_moss_turns_in_numerical_order():
+    chat = {
+        f"turn_{i}": {"Human": f"<|Human|>: q{i}<eoh>\n", "MOSS": f"<|MOSS|>: a{i}<eom>\n", "Commands": "x"}
+        for i in (1, 10, 9)
+    }
+    row = {"conversation_id": "m", "meta_instruction": "You are MOSS", "chat": chat}
+    assert [text for _, text in turns(row)] == ["q1", "a1", "q9", "a9", "q10", "a10"]
+
+
+def test_text_rows():
+    assert turns({"text": "words"}) == [("text", "words")]
+    assert turns({"text": "words", "instruction": "x", "output": "y"}, "text") == [("text", "words")]
+
+
+def test_empty_rows_are_counted():
+    assert read({"id": "x", "conversations": []})[1] == {"no turns": 1}
+
+
+def test_lone_surrogates():
+    row = json.loads(r'{"id": "\udc00", "text": "half \ud83d, whole \ud83d\ude00"}')
+    conversation, _, repairs = read(row)
+    assert conversation.messages[0].content == "half \ufffd, whole 😀"
+    assert (conversation.id, repairs) == ("\ufffd", {"broken characters replaced": 1})
+
+
+def test_html_answers():
+    dump = '<div class="markdown prose"><p>Use <code>a</code>:</p></div>'
+    row = {"conversations": [{"from": "human", "value": dump}, {"from": "gpt", "value": dump}]}
+    conversation, _, repairs = read(row)
+    assert [message.content for message in conversation.messages] == [dump, "Use `a`:"]
+    assert repairs == {"HTML answers turned into Markdown": 1}
+
+
+@pytest.mark.parametrize(
+    "row, format, complaint",
+    [
+        (
+            {"conversations": [{"from": "alien", "value": "x"}]},
+            "auto",
+            "turn 1: unknown role 'alien'; make it one of",
+        ),
+        ({"conversations": [{"value": "x"}]}, "auto", "turn 1: unknown role None"),
+        ({"conversations": [{"from": "gpt", "value": 5}]}, "auto", "turn 1: content is a int, not text"),
+        ({"conversations": ["x"]}, "auto", "turn 1: a str in place of an object"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": ["x"]}]},
+            "auto",
+            "turn 1: tool calls that are not objects",
+        ),
+        (
+            {"messages": [{"role": "assistant", "function_call": "x"}]},
+            "auto",
+            "turn 1: tool calls that are not objects",
+        ),
+        (
+            {"conversations": [{"from": "gpt", "value": "x", "token_ids": 5}]},
+            "auto",
+            "turn 1: token_ids is a int, not a list",
+        ),
+        ({"prompt": "a", "response": "b", "response_ids": "5"}, "auto", "response_ids is a str, not a list"),
+        ({"chat": {"turn_1": "x"}}, "auto", "turn_1: a str in place of an object with Human and MOSS"),
+        ({"chat": {"turn_1": {"Human": 5}}}, "auto", "turn_1: content is a int, not text"),
+        (["x"], "auto", "a list in place of a JSON object"),
+        ({"a": 1, "b": 2}, "auto", r"keys \[a, b\] are not those of format 'auto'"),
+        (
+            {"instruction": "a", "output": "b"},
+            "sharegpt",
+            r"keys \[instruction, output\] are not those of format 'sh",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}]},
+            "alpaca",
+            r"keys \[messages\] are not those of format 'alpaca'",
+        ),
+    ],
+)
+def test_bad_rows(row, format, complaint):
+    with pytest.raises(UserError, match=f"^file.json:row 3: {complaint}") as caught:
+        read(row, format)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["conversations", "traj", "chat", "instruction", "question", "prompt"])
+def test_rows_of_exchanges(key):
+    assert is_exchange({"id": 1, key: None}) and not is_exchange({"id": 1, f"{key}s of it": []})
+
+
+def test_rows_of_text_are_no_exchanges():
+    assert not is_exchange({"text": "prompt", "id": "question"}) and not is_exchange({})

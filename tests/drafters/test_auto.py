@@ -1,0 +1,96 @@
+"""Every kind drafts exactly, in batches whose rows end and are refilled, and is loaded as it was saved."""
+
+import pytest
+import torch
+
+from drafttrain.drafters.auto import KINDS, load_drafter
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.trees.parse import parse_policy
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+NATIVE = [kind for kind in KINDS if kind != "causal_lm"]
+TREES = ("chain:length=3", "eagle2:top_k=3,max_depth=3,total=7")
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("kind", NATIVE)
+def test_drafts_are_exact(kind, tree, make_target, make_drafter):
+    target = make_target("llama")
+    drafter = make_drafter(target, kind=kind)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(3, 512, (n,), generator=generator).tolist() for n in (5, 1, 9, 3, 12)]
+    expected = decode_all(target, NoProposer(), prompts, 12)[0]
+    proposer = TreeProposer(drafter, parse_policy(tree))
+    for max_rows in (None, 2, 1):
+        assert decode_all(target, proposer, prompts, 12, max_rows=max_rows)[0] == expected
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_saves_and_loads(kind, make_target, make_drafter, tmp_path):
+    target = make_target("qwen2")
+    drafter = make_drafter(target, kind=kind)
+    drafter.save_pretrained(tmp_path)
+    again = load_drafter(tmp_path, target)
+    assert type(again) is KINDS[kind] and again.config.tapped_blocks == drafter.config.tapped_blocks
+    for (name, ours), theirs in zip(drafter.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kind": "vdm", "layers": 2}, "drafter.layers is 2, and vdm has 1"),
+        ({"kind": "medusa", "train_head": False}, "MEDUSA's heads are all it has"),
+        ({"kind": "medusa", "heads": 0}, "drafter.heads is 0"),
+        ({"kind": "eagle", "noise": -1.0}, "drafter.noise is -1.0"),
+        ({"kind": "causal_lm"}, "drafter.model .* name a folder or Hub id"),
+        ({"kind": "vdm", "model": "x"}, "drafter.model .* leave it out"),
+        ({"kind": "edd", "input_norms": True}, "drafter.input_norms is for kind eagle, and this is edd"),
+        ({"kind": "vdm", "anchor": True}, "drafter.anchor is for kind edd, and this is vdm"),
+        ({"kind": "eagle", "lora_rank": 4}, "drafter.lora_rank is for kind causal_lm"),
+        ({"kind": "causal_lm", "model": "x", "lora_rank": 0}, "drafter.lora_rank is 0"),
+        ({"kind": "medusa", "kv_heads": 2}, "drafter.kv_heads is for edd, vdm, eagle, and this is medusa"),
+        ({"kv_heads": 2, "init": -1}, "drafter.kv_heads: .* leave out one of the two"),
+    ],
+)
+def test_settings_that_no_drafter_has_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        DrafterConfig(**settings).check()
+
+
+@pytest.mark.parametrize(("kind", "anchor"), [*((kind, False) for kind in NATIVE), ("edd", True)])
+@torch.no_grad()
+def test_rows_come_and_go(kind, anchor, make_target, make_drafter):
+    """A row that takes another's place drafts what it drafts alone, and so does one that stays."""
+    target = make_target("llama")
+    drafter = make_drafter(target, kind=kind, anchor=anchor)
+    ids = torch.randint(3, 512, (3, 6), generator=torch.Generator().manual_seed(2))
+    tapped = target.encode(ids, torch.zeros_like(ids)).tapped
+    counts = torch.tensor([6, 4, 1])
+    roots = torch.tensor([20, 21, 22])
+
+    def first(state, rows):
+        tree = TokenTree.root_only(roots[rows])
+        return drafter.expand(state, tree, torch.zeros(len(rows), 1, dtype=torch.long))[:, 0]
+
+    def alone(row):
+        state = drafter.new_state(1, 20)
+        n = int(counts[row])
+        drafter.update(state, ids[row : row + 1, :n], tapped[row : row + 1, :n], counts[row : row + 1])
+        return state
+
+    state = drafter.new_state(2, 20)
+    drafter.update(state, ids[:2], tapped[:2], counts[:2])
+    for row in (0, 1):
+        found = first(state, [0, 1])[row]
+        torch.testing.assert_close(found, first(alone(row), [row])[0], atol=1e-5, rtol=1e-5)
+    drafter.replace_rows(state, torch.tensor([0]), alone(2))
+    for row, place in ((2, 0), (1, 1)):
+        found = first(state, [2, 1])[place]
+        torch.testing.assert_close(found, first(alone(row), [row])[0], atol=1e-5, rtol=1e-5)
+    turned = drafter.select_rows(state, torch.tensor([1, 0]))
+    kept = drafter.select_rows(turned, torch.tensor([0]))
+    torch.testing.assert_close(first(kept, [1]), first(alone(1), [1]), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,61 @@
+"""Sessions: rows that are forked go on as if each had been encoded by itself."""
+
+import pytest
+import torch
+
+from drafttrain.bundle import load_bundle
+from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.inference.decode import prefill, propose, update, verify
+from drafttrain.kernels.linear import is_available
+from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
+ROOTS = [5, 9, 5]  # what follows in each fork
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_bundle):
+    return load_bundle(tiny_bundle, dtype="float32", device="cpu")
+
+
+def step(session):
+    verified = verify(session, propose(session), accept_greedy)
+    update(session, verified)
+    return verified
+
+
+@pytest.mark.skipif(not is_available(), reason="torch's operators round rows of a batch differently")
+@pytest.mark.parametrize("tree", ["chain:length=3", "eagle2:top_k=2,max_depth=2,total=5"])
+def test_forked_rows_are_fresh_ones(loaded, tree):
+    target, proposer = loaded.target, loaded.proposer(tree)
+    fresh = [prefill(target, proposer, [PROMPT], 64, accept_greedy) for _ in ROOTS]
+    forked = prefill(target, proposer, [PROMPT], 64, accept_greedy)
+    for session in [forked, *fresh]:
+        step(session)
+    forked.select_rows(torch.zeros(len(ROOTS), dtype=torch.long))
+    forked.root = torch.tensor(ROOTS)
+    for session, root in zip(fresh, ROOTS):
+        session.root = torch.tensor([root])
+    for _ in range(4):
+        together = step(forked)
+        for row, session in enumerate(fresh):
+            alone = step(session)
+            size = int(alone.tree.sizes[0])
+            assert torch.equal(together.tree.tokens[row, :size], alone.tree.tokens[0, :size])
+            assert torch.equal(together.logits[row, :size], alone.logits[0, :size])
+            assert forked.root[row] == session.root[0]
+    for row, session in enumerate(fresh):
+        for ours, its in ((forked.cache, session.cache), (forked.state, session.state)):
+            length = int(its.lengths[0])
+            assert int(ours.lengths[row]) == length > len(PROMPT)
+            assert torch.equal(ours.kv[:, :, row, :, :length], its.kv[:, :, 0, :, :length])
+
+
+def test_forked_rows_share_no_caches_of_n_grams(loaded):
+    proposer = SelfDraft(SelfDraftConfig(), loaded.target.vocab_size)
+    session = prefill(loaded.target, proposer, [PROMPT], 64, accept_greedy)
+    session.select_rows(torch.tensor([0, 0]))
+    first, second = session.state
+    proposer.update([first], torch.tensor([[7, 7, 7]]), torch.zeros(1, 3, 0), torch.tensor([3]))
+    assert second.text == PROMPT and first.text == [*PROMPT, 7, 7, 7]
+    assert first.sources is not second.sources

@@ -1,0 +1,291 @@
+"""Recipes: reading, overriding, and errors of one line that name file, key and remedy."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from drafttrain.run.recipe import describe_keys, load_recipe, parse_overrides
+from drafttrain.utils.errors import UserError
+
+MINIMAL = """\
+target: {model: smollm2-135m-instruct}
+corpus:
+  sources:
+    - path: chats.json
+  max_length: 512
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "small.yaml") -> str:
+        Path(name).write_text(text, encoding="utf-8")
+        return name
+
+    return write
+
+
+def error_of(path: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith(path)
+    return message
+
+
+def test_defaults_and_names(write):
+    recipe = load_recipe(write(MINIMAL))
+    assert (recipe.name, recipe.output) == ("small", "runs/small")
+    assert recipe.regenerate is None and recipe.hidden_states.mode == "online"
+    assert recipe.drafter.tapped_blocks == [-4] and recipe.drafter.layers == 1
+    assert recipe.training.lr == 1e-4 and recipe.training.block_length == (5, 10)
+    assert recipe.corpus.sources[0].path == "chats.json" and recipe.target.dtype == "auto"
+    assert recipe.training.bf16 == "auto"
+    assert recipe.command == "drafttrain run small.yaml"
+
+
+def test_values_keep_their_types(write):
+    text = MINIMAL + "training: {lr: 1e-3, block_length: [4, 8], max_minutes: 5}\ndrafter: {init: -1}\n"
+    recipe = load_recipe(write(text))
+    assert recipe.training.lr == 1e-3  # YAML 1.1 reads 1e-3 as text
+    assert recipe.training.block_length == (4, 8) and recipe.training.max_minutes == 5.0
+    assert recipe.drafter.init == -1 and not isinstance(recipe.drafter.init, str)
+
+
+def test_overrides(write):
+    words = [
+        "--training.lr",
+        "2e-3",
+        "--drafter.tapped_blocks=[-4,-8]",
+        "--drafter.init",
+        "-2",
+        "--seed",
+        "3",
+    ]
+    words += ["--training.row-length", "600", "--output", "elsewhere", "--drafter.draft_vocab_size", "null"]
+    recipe = load_recipe(write(MINIMAL), words)
+    assert (
+        recipe.training.lr == 2e-3 and recipe.drafter.tapped_blocks == [-4, -8] and recipe.drafter.init == -2
+    )
+    assert recipe.training.row_length == 600 and recipe.output == "elsewhere"
+    assert recipe.drafter.draft_vocab_size is None
+    assert recipe.command.startswith(
+        "drafttrain run small.yaml --training.lr 2e-3 '--drafter.tapped_blocks=[-4,-8]'"
+    )
+
+
+def test_override_replaces_a_list_and_merges_a_section(write):
+    text = MINIMAL + "training: {lr: 0.1, epochs: 2}\n"
+    recipe = load_recipe(
+        write(text), ["--training", "{epochs: 3}", "--corpus.sources", "[{path: other.json}]"]
+    )
+    assert recipe.training.lr == 0.1 and recipe.training.epochs == 3
+    assert [source.path for source in recipe.corpus.sources] == ["other.json"]
+
+
+def test_sections_by_presence(write):
+    text = MINIMAL + "regenerate:\n  sources: [{path: prompts.jsonl}]\n"
+    assert load_recipe(write(text)).regenerate.sources[0].path == "prompts.jsonl"
+    assert load_recipe(write(text), ["--regenerate", "null"]).regenerate is None
+    assert load_recipe(write(MINIMAL + "training:\n")).training.lr == 1e-4  # a key with nothing below it
+
+
+def test_one_seed_for_all_sections_that_set_none(write):
+    recipe = load_recipe(write(MINIMAL + "seed: 5\ntraining: {seed: 9}\n"))
+    assert (recipe.corpus.seed, recipe.training.seed) == (5, 9)
+    assert load_recipe(write(MINIMAL)).training.seed == 0
+
+
+@pytest.mark.parametrize(
+    "extra, expected",
+    [
+        ("trainin: {lr: 1}", "unknown key trainin; did you mean training?"),
+        ("training: {lrr: 1}", "unknown key training.lrr; did you mean training.lr?"),
+        ("lr: 1", "unknown key lr; did you mean training.lr?"),
+        ("training: {qqq: 1}", "unknown key training.qqq; known here: optimizer, lr, "),
+        (
+            "evaluate: {prompts: [{name: a, pth: b}]}",
+            "unknown key evaluate.prompts[0].pth; did you mean evaluate.pro",
+        ),
+        ("command: x", "unknown key command; "),
+        ("training: 3", "training must hold keys, not 3"),
+        ("evaluate: {prompts: {name: a}}", "evaluate.prompts must be a list"),
+        ("training: {lr: fast}", "training.lr: expected float, not fast"),
+        ("training: {max_steps: 1.5}", "training.max_steps: expected int or null, not 1.5"),
+        (
+            "training: {block_length: [1, 2, 3]}",
+            "training.block_length: expected tuple with 2 elements, not [1, 2, 3]",
+        ),
+        ("evaluate: {prompts: [{name: a}]}", "missing evaluate.prompts.path"),
+        (
+            "evaluate: {prompts: [{name: a, path: b, limit: x}]}",
+            "evaluate.prompts.limit: expected int or null, not x",
+        ),
+        ("seed: 1\nseed: 2", "line 7: key seed is given twice"),
+        ("training: {lr: 1, lr: 2}", "line 6: key lr is given twice"),
+        ("training: [1", "line 7: not valid YAML: "),
+        ("training: {row_length: 256}", "corpus.max_length is 512 and training.row_length only 256"),
+        ("regenerate: {}", "regenerate.sources: empty"),
+        ("hidden_states: {mode: offlin}", "hidden_states.mode: expected 'online', 'offline', not offlin"),
+        # found before the first stage, not when the stage that reads it begins
+        ("training: {lr: -1}", "training.lr is -1.0: it must be above 0"),
+        ("drafter: {layers: 0}", "drafter.layers is 0: a drafter has at least 1"),
+        ("drafter: {tapped_blocks: []}", "drafter.tapped_blocks is empty"),
+        ("drafter: {draft_vocab_size: 0}", "drafter.draft_vocab_size is 0"),
+        ("drafter: {kv_heads: 0}", "drafter.kv_heads is 0: name one above 0, or null"),
+        ("drafter: {kind: vdm, kv_heads: -1}", "drafter.kv_heads is -1: name one above 0, or null"),
+        ("drafter: {init: zork}", "drafter.init is zork: it must be random or the number"),
+        ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens is 0: it must be above 0"),
+        ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
+        ("evaluate: {repeats: 0}", "evaluate.repeats is 0: at least 1 is needed"),
+        ("evaluate: {trees: [chain]}", "tree 'chain': length is missing"),
+        (
+            "evaluate: {trees: [timed]}",
+            "evaluate.trees: timed takes a calibration; name prompts for it u",
+        ),
+        (
+            "drafter: {kind: medusa}\ncalibrate: {prompts: {name: a, path: b}}",
+            "MEDUSA's heads cost the same at any depth: leave calibrate.prompts and calibrate.quick out",
+        ),
+        (
+            "drafter: {kind: medusa}\nevaluate: {trees: [timed]}",
+            "evaluate.trees: timed goes by what each draft costs, and MEDUSA's heads cost the same at any de",
+        ),
+        (
+            "drafter: {kind: medusa, heads: 3}\n"
+            "evaluate: {prompts: [{name: a, path: b}], trees: ['pct:threshold=0.2,max_depth=4']}",
+            "pct:threshold=0.2,max_depth=4 is up to 4 tokens deep and drafter.heads is 3",
+        ),
+        (
+            "evaluate: {trees: ['pct:draft_seconds=0.01']}",
+            "evaluate.trees: pct:draft_seconds=0.01 takes a calibration; name prompts for it under calibrate",
+        ),
+        (
+            "drafter: {kind: medusa, heads: 3}\n"
+            "evaluate: {prompts: [{name: a, path: b}], trees: ['chain:length=4']}",
+            "chain:length=4 is up to 4 tokens deep and drafter.heads is 3",
+        ),
+        ("evaluate: {trees: [c2t]}", "evaluate.trees: c2t takes a classifier; name prompts for it under cl"),
+        ("evaluate: {trees: ['c2t:bet=1']}", "did you mean beta"),
+        ("classifier: {prompts: {name: a, path: b}, hidden: 0}", "classifier: train-classifier: hidden is 0"),
+        ("classifier: {prompts: {name: a, path: b}, top_k: 128}", "top_k and max_depth can be at most 127"),
+        ("classifier: {prompts: {name: a, path: b}, features: [Q]}", "features Q: name some of P,H,d"),
+        ("classifier: {prompts: {name: a, path: b, turns: 2}}", "classifier.prompts: turns must be 1"),
+        ("evaluate: {prompts: [{name: a, path: b}]}", "evaluate.tune_prompts is missing"),
+        (
+            'evaluate: {prompts: [{name: a, path: b, limit: 0}], trees: ["chain:length=2"]}',
+            "evaluate: limit and turns of a must be at least 1",
+        ),
+    ],
+)
+def test_mistakes_in_the_file(write, extra, expected):
+    assert expected in error_of(write(MINIMAL + extra + "\n"))
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--training.lrr", "1"], "--training.lrr: unknown key training.lrr; did you mean training.lr?"),
+        (["--training.lr.x", "1"], "training.lr: expected float, not {'x': 1}"),
+        (["--training.lr", "fast"], "training.lr: expected float, not fast"),
+        (["--corpus.sources", "null"], "corpus.sources: "),
+    ],
+)
+def test_mistakes_in_overrides(write, words, expected):
+    assert expected in error_of(write(MINIMAL), *words)
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["5"], "unexpected argument 5: overrides are written --section.key value"),
+        (["--training.lr"], "--training.lr needs a value"),
+        (["--training.lr", "--seed", "3"], "--training.lr needs a value"),
+        (["--a", "[1"], "cannot be read as a value; quote it"),
+    ],
+)
+def test_words_that_are_no_overrides(words, expected):
+    with pytest.raises(UserError, match="(?s)" + expected.replace("[", r"\[")):
+        parse_overrides(words)
+
+
+def test_unreadable_files(write, tmp_path):
+    assert "no such recipe file" in error_of("nowhere.yaml")
+    assert "not a recipe" in error_of(write("just text"))
+    assert "not a recipe" in error_of(write(""))
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
+    assert "cannot be read" in error_of("latin.yaml")
+    missing = error_of(write("corpus: {sources: [{path: a}], max_length: 99}\n"))
+    assert "missing target" in missing
+
+
+def test_every_key_is_explained():
+    keys = {key: text for key, _, _, text in describe_keys()}
+    assert {
+        "training.lr",
+        "corpus.sources[].path",
+        "regenerate.server.url",
+        "evaluate.prompts[].limit",
+    } <= keys.keys()
+    assert [key for key, text in keys.items() if not text] == []
+    assert "command" not in keys
+
+
+def test_a_store_holds_what_the_drafter_reads(write):
+    """Unless the drafter's shape is that of `init_from`."""
+    text = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"
+    text += "hidden_states: {mode: offline, tapped_blocks: [2, -4]}\n"
+    assert load_recipe(write(text)).hidden_states.tapped_blocks == [2, -4]
+    words = ["--drafter.tapped_blocks", "[3]"]
+    with pytest.raises(UserError, match=r"tapped_blocks is \[2, -4\] and drafter.tapped_blocks \[3\]"):
+        load_recipe(write(text), words)
+    load_recipe(write(text), [*words, "--training.init_from", "old"])
+    load_recipe(write(text), [*words, "--drafter.kind", "eagle"])
+
+
+@pytest.mark.parametrize("kind", ["edd", "medusa"])
+@pytest.mark.parametrize("tree", ["pct:threshold=0.2,max_depth=3", "pct:draft_seconds=1,verify_seconds=2"])
+def test_a_tree_with_all_written_out_takes_no_calibration(kind, tree, write):
+    drafter = f"drafter: {{kind: {kind}, heads: 10}}\n"
+    evaluate = f"evaluate: {{prompts: [{{name: a, path: b}}], trees: ['{tree}']}}\n"
+    assert not load_recipe(write(MINIMAL + drafter + evaluate)).calibrate.is_asked
+
+
+def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
+    """Told before any stage has run; what is not there yet is missed by the stage."""
+    path = write(MINIMAL)
+    words = ["--training.init_from", "old", "--drafter.kind", "eagle"]
+    load_recipe(path, words)
+    Path("old").mkdir()
+    config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}}
+    Path("old/config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = "training.init_from: old is a drafter of kind edd, .* asks for eagle: set drafter.kind to edd"
+    assert re.search(asked, error_of(path, *words))
+    load_recipe(path, words[:2])
+    config["model_type"] = "llama"
+    Path("old/config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "old: holds a llama model" in error_of(path, *words[:2])
+
+
+def test_a_drafter_to_start_from_has_the_shape_asked_for(write):
+    """What the section drafter leaves out is the old drafter's to say."""
+    path = write(MINIMAL)
+    words = ["--training.init_from", "old"]
+    Path("old").mkdir()
+    config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}, "num_key_value_heads": 3}
+    for anchor in (None, False, True):  # None: of a version that did not know it
+        there = {} if anchor is None else {"anchor": anchor}
+        Path("old/config.json").write_text(json.dumps(config | there), encoding="utf-8")
+        load_recipe(path, [*words, "--drafter.kv_heads", "3"])
+        wrong = error_of(path, *words, "--drafter.kv_heads", "9")
+        assert "training.init_from: old has kv_heads 3, " in wrong
+        assert wrong.endswith("the section drafter asks for 9: leave drafter.kv_heads out")
+        if anchor:
+            load_recipe(path, [*words, "--drafter.anchor", "true"])
+        else:
+            wrong = error_of(path, *words, "--drafter.anchor", "true")
+            assert "old has anchor false, " in wrong and wrong.endswith("leave drafter.anchor out")

@@ -1,0 +1,47 @@
+"""Measuring a machine: how long runs are allowed to be, and one real measurement; speeds are not asserted."""
+
+import pytest
+
+from drafttrain.run import speeds
+from drafttrain.run.speeds import PATIENCE_S, per_second
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        (0.001, [1, 4, 16, 64]),  # fast: the largest
+        (0.1, [1, 4, 16]),  # enough at a second
+        (2.0, [1, 4]),  # the first run may be slow because it is the first
+        (PATIENCE_S + 1, [1]),
+    ],
+)
+def test_sizes_grow_until_a_run_takes_long_enough(seconds, sizes, monkeypatch):
+    now, seen = [0.0], []
+    monkeypatch.setattr(speeds.time, "perf_counter", lambda: now[0])
+
+    def run(size: int) -> int:
+        seen.append(size)
+        now[0] += size * seconds
+        return 10 * size
+
+    assert per_second(run, (1, 4, 16, 64)) == pytest.approx(10 / seconds)
+    assert seen == sizes
+
+
+def test_a_slow_machine_generates_few_answers_at_once(tiny_target, monkeypatch):
+    """A clock that a forward of 8 answers takes past its patience: 32 are not tried."""
+    tried, now, real = [], [0.0], speeds.in_process
+
+    def engine(target, rows, *rest):
+        tried.append(rows)
+        return real(target, rows, *rest)
+
+    def clock() -> float:
+        now[0] += tried[-1] / 16 if tried else 0.0
+        return now[0]
+
+    monkeypatch.setattr(speeds, "in_process", engine)
+    monkeypatch.setattr(speeds.time, "perf_counter", clock)
+    speed, rows = speeds._generating(tiny_target)
+    assert tried == [1, 8] and rows in tried
+    assert speed == pytest.approx(16)  # a token of each answer per forward, each forward rows / 16 s

@@ -1,0 +1,486 @@
+"""The real stages, joined: a tiny target goes from conversations to a bundle through the command line."""
+
+import copy
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drafttrain.bundle import load_bundle
+from drafttrain.data.config import PromptSet, Source
+from drafttrain.drafters.auto import new_drafter
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.kernels import dtype
+from drafttrain.run import cli, estimates
+from drafttrain.run.planning import PlanConfig, decode_hours
+from drafttrain.run.recipe import load_recipe
+from drafttrain.run.stages import STAGES, recorded_target
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.utils.errors import UserError
+
+RECIPE = """\
+target: {model: tiny, dtype: float32, device: cpu}
+corpus: {sources: [{path: chats.json}], max_length: 128, validation_fraction: 0.1}
+regenerate:
+  sources: [{path: chats.json, max_conversations: 4}]
+  max_turns: 1
+  max_new_tokens: 8
+  max_prompt_tokens: 128
+  max_failed: 1
+hidden_states: {mode: offline, shard_tokens: 1024}
+drafter: {draft_vocab_size: 256, tapped_blocks: [-2]}
+training:
+  {row_length: 128, rows_per_batch: 2, max_steps: 4, lr: 1e-3, logging_steps: 1, eval_steps: 2, save_steps: 2,
+   eval_new_tokens: 4, eval_prompt_limit: 1}
+classifier:
+  {prompts: {name: own, path: prompts.jsonl}, max_new_tokens: 200, top_k: 120, max_depth: 1, epochs: 1,
+   batch_size: 64}
+calibrate: {prompts: {name: own, path: prompts.jsonl}, rounds: 1, max_new_tokens: 8}
+evaluate:
+  {prompts: [{name: own, path: prompts.jsonl}], trees: ["c2t:max_depth=3"], max_new_tokens: 6,
+   lossless_prompts: 1, lossless_new_tokens: 6}
+"""
+OFF = ["--calibrate.prompts", "null", "--evaluate.trees", "[chain:length=1]"]  # what MEDUSA has not
+WORDS = (
+    "the quick brown fox jumps over a lazy dog while it verifies several tokens in one forward pass".split()
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, tiny_llama) -> Path:
+    """A working folder with a tiny target, conversations, prompts and a recipe over all stages."""
+    monkeypatch.chdir(tmp_path)
+    model, tokenizer = tiny_llama
+    model.save_pretrained("tiny")
+    tokenizer.save_pretrained("tiny")
+
+    def words() -> str:
+        return " ".join(random.choices(WORDS, k=random.randint(5, 12)))
+
+    turns = [[{"from": who, "value": words()} for who in ("human", "gpt")] for _ in range(30)]
+    Path("chats.json").write_text(
+        json.dumps([{"id": str(i), "conversations": t} for i, t in enumerate(turns)])
+    )
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"id": name, "prompt": words()}) + "\n" for name in "ab")
+    )
+    Path("tiny.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def ran(printed: str) -> list[str]:
+    """Names of the stages whose status line says that they ran."""
+    names = [stage.name for stage in STAGES]
+    lines = [line.split() for line in printed.splitlines()]
+    return [line[0] for line in lines if len(line) > 1 and line[0] in names and line[1] == "done"]
+
+
+def test_all_stages(folder, capsys):
+    assert cli.main(["run", "tiny.yaml"]) == 0
+    assert ran(capsys.readouterr().out) == [stage.name for stage in STAGES]
+    summary = json.loads(Path("runs/tiny/summary.json").read_text())
+    expected = {"accept_len", "speedup", "tokens_per_second", "lossless", "train_tokens", "wall_seconds"}
+    expected |= {"train_tokens_per_second", "teacher_tokens_per_second"}
+    assert expected <= summary.keys() and summary["lossless"] is True and summary["train_tokens"] > 0
+    card = Path("runs/tiny/bundle/README.md").read_text()
+    assert "drafttrain run tiny.yaml" in card and "chats.json" in card
+    assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "c2t:max_depth=3"
+    files = {p.name for p in Path("runs/tiny/bundle").iterdir()}
+    assert {"calibration.json", "costs.png", "classifier.json", "classifier.safetensors"} <= files
+    made = json.loads(Path("runs/tiny/classifier/stage.json").read_text())["figures"]
+    assert made["nodes"] == 120 * made["trees"] > 0 and 0 <= made["recall"] <= 1
+    loaded = load_bundle("runs/tiny/bundle", dtype="float32")  # its threshold is for its classifier
+    assert loaded.proposer().policy.beta == loaded.calibration.beta == loaded.costs.beta
+
+    record = json.loads(Path("runs/tiny/drafter/stage.json").read_text())
+    for name in ("anchor", "kv_heads"):  # as a version wrote it that did not know them
+        del record["made_from"]["section"]["drafter"][name]
+    Path("runs/tiny/drafter/stage.json").write_text(json.dumps(record))
+    assert cli.main(["run", "tiny.yaml"]) == 0
+    assert ran(capsys.readouterr().out) == []
+    assert cli.main(["run", "tiny.yaml", "--export.license", "mit", "--training.logging_steps", "2"]) == 0
+    assert ran(capsys.readouterr().out) == ["export"]
+    words = ["--classifier.epochs", "2", "--until", "calibrate"]
+    assert cli.main(["run", "tiny.yaml", *words]) == 0
+    assert ran(capsys.readouterr().out) == ["classifier", "calibrate"]
+
+    assert cli.main(["view-corpus", "runs/tiny/corpus", "-n", "1"]) == 0
+    assert "trained" in capsys.readouterr().out
+    words = ["generate", "--bundle", "runs/tiny/bundle", "--prompt", "the fox", "--max-new-tokens", "12"]
+    assert cli.main([*words, "--dtype", "float32"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("accept_len ") and "speedup" in last and last.endswith("same output")
+    assert cli.main(["compare", "runs/tiny/bundle", "--prompts", "prompts.jsonl", "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
+
+
+def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
+    words = ["--training.max_steps", "0", "--training.init_from", str(tiny_bundle)]
+    words += ["--classifier.prompts", "null", "--evaluate.trees", "[chain:length=1]"]
+    assert cli.main(["run", "tiny.yaml", *words, "--dry-run"]) == 0
+    assert "steps: none, init_from" in capsys.readouterr().out
+    assert cli.main(["run", "tiny.yaml", *words]) == 0
+    assert ran(capsys.readouterr().out) == ["fetch-target", "train", "calibrate", "evaluate", "export"]
+    assert json.loads(Path("runs/tiny/summary.json").read_text())["train_tokens"] == 0
+    assert cli.main(["build-corpus", "tiny.yaml", *words]) == 2
+    assert "corpus: this recipe does not ask for it" in capsys.readouterr().err
+
+
+def test_time_was_up_before_the_first_answer(folder, capsys):
+    late = ["--regenerate.max_minutes", "1e-9", "--until", "corpus"]
+    assert cli.main(["run", "tiny.yaml", *late]) == 0
+    captured = capsys.readouterr()
+    assert ran(captured.out) == ["fetch-target", "regenerate", "corpus"]
+    assert "no answer was finished before regenerate.max_minutes (1e-09)" in captured.err
+    assert cli.main(["run", "tiny.yaml", *late, "--corpus.sources", "[]"]) == 2
+    assert "corpus.sources: must not be empty where regenerate finished no answer" in capsys.readouterr().err
+
+
+def test_a_higher_limit_answers_the_others(folder, capsys, monkeypatch):
+    """What was answered before is taken over, and the same limit again changes nothing."""
+    from drafttrain.regenerate.rewriting import Rewriting
+
+    asked, request = [], Rewriting.to_request
+    monkeypatch.setattr(Rewriting, "to_request", lambda self, one: asked.append(one.id) or request(self, one))
+    for limit, new in (("1", 1), ("1", 0), ("3", 2)):
+        asked.clear()
+        words = ["--regenerate.max_rows", limit, "--regenerate.batch_rows", "1", "--until", "regenerate"]
+        assert cli.main(["run", "tiny.yaml", *words]) == 0
+        rows = Path("runs/tiny/regenerated/responses.jsonl").read_text().splitlines()
+        assert len(rows) == int(limit) and len(asked) >= new and (new or not asked)
+    kept = Path("runs/tiny/previous/regenerated-1/responses.jsonl").read_text().splitlines()
+    assert set(kept) <= set(rows)
+
+
+SMALL = """\
+target: {model: tiny, dtype: float32, device: cpu}
+corpus: {sources: [{path: chats.json}], max_length: 128, validation_fraction: 0.1}
+drafter: {kind: causal_lm, model: small, draft_vocab_size: null}
+training:
+  {row_length: 128, rows_per_batch: 2, max_steps: 4, lr: 3e-4, eval_new_tokens: 4, eval_prompt_limit: 1,
+   save_steps: 2, save_total_limit: 1, bf16: false}
+"""
+
+
+@pytest.fixture
+def small_recipe(folder, tiny_llama) -> str:
+    """A recipe whose drafter is a small LM that says almost what the target says."""
+    model, tokenizer = copy.deepcopy(tiny_llama[0]), tiny_llama[1]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.002 * torch.randn_like(parameter)
+    model.save_pretrained("small")
+    tokenizer.save_pretrained("small")
+    Path("small.yaml").write_text(SMALL)
+    return "small.yaml"
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
+    """Whole and by adapters: exact greedy output, and the disk that was planned."""
+    words = ["--drafter.lora_rank", "null" if rank is None else str(rank)]
+    assert cli.main(["run", small_recipe, *words]) == 0
+    run = Path("runs/small")
+    before, after = load_file("small/model.safetensors"), load_file(run / "bundle/model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name].bfloat16(), after[f"lm.{name}"])}
+    assert after.keys() == {"draft_to_target", *(f"lm.{name}" for name in before)}
+    if rank is None:
+        assert {"lm_head.weight", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= changed
+    else:  # adapters lie at linear maps alone, and not at the head
+        assert changed == {name for name in before if "_proj" in name}
+
+    loaded = load_bundle(run / "bundle", dtype="float32")
+    prompts = [loaded.target.tokenizer(text)["input_ids"] for text in ("the lazy dog", "First, think about")]
+    for policy in (ChainPolicy(4), Eagle2Policy(top_k=3, max_depth=3, total=10)):
+        got, stats = decode_all(loaded.target, TreeProposer(loaded.drafter, policy), prompts, 32)
+        assert got == decode_all(loaded.target, NoProposer(), prompts, 32)[0]
+        assert stats.accept_len > 1.2
+
+    [checkpoint] = (run / "drafter" / "checkpoints").iterdir()
+    real = sum(path.stat().st_size for path in checkpoint.iterdir())
+    weights = (run / "drafter" / "drafter" / "model.safetensors").stat().st_size
+    folders = {name: run / name for name in ("fetch-target", "corpus")}
+    planned = estimates.train(load_recipe(small_recipe, words), folders)["disk"]
+    assert planned.endswith(" MB")  # of two checkpoints: one is written before the other is deleted
+    assert float(planned.split()[0]) * 1e6 == pytest.approx(2 * real + weights, rel=0.1)
+
+
+def test_auto_is_settled_for_each_stage(folder, capsys, monkeypatch):
+    """A processor that is fast in bf16 for a few rows alone, then one that is not."""
+    ms = {"float32": {1: 3.0, 16: 3.0, 128: 3.0}, "bfloat16": {1: 1.0, 16: 1.0, 128: 9.0}}
+    monkeypatch.setattr(dtype, "timed", lambda *sizes: dtype.Timings(ms))
+    Path("auto.yaml").write_text(RECIPE.replace("dtype: float32, ", "").replace("mode: offline, ", ""))
+    run = ["run", "auto.yaml", "--regenerate", "null", "--classifier.prompts", "null", "--training.max_steps"]
+    run += ["2", "--calibrate.prompts", "null", "--evaluate.trees", "[chain:length=1]", "--until", "evaluate"]
+    assert cli.main(run) == 0
+    assert ran(capsys.readouterr().out) == ["fetch-target", "corpus", "train", "evaluate"]
+
+    def section(stage: str) -> dict:
+        return json.loads(Path(f"runs/auto/{stage}/stage.json").read_text())["made_from"]["section"]
+
+    assert section("drafter")["target"]["dtype"] == "float32"
+    assert section("drafter")["training"]["bf16"] is False
+    assert section("evaluation")["target"]["dtype"] == "bfloat16"
+    summary = json.loads(Path("runs/auto/evaluation/summary.json").read_text())
+    assert section("evaluation")["evaluate"]["transformers_dtype"] == "fastest"
+    assert summary["transformers"]["tokens_per_second"]
+    assert summary["dtype"] == "bfloat16" and summary["lossless"]["dtype"] == "float32"
+    drafter = json.loads(Path("runs/auto/drafter/drafter/config.json").read_text())
+    assert drafter["training"]["bf16"] is False
+
+    ms["float32"], ms["bfloat16"] = ms["bfloat16"], ms["float32"]
+    assert cli.main(run) == 0
+    assert ran(capsys.readouterr().out) == []
+    assert cli.main([*run, "--training.bf16", "true", "--until", "train"]) == 0
+    assert ran(capsys.readouterr().out) == ["train"]
+    assert section("drafter")["target"]["dtype"] == "bfloat16"  # made again: as suits now
+
+
+def test_regeneration_by_a_server_needs_no_dtype():
+    stage = next(stage for stage in STAGES if stage.name == "regenerate")
+    recipe = SimpleNamespace(regenerate=SimpleNamespace(server="http://somewhere"))
+    assert stage.settle(recipe, {}) is recipe
+
+
+def test_an_own_target_is_an_input(folder):
+    """A target folder whose weights change makes everything after it outdated."""
+    recipe = load_recipe("tiny.yaml")
+    assert list(STAGES[0].files(recipe)) == ["tiny"]
+    recipe.target.model = "somebody/on-the-hub"
+    assert list(STAGES[0].files(recipe)) == []
+
+
+def test_states_are_collected_for_the_drafter_that_training_starts_from(folder):
+    Path("old").mkdir()
+    Path("old/config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "drafttrain_edd",
+                "format_version": 1,
+                "target": {},
+                "layers": 1,
+                "tapped_blocks": [1],
+            }
+        )
+    )
+    collect = next(stage for stage in STAGES if stage.name == "collect")
+    for words, expected in (([], [-2]), (["--training.init_from", "old"], [1])):
+        section = collect.section(load_recipe("tiny.yaml", words))
+        assert section["drafter"] == {"tapped_blocks": expected}
+
+
+def test_what_each_stage_reads(folder):
+    """Folders come from stages that run earlier and are enabled; files are the recipe's."""
+    for text, off in ((RECIPE, set()), (RECIPE.replace("offline", "online"), {"collect"})):
+        Path("other.yaml").write_text(text)
+        recipe = load_recipe(
+            "other.yaml", ["--training.init_from", "old", "--corpus.exclude", "[prompts.jsonl]"]
+        )
+        earlier = set()
+        for stage in STAGES:
+            assert stage.enabled(recipe) == (stage.name not in off)
+            if stage.enabled(recipe):
+                assert set(stage.needs(recipe)) <= earlier
+                earlier.add(stage.name)
+        files = {path for stage in STAGES for path in stage.files(recipe)}
+        assert files == {"tiny", "chats.json", "prompts.jsonl", "old"}
+
+
+def test_estimates_take_the_shape_of_what_training_starts_from(folder):
+    Path("old").mkdir()
+    Path("old/config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "drafttrain_edd",
+                "format_version": 1,
+                "target": {},
+                "layers": 2,
+                "draft_vocab_size": 100,
+                "tapped_blocks": [1],
+            }
+        )
+    )
+    folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
+    one, two = (
+        estimates.train(load_recipe("tiny.yaml", words), folders)["parameters"]
+        for words in ([], ["--training.init_from", "old"])
+    )
+    assert one == "53.4 k trained, 53.7 k stored" and two == "80.4 k trained, 80.5 k stored"
+
+
+@pytest.mark.parametrize("kind", ["edd", "medusa"])
+def test_heads_of_keys_and_values_of_what_training_starts_from(kind, folder, tiny_llama):
+    target = FrozenTarget(*tiny_llama, "tiny")  # with 2 of them
+    kv_heads = 4 if kind == "edd" else None
+    drafter = DrafterConfig(kind=kind, tapped_blocks=[-2], kv_heads=kv_heads, anchor=kind == "edd")
+    new_drafter(target, drafter, torch.arange(100)).save_pretrained("old")
+    recipe = load_recipe("tiny.yaml", ["--training.init_from", "old", "--drafter.kind", kind, *OFF])
+    shape = estimates.drafter_shape(recipe)
+    assert (shape.kv_heads, shape.anchor) == (kv_heads, kind == "edd")
+    tensors = load_file("old/model.safetensors").values()
+    told = estimates.drafter_parameters(shape, target)
+    assert told[1] == sum(tensor.numel() for tensor in tensors)
+    folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
+    assert estimates.train(recipe, folders)["parameters"].endswith("stored")
+
+
+def test_a_drafter_that_the_target_cannot_have_is_refused_before_it_runs(folder, capsys):
+    words = ["run", "tiny.yaml", "--dry-run", "--drafter.kv_heads", "3"]
+    assert cli.main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "drafttrain: drafter.kv_heads is 3: tiny has 4 heads, so name one of 1, 2, 4"
+
+
+def test_estimated_downloads(folder, monkeypatch):
+    monkeypatch.setenv("DRAFTTRAIN_CACHE", str(folder))
+    (folder / "targets" / "smollm2-135m-instruct").mkdir(parents=True)
+    recipe = load_recipe("tiny.yaml")
+    unknown = "unknown: target somebody/on-the-hub is not found here; fetch it or name plan.target_config"
+    for model, source, expected in (
+        ("SmolLM2-135M-Instruct", "pypi", {"download": "none: in the cache"}),
+        ("SmolLM2-135M-Instruct", "hub", {"download": "270 MB"}),
+        ("somebody/on-the-hub", "hub", {"parameters": unknown}),
+        ("tiny", "pypi", {}),
+    ):
+        recipe.target.model, recipe.target.source = model, source
+        assert estimates.fetch_target(recipe, {}) == expected
+
+
+def test_estimated_tokens_of_some_conversations(tmp_path):
+    turns = [{"from": "human", "value": "four" * 10}, {"from": "gpt", "value": "x", "token_ids": [1] * 20}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text() * 100)
+    everything = estimates._source_tokens([Source(str(tmp_path / "a.jsonl"))])
+    assert estimates._source_tokens([Source(str(tmp_path / "a.jsonl"), max_conversations=7)]) == 7 * 30
+    assert (
+        estimates._source_tokens([Source(str(tmp_path / "a.jsonl"), max_conversations=10**6)]) == everything
+    )
+
+
+def test_estimated_tokens_to_decode(folder):
+    recipe = load_recipe("tiny.yaml")
+    # without a limit, the file is read: a prompt of one turn counts one, however many may be played
+    Path("prompts.jsonl").write_text('{"turns": ["a", "b", "c"]}\n{"prompt": "d"}\n')
+    recipe.evaluate.prompts[0].turns = 2
+    told = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
+    assert estimates.evaluate(recipe, {}) == told
+    recipe.evaluate.tune_prompts = PromptSet("tuning", "prompts.jsonl")  # 2 answers with the one tree
+    recipe.plan = PlanConfig(device_memory_gb=1, device_tflops=1e-6, device_gb_per_s=1e-3)
+    target = estimates._target(recipe, {})
+    cost = estimates._decoding(target, estimates._target_bytes(recipe, target), 6)
+    assert estimates.evaluate(recipe, {})["hours"] == decode_hours(recipe.plan, 3 * 18 + 2 * 6, cost)
+    recipe.evaluate.prompts = [PromptSet("one", "x", limit=3), PromptSet("two", "x", limit=5, turns=2)]
+    recipe.evaluate.repeats, recipe.evaluate.max_new_tokens = 2, 100
+    assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
+
+
+def test_what_is_not_found_is_told(folder):
+    folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
+    recipe = load_recipe("tiny.yaml", ["--target.model", "nowhere/at-all"])
+    unknown = "unknown: target nowhere/at-all is not found here; fetch it or name plan.target_config"
+    assert estimates.train(recipe, folders)["parameters"] == unknown
+    recipe.plan.target_config = "tiny"
+    assert estimates.train(recipe, folders)["parameters"].endswith("stored")
+    recipe.drafter = DrafterConfig(kind="causal_lm", model="some/lm")
+    unknown = "unknown: drafter.model some/lm is not found here"
+    assert estimates.train(recipe, folders)["parameters"] == unknown
+
+
+def test_all_stages_estimate_the_same_corpus(folder):
+    """What `regenerate` answers is in the corpus as well."""
+    recipe = load_recipe("tiny.yaml")
+    corpus, collected = (
+        stage(recipe, {"corpus": Path("no")}) for stage in (estimates.corpus, estimates.collect)
+    )
+    sources = recipe.corpus.sources + recipe.regenerate.sources
+    about = f"about {estimates._count(estimates._source_tokens(sources))}"
+    assert corpus["tokens"] == collected["tokens"] == about
+    assert estimates._source_tokens(sources) > estimates._source_tokens(recipe.corpus.sources)
+
+
+def test_estimated_trees(folder):
+    recipe = load_recipe("tiny.yaml")
+    rows = 2 * 200 * 120
+    assert estimates.classifier(recipe, {}) == {
+        "prompts": "own all",
+        "trees": "at most 400",
+        "rows": f"at most {rows / 1e3:g} k",
+        "disk": "at most 0.9 MB, less as it is compressed",
+    }
+    recipe.drafter.draft_vocab_size, recipe.target.model = None, "somebody/on-the-hub"
+    assert estimates.classifier(recipe, {}).keys() == {"prompts", "trees"}  # the size is the target's
+    assert estimates.calibrate(recipe, {})["decoded"] == "15 times each"
+    recipe.classifier.prompts = None
+    assert estimates.calibrate(recipe, {})["decoded"] == "6 times each"
+
+
+def test_target_of_a_corpus(folder):
+    with pytest.raises(UserError, match="nowhere/corpus: no corpus here"):
+        recorded_target("nowhere/corpus")
+    Path("alone").mkdir()
+    Path("alone/corpus.json").write_text("{}")
+    with pytest.raises(UserError, match="give it with --target"):
+        recorded_target("alone")
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny_llama, monkeypatch):
+    """Gradients and moments are only of what is trained; the other weights stay in memory and checkpoints."""
+    monkeypatch.setattr(estimates, "_bytes", str)
+    target = FrozenTarget(*tiny_llama, "tiny")
+    settings = DrafterConfig(kind="causal_lm", model="small", lora_rank=rank, draft_vocab_size=100)
+    drafter = new_drafter(target, settings, torch.arange(100))
+    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in drafter.parameters()) - trained
+    drafter.finish()
+    stored = sum(p.numel() for p in drafter.parameters()) + 100
+    assert estimates.drafter_parameters(settings, target) == (trained, stored)
+    assert (rank is None) == (trained + 100 == stored)
+
+    words = ["--drafter.lora_rank", "null" if rank is None else "4", "--drafter.draft_vocab_size", "100"]
+    told = estimates.train(load_recipe(small_recipe, words), {"corpus": Path("nowhere")})
+    logits = 4 * 4 * 256 * 100 + 4 * 256 * 512
+    activations = 4 * 12 * 4 * 64 * 2 * 128  # 4 layers of width 64, 2 rows of 128 tokens
+    target_bytes = 4 * sum(p.numel() for p in target.model.parameters())
+    memory = target_bytes + 16 * trained + 4 * frozen + logits + activations
+    near = pytest.approx(memory, abs=4 * 100)  # the map of the vocabulary
+    assert float(told["memory"].removeprefix("about ")) == near
+    disk = 2 * (4 * (trained + frozen) + 8 * trained) + 4 * stored
+    assert float(told["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
+
+    if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole
+        drafter.save_pretrained("old")
+        recipe = load_recipe(small_recipe, ["--training.init_from", "old"])
+        whole = estimates.drafter_parameters(estimates.drafter_shape(recipe), target)
+        assert whole == (stored - 100, stored)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        DrafterConfig(draft_vocab_size=100),
+        DrafterConfig(draft_vocab_size=None, layers=2, train_head=False),
+        DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], train_embeddings=True),
+        DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], anchor=True, kv_heads=4),
+        DrafterConfig(draft_vocab_size=64, kind="vdm", kv_heads=1),
+        DrafterConfig(draft_vocab_size=64, kind="eagle"),
+        DrafterConfig(draft_vocab_size=64, kind="eagle", input_norms=True, train_head=False),
+        DrafterConfig(draft_vocab_size=64, kind="medusa", heads=3),
+    ],
+)
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2"])
+def test_estimated_parameters_are_those_of_the_model(drafter, family, request, tmp_path):
+    target = FrozenTarget(*request.getfixturevalue(family), "tiny")
+    new_drafter(target, drafter, torch.arange(drafter.draft_vocab_size or 512)).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors").values()
+    trained = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+    stored = sum(tensor.numel() for tensor in tensors)
+    assert estimates.drafter_parameters(drafter, target) == (trained, stored)

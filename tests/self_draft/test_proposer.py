@@ -1,0 +1,312 @@
+"""Self-Draft and its baselines are exact, and their branches and windows are what plain forwards say."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
+from drafttrain.inference.decode import decode, decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.report.trace import NotedTrees
+from drafttrain.self_draft.candidates import CandidateModel
+from drafttrain.self_draft.corpus_cache import NO_MATCHES, Matches
+from drafttrain.self_draft.hybrid import DRAFTER, HybridProposer
+from drafttrain.self_draft.lookahead import Lookahead
+from drafttrain.self_draft.prompt_lookup import PromptLookup
+from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import CostCurve
+from drafttrain.utils.errors import UserError
+
+NEW = 24
+MODES = {
+    "nothing": SelfDraftConfig(budget=0, recycle=0, context=False),
+    "context": SelfDraftConfig(recycle=0),
+    "recycling": SelfDraftConfig(context=False, recycle=3, budget=20, least=0.0),
+    "branches": SelfDraftConfig(branches=3, branch_length=5, gram=2, recycle=0),
+    "short branches": SelfDraftConfig(branches=8, branch_length=2, gram=1, recycle=0, context=False),
+    "branches alone": SelfDraftConfig(
+        branches=2, branch_length=4, gram=4, budget=0, recycle=0, context=False
+    ),
+    "everything": SelfDraftConfig(branches=2, branch_length=6, recycle=4, budget=30, least=0.0, longest=3),
+}
+
+
+class TextCorpus:
+    """N-grams of some texts, one token in five of which is wrong."""
+
+    max_prefix = 3
+
+    def __init__(self, texts: list[list[int]]):
+        rng, self.found = random.Random(1), {}
+        for text in texts:
+            for i in range(1, len(text)):
+                token = text[i] if rng.random() < 0.8 else rng.randrange(3, 500)
+                for n in range(1, min(i, 3) + 1):
+                    self.found.setdefault(tuple(text[i - n : i]), Counter()).update([token, token, 7])
+
+    def next_tokens(self, suffix, limit, longest=None):
+        for n in range(min(3, len(suffix)), 0, -1):
+            if counts := self.found.get(tuple(suffix[-n:])):
+                best = counts.most_common(limit)
+                return Matches([t for t, _ in best], [c for _, c in best], n, sum(counts.values()) + 1)
+        return NO_MATCHES
+
+
+@pytest.fixture(scope="session")
+def corpus(greedy, prompts):
+    return lambda target: TextCorpus([prompt + greedy(target, prompt, NEW + 8) for prompt in prompts])
+
+
+def self_draft(target, config, corpus=None) -> SelfDraft:
+    return SelfDraft(config, target.vocab_size, (0, 1, 2), corpus)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_is_exact(target, prompts, corpus, mode, temperature, max_rows):
+    """Alone, in batches, and in the places of prompts that have ended, at a stop token or the limit."""
+
+    def run(proposer, **options):
+        rule = accept_greedy
+        if temperature:
+            rule = AcceptMatching([SamplingParams(temperature, seed=i) for i in range(4)])
+        return decode_all(target, proposer, prompts, NEW, accept=rule, **options)
+
+    stop = run(NoProposer(), stop=())[0][0][7]
+    wanted, _ = run(NoProposer(), stop={stop})
+    outputs, stats = run(self_draft(target, MODES[mode], corpus(target)), stop={stop}, max_rows=max_rows)
+    assert outputs == wanted
+    if temperature == 0 and MODES[mode].budget:
+        assert stats.accept_len > 1.3
+    assert mode != "nothing" or stats.verify_tokens == 0
+
+
+def test_rows_draft_the_same_in_every_batch(llama, prompts, corpus):
+    proposer = self_draft(llama, MODES["everything"], corpus(llama))
+
+    def run(rows, max_rows):
+        steps = decode(llama, proposer, [prompts[row] for row in rows], NEW, stop=(), max_rows=max_rows)
+        steps = list(steps)
+        return [[(s.tokens[i], s.verified[i]) for s in steps if s.tokens[i]] for i in range(len(rows))]
+
+    together = run(range(4), 3)
+    assert all([together[row]] == run([row], 1) for row in range(4))
+
+
+def test_budget_and_what_a_forward_costs(llama, prompts, corpus):
+    config = SelfDraftConfig(budget=5, least=0.0, branches=2, branch_length=3, gram=2)
+    steps = list(decode(llama, self_draft(llama, config, corpus(llama)), prompts, NEW, stop=()))
+    assert max(max(step.verified) for step in steps) == 5 + 2 * 3
+    # a token more takes 1 ms, and a step has to bring 400 tokens a second: each has to be worth 0.4
+    curve = CostCurve((1, 101), (0.01, 0.11))
+    odds = CandidateModel(0.0, {("corpus", 1, 1): math.log(9), ("corpus", 2, 0): -3.0})
+    proposer = SelfDraft(
+        SelfDraftConfig(context=False, recycle=0), 512, (), corpus(llama), odds, verify=curve, rate=400.0
+    )
+    state = proposer.new_state(1, 99)
+    proposer.corpus.found = {(5,): Counter({6: 2, 7: 2}), (5, 6): Counter({8: 9}), (6, 8): Counter({9: 9})}
+    tree = proposer.candidates(state[0], 5)
+    assert tree.joint[1:] == pytest.approx([0.9, 0.9]) and tree.tokens == [5, 6, 7]
+
+
+class Watched(NotedTrees):
+    """Passes everything on, and shows each harvest to a function beforehand and afterwards."""
+
+    def __init__(self, proposer, before, after):
+        super().__init__(proposer)
+        self.proposer, self.before, self.after = proposer, before, after
+
+    def harvest(self, state, tree, logits):
+        seen = [self.before(sequence) for sequence in state]
+        self.proposer.harvest(state, tree, logits)
+        for sequence, root, was in zip(state, tree.tokens[:, 0].tolist(), seen):
+            self.after(sequence, root, was)
+
+
+def argmax_after(target, tokens) -> int:
+    return int(target.model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
+
+
+@torch.no_grad()
+def test_branches_are_what_plain_forwards_say(target, prompts):
+    """A branch sees the text with the root, and itself; the token behind it is appended, the first goes."""
+    config = SelfDraftConfig(branches=3, branch_length=4, gram=2, recycle=0, budget=3, least=0.0)
+    checked = [0]
+    windows: set[tuple[int, ...]] = set()
+
+    def after(sequence, root, was):
+        for old, new in zip(was, sequence.branches):
+            if new == old:  # the end of the output has cut the tree
+                continue
+            text = [*sequence.text, root]
+            expected = argmax_after(target, text + old)
+            assert new == [*old, expected][-4:]
+            for end in range(2, len(old) + 1):  # every window of G tokens, and what is said behind it
+                gram = (*old[end - 2 : end], argmax_after(target, text + old[:end]))
+                windows.add(gram)
+                matched, found = sequence.sources.drafted.after(gram[:2])
+                assert matched == 2 and gram[2] in [token for token, _ in found]
+            checked[0] += 1
+
+    proposer = self_draft(target, config)
+    watched = Watched(proposer, lambda sequence: [list(branch) for branch in sequence.branches], after)
+    steps = list(decode(target, watched, prompts[:2], 12, stop=()))
+    assert checked[0] > 3 * 8 and len(windows) > 20
+    assert max(max(step.verified) for step in steps) <= 3 + 3 * 4
+
+
+def test_branches_start_from_distinct_tokens_that_are_text():
+    config = SelfDraftConfig(branches=5)
+    [sequence] = SelfDraft(config, 8, special=(0, 1, 2)).new_state(1, 9)
+    assert sorted(sequence.branches) == [[3], [4], [5], [6], [7]]
+    again = SelfDraft(config, 8, special=(0, 1, 2)).new_state(2, 9)
+    assert again[0].branches == again[1].branches == sequence.branches
+
+
+@torch.no_grad()
+def test_recycling_keeps_what_the_target_says_behind_each_node(llama, prompts, corpus):
+    config = SelfDraftConfig(recycle=2, context=False, least=0.0, budget=6)
+    seen = []
+
+    def after(sequence, root, sent):
+        if not sequence.sources.drafted.after([root])[0]:  # the end of the output has cut the tree
+            return
+        for node, path in enumerate(sent.paths([])):
+            text = [*sequence.text, *path]
+            logits = llama.model(input_ids=torch.tensor([text])).logits[0, -1]
+            expected = logits.topk(2).indices.tolist()
+            matched, found = sequence.sources.drafted.after(text[-4:])
+            assert matched == min(len(text), 4) and [token for token, _ in found][:2] == expected
+            seen.append(node)
+
+    proposer = Watched(self_draft(llama, config, corpus(llama)), lambda sequence: sequence.sent, after)
+    decode_all(llama, proposer, prompts[:1], 8, stop=())
+    assert max(seen) >= 4
+
+
+def test_accepted_candidates_are_counted_by_source(llama, prompts, corpus):
+    proposer = self_draft(llama, MODES["everything"], corpus(llama))
+    steps = list(decode(llama, proposer, prompts, NEW, stop=()))
+    drafted = sum(sum(step.drafted) for step in steps)
+    last = sum(step.drafted[i] for step in steps for i in range(4) if step.finish_reason[i])
+    # the last step of an output is not observed if no other goes on with it
+    assert drafted - last <= sum(proposer.accepted.values()) <= drafted + len(prompts)
+    assert proposer.accepted["corpus"] > 0 and set(proposer.accepted) <= {
+        "corpus", "prompt", "accepted", "recycled", "branch"
+    }  # fmt: skip
+    granted = sum(number for (_, accepted), number in proposer.judged.items() if accepted)
+    assert granted == sum(proposer.accepted.values())
+
+
+# ------------------------------------------------------------------------------------------- the baselines
+
+
+def test_prompt_lookup_against_a_search():
+    rng = random.Random(0)
+    for _ in range(300):
+        text = [rng.randrange(4) for _ in range(rng.randrange(1, 15))]
+        wanted = []
+        for n in (3, 2, 1):
+            starts = [i for i in range(len(text) - n) if text[i : i + n] == text[-n:]]
+            if starts and n < len(text):
+                wanted = text[starts[-1] + n :][:5]
+                break
+        assert PromptLookup(5).continuation(text) == wanted, text
+
+
+@pytest.mark.parametrize("proposer", [PromptLookup(6), Lookahead(4, 3, 3, 512), Lookahead(1, 2, 1, 512)])
+@pytest.mark.parametrize("max_rows", [1, 3])
+def test_baselines_are_exact(target, prompts, proposer, max_rows):
+    wanted, _ = decode_all(target, NoProposer(), prompts, NEW, stop=())
+    assert decode_all(target, proposer, prompts, NEW, stop=(), max_rows=max_rows)[0] == wanted
+
+
+def test_prompt_lookup_drafts_a_chain():
+    proposer, state = PromptLookup(4), [[5, 6, 7, 8, 5, 6]]
+    tree = proposer.propose(state, torch.tensor([7]))
+    assert tree.tokens.tolist() == [[7, 8, 5, 6, 7]] and tree.depths.tolist() == [[0, 1, 2, 3, 4]]
+
+
+@torch.no_grad()
+def test_the_window_is_what_plain_forwards_say(llama, prompts):
+    """Column i sees the root, the first level before i and its own later levels, and gives an n-gram."""
+    checked = [0]
+
+    def before(sequence):
+        return [list(level) for level in sequence.levels]
+
+    def after(sequence, root, levels):
+        guesses = [
+            argmax_after(llama, [*text, *levels[0][:i], *(level[i] for level in levels[1:])])
+            for i in range(4)
+        ]
+        if sequence.levels == levels:  # the end of the output has cut the tree
+            return
+        assert sequence.levels[-1] == guesses
+        if len(levels) == 2:  # full: the oldest level goes, and each column gives its tokens
+            assert sequence.levels == [levels[1][1:], guesses]
+            for first, second, third in zip([root, *levels[0]], levels[1], guesses):
+                assert (second, third) in sequence.pool[first]
+        checked[0] += 1
+
+    text = list(prompts[0])  # with the root
+    watched = Watched(Lookahead(4, 3, 5, 512), before, after)
+    for step in decode(llama, watched, prompts[:1], 16, stop=()):
+        text += step.tokens[0]
+    assert checked[0] >= 5
+
+
+# --------------------------------------------------------------------------------------- beside a drafter
+
+
+@pytest.fixture(scope="module")
+def edd(tiny_llama):
+    target = FrozenTarget(*tiny_llama, "llama")
+    settings = DrafterConfig(tapped_blocks=[-2], layers=1)
+    drafter = EddModel(EddConfig.for_target(target, settings, 512)).eval()
+    drafter.initialize_from(target, settings, torch.arange(512))
+    return target, drafter
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sure", [0.0, 1.0, 99.0])
+@pytest.mark.parametrize("max_rows", [1, 3])
+def test_joined_with_a_drafter(edd, prompts, corpus, sure, max_rows):
+    target, drafter = edd
+    target.tap(drafter.config.tapped_blocks)
+    ngrams = self_draft(
+        target, SelfDraftConfig(least=0.0, branches=1, branch_length=3, gram=2), corpus(target)
+    )
+    joined = HybridProposer(ngrams, TreeProposer(drafter, ChainPolicy(3)), sure=sure, least=0.1)
+    stats, wanted = DecodeStats(), decode_all(target, NoProposer(), prompts, NEW, stop=())[0]
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for step in decode(target, joined, prompts, NEW, (), stats=stats, max_rows=max_rows):
+        for output, tokens in zip(outputs, step.tokens):
+            output += tokens
+    assert outputs == wanted and stats.accept_len > 1.2
+    asked = sum(number for (evidence, _), number in ngrams.judged.items() if evidence == DRAFTER)
+    assert (asked == 0) if sure == 0 else asked > 0
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"branches": 2, "branch_length": 3}, "gram 4 is longer than branches of 3"),
+        ({"budget": -1}, "budget is -1: at least 0"),
+        ({"longest": 0}, "longest is 0: at least 1"),
+        ({"least": 1.0}, "least is 1.0"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(UserError, match=message):
+        SelfDraftConfig(**settings)

@@ -1,0 +1,152 @@
+"""EDD beside its baselines: what is trained how often, and which numbers become figures."""
+
+import importlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from drafttrain.utils.errors import UserError
+from studies.goals import Run
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    return importlib.import_module("studies.baselines"), importlib.import_module("studies.figures_drafters")
+
+
+class Trained:
+    """Stands for `Bench`: each training comes to a number that is told by what was asked."""
+
+    def __init__(self, value, loss=lambda drafter, training: 1.0):
+        self.value, self.loss, self.asked, self.out = value, loss, [], Path("nowhere")
+
+    def states(self, *args):
+        return {}
+
+    def trained(self, name, drafter, training, made_from, decode=True):
+        self.asked.append((name, drafter, training, decode))
+        emitted = self.value(drafter, training)
+        tasks = {
+            task: {"emitted": emitted * 10, "steps": 10, "accept_len": emitted, "accept_len_fresh": 1.0}
+            for task in ("mt_bench", "gsm8k", "humaneval")
+        }
+        return {
+            "lr": training.lr,
+            "seed": training.seed,
+            "tokens": 5,
+            "accept_len": emitted,
+            "tasks": tasks if decode else {},
+            "validation": {"eval_accept_len": emitted, "eval_loss": self.loss(drafter, training)},
+        }
+
+
+def test_table1_gives_every_kind_the_same_choice_and_three_seeds(modules):
+    baselines, _ = modules
+    best = {"edd": 4e-3, "eagle": 1e-3, "medusa": 2e-3, "vdm": 2e-3}
+    bench = Trained(lambda d, t: 2.0 - abs(t.lr - best[d.kind]) * 100 - 0.1 * (t.seed or 0))
+    found = baselines.table1(bench)
+    for kind in baselines.KINDS:
+        trials = [t.lr for _, d, t, decode in bench.asked if d.kind == kind and not decode]
+        finals = [(t.lr, t.seed) for _, d, t, decode in bench.asked if d.kind == kind and decode]
+        assert trials == list(baselines.RATES) and finals == [(best[kind], seed) for seed in (0, 1, 2)]
+        row = found["rows"][kind]
+        assert row["accept_len"] == pytest.approx(1.9) and row["range"] == pytest.approx([1.8, 2.0])
+    settings = [asdict(t) | {"lr": 0, "seed": 0} for _, _, t, decode in bench.asked if decode]
+    assert all(one == settings[0] for one in settings)  # data, steps and everything else are equal
+
+
+def test_rates_that_are_as_good_are_told_apart_by_their_loss(modules):
+    baselines, _ = modules
+    lengths = {1e-3: 1.2, 2e-3: 1.595, 4e-3: 1.6, 8e-3: 1.5}
+    bench = Trained(
+        lambda d, t: lengths[t.lr], lambda d, t: {1e-3: 0.1, 2e-3: 0.5, 4e-3: 0.6, 8e-3: 0.2}[t.lr]
+    )
+    assert baselines.best_rate(bench, "edd", {})[0] == 2e-3
+
+
+def test_table3_leaves_out_one_thing_at_a_time(modules):
+    baselines, _ = modules
+    bench = Trained(lambda d, t: 1.5)
+    found = baselines.table3(bench)
+    full, finals = {}, [(n, d, t) for n, d, t, decode in bench.asked if decode]
+    for name, drafter, training in finals:
+        full.setdefault(name[:-1], (asdict(drafter), asdict(training) | {"seed": 0}))
+    whole = full["edd-seed"]
+    for name, change in (
+        ("vdm-seed", {"kind": "vdm"}),
+        ("edd-ce-seed", {"loss": "ce"}),
+        ("edd-fixed5-seed", {"block_length": (5, 5)}),
+    ):
+        ours = whole[0] | whole[1]
+        theirs = full[name][0] | full[name][1]
+        assert {key: theirs[key] for key in ours if ours[key] != theirs[key]} == change
+    assert set(found["rows"]) == {
+        "everything",
+        "no target states",
+        "cross-entropy with the text",
+        "blocks of 5",
+    }
+
+
+def test_figures_compare_equal_training_at_the_rate_best_for_it(modules, monkeypatch):
+    baselines, figures = modules
+    levels = {"edd": 1.5, "eagle": 1.6, "medusa": 1.6, "vdm": 1.4}
+    favourite = {"edd": 1e-3, "eagle": 2e-3, "medusa": 4e-3, "vdm": 8e-3}
+
+    def value(drafter, training):
+        better = 0.1 * drafter.input_norms + 0.05 * (training.loss == "ce")
+        worse = 0.01 * training.seed + 10 * abs(training.lr - favourite[drafter.kind])
+        return levels[drafter.kind] + better - worse
+
+    bench = Trained(value)
+    bench.prompts = dict.fromkeys(figures.TASKS, range(80))
+    monkeypatch.setattr(figures, "bench", lambda run: bench)
+    found = figures.equally_trained(Run("baselines"))
+    assert set(found) == set(figures.GROUPS[0].goals)
+    assert {training.max_steps for _, _, training, _ in bench.asked} == {baselines.LONG_STEPS}
+    for name in baselines.EQUAL:
+        rates = [(t.lr, t.seed) for asked, _, t, _ in bench.asked if asked.startswith(f"{name}-equal")]
+        best = favourite["eagle" if name.startswith("eagle") else name.partition("-")[0]]
+        assert rates == [*((rate, 0) for rate in baselines.RATES), (best, 1), (best, 2)]
+    assert found["edd_vs_eagle"]["value"] == pytest.approx(1.49 / 1.59)
+    assert found["edd_vs_eagle"]["interval"] == pytest.approx([1.48 / 1.6, 1.5 / 1.58])
+    assert found["edd_vs_eagle_mtp"]["value"] == pytest.approx(1.49 / 1.69)
+    assert found["kl_vs_ce"]["value"] == pytest.approx(1.49 / 1.54)
+    assert found["states_vs_none"]["value"] == found["edd_vs_vdm"]["value"] == pytest.approx(1.49 / 1.39)
+    assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
+    assert found["edd_vs_vdm"]["size"] == {"prompts": figures.TASKS, "seeds": 3}
+
+
+def test_results_of_other_settings_are_refused(modules, tmp_path, monkeypatch):
+    baselines, _ = modules
+    monkeypatch.setattr(baselines, "load_for_decoding", lambda name: None)
+    monkeypatch.setattr(baselines, "TASKS", {})
+    bench = baselines.Bench(tmp_path, 2, None)
+    asked = {
+        "drafter": asdict(baselines.DRAFTER),
+        "training": json.loads(json.dumps(asdict(baselines.TRAINING))),
+    }
+    (tmp_path / "edd").mkdir()
+    (tmp_path / "edd/asked.json").write_text(json.dumps(asked))
+    (tmp_path / "edd/result.json").write_text(json.dumps({"limit": 2, "accept_len": 1.25}))
+    assert bench.trained("edd", baselines.DRAFTER, baselines.TRAINING, {})["accept_len"] == 1.25
+    shorter = baselines.Bench(tmp_path, 2, 7)
+    with pytest.raises(UserError, match="edd: trained with other settings; remove it"):
+        shorter.trained("edd", baselines.DRAFTER, baselines.TRAINING, {})
+
+
+def test_a_drafter_with_the_targets_head_drafts_all_tokens(modules, tiny_target, tmp_path):
+    import torch
+
+    from drafttrain.drafters.auto import load_drafter, new_drafter
+    from drafttrain.drafters.config import DrafterConfig
+
+    baselines, _ = modules
+    drafter = new_drafter(tiny_target, DrafterConfig(kind="vdm", train_head=False), torch.arange(0, 512, 4))
+    drafter.save_pretrained(tmp_path / "some")
+    baselines.draft_all_tokens(tmp_path / "some", tmp_path / "all")
+    again = load_drafter(tmp_path / "all", tiny_target)
+    assert torch.equal(again.lm_head.weight, tiny_target.lm_head.weight)
+    assert torch.equal(again.layers[0].q_proj.weight, drafter.layers[0].q_proj.weight)

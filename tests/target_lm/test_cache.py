@@ -1,0 +1,162 @@
+"""Forwards through TreeCache against plain ones, by logits: ragged rows, trees, committed paths, windows."""
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from drafttrain.target_lm.cache import TreeCache, allowed_slots, attention_mask
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+SIZES = dict(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    initializer_range=0.2,
+    tie_word_embeddings=False,
+    sliding_window=2,  # shorter than the longest path of the tree, whose slots are not its positions
+)
+LENGTHS = (11, 4, 17)
+# the deepest path is 0 2 5 6; rows 1 and 2 keep a part of the tree
+PARENTS = (-1, 0, 0, 1, 2, 2, 5)
+KEPT = ((0, 1, 2, 3, 4, 5, 6), (0, 2, 5), (0,))
+
+
+@pytest.fixture(params=["llama", "qwen2", "mistral-window", "qwen3-window"])
+def any_target(request) -> FrozenTarget:
+    if request.param == "mistral-window":
+        model = MistralForCausalLM(MistralConfig(**SIZES))
+    elif request.param == "qwen3-window":
+        layers = ["full_attention", "sliding_attention", "full_attention"]
+        model = Qwen3ForCausalLM(Qwen3Config(**SIZES, use_sliding_window=True, layer_types=layers))
+    else:
+        model = request.getfixturevalue(f"tiny_{request.param}")[0]
+    return FrozenTarget(model, None, request.param)
+
+
+def ragged_trees() -> TokenTree:
+    """Three trees of 7, 3 and 1 nodes with random tokens."""
+    parents = torch.tensor(PARENTS).expand(3, -1)
+    depths = torch.tensor([0, 1, 1, 2, 2, 2, 3]).expand(3, -1)
+    zeros = torch.zeros(3, 7)
+    tree = TokenTree(torch.randint(512, (3, 7)), parents, depths, zeros, zeros, torch.full((3,), 7))
+    return tree.select(torch.tensor([[i in kept for i in range(7)] for kept in KEPT]))
+
+
+def check(target: FrozenTarget, cache: TreeCache, tree: TokenTree, texts: list[list[int]]) -> None:
+    """Runs trees behind committed texts; a node's logits must be those of a plain forward over its path."""
+    states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
+    logits = target.head(states.final)
+    for row, text in enumerate(texts):
+        for node in range(int(tree.sizes[row])):
+            path = tree.ancestors()[row, node].nonzero().flatten()
+            ids = torch.tensor([text + tree.tokens[row, path].tolist()])
+            plain = target.model(input_ids=ids).logits[0, -1]
+            torch.testing.assert_close(logits[row, node], plain, atol=2e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_ragged_trees_and_committed_paths(any_target):
+    texts = [torch.randint(512, (n,)).tolist() for n in LENGTHS]
+    tokens = torch.zeros(3, max(LENGTHS), dtype=torch.long)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+    cache = any_target.new_cache(3, 40)
+    order = torch.arange(max(LENGTHS))
+    any_target.forward(cache, tokens, order, torch.ones(len(order), len(order), dtype=torch.bool).tril())
+    cache.commit(order.expand(3, -1), torch.tensor(LENGTHS))
+    # old paths are committed while new trees follow: slots that were left behind must not be seen again
+    for path, counts in (
+        ([[0, 2, 5], [0, 1, 2], [0, 0, 0]], [3, 2, 1]),
+        ([[0, 1, 3], [0, 1, 2], [0, 0, 0]], [3, 0, 1]),
+    ):
+        tree = ragged_trees()
+        check(any_target, cache, tree, texts)
+        cache.commit(torch.tensor(path), torch.tensor(counts))
+        for row, count in enumerate(counts):
+            texts[row] = texts[row] + tree.tokens[row, path[row][:count]].tolist()
+        assert cache.lengths.tolist() == [len(text) for text in texts]
+    check(any_target, cache, ragged_trees(), texts)
+
+
+@torch.no_grad()
+def test_a_single_row_commits_paths_too(any_target):
+    text = torch.randint(512, (9,)).tolist()
+    cache = any_target.new_cache(1, 30)
+    any_target.forward(
+        cache, torch.tensor([text]), torch.arange(9), torch.ones(9, 9, dtype=torch.bool).tril()
+    )
+    cache.commit(torch.arange(9)[None], torch.tensor([9]))
+    zeros = torch.zeros(1, 7)
+    depths = torch.tensor([[0, 1, 1, 2, 2, 2, 3]])
+    tree = TokenTree(
+        torch.randint(512, (1, 7)), torch.tensor([PARENTS]), depths, zeros, zeros, torch.tensor([7])
+    )
+    check(any_target, cache, tree, [text])
+    cache.commit(torch.tensor([[0, 2, 5]]), torch.tensor([3]))
+    check(any_target, cache, tree, [text + tree.tokens[0, [0, 2, 5]].tolist()])
+
+
+@torch.no_grad()
+def test_reserve_keeps_what_is_committed(llama):
+    text = torch.randint(512, (6,)).tolist()
+    cache = llama.new_cache(1, 8)
+    llama.forward(cache, torch.tensor([text]), torch.arange(6), torch.ones(6, 6, dtype=torch.bool).tril())
+    cache.commit(torch.arange(6)[None], torch.tensor([6]))
+    cache.reserve(2)
+    assert cache.max_len == 8  # nothing to do
+    tree = TokenTree.root_only(torch.tensor([5]))
+    for i in range(6):
+        tree = tree.append(torch.tensor([[i]]), torch.tensor([[i]]), torch.zeros(1, 1))
+    cache.reserve(tree.width)
+    check(llama, cache, tree, [text])
+    assert cache.kv.shape[4] == cache.max_len >= 13
+
+
+def test_a_full_cache_is_an_error(llama):
+    cache = llama.new_cache(1, 4)
+    with pytest.raises(UserError, match="5 tokens do not fit a cache of 4"):
+        cache.open(5)
+
+
+def test_allowed_slots_by_brute_force():
+    lengths, tree = torch.tensor(LENGTHS), ragged_trees()
+    slots = lengths[:, None] + torch.arange(tree.width)
+    view = int(slots.max()) + 1
+    allowed = allowed_slots(lengths, tree.ancestors(), slots, view)
+    for row in range(3):
+        for node in range(tree.width):
+            path = tree.ancestors()[row, node].nonzero().flatten().tolist()
+            seen = {*range(LENGTHS[row]), *(LENGTHS[row] + i for i in path)}
+            assert set(allowed[row, node].nonzero().flatten().tolist()) == seen
+
+
+class Config:
+    """What `attention_mask` reads of a config."""
+
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+def test_forms_of_masks():
+    allowed = torch.ones(1, 2, 4, dtype=torch.bool)
+    kv_positions, positions = (
+        torch.tensor([[0, 1, 2, 2]]),
+        torch.tensor([[2, 2]]),
+    )  # two siblings share a position
+    one = attention_mask(allowed, kv_positions, positions, Config(), torch.float32)
+    assert one.dtype == torch.float32 and one.shape == (1, 1, 2, 4) and not one.any()
+    windowed = attention_mask(allowed, kv_positions, positions, Config(sliding_window=2), torch.float32)
+    assert windowed[0, 0].tolist() == [[torch.finfo(torch.float32).min, 0, 0, 0]] * 2
+    kinds = Config(sliding_window=2, layer_types=["full_attention", "sliding_attention", "full_attention"])
+    both = attention_mask(allowed, kv_positions, positions, kinds, torch.bfloat16)
+    assert set(both) == {"full_attention", "sliding_attention"}
+    assert both["full_attention"].tolist() == [[[[0.0] * 4] * 2]]
+    lowest = torch.finfo(torch.bfloat16).min
+    assert both["sliding_attention"].tolist() == [[[[lowest, 0, 0, 0]] * 2]]
+    assert both["sliding_attention"].dtype == torch.bfloat16

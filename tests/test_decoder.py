@@ -1,0 +1,241 @@
+"""SpeculativeDecoder: prompts in every form, text out piece by piece, the same with and without drafts."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from drafttrain.data.conversation import Message
+from drafttrain.decoder import SpeculativeDecoder, StopStrings, TextStream
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.utils.errors import UserError
+
+PROMPT = "Could you please explain how the sun is shining?"
+TEXTS = [
+    "The river, step by step.",
+    "naïve café — “quotes” … 日本語の文章、한국어 العربية",
+    "😀👍🏽 e\u0301 and \ufffd genuine, then 🏴\u200d☠️",
+    "  spaces   and\n\n\tlines ",
+]
+
+
+def decode_text(tokenizer, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_streamed_text_is_the_text(tiny_llama, text, size):
+    tokenizer = tiny_llama[1]
+    ids = tokenizer(text)["input_ids"]
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join(pieces) + stream.flush() == decode_text(tokenizer, ids) == text
+    if "\ufffd" not in text:
+        assert "\ufffd" not in "".join(pieces)  # no half characters on the screen
+
+
+@given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 6))
+def test_streamed_text_of_any_tokens(tiny_llama, ids, size):
+    """Also of bytes that form no character, and of special tokens, which have no text."""
+    tokenizer = tiny_llama[1]
+    ids = [token % len(tokenizer) for token in ids]
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join(pieces) + stream.flush() == decode_text(tokenizer, ids)
+
+
+def test_tokens_whose_space_depends_on_the_one_before():
+    """SentencePiece style: the first word of a text loses its space, also behind a special token."""
+    tokenizer = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "<s>": 2}, unk_token="▁one"))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+    for ids in ([2, 0, 2, 1, 2, 2, 0], [0, 1], [2, 2, 1, 0]):
+        stream = TextStream(tokenizer)
+        assert "".join(stream.push([token]) for token in ids) == decode_text(tokenizer, ids)
+
+
+def test_text_is_given_out_as_soon_as_it_is_certain(tiny_llama):
+    tokenizer = tiny_llama[1]
+    stream = TextStream(tokenizer)
+    first, *others = tokenizer("é")["input_ids"]
+    assert others  # two bytes, two tokens
+    the = tokenizer("The")["input_ids"]
+    assert stream.push([*the, first]) == "The"  # the whole token does not wait for the half one
+    assert stream.push(others) == "é"
+    assert stream.push([first]) == "" and stream.flush() == "\ufffd"
+
+
+@pytest.fixture
+def decoder(target, replay, greedy, request) -> SpeculativeDecoder:
+    """Drafts rightly half of the time for the reply to PROMPT."""
+    ids = SpeculativeDecoder(target, NoProposer()).encode(PROMPT)
+    text = ids + greedy(target, ids, 40)
+    drafter = replay(target, [text], lambda row, position: position % 3 > 0)
+    return SpeculativeDecoder(target, TreeProposer(drafter, ChainPolicy(4)))
+
+
+def test_generate_autoregressive_and_stream_agree(decoder, target, greedy):
+    [eos] = target.eos_token_ids
+    wanted = greedy(target, decoder.encode(PROMPT), 30, eos)
+    result, plain, stats = decoder.generate(PROMPT, 30), decoder.autoregressive(PROMPT, 30), DecodeStats()
+    pieces = list(decoder.stream(PROMPT, 30, stats))
+    assert result.token_ids == plain.token_ids == wanted
+    assert [token for piece in pieces for token in piece.token_ids] == wanted
+    assert result.text == plain.text == "".join(piece.text for piece in pieces)
+    assert result.text == decode_text(target.tokenizer, wanted)
+    reason = "stop" if wanted[-1] == eos else "length"
+    assert result.finish_reason == plain.finish_reason == pieces[-1].finish_reason == reason
+    assert all(piece.finish_reason is None for piece in pieces[:-1])
+    assert stats.steps == result.stats.steps == len(pieces) - 1 < plain.stats.steps
+    assert result.stats.accept_len > plain.stats.accept_len == 1
+
+
+def test_prompts_in_every_form(tiny_llama):
+    model, tokenizer = tiny_llama
+    decoder = SpeculativeDecoder(FrozenTarget(model, tokenizer, "llama"), NoProposer())
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PROMPT}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer(chat, add_special_tokens=False)["input_ids"]
+    assert decoder.encode(PROMPT) == ids
+    assert decoder.encode([{"role": "user", "content": PROMPT}]) == ids
+    assert decoder.encode([Message("user", PROMPT)]) == ids
+    assert decoder.encode(ids) == ids
+    assert decoder.encode(torch.tensor(ids)) == decoder.encode(torch.tensor([ids])) == ids
+    for wrong in ([1, "a"], [{"role": "user", "content": "a"}, 3]):
+        with pytest.raises(UserError, match="prompt: must be a text, a chat .* got "):
+            decoder.generate(wrong, 4)
+
+
+def test_plain_text_without_a_chat_template(tiny_llama, monkeypatch):
+    model, tokenizer = tiny_llama
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    decoder = SpeculativeDecoder(FrozenTarget(model, tokenizer, "llama"), NoProposer())
+    assert decoder.encode("The sun") == tokenizer("The sun")["input_ids"]
+
+
+def test_without_a_tokenizer_token_ids_still_work(tiny_llama):
+    decoder = SpeculativeDecoder(FrozenTarget(tiny_llama[0], None, "nameless"), NoProposer())
+    with pytest.raises(UserError, match="nameless has no tokenizer"):
+        decoder.generate("The sun")
+    result = decoder.generate([5, 6, 7], 4)
+    assert result.text == "" and result.token_ids
+
+
+def test_empty_prompt(tiny_llama):
+    decoder = SpeculativeDecoder(FrozenTarget(*tiny_llama, "llama"), NoProposer())
+    with pytest.raises(UserError, match="prompt 0 has no tokens"):
+        decoder.generate([])
+    for empty in ("", ["The sun", ""]):
+        with pytest.raises(UserError, match="prompt: must not be empty"):
+            decoder.generate(empty)
+
+
+@pytest.mark.parametrize("draws", [{}, {"temperature": 1.0, "seed": 3}])
+def test_a_list_of_prompts_gives_what_each_gives_alone(tiny_llama, draws):
+    """Texts, chats and ids; whole and as a stream; with a stop string in one of them."""
+    decoder = SpeculativeDecoder(FrozenTarget(*tiny_llama, "llama"), NoProposer())
+    ids = decoder.encode("The river")
+    prompts = [PROMPT, [{"role": "user", "content": "The sun"}], ids, torch.tensor(ids[:-2])]
+    alone = [decoder.generate(prompt, 12, **draws) for prompt in prompts]
+    stop = next(one.text[2:5] for one in alone if len(one.text) > 5)
+    for stops in ((), stop):
+        alone = [decoder.generate(prompt, 12, stop=stops, **draws) for prompt in prompts]
+        together = decoder.generate(prompts, 12, stop=stops, **draws)
+        for one, other in zip(alone, together, strict=True):
+            assert (one.text, one.token_ids, one.finish_reason) == (
+                other.text,
+                other.token_ids,
+                other.finish_reason,
+            )
+        texts = [""] * len(prompts)
+        for piece in decoder.stream(prompts, 12, stop=stops, **draws):
+            texts[piece.prompt] += piece.text
+        assert texts == [one.text for one in alone]
+
+
+def test_parameters_one_by_one(target):
+    decoder = SpeculativeDecoder(target, NoProposer())
+    sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=3)
+    one_by_one = decoder.generate(PROMPT, 12, temperature=1.0, top_p=0.95, seed=3)
+    assert one_by_one.token_ids == decoder.generate(PROMPT, 12, sampling).token_ids
+    with pytest.raises(UserError, match="max_tokens: must be one of temperature, top_p, top_k, seed"):
+        decoder.generate(PROMPT, max_tokens=3)
+    with pytest.raises(UserError, match="seed: must not be given beside sampling"):
+        decoder.generate(PROMPT, 12, sampling, seed=4)
+
+
+def test_a_loaded_model_and_a_policy(tiny_bundle, tiny_target_folder):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype="float32")
+    decoder = SpeculativeDecoder.from_pretrained(str(tiny_bundle), model, tree=ChainPolicy(2))
+    named = SpeculativeDecoder.from_pretrained(
+        str(tiny_bundle), dtype="float32", device="cpu", tree="chain:length=2"
+    )
+    result = decoder.generate(PROMPT, 12)
+    assert result.stats.verify_tokens > 0
+    assert result.token_ids == decoder.autoregressive(PROMPT, 12).token_ids
+    assert result.token_ids == named.generate(PROMPT, 12).token_ids
+
+
+def test_samples_by_seed(target):
+    decoder = SpeculativeDecoder(target, NoProposer())
+    sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=3)
+    one = decoder.generate(PROMPT, 20, sampling)
+    assert one.token_ids == decoder.autoregressive(PROMPT, 20, sampling).token_ids
+    assert one.token_ids == [
+        t for piece in decoder.stream(PROMPT, 20, sampling=sampling) for t in piece.token_ids
+    ]
+    assert one.token_ids != decoder.generate(PROMPT, 20).token_ids
+    assert one.token_ids != decoder.generate(PROMPT, 20, SamplingParams(1.0, 0.95, seed=4)).token_ids
+
+
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.integers(1, 5),
+)
+def test_stop_strings_cut_where_the_first_is_complete(text, strings, size):
+    """Against a search in every beginning of the text, whatever pieces it comes in."""
+    stops = StopStrings(strings)
+    given_out = ""
+    for i in range(0, len(text), size):
+        given_out += stops.push(text[i : i + size])
+        if stops.found:
+            break
+        held = text[: i + size][len(given_out) :]
+        assert not held or any(string.startswith(held) for string in strings)
+    given_out += "" if stops.found else stops.flush()
+    expected, found = text, False
+    for end in range(len(text) + 1):
+        complete = [string for string in strings if text[:end].endswith(string)]
+        if complete:
+            expected, found = text[: end - max(map(len, complete))], True
+            break
+    assert (given_out, stops.found) == (expected, found)
+
+
+def test_a_stop_string_ends_the_text(decoder):
+    """It may begin and end inside tokens and inside a draft; with and without drafts the same is left."""
+    whole = decoder.generate(PROMPT, 40)
+    for start in (3, 10, len(whole.text) - 4):
+        stop = whole.text[start : start + 3]
+        expected = whole.text[: whole.text.index(stop)]
+        for result in (
+            decoder.generate(PROMPT, 40, stop=[stop]),
+            decoder.generate(PROMPT, 40, stop=stop),  # not its letters
+            decoder.autoregressive(PROMPT, 40, stop=[stop]),
+        ):
+            assert result.text == expected and result.finish_reason == "stop"
+            assert result.token_ids == whole.token_ids[: len(result.token_ids)]
+        streamed = "".join(piece.text for piece in decoder.stream(PROMPT, 40, stop=[stop]))
+        assert streamed == expected
+    assert decoder.generate(PROMPT, 40, stop=["\ufffd never \ufffd"]).text == whole.text
+    with pytest.raises(UserError, match="a stop string is empty"):
+        decoder.generate(PROMPT, 4, stop=[""])

@@ -1,0 +1,94 @@
+"""Policies as recipes and the command line name them."""
+
+import dataclasses
+
+import pytest
+
+from drafttrain.trees.c2t import C2tPolicy, Plain
+from drafttrain.trees.cape import CapePolicy
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.parse import parse_policy, uses_calibration
+from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.static import StaticPolicy
+from drafttrain.trees.timed import TimedPolicy
+from drafttrain.utils.errors import UserError
+
+CURVE = CostCurve((1, 8), (0.02, 0.03))
+COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5), AcceptanceCurve())
+
+
+@pytest.mark.parametrize(
+    "text, policy",
+    [
+        ("chain:length=4", ChainPolicy(4)),
+        ("static:k_config=3-2", StaticPolicy.from_k_config((3, 2))),
+        ("paths:paths=0-1-01", StaticPolicy([(0,), (1,), (0, 1)])),
+        ("vct", StaticPolicy.vanilla()),
+        ("vct:width=2,depth=2", StaticPolicy.vanilla(2, 2)),
+        ("eagle1", StaticPolicy.eagle1()),
+        ("cape:max_depth=3,bounds=0.5,widths=4-1", CapePolicy(3, (0.5,), (4, 1))),
+        ("eagle2:top_k=4,total=none", Eagle2Policy(4, 6, None)),
+        ("pct:width=3", PctPolicy(0.001, 0.02, width=3)),
+        ("pct:draft_seconds=0.002", PctPolicy(0.002, 0.02)),
+        ("pct:threshold=0.2", PctPolicy(threshold=0.2)),
+        (
+            "timed:max_depth=3",
+            TimedPolicy(COSTS.draft, CURVE, 80.0, (0.6, 0.5), AcceptanceCurve(), max_depth=3),
+        ),
+        ("c2t:beta=0.3,top_k=10", C2tPolicy(Plain("P"), 0.3, 10, 15, 10)),
+        ("c2t:layer_k=none,max_depth=6", C2tPolicy(Plain("P"), 0.5, 15, None, 6)),
+        ("c2t_chain", C2tPolicy(Plain("P"), 0.85, 1, 1, 10)),
+        ("joint:threshold=0.1,layer_k=5", C2tPolicy(Plain("P"), 0.1, 15, 5, 10)),
+        ("dymax", C2tPolicy(Plain("p"), 0.3, 1, 1, 10)),
+        ("dyjoint:threshold=0.1,max_depth=4", C2tPolicy(Plain("P"), 0.1, 1, 1, 4)),
+    ],
+)
+def test_names(text, policy):
+    assert parse_policy(text, COSTS, Plain("P")) == policy
+
+
+@pytest.mark.parametrize(
+    "text, settings, calibrated",
+    [
+        ("c2t", {"beta": 0.06, "expand": 0.3, "top_k": 4}, True),
+        ("c2t:top_k=15,max_depth=6", {"beta": 0.06, "expand": 0.3, "top_k": 15, "max_depth": 6}, True),
+        ("c2t:expand=none", {"beta": 0.06, "top_k": 4}, True),
+        ("c2t:beta=0.2", {"beta": 0.2}, False),  # the paper's, whatever was calibrated
+        ("c2t:beta=0.2,expand=0.4", {"beta": 0.2, "expand": 0.4}, False),
+        ("c2t_chain", {"beta": 0.85, "top_k": 1, "layer_k": 1}, False),
+    ],
+)
+def test_thresholds_of_c2t(text, settings, calibrated):
+    costs = dataclasses.replace(COSTS, beta=0.06, expand=0.3, top_k=4)
+    assert parse_policy(text, costs, Plain("P")) == C2tPolicy(Plain("P"), **settings)
+    assert uses_calibration(text, costs) == calibrated
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("timd", "there is no policy 'timd'; did you mean timed"),
+        ("best", "there is no policy 'best'; choose one of chain, static"),
+        ("chain", "length is missing; write them after a colon"),
+        ("pct", "draft_seconds, verify_seconds is missing; run drafttrain calibrate"),
+        ("timed", "run drafttrain calibrate"),
+        ("c2t", "takes a classifier and there is none; train one with drafttrain train-classifier"),
+        ("c2t_chain:beta=0.5", "train one with drafttrain train-classifier"),
+        ("joint:threshold=1", "threshold 1.0 of a tree must lie between 0 and 1"),
+        ("dymax:beta=0.3", "'beta=0.3' is none of threshold=…, max_depth=…"),
+        ("eagle2:topk=3", "did you mean top_k"),
+        ("eagle2:top_k", "'top_k' is none of"),
+        ("chain:length=x", "'x' is no value for length"),
+        ("pct:draft_seconds=inf", "no value for draft_seconds"),
+        ("chain:length=-1", "'-1' is no value for length"),
+        ("cape:bounds=0.3-x", "'0.3-x' is no value for bounds"),
+        ("timed:draft_seconds=1", "no value for draft_seconds"),
+        ("pct:draft_seconds=1,verify_seconds=nan", "no value for verify_seconds"),
+    ],
+)
+def test_mistakes(text, message):
+    with pytest.raises(UserError, match=message) as error:
+        parse_policy(text)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,114 @@
+"""Files and folders that are whole or absent, and what an error tells of the disk."""
+
+import errno
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from drafttrain.utils import files
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import (
+    disk_problem,
+    fingerprint,
+    new_folder,
+    read_json,
+    require_free_disk,
+    write_json,
+)
+
+
+@dataclass
+class Point:
+    x: int
+    path: Path
+
+
+def test_fingerprint_is_of_the_contents():
+    same = {
+        fingerprint({"a": 1, "b": [Point(1, Path("p"))]}),
+        fingerprint({"b": [{"x": 1, "path": "p"}], "a": 1}),
+    }
+    assert len(same) == 1 and len(same.pop()) == 16
+    assert fingerprint([1]) != fingerprint([2])
+    with pytest.raises(TypeError):
+        fingerprint({1, 2})
+
+
+def test_json_comes_back(tmp_path):
+    write_json(tmp_path / "new" / "a.json", {"é": [1, None]})
+    assert read_json(tmp_path / "new" / "a.json") == {"é": [1, None]}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
+
+
+def test_a_failed_write_keeps_the_old_json(tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", [2, object()])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and read_json(tmp_path / "a.json") == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", None])
+def test_json_that_cannot_be_read(tmp_path, data):
+    if data is not None:
+        (tmp_path / "a.json").write_bytes(data)
+    with pytest.raises(UserError, match="a.json: (no such file|cannot be read as JSON)") as caught:
+        read_json(tmp_path / "a.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_appears_when_it_is_whole(tmp_path):
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("1")
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(KeyboardInterrupt):
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "a").write_text("half")
+            raise KeyboardInterrupt
+    assert (tmp_path / "out" / "a").read_text() == "1"
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "b").write_text("2")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/b"]
+
+
+def test_free_disk(tmp_path):
+    require_free_disk(tmp_path / "not" / "yet", 1, "a trifle")
+    with pytest.raises(UserError, match="yet: the moon needs 1000000000000.00 GB"):
+        require_free_disk(tmp_path / "not" / "yet", 10**21, "the moon")
+
+
+def test_sha256(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert files.sha256_file(tmp_path / "a") == expected
+    monkeypatch.delattr(files.hashlib, "file_digest", raising=False)  # Python 3.10
+    assert files.sha256_file(tmp_path / "a") == expected
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "runs: no space left"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "x"), "x: no space left"),
+        (ValueError("I/O error: No space left on device (os error 28)"), "runs: no space left"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), "x: Is a directory; choose another place"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "x: File name too long; choose another"),
+        (OSError("something else"), None),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x"), None),  # may be a bug of ours
+        (json.JSONDecodeError("Expecting value", "", 0), None),
+    ],
+)
+def test_what_an_error_tells_of_the_disk(error, expected):
+    found = disk_problem(error, "runs")
+    assert found is None if expected is None else found.startswith(expected)
+
+
+def test_a_full_disk_behind_another_error():
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", "weights.bin")
+        except OSError:
+            raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904 - as torch.save ends
+    except RuntimeError as error:
+        assert disk_problem(error).startswith("weights.bin: no space left")
