@@ -4,6 +4,7 @@ decoder = SpeculativeDecoder.from_pretrained("path/to/bundle")
 print(decoder.generate("Why is the sky blue?").text)
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,6 +22,7 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.threads import limit_threads
 
 # A user's words, a chat ({"role", "content"} dicts or Messages), or token ids that are complete as they are.
 Prompt = str | Sequence[Message | Mapping] | Sequence[int] | torch.Tensor
@@ -103,10 +105,9 @@ class SpeculativeDecoder:
             UserError: no bundle there, or it does not fit the target.
         """
         from drafttrain.bundle import load_bundle
-        from drafttrain.target_lm.loading import load_tokenizer
 
-        if isinstance(target, PreTrainedModel):
-            target = FrozenTarget(target, load_tokenizer(target.name_or_path), target.name_or_path)
+        _check_tree(tree)
+        target = None if target is None else _as_target(target)
         bundle = load_bundle(
             path, target=target, dtype=dtype, device=device, calibration=calibration, ngrams=ngrams
         )
@@ -119,7 +120,7 @@ class SpeculativeDecoder:
     @classmethod
     def self_draft(
         cls,
-        target: FrozenTarget | str,
+        target: FrozenTarget | PreTrainedModel | str,
         ngrams: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
@@ -136,6 +137,7 @@ class SpeculativeDecoder:
         from drafttrain.self_draft.settings import load_self_draft
         from drafttrain.target_lm.loading import load_for_decoding
 
+        target = _as_target(target)
         if not isinstance(target, FrozenTarget):
             target = load_for_decoding(target, dtype=dtype, device=device)
         decoder = cls(target, load_self_draft(target, ngrams))
@@ -161,7 +163,8 @@ class SpeculativeDecoder:
             draws: temperature, top_p, top_k, seed, instead of `sampling`.
 
         Returns:
-            a result, or one for each prompt of a list; their statistics are those of all of them together.
+            a result, or one for each prompt of a list; their statistics are those of all of them together,
+            with what was decoded after a stop string while others went on.
 
         Raises:
             UserError: a prompt is empty, has no chat template to go through, or is too long for the target; a
@@ -202,19 +205,27 @@ class SpeculativeDecoder:
         one."""
         tokenizer = self.target.tokenizer
         if isinstance(prompt, torch.Tensor):
+            if prompt.ndim != 1 and len(prompt) != 1:
+                raise UserError(f"prompt: must be one row of token ids, got shape {list(prompt.shape)}")
             prompt = prompt.reshape(-1).tolist()
+        if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
+            raise _no_prompt(prompt)
         if isinstance(prompt, str) and not prompt:
             raise UserError("prompt: must not be empty; give it some text")
-        if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
+        if not isinstance(prompt, str) and all(type(token) is int for token in prompt):
+            if outside := [token for token in prompt if not 0 <= token < self.target.vocab_size]:
+                raise UserError(
+                    f"prompt: token ids must be in 0..{self.target.vocab_size - 1}, got {outside[0]}"
+                )
             return list(prompt)
         if not isinstance(prompt, str) and not all(isinstance(turn, Message | Mapping) for turn in prompt):
-            raise UserError(
-                "prompt: must be a text, a chat (dicts with role and content), token ids, or a list of such "
-                f"prompts, got {_shown(prompt)}"
-            )
+            raise _no_prompt(prompt)
         if tokenizer is None:
             raise UserError(f"{self.target.name} has no tokenizer: pass token ids instead of text")
         if not isinstance(prompt, str):
+            for turn in prompt:
+                if isinstance(turn, Mapping) and not {"role", "content"} <= turn.keys():
+                    raise UserError(f"prompt: a turn must have role and content, got {_shown(dict(turn))}")
             return encode_prompt(tokenizer, prompt)
         if tokenizer.chat_template:
             return encode_prompt(tokenizer, [Message("user", prompt)])
@@ -247,7 +258,9 @@ class SpeculativeDecoder:
         stop: str | Sequence[str],
     ) -> Iterator[Piece]:
         ids = [self.encode(prompt) for prompt in prompts]
-        strings = [stop] if isinstance(stop, str) else stop
+        strings = [stop] if isinstance(stop, str) else list(stop or ())
+        if wrong := [string for string in strings if not isinstance(string, str)]:
+            raise UserError(f"stop: must be a text or a list of texts, got {wrong[0]!r}")
         texts = [(TextStream(self.target.tokenizer), StopStrings(strings)) for _ in ids]
         rule = AcceptMatching([sampling] * len(ids)) if sampling.temperature else accept_greedy
         running = set(range(len(ids)))
@@ -286,9 +299,46 @@ def _is_batch(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Return whether this is a list of prompts: of texts, of chats, or of token ids."""
     if isinstance(prompt, torch.Tensor):
         return prompt.ndim == 2 and len(prompt) > 1
-    if isinstance(prompt, str) or not len(prompt):
+    if isinstance(prompt, str | Mapping) or not isinstance(prompt, Sequence) or not len(prompt):
         return False
     return all(isinstance(one, str | list | tuple | torch.Tensor) for one in prompt)
+
+
+def _check_tree(tree: object) -> None:
+    if not isinstance(tree, str | TreePolicy | None):
+        raise UserError(
+            f"tree: must be a policy or its name, got {_shown(tree)}; give ChainPolicy(4) or chain:length=4"
+        )
+
+
+def _as_target(target: object) -> FrozenTarget | str:
+    """Return a target as `load_bundle` takes it; a model loaded with transformers is checked to verify trees.
+
+    Raises:
+        UserError: it is no target, does not say where its tokenizer is, or does not verify trees.
+    """
+    from drafttrain.target_lm.loading import load_tokenizer
+    from drafttrain.target_lm.tree_check import check_tree_support
+
+    if isinstance(target, FrozenTarget):
+        return target
+    if isinstance(target, str | os.PathLike):
+        return str(target)
+    if not isinstance(target, PreTrainedModel):
+        raise UserError(f"target: must be a folder, a Hub id or a loaded model, got {_shown(target)}")
+    if not target.name_or_path:
+        raise UserError("target: must know where its tokenizer is, got a model without name_or_path; set it")
+    frozen = FrozenTarget(target, load_tokenizer(target.name_or_path), target.name_or_path)
+    limit_threads()
+    check_tree_support(frozen)
+    return frozen
+
+
+def _no_prompt(prompt: object) -> UserError:
+    return UserError(
+        "prompt: must be a text, a chat (dicts with role and content), token ids, or a list of such prompts, "
+        f"got {_shown(prompt)}"
+    )
 
 
 def _shown(prompt: object) -> str:
@@ -305,6 +355,8 @@ def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> Samp
     known = [field.name for field in fields(SamplingParams)]
     if unknown := [name for name in draws if name not in known]:
         raise UserError(f"{unknown[0]}: must be one of {', '.join(known)}; leave it out")
+    if sampling is not None and not isinstance(sampling, SamplingParams):
+        raise UserError(f"sampling: must be SamplingParams, got {_shown(sampling)}")
     if sampling is not None and draws:
         raise UserError(f"{next(iter(draws))}: must not be given beside sampling; put it in there")
     return SamplingParams(**draws) if sampling is None else sampling

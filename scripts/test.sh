@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the whole repository, on any machine with Python 3.10 or newer:
 #
-#   bash scripts/test.sh [tests/target …]
+#   bash scripts/test.sh [tests/target_lm …]
 #
 # Further arguments go to pytest.
 set -euo pipefail

@@ -473,7 +473,7 @@ def tree_figures(
         "outside_share": {
             "value": rows[best]["outside_share"],
             "tree": chosen[best],
-            "inside": "calls of the target's modules and the drafter's expand and observe",
+            "inside": "calls of the target's modules and the drafter's expand and update",
             "size": size,
         },
     }

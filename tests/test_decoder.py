@@ -109,7 +109,8 @@ def test_prompts_in_every_form(tiny_llama):
     assert decoder.encode([Message("user", PROMPT)]) == ids
     assert decoder.encode(ids) == ids
     assert decoder.encode(torch.tensor(ids)) == decoder.encode(torch.tensor([ids])) == ids
-    for wrong in ([1, "a"], [{"role": "user", "content": "a"}, 3]):
+    message = {"role": "user", "content": "a"}
+    for wrong in ([1, "a"], [message, 3], message, {}, None, 5, {"input_ids": [1, 2]}, torch.ones(3).bool()):
         with pytest.raises(UserError, match="prompt: must be a text, a chat .* got "):
             decoder.generate(wrong, 4)
 
@@ -170,6 +171,43 @@ def test_parameters_one_by_one(target):
         decoder.generate(PROMPT, max_tokens=3)
     with pytest.raises(UserError, match="seed: must not be given beside sampling"):
         decoder.generate(PROMPT, 12, sampling, seed=4)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"prompt": [5, 512]}, "prompt: token ids must be in 0..511, got 512"),
+        ({"prompt": [-1]}, "prompt: token ids must be in 0..511, got -1"),
+        ({"prompt": [{"role": "user"}]}, "prompt: a turn must have role and content, got "),
+        (
+            {"prompt": [torch.ones(2, 3, dtype=torch.long)]},
+            r"prompt: must be one row of token ids, got shape",
+        ),
+        ({"stop": [1]}, "stop: must be a text or a list of texts, got 1"),
+        ({"temperature": "hot"}, "temperature: must be a number, got 'hot'"),
+        ({"temperature": None}, "temperature: must be a number, got None"),
+        ({"temperature": 1.0, "seed": 1.5}, "seed: must be a whole number, got 1.5"),
+        ({"top_k": 1.5}, "top_k: must be a whole number or None, got 1.5"),
+        ({"sampling": 0.8}, "sampling: must be SamplingParams, got 0.8"),
+    ],
+)
+def test_what_cannot_be_generated_is_one_line(target, given, message):
+    decoder = SpeculativeDecoder(target, NoProposer())
+    with pytest.raises(UserError, match=message):
+        decoder.generate(**{"prompt": "The sun", "max_new_tokens": 4, **given})
+
+
+def test_what_is_no_target_or_tree_is_one_line(tiny_bundle, tiny_llama):
+    with pytest.raises(UserError, match="tree: must be a policy or its name, got "):
+        SpeculativeDecoder.from_pretrained(str(tiny_bundle), tree=ChainPolicy)
+    for make in (
+        lambda target: SpeculativeDecoder.from_pretrained(str(tiny_bundle), target),
+        SpeculativeDecoder.self_draft,
+    ):
+        with pytest.raises(UserError, match="target: must be a folder, a Hub id or a loaded model, got "):
+            make(object())
+        with pytest.raises(UserError, match="target: must know where its tokenizer is"):
+            make(tiny_llama[0])
 
 
 def test_a_loaded_model_and_a_policy(tiny_bundle, tiny_target_folder):

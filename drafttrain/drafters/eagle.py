@@ -48,11 +48,13 @@ class EagleState(KvCache):
 
     def select_rows(self, rows: torch.Tensor) -> None:
         super().select_rows(rows)
-        self.last, self.nodes = self.last[rows], self.nodes[rows]
+        if self.last is not None:
+            self.last, self.nodes = self.last[rows], self.nodes[rows]
 
     def replace_rows(self, rows: torch.Tensor, other: "EagleState") -> None:
         super().replace_rows(rows, other)
-        self.last[rows] = other.last
+        if self.last is not None:
+            self.last[rows] = other.last
 
 
 class EagleModel(LayeredDrafter):

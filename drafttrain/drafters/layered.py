@@ -1,7 +1,7 @@
 """What drafters of decoder layers share: the layer, its keys and values per sequence, and drafting with them.
 
 A drafter of this kind says what its layers read in training (`inputs`) and what they have read of verified
-text (`observe`).
+text (`update`).
 """
 
 from abc import abstractmethod

@@ -75,8 +75,8 @@ class AcceptMatching(AcceptanceRule):
         self.set_active(range(len(self.params)))
 
     def set_active(self, numbers: Sequence[int]) -> None:
-        """The next trees are for the prompts of these numbers."""
-        self.numbers = list(numbers)
+        """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
+        self.numbers = _different(numbers)
         self.sampler = Sampler([self.params[number] for number in numbers])
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
@@ -119,8 +119,8 @@ class RejectionSampling(AcceptanceRule):
         self.numbers: Sequence[int] = range(len(self.params))
 
     def set_active(self, numbers: Sequence[int]) -> None:
-        """The next trees are for the prompts of these numbers."""
-        self.numbers = list(numbers)
+        """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
+        self.numbers = _different(numbers)
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         paths, tokens = [], []
@@ -168,6 +168,12 @@ class RejectionSampling(AcceptanceRule):
                 return path, draw(p, uniform(params.seed, position))
             node = accepted
             path.append(node)
+
+
+def _different(numbers: Sequence[int]) -> list[int]:
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"numbers: must differ, got {list(numbers)}; give forked rows numbers of their own")
+    return list(numbers)
 
 
 def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:

@@ -32,6 +32,14 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", (int,))):
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise UserError(
+                    f"{name}: must be a {'whole ' if kinds == (int,) else ''}number, got {value!r}"
+                )
+        if self.top_k is not None and (not isinstance(self.top_k, int) or isinstance(self.top_k, bool)):
+            raise UserError(f"top_k: must be a whole number or None, got {self.top_k!r}")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}: it must be a number from 0 on")
         if not 0 < self.top_p <= 1:

@@ -99,6 +99,8 @@ class NativeLinear(nn.Module):
     def top_log_probs(self, x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities, fp32, and numbers of the k most probable outputs [..., k] after inputs
         [..., in], k <= out: the layer is a head, and its products are logits. Among equals the first win."""
+        if not 1 <= k <= self.out_features:  # the library would read beyond its buffers
+            raise ValueError(f"k: must be in 1..{self.out_features}, got {k}")
         rows, shape = x.float().contiguous(), (*x.shape[:-1], k)
         values, places = torch.empty(shape), torch.empty(shape, dtype=torch.long)
         self.native.linear_top(

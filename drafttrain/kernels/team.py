@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 import torch
 
+MOST = 255  # threads that the library counts in a byte
 _native: int | None = None  # threads of native calls, while torch has one
 
 
 def team_size() -> int:
     """Return the number of threads that a native call takes."""
-    return _native or torch.get_num_threads()
+    return min(_native or torch.get_num_threads(), MOST)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import torch
 
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import TreePolicy, check_children
 from drafttrain.trees.tree import TokenTree
 
 
@@ -24,6 +24,9 @@ class Eagle2Policy(TreePolicy):
     top_k: int = 10
     max_depth: int = 6
     total: int | None = 50
+
+    def __post_init__(self) -> None:
+        check_children("eagle2", "top_k", self.top_k)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Drafts trees behind root tokens [B]."""

@@ -8,6 +8,7 @@ import torch
 
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
 class TreePolicy(ABC):
@@ -25,3 +26,13 @@ class TreePolicy(ABC):
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for; most policies treat all alike."""
+
+
+def check_children(name: str, key: str, value: int) -> None:
+    """Require at least one child of an expanded node.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if value < 1:
+        raise UserError(f"{name}: {key} must be >= 1, got {value}; 1 grows a chain")

@@ -6,7 +6,7 @@ import torch
 
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import TreePolicy, check_children
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.errors import UserError
 
@@ -36,6 +36,7 @@ class PctPolicy(TreePolicy):
     threshold: float | None = None
 
     def __post_init__(self) -> None:
+        check_children("pct", "width", self.width)
         if self.threshold is not None:
             if not 0 < self.threshold <= 1:
                 raise UserError(f"PCT: threshold {self.threshold} must lie above 0 and not above 1")

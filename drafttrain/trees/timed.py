@@ -14,7 +14,7 @@ import torch
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import TreePolicy, check_children
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -46,6 +46,7 @@ class TimedPolicy(TreePolicy):
     max_depth: int = 10
 
     def __post_init__(self) -> None:
+        check_children("timed", "width", self.width)
         if not self.rate > 0 or not all(0 < share <= 1 for share in self.acceptance):
             raise UserError(
                 f"timed: rate {self.rate} must be above 0, acceptance {list(self.acceptance)} within 0 and 1"

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
-from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.inference.acceptance import AcceptMatching, RejectionSampling, accept_greedy
 from drafttrain.inference.decode import prefill, propose, update, verify
+from drafttrain.inference.sampling import SamplingParams
 from drafttrain.kernels.linear import is_available
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 
@@ -59,3 +60,9 @@ def test_forked_rows_share_no_caches_of_n_grams(loaded):
     proposer.update([first], torch.tensor([[7, 7, 7]]), torch.zeros(1, 3, 0), torch.tensor([3]))
     assert second.text == PROMPT and first.text == [*PROMPT, 7, 7, 7]
     assert first.sources is not second.sources
+
+
+def test_draws_of_forked_rows_need_numbers_of_their_own():
+    for rule in (AcceptMatching, RejectionSampling):
+        with pytest.raises(ValueError, match="give forked rows numbers of their own"):
+            rule([SamplingParams(1.0)]).set_active([0, 0])

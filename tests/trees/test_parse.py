@@ -92,3 +92,9 @@ def test_mistakes(text, message):
     with pytest.raises(UserError, match=message) as error:
         parse_policy(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["eagle2:top_k=0", "pct:width=0,threshold=0.2", "timed:width=0"])
+def test_no_children(text):
+    with pytest.raises(UserError, match="must be >= 1, got 0"):
+        parse_policy(text, COSTS)
