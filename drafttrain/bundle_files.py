@@ -13,7 +13,7 @@ WEIGHTS = "model.safetensors"
 CLASSIFIER = "classifier.safetensors"
 EVALUATION = "eval.json"
 LOG = "training_log.json"
-# Everything that belongs to a bundle, and what it is. Whatever else lies in the folder is never published.
+# The files of a bundle, and what each is. Others in the folder are never published.
 CONTENTS = {
     CONFIG: "the drafter's shape, the target it is for, how it was trained",
     WEIGHTS: "its weights, bf16",

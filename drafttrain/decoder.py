@@ -192,7 +192,7 @@ class SpeculativeDecoder:
         stop: str | Sequence[str] = (),
         **draws: float | int | None,
     ) -> Iterator[Piece]:
-        """Decode as `generate` does, and yield what each target forward brings as soon as it is accepted.
+        """Decode as `generate` does, and yield the tokens of each target forward once they are accepted.
 
         Args:
             stats: counts and times are added to it.
@@ -433,7 +433,7 @@ class TextStream:
 
     def _give(self) -> str:
         text = self._decode(self._given + self._waiting)[len(self._decode(self._given)) :]
-        # tokens without text of their own leave the window as it is: the next one needs a neighbour with text
+        # tokens without text of their own leave the window unchanged: the next one needs a neighbour with text
         self._given, self._waiting = self._waiting if text else self._given + self._waiting, []
         return text
 

@@ -1,4 +1,4 @@
-"""The export stage: a trained drafter becomes a bundle, one folder that can be pushed to the Hub as it is."""
+"""The export stage: a trained drafter becomes a bundle, one folder ready to push to the Hub."""
 
 import json
 import os

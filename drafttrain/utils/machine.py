@@ -82,7 +82,7 @@ def check_quiet(refuse: bool, seconds: float = 2.0) -> str | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype as it is recorded, such as "bfloat16"."""
+    """Return the recorded name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
