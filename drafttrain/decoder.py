@@ -433,7 +433,7 @@ class TextStream:
 
     def _give(self) -> str:
         text = self._decode(self._given + self._waiting)[len(self._decode(self._given)) :]
-        # tokens without text of their own leave the window unchanged: the next one needs a neighbour with text
+        # tokens without text of their own leave the window unchanged: the next one needs one with text
         self._given, self._waiting = self._waiting if text else self._given + self._waiting, []
         return text
 
