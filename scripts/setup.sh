@@ -36,5 +36,5 @@ fi
 
 export PATH="$PWD/.venv/bin:$PATH"
 drafttrain fetch-target smollm2-135m-instruct
-# Compiles the native kernels for this machine, once; without a compiler it says so and goes on.
+# Compiles the native kernels for this machine, once; without a compiler it prints so and goes on.
 .venv/bin/python -c 'from drafttrain.kernels.build import library; library()'

@@ -14,7 +14,7 @@
 
 Every kind gets the same learning rates to choose from, in short trainings judged on prompts of no benchmark;
 with the best it is trained longer, from three seeds. `equal`, which the figures are of, chooses the rate in
-trainings of the full length. Trained drafters and raw results lie under
+trainings of the full length. Trained drafters and raw results are under
 `runs/baselines/` (or --out); what is there is not trained again. `--limit` and `--max-steps` make all of it
 smaller; `--kinds` shares the work of table1, long and equal between processes.
 """
@@ -70,7 +70,7 @@ EXCLUDE = [
 ]
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 TRIAL_STEPS = 200  # in which a learning rate has to show itself
-TIE = 0.01  # of accept_len on 24 prompts: less says nothing
+TIE = 0.01  # of accept_len on 24 prompts: less is noise
 SEEDS = (0, 1, 2)
 LONG_CONVERSATIONS, LONG_STEPS = 5000, 2000
 LONG_KINDS = ("edd", "eagle")
@@ -110,7 +110,7 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class Bench:
-    """Where trained drafters and their results lie.
+    """The folder of trained drafters and their results, and how they are trained and measured.
 
     Args:
         limit: prompts of each task.
@@ -337,7 +337,7 @@ def wide(bench: Bench) -> dict[str, Any]:
 
 def started(bench: Bench) -> dict[str, Any]:
     """EDD whose layer starts from the target's first block, which reads embeddings, as its queries do;
-    from the one behind the tapped block, which reads its states; and from the last, which the head reads."""
+    from the one after the tapped block, which reads its states; and from the last, which the head reads."""
     made_from, rows = answers(bench), {}
     training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0], seed=0)
     n = bench.target.n_blocks

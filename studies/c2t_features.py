@@ -6,7 +6,7 @@ On trees of `drafttrain dump-trees` as they are: a judge takes the nodes above a
 it takes per tree are divided by those that joint probability takes for as many accepted ones, for whole trees
 and for chains of the most probable tokens. A third of the prompts judges, the others teach. Roots are those
 of decoding with full trees, which are fewer than a small tree comes to where drafting is easy, so this tells
-features apart and foretells no sweep.
+features apart and predicts no sweep.
 
 Beside the features of `trees/c2t.py`: the entropy below the root (H1), how far the output has come (place),
 and how many tokens of the trees before were accepted (last, and recent: the mean of the last three).
@@ -56,7 +56,7 @@ def known_features(rows: Rows, per_prompt: int) -> np.ndarray:
         before = [j for j in range(max(0, i - 3), i) if prompt[j] == prompt[i]]
         if before:
             last[i], recent[i] = accepted[i - 1], accepted[before].mean()
-    entropy = rows.x[first, FEATURES.index("H")]  # the first node lies below the root
+    entropy = rows.x[first, FEATURES.index("H")]  # the first node is below the root
     of_tree = np.stack([entropy, numbers % per_prompt, last, recent], 1)  # [trees, 4]
     return np.concatenate([rows.x, of_tree[of]], 1, dtype=np.float32)
 
@@ -118,7 +118,7 @@ def compare(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
         base = taken(judged.joint, judged.accepted, trees, at)
         found[name] = {"joint probability": {"nodes": base.tolist(), "at": at.tolist()}}
         if name == "trees":
-            found[name]["as many nodes in each"] = told(fixed_size(judged, trees, at) / base)
+            found[name]["as many nodes in each"] = summary(fixed_size(judged, trees, at) / base)
         for features in SETS:
             place = [KNOWN.index(feature) for feature in features]
             ratios = []
@@ -137,13 +137,13 @@ def compare(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
                 model.fit(columns[teaching][:, place], labels[teaching])
                 score = model.predict_proba(columns[held_out][:, place])[:, 1]
                 ratios.append(taken(score, judged.accepted, trees, at) / base)
-            found[name][",".join(features)] = told(np.mean(ratios, 0), ratios)
+            found[name][",".join(features)] = summary(np.mean(ratios, 0), ratios)
             print(f"{name}: {','.join(features)}: {np.mean(ratios):.3f}", flush=True)
     return found
 
 
-def told(ratio: np.ndarray, seeds: Sequence[np.ndarray] = ()) -> dict[str, object]:
-    """Ratios to joint probability, and the mean of each seed's."""
+def summary(ratio: np.ndarray, seeds: Sequence[np.ndarray] = ()) -> dict[str, object]:
+    """Return ratios to joint probability, and the mean of each seed's."""
     return {
         "mean": float(ratio.mean()),
         "at each": ratio.tolist(),

@@ -235,8 +235,8 @@ def exactness(run: Run) -> Measured:
 
 
 def training(run: Run) -> Measured:
-    """Training steps, online and offline, and bare target forwards, by turns: the EDD recipe with the paper's
-    batch of 4,096 tokens and its AdamW."""
+    """Interleave training steps, online and offline, with bare target forwards: the EDD recipe with the
+    paper's batch of 4,096 tokens and its AdamW."""
     run.check_quiet()
     folder = run.folder("training")
     recipe = load_recipe("recipes/smollm2-edd.yaml")
@@ -270,7 +270,7 @@ def training(run: Run) -> Measured:
 
 
 def calibrated(run: Run, folder: Path) -> Bundle:
-    """The committed drafter with a calibration of this machine, measured anew unless the run is resumed."""
+    """Load the committed drafter with a calibration of this machine, which only a resumed run reuses."""
     place = folder / "calibration"
     if not (place / CALIBRATION).exists():
         prompts = PromptSet("tuning", TUNING, 8 if run.quick else 24)

@@ -1,7 +1,7 @@
 """EDD against the drafters that its paper compares it with, and against itself with one thing left out.
 
 All are trained for one length, each at the learning rate that is best at that length, from three seeds.
-Trains what `studies/baselines.py equal` trains, or takes what lies under `runs/baselines` already.
+Trains what `studies/baselines.py equal` trains, or takes what is under `runs/baselines` already.
 """
 
 from pathlib import Path

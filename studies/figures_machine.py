@@ -1,4 +1,4 @@
-"""What the machine lets decoding, training and the quickstart reach, natively and as if it had AVX2 alone.
+"""Measure decoding, training and the quickstart on this machine, natively and as if it had AVX2 alone.
 
 Each group runs in a process of its own, for the second column with torch, oneDNN, our kernels and llama.cpp
 limited to AVX2. Estimated minutes at full size on 2 cores, natively and with AVX2: `limit_share` 1 and 1;
@@ -189,20 +189,20 @@ def limit_share(run: Run, folder: Path) -> Measured:
     read, dtype = limits.streaming_rate(), limits.native_arithmetic()
     products = limits.arithmetic_rate(dtype)
     seconds: dict[int, list[float]] = {1: [], 5: [], 8: []}
-    for _ in range(REPEATS):  # by turns, so that a machine that slows down slows all of them
+    for _ in range(REPEATS):  # interleaved, so that a machine that slows down slows all of them
         for n, times in seconds.items():
             times += limits.forward_seconds(target, n)
     again = limits.streaming_rate()
     rates = {name: max(read[name], again[name]) for name in read}
     weights = limits.weights_read(target)
     shares = limits.limit_shares(weights, max(rates.values()), products, seconds)
-    by_turns = limits.interleaved_shares(target, weights, products, list(seconds))
+    interleaved = limits.interleaved_shares(target, weights, products, list(seconds))
     write_json(folder / "raw.json", {"seconds": seconds, "streaming": [read, again], "products": products})
     return {
         "limit_share": {
             "value": min(one["share"] for one in shares.values()),
             "tokens": {str(n): one for n, one in shares.items()},
-            "by_turns": {str(n): share for n, share in by_turns.items()},
+            "by_turns": {str(n): share for n, share in interleaved.items()},
             "weights": weights,
             "gigabytes_per_second": {name: rate / 1e9 for name, rate in rates.items()},
             "gigaproducts_per_second": products / 1e9,
@@ -443,7 +443,7 @@ def compare_texts(
 
 
 def auto_vs_best_dtype(run: Run, folder: Path) -> Measured:
-    """Speeds in fp32 and in bf16, by turns, and what share of the better one `auto` has by its choice."""
+    """Interleave fp32 and bf16, and measure the share of the better one's speed that `auto` has chosen."""
     run.check_quiet()
     model = load_recipe(RECIPE).target.model
     rounds: dict[str, list[dict[str, float]]] = {"float32": [], "bfloat16": []}
@@ -650,7 +650,8 @@ def quickstart(run: Run, avx2: bool = False) -> Measured:
 
 
 def quickstart_facts(summary: dict[str, Any], speed: dict[str, Any]) -> dict[str, Any]:
-    """What the quickstart's own evaluation found, with the speed against transformers in its best dtype."""
+    """Return the result of the quickstart's own evaluation, with the speed against transformers in its best
+    dtype."""
     row, lossless = summary["tasks"]["all"][summary["tree"]], summary["lossless"]
     return {
         "tree": summary["tree"],

@@ -163,7 +163,7 @@ def c2t() -> Measured:
 
 
 def n_grams() -> Measured:
-    """What ships as Self-Draft: tables and figures."""
+    """Recompute tables and figures of what ships as Self-Draft."""
     folder = RAW / "self_draft"
     parts = by_task(read_log(folder / "measurements.jsonl.gz", NGRAMS))
     figures_self_draft.write_report(folder, read_json(folder / "chosen.json"), parts)

@@ -39,7 +39,7 @@ from studies.policies import table
 MT_BENCH = Path("data/eval/mt_bench.jsonl")
 CODE = {"HumanEval": "data/eval/humaneval.jsonl.gz", "MBPP": "data/eval/mbpp.jsonl"}
 NEW_TOKENS = 96
-NOISE = (1, 2, 3, 4, 5, 6, 8, 10)  # random tokens behind the prompt
+NOISE = (1, 2, 3, 4, 5, 6, 8, 10)  # random tokens after the prompt
 SIZES = (2, 4, 6, 10, 20)  # numbers and lengths of branches
 FULL = SelfDraftConfig(branches=6, branch_length=6, budget=12)
 ABLATIONS: dict[str, tuple[dict[str, Any], bool]] = {  # what is changed, and whether the corpus stays
@@ -121,7 +121,7 @@ def branches(bench: Bench, limit: int | None) -> dict[str, Any]:
 
 
 def noise(bench: Bench, limit: int | None) -> dict[str, Any]:
-    """BLEU and ROUGE-L of answers behind k random tokens, against the answer without them."""
+    """BLEU and ROUGE-L of answers after k random tokens, against the answer without them."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
         from sacrebleu import corpus_bleu
@@ -153,7 +153,7 @@ def noise(bench: Bench, limit: int | None) -> dict[str, Any]:
 
 
 def code(bench: Bench, limit: int | None) -> dict[str, Any]:
-    """What ships, as it was tuned, against plain decoding and prompt lookup on code, interleaved."""
+    """Measure what ships, as it was tuned, against plain decoding and prompt lookup on code, interleaved."""
     target = bench.target
     methods = {
         AUTOREGRESSIVE: drafting(target, NoProposer()),

@@ -56,7 +56,7 @@ NEW_TOKENS = 96
 @dataclass
 class OwnConfidencePolicy(TreePolicy):
     """Table 3, "w/o expected time gain": a node's own confidence alone decides whether it is expanded,
-    whatever its path is worth. The paper gives no threshold; from 0.5 on, at most one child of a node passes.
+    and not its path's. The paper gives no threshold; from 0.5 on, at most one child of a node passes.
     """
 
     threshold: float = 0.5
@@ -65,7 +65,7 @@ class OwnConfidencePolicy(TreePolicy):
     min_confidence: float = 0.01
 
     def grow(self, drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]."""
+        """Draft trees below root tokens [B]."""
         tree = TokenTree.root_only(root)
         for depth in range(self.max_depth):
             sure = (tree.log_probs.exp() >= self.threshold) & (tree.depths == depth) & tree.valid  # [B, n]

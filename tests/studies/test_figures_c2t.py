@@ -1,4 +1,4 @@
-"""The measurements behind `studies/figures.py c2t`, run on the tiny target with few settings."""
+"""The measurements of `studies/figures.py c2t`, run on the tiny target with few settings."""
 
 import importlib
 import json
@@ -80,7 +80,7 @@ def test_a_sweep_for_real(topic, monkeypatch):
     assert len(points) == 6
 
 
-def test_no_classifier_is_said_in_one_line(topic):
+def test_no_classifier_is_an_error_of_one_line(topic):
     (topic.DRAFTER / "classifier.safetensors").unlink()
     with pytest.raises(UserError, match="no classifier; make one with figures.py c2t"):
         topic.chains(Run("c2t", limit=2))

@@ -17,7 +17,7 @@ def modules(monkeypatch):
 
 
 class Trained:
-    """Stands for `Bench`: each training comes to a number that is told by what was asked."""
+    """Stands for `Bench`: each training returns a number that depends on what was asked."""
 
     def __init__(self, value, loss=lambda drafter, training: 1.0):
         self.value, self.loss, self.asked, self.out = value, loss, [], Path("nowhere")

@@ -42,7 +42,7 @@ def target(tiny_llama):
 # limits
 
 
-def test_shares_by_turns_are_medians_over_rounds(script, target, monkeypatch):
+def test_interleaved_shares_are_medians_over_rounds(script, target, monkeypatch):
     monkeypatch.setattr(script.limits, "READ_BYTES", 1 << 20)
     shares = iter([0.1, 0.5, 0.3, 0.7, 0.2, 0.9])
     asked = []

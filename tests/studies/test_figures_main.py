@@ -1,4 +1,4 @@
-"""The measurements behind `studies/figures.py main`, run on the tiny target."""
+"""The measurements of `studies/figures.py main`, run on the tiny target."""
 
 import importlib
 import json

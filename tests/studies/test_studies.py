@@ -161,7 +161,7 @@ def test_fine_tuning_against_a_shift(analysis):
 
 
 def test_trainings_from_before_a_setting_are_known():
-    """What an earlier version trained is what this one would train, if all that is new stays off."""
+    """An earlier version trained the same as this one would, if all that is new stays off."""
     old = json.loads(json.dumps({"drafter": asdict(DrafterConfig(kind="vdm")), "training": {"lr": 0.5}}))
     del old["drafter"]["anchor"], old["drafter"]["kv_heads"]
     now = {"drafter": asdict(DrafterConfig(kind="vdm")), "training": asdict(TrainingConfig(lr=0.5))}
