@@ -64,6 +64,7 @@ from studies import (
     figures_machine,
     figures_report,
     figures_self_draft,
+    figures_structure,
     figures_vllm,
 )
 from studies.goals import (
@@ -599,6 +600,7 @@ TOPICS = {
     "c2t": figures_c2t.GROUPS,
     "self-draft": figures_self_draft.GROUPS,
     "machine": figures_machine.GROUPS,
+    "structure": figures_structure.GROUPS,
     "baselines": [
         *figures_drafters.GROUPS,
         *figures_vllm.GROUPS,
