@@ -44,8 +44,8 @@ from drafttrain.trees.c2t import C2tPolicy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, save_figure, write_json
 from drafttrain.utils.provenance import content_hash
+from studies import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 MT_BENCH = "data/eval/mt_bench.jsonl"
 ENTROPIES = (0, 1, 2, 3, 4, 5, 6, np.inf)  # bounds of the rows of Figure 2, in nats
 NEW_TOKENS = 96

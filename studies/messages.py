@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from studies import ROOT
+
 FORMS = (
     r".*\S: .*\b(must|expected) .+, got \S.*",
     r"[^;]*\S: [^;]+; \S.*",

@@ -14,8 +14,8 @@ from typing import Any
 
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
+from studies import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 # the last commit before "Imports run one way: the package in layers"
 BEFORE = "10f1bcfbb849a56b730fb4961a507abc06743324"
 ROUND = "studies/rebuild_round.py"

@@ -34,8 +34,8 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, save_figure
 from drafttrain.utils.machine import check_quiet
 from drafttrain.utils.provenance import content_hash, versions
+from studies import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 MT_BENCH = "data/eval/mt_bench.jsonl"
 TASKS = {  # name: file, turns
     "MT-bench": (MT_BENCH, 2),

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from studies import ROOT
+
 OWN = ("studies/words.py", "tests/test_words.py")  # which have to name the words
 RECORDED = ("docs/results/raw/", "docs/results/report.html")  # raw data, and the page made from it
 

@@ -74,8 +74,9 @@ def test_command(page, number, monkeypatch, capsys):
     made = [place for earlier in commands(page)[:number] for place in made_by(earlier)]
     if program in SCRIPTS:
         script = next(word for word in words if word.startswith(("scripts/", "studies")))
-        path = f"{script.replace('.', '/')}.py" if "-m" in words else script
-        assert (ROOT / path).is_file()
+        module = script.replace(".", "/")
+        paths = (f"{module}.py", f"{module}/__main__.py") if "-m" in words else (script,)
+        assert any((ROOT / path).is_file() for path in paths)
         if script == "scripts/train_drafter.py":
             assert words[words.index(script) + 1] == "--config"
             recipe, *overrides = words[words.index(script) + 2 :]

@@ -13,7 +13,7 @@ from studies.goals import Run
 
 @pytest.fixture
 def modules(monkeypatch):
-    return importlib.import_module("studies.baselines"), importlib.import_module("studies.figures_drafters")
+    return importlib.import_module("studies.baselines"), importlib.import_module("studies.figures.drafters")
 
 
 class Trained:

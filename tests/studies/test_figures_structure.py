@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from studies import goals as figures
-from studies import rebuild_speed, structure
+from studies import rebuild_speed, shape
 from studies.goals import Run
 
 RUN = Run("structure", quick=True)
@@ -18,8 +18,8 @@ RUN = Run("structure", quick=True)
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """studies/figures_structure.py, whose raw data go to a temporary folder."""
-    module = importlib.import_module("studies.figures_structure")
+    """studies/figures/structure.py, whose raw data go to a temporary folder."""
+    module = importlib.import_module("studies.figures.structure")
     monkeypatch.setattr(figures, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(figures, "RAW", tmp_path / "raw")
     return module
@@ -45,38 +45,38 @@ def package(tmp_path):
 
 
 def test_imports_between_folders(package):
-    assert structure.folder_imports(package) == {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}
+    assert shape.folder_imports(package) == {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}
 
 
 def test_cycles(package):
-    assert structure.cycles(structure.folder_imports(package)) == [["b", "c"]]
+    assert shape.cycles(shape.folder_imports(package)) == [["b", "c"]]
     two = {"a": {"b"}, "b": {"a"}, "c": {"d", "a"}, "d": {"e"}, "e": {"c"}, "f": {"a"}}
-    assert structure.cycles(two) == [["a", "b"], ["c", "d", "e"]]
-    assert structure.cycles({"a": {"a", "b"}, "b": set()}) == []
+    assert shape.cycles(two) == [["a", "b"], ["c", "d", "e"]]
+    assert shape.cycles({"a": {"a", "b"}, "b": set()}) == []
 
 
 def test_lines_and_functions(tmp_path, monkeypatch):
-    monkeypatch.setattr(structure, "ROOT", tmp_path)
+    monkeypatch.setattr(shape, "ROOT", tmp_path)
     path = tmp_path / "x.py"
     path.write_text("# a\n\nclass A:\n    def f(self):\n        return 1\n\n\n@dec\nasync def g(): pass\n")
-    assert structure.count_lines([path]) == 9
-    assert structure.function_lengths([path]) == {"x.py:4 f": 2, "x.py:9 g": 1}
+    assert shape.count_lines([path]) == 9
+    assert shape.function_lengths([path]) == {"x.py:4 f": 2, "x.py:9 g": 1}
 
 
 def test_what_a_program_imports_is_counted():
-    found = structure.imported("import sys, drafttrain.utils.errors; assert sys.argv[1:] == ['x']", ["x"])
+    found = shape.imported("import sys, drafttrain.utils.errors; assert sys.argv[1:] == ['x']", ["x"])
     assert found.files == [
         "drafttrain/__init__.py",
         "drafttrain/utils/__init__.py",
         "drafttrain/utils/errors.py",
     ]
-    assert found.lines == structure.count_lines(structure.ROOT / path for path in found.files)
+    assert found.lines == shape.count_lines(shape.ROOT / path for path in found.files)
     assert "json" in found.modules and "torch" not in found.modules
 
 
 def test_a_program_that_fails_is_no_closure():
-    with pytest.raises(structure.UserError, match="import nothing_of_this.*No module"):
-        structure.imported("import nothing_of_this")
+    with pytest.raises(shape.UserError, match="import nothing_of_this.*No module"):
+        shape.imported("import nothing_of_this")
 
 
 def test_shape_of_the_package(script, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_checkout_is_removed_and_a_missing_commit_is_one_line():
         assert (tree / "drafttrain/__init__.py").exists()
     assert not tree.exists()
     listed = subprocess.run(
-        ["git", "worktree", "list"], cwd=structure.ROOT, capture_output=True, text=True, check=True
+        ["git", "worktree", "list"], cwd=shape.ROOT, capture_output=True, text=True, check=True
     )
     assert str(tree) not in listed.stdout
     with pytest.raises(rebuild_speed.UserError, match="fetch the whole history"):
@@ -209,13 +209,13 @@ def test_a_round_with_the_present_package(part, tmp_path, tiny_bundle, tiny_targ
     sizes |= {"ANSWERS": 2, "ANSWER_TOKENS": 4, "DTYPE": "float32", "TREE": "chain:length=2"}
     places = {"TARGET": str(tiny_target_folder), "BUNDLE": str(tiny_bundle)}
     code = (
-        f"import json, sys, pathlib; sys.path.insert(0, {str(structure.ROOT / 'studies')!r})\n"
+        f"import json, sys, pathlib; sys.path.insert(0, {str(shape.ROOT / 'studies')!r})\n"
         f"import rebuild_round as r; vars(r).update({sizes | places!r})\n"
         f"print(json.dumps(r.{part}('after', pathlib.Path({str(tmp_path)!r}))))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(structure.ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(shape.ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=structure.ROOT
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=shape.ROOT
     )
     assert done.returncode == 0, done.stderr
     rates = json.loads(done.stdout.strip().rpartition("\n")[2])

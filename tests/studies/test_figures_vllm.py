@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import stat
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from drafttrain.inference.proposer import NoProposer
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
+from studies import ROOT
 from studies.goals import Run
 
 # Plays vLLM: emits what a file has, and reports that of two drafts the first was accepted.
@@ -30,7 +32,7 @@ json.dump({{d["name"]: answers[d["name"]] for d in job["drafters"]}}, open(sys.a
 
 @pytest.fixture
 def module(monkeypatch, questions):
-    module = importlib.import_module("studies.figures_vllm")
+    module = importlib.import_module("studies.figures.vllm")
     monkeypatch.setattr(module, "MT_BENCH", str(questions))
     monkeypatch.setattr(module, "NEW_TOKENS", 8)
     return module
@@ -195,3 +197,12 @@ def test_names_and_goals(module):
         "vllm_acceptance_gap": "<= 0.02",
         "transformers_mismatches": "== 0",
     }
+
+
+def test_the_script_finds_what_it_reads():
+    script = ROOT / "studies/check_vllm.sh"
+    text = script.read_text()
+    [read] = re.findall(r'^\. "\$\(dirname "\$\{BASH_SOURCE\[0\]\}"\)/(.+)"$', text, re.MULTILINE)
+    assert (script.parent / read).exists()
+    [module] = re.findall(r"exec python -m (\S+)", text)
+    assert importlib.import_module(module).main

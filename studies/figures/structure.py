@@ -28,11 +28,11 @@ import yaml
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.run import cli
 from drafttrain.utils.errors import UserError
-from studies import words
-from studies.figures_machine import AVX2
+from studies import ROOT, words
+from studies.figures.columns import AVX2
 from studies.goals import Group, Measured, Run, Size
 from studies.rebuild_speed import compare
-from studies.structure import (
+from studies.shape import (
     PACKAGE,
     Imported,
     count_lines,
@@ -42,7 +42,6 @@ from studies.structure import (
     imported,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "drafttrain.run.cli")
 CONVERSATIONS = ROOT / "data/train/conversations.jsonl"
 HEAVY = ("sklearn", "datasets", "gguf", "wandb", "deepspeed", "matplotlib")

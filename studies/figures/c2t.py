@@ -119,8 +119,8 @@ def classifier(run: Run) -> Path:
     place = fresh if (fresh / WEIGHTS).exists() and not run.quick else DRAFTER
     if not (place / WEIGHTS).exists():
         raise UserError(
-            f"{DRAFTER}: no classifier; make one with figures.py c2t --only dump_trees_per_s --only "
-            "train_9m_rows_s"
+            f"{DRAFTER}: no classifier; make one with python -m studies.figures c2t --only "
+            "dump_trees_per_s --only train_9m_rows_s"
         )
     if (features := tuple(Classifier.load(place).features)) != FEATURES:
         wanted, found = ", ".join(FEATURES), ", ".join(features)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafttrain.utils.errors import UserError
+from studies import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "drafttrain"
 REPORT = "import json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
 
