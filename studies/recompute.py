@@ -20,7 +20,9 @@ from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, Measurement, rati
 from drafttrain.evaluation.sweep import Point, compare_families
 from drafttrain.training.speed import TrainingSpeed
 from drafttrain.utils.files import read_json, write_json
-from studies import ROOT, baselines, trees
+from studies import ROOT
+from studies.edd import bench
+from studies.edd.table2 import markdown
 from studies.figures import baselines as benchmark_figures
 from studies.figures import c2t as c2t_figures
 from studies.figures import self_draft as self_draft_figures
@@ -31,6 +33,7 @@ from studies.goals import HISTORY, Group, Measured, judge, read_rows, rounded
 from studies.policies import table
 
 RAW = Path("docs/results/raw")
+NEW_TOKENS = 96  # at most, in table2.jsonl
 BUNDLE = Path("model_cards/smollm2-135m-edd")
 TASKS = {"MT-bench": "mt_bench", "GSM8K": "gsm8k", "HumanEval": "humaneval"}  # names in the speed log
 # what methods were called when they were measured
@@ -138,7 +141,7 @@ def tree_policies() -> Measured:
     large = list(read_log(folder / "large_trees.jsonl.gz", TREES))
     write_json(folder / "large_trees.json", table(large))
     paper = {task: tabulate(part) for task, part in by_task(read_log(folder / "table2.jsonl")).items()}
-    (folder / "table2.md").write_text(trees.markdown(paper), encoding="utf-8")
+    (folder / "table2.md").write_text(markdown(paper, NEW_TOKENS), encoding="utf-8")
     return found | tree_figures.large_figures(large)
 
 
@@ -174,10 +177,10 @@ def rivals() -> Measured:
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     trained = {row["name"]: row for row in map(json.loads, lines)}
     rows = {
-        title: [trained[f"{name}-seed{seed}"] for seed in baselines.SEEDS if f"{name}-seed{seed}" in trained]
+        title: [trained[f"{name}-seed{seed}"] for seed in bench.SEEDS if f"{name}-seed{seed}" in trained]
         for title, name in STUDIES.items()
     }
-    write_json(folder / "tables.json", baselines.summarize(rows))
+    write_json(folder / "tables.json", bench.summarize(rows))
     runs = [list(read_log(folder / f"repeatability_{name}.jsonl.gz")) for name in ("first", "second")]
     speedups = {
         method: [ratio(part, AUTOREGRESSIVE, method) for part in runs]

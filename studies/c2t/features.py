@@ -1,6 +1,6 @@
 """How few draft tokens any judge of some features could verify: gradient boosting in the classifier's place.
 
-    python -m studies.c2t_features TREES --out DIR
+    python -m studies.c2t.features --trees runs/trees
 
 On trees of `drafttrain dump-trees` as they are: a judge takes the nodes above a threshold, and the nodes that
 it takes per tree are divided by those that joint probability takes for as many accepted ones, for whole trees
@@ -12,9 +12,7 @@ Beside the features of `trees/c2t.py`: the entropy below the root (H1), how far 
 and how many tokens of the trees before were accepted (last, and recent: the mean of the last three).
 """
 
-import argparse
-import os
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from drafttrain.classifier.dump import read_record
 from drafttrain.trees.c2t import FEATURES
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import write_json
+from studies.arguments import run, start
 
 KNOWN = (*FEATURES, "H1", "place", "last", "recent")
 SETS = (
@@ -151,23 +150,15 @@ def summary(ratio: np.ndarray, seeds: Sequence[np.ndarray] = ()) -> dict[str, ob
     }
 
 
+def study(args: Namespace) -> None:
+    """Compare the features on the trees of --trees."""
+    write_json(args.out / "features.json", compare(Path(args.trees)))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compares; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("trees", metavar="TREES", help="folder of dump-trees")
-    parser.add_argument("--out", required=True, metavar="DIR")
-    args = parser.parse_args(argv)
-    try:
-        found = compare(Path(args.trees))
-    except UserError as error:
-        print(f"c2t_features.py: {error}", file=sys.stderr)
-        return 2
-    os.makedirs(args.out, exist_ok=True)
-    write_json(Path(args.out) / "features.json", found)
-    return 0
+    """Compare; return the exit status."""
+    return run(study, __doc__, argv, ("trees",), out="runs/c2t")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)
