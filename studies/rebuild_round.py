@@ -38,7 +38,7 @@ BUNDLE = ROOT / "model_cards/smollm2-135m-edd"
 CHATS = ROOT / "data/train/conversations.jsonl"
 TREE = "eagle2:top_k=3,max_depth=4,total=8"  # depends on no calibration
 PROMPTS, NEW_TOKENS = 6, 96
-CONVERSATIONS, STEPS, ROWS, ROW_LENGTH = 200, 6, 4, 512
+CONVERSATIONS, STEPS, ROWS, ROW_LENGTH = 100, 6, 4, 512
 ANSWERS, ANSWER_TOKENS = 16, 64
 
 

@@ -10,6 +10,8 @@ plain decoding and of training with and without stored states. Estimated minutes
 `decode_speed` 9, `train_speed` 15, `regenerate_speed` 8, `suite_s` its own value.
 """
 
+import contextlib
+import io
 import os
 import re
 import statistics
@@ -96,8 +98,10 @@ def shape(run: Run) -> Measured:
 
 def command_names() -> list[str]:
     """Return the words of the command line that its help lists."""
-    parser = cli._parser()
-    return [choice.dest for choice in parser._subparsers._group_actions[0]._choices_actions]
+    lines = io.StringIO()
+    with contextlib.redirect_stdout(lines), contextlib.suppress(SystemExit):
+        cli.main(["--help"])
+    return re.findall(r"^ {2,4}([a-z][a-z0-9-]*)(?: {2,}|$)", lines.getvalue(), re.MULTILINE)
 
 
 # what is imported
