@@ -1,6 +1,6 @@
 """Draw one iteration of a trace: the drafted tree, the path that the target accepted, the tokens emitted.
 
-    python -m studies.draft_verify docs/results/raw/trace.json --out docs/draft_verify.svg
+python -m studies.draft_verify docs/results/raw/trace.json --out docs/draft_verify.svg
 """
 
 import argparse

@@ -36,7 +36,9 @@ def test_every_iteration_that_drafts_can_be_drawn(trace):
         if len(iteration.tokens) > 1:
             drawn = draw(trace, number)
             ElementTree.fromstring(drawn)
-            assert len(re.findall("<rect", drawn)) == len(iteration.tokens) + 2  # the target's own, the ground
+            assert (
+                len(re.findall("<rect", drawn)) == len(iteration.tokens) + 2
+            )  # the target's own, the ground
 
 
 def test_no_two_nodes_of_a_depth_share_a_row(trace):
