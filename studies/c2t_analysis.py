@@ -157,7 +157,7 @@ def drafting(bundle: str, classifier: str | None, limit: int | None, out: Path) 
 
     class Clocked:
         features = loaded.classifier.features
-        judge = staticmethod(clocked("classifier", loaded.classifier.judge))
+        predict = staticmethod(clocked("classifier", loaded.classifier.predict))
 
     rows, plain = {}, c2t_module.top_entropy
     c2t_module.top_entropy = clocked("entropy", plain)

@@ -271,7 +271,7 @@ def _check_values(recipe: Recipe) -> None:
         recipe.plan,
     ):
         section.check()
-    if recipe.drafter.kind == "medusa":
+    if "heads" in recipe.drafter.settings:
         _check_medusa(recipe)
     for needy, is_made, remedy in (
         (
@@ -295,7 +295,7 @@ def _check_values(recipe: Recipe) -> None:
             "hold some out, such as 0.01"
         )
     stored, read = recipe.hidden_states.tapped_blocks, recipe.drafter.tapped_blocks
-    own = recipe.drafter.kind == "edd" and not recipe.training.init_from  # whose shape holds
+    own = "tapped_blocks" in recipe.drafter.settings and not recipe.training.init_from  # whose shape holds
     if stored is not None and own and not set(read) <= set(stored):
         raise UserError(
             f"hidden_states.tapped_blocks is {stored} and drafter.tapped_blocks {read}: store what the "
