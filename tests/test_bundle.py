@@ -270,7 +270,7 @@ def test_damaged_results_and_configs_are_errors(bundle, trained_folder, target, 
         load_bundle(bundle, target=target)
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps({**config, "target": None}))
-    with pytest.raises(UserError, match="does not say which target it is for; export it again"):
+    with pytest.raises(UserError, match="does not name its target; export it again"):
         load_bundle(bundle, target=target)
 
 

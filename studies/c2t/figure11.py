@@ -38,7 +38,7 @@ def study(args: Namespace) -> None:
 
     class Clocked:
         features = loaded.classifier.features
-        judge = staticmethod(clocked("classifier", loaded.classifier.judge))
+        predict = staticmethod(clocked("classifier", loaded.classifier.predict))
 
     rows, plain = {}, c2t_module.top_entropy
     c2t_module.top_entropy = clocked("entropy", plain)

@@ -28,7 +28,7 @@ def study(args: Namespace) -> None:
             raise UserError(
                 f"surfaces are drawn over P, H and d; this classifier reads {', '.join(missing)} too"
             )
-        confidence = model.judge(np.stack([features[name] for name in model.features], -1))
+        confidence = model.predict(np.stack([features[name] for name in model.features], -1))
         drawn = axis.contourf(p, entropy, confidence, levels=np.linspace(0, 1, 21))
         lines = axis.contour(p, entropy, confidence, levels=[0.05, 0.1, 0.2, 0.5], colors="white")
         axis.clabel(lines)

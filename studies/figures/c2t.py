@@ -289,9 +289,9 @@ class ClockedPolicy(C2tPolicy):
 
     seconds: float = 0.0
 
-    def _judge(self, *args, **kwargs) -> tuple[np.ndarray, torch.Tensor]:
+    def _confidence(self, *args, **kwargs) -> tuple[np.ndarray, torch.Tensor]:
         started = time.perf_counter()
-        judged = super()._judge(*args, **kwargs)
+        judged = super()._confidence(*args, **kwargs)
         self.seconds += time.perf_counter() - started
         return judged
 

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.config import read_config
+from drafttrain.drafters.config import kind_of, read_config
 from drafttrain.evaluation.exactness import first_difference
 from drafttrain.export.formats import FORMATS, export_to, import_from
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
@@ -118,9 +118,9 @@ def export_all(bundles: Sequence[Path], folder: Path) -> dict[str, dict[str, Any
     found = {}
     for bundle in bundles:
         config = read_config(bundle)
-        formats = [name for name in SERVED if config["model_type"] in FORMATS[name].kinds]
+        formats = [name for name in SERVED if kind_of(config) in FORMATS[name].kinds]
         if not formats:
-            raise UserError(f"{bundle}: vLLM serves no {config['model_type']}: leave it out")
+            raise UserError(f"{bundle}: vLLM serves no {kind_of(config)}: leave it out")
         place = bundle.resolve()
         [format], name = formats, place.parent.name if place.name in ("drafter", "bundle") else place.name
         if name in found:
@@ -286,8 +286,8 @@ def exportable(kinds: Sequence[str] = SERVED) -> list[Path]:
         if "checkpoints" in place.parts:  # of trainings
             continue
         config = read_json(place)
-        kind = config.get("model_type") if isinstance(config, dict) else None
-        if kind in wanted and (config.get("train_head") is False or kind != "drafttrain_eagle"):
+        kind = kind_of(config) if isinstance(config, dict) else None
+        if kind in wanted and (config.get("train_head") is False or kind != "eagle"):
             found.setdefault(kind, place.parent)
     return list(found.values())
 

@@ -79,7 +79,7 @@ def test_a_chain_by_hand(trees, length):
 
 def test_the_best_rate_is_as_good_as_any(trees):
     def speed(rate):
-        policy = TimedPolicy(**{**COSTS.for_timed(), "rate": rate}, width=3)
+        policy = TimedPolicy(**{**TimedPolicy.calibrated(COSTS), "rate": rate}, width=3)
         return predicted_rate(trees, policy, COSTS)
 
     rate, reached = best_rate(trees, COSTS, 3)
@@ -106,7 +106,7 @@ def test_costly_verification_is_beaten_by_fewer_tokens(trees):
 
     def nodes(costs):
         rate, _ = best_rate(trees, costs, 3)
-        policy, total = TimedPolicy(**{**costs.for_timed(), "rate": rate}, width=3), []
+        policy, total = TimedPolicy(**{**TimedPolicy.calibrated(costs), "rate": rate}, width=3), []
 
         class Counted(TreePolicy):
             max_depth = policy.max_depth

@@ -318,7 +318,8 @@ def written(llama, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("written")
     torch.manual_seed(0)
     for format, kind in KINDS.items():
-        own = eagle(place / "own", llama) if kind == "eagle" else make(place / "own", llama, kind, heads=2)
+        settings = {"heads": 2} if kind == "medusa" else {}
+        own = eagle(place / "own", llama) if kind == "eagle" else make(place / "own", llama, kind, **settings)
         export_to(format, own, place / format, llama)
     return place
 
@@ -477,8 +478,8 @@ def test_wrong_small_lms_are_found(changes, message, llama, tmp_path):
     "changes, message",
     [
         (dict.fromkeys(("target_vocab_size", "draft_ids")), "config.json lacks target_vocab_size"),
-        ({"model_type": "drafttrain_medusa", "heads": 2}, "causal-lm is for VDMs .* one of the MEDUSA"),
-        ({"model_type": "llama"}, "llama is no drafter that can be exported"),
+        ({"model_type": "drafttrain_medusa", "heads": 2}, "vdm or causal_lm for causal-lm, got medusa"),
+        ({"model_type": "llama"}, "for causal-lm, got llama; no other engine"),
         ({"draft_ids": "all"}, "draft_ids is no list of token ids"),
         ({"draft_ids": [9999] * 300}, "no 300 different tokens of 512"),
         ({"draft_ids": [1, 2]}, "no 300 different tokens of 512"),
@@ -572,10 +573,10 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
             "eagle",
             "vdm",
             {},
-            "eagle is for EAGLE drafters, and this is one of the VDMs: export it to causal-lm",
+            "must be a drafter of kind eagle for eagle, got vdm; export it to causal-lm",
         ),
-        ("causal-lm", "medusa", {}, "one of the MEDUSA drafters: export it to medusa or medusa-original"),
-        ("eagle", "edd", {}, "no other engine hands such drafters what they read"),
+        ("causal-lm", "medusa", {}, "for causal-lm, got medusa; export it to medusa or medusa-original"),
+        ("eagle", "edd", {}, "no other engine gives such drafters what they read"),
         ("gguf", "vdm", {}, "gguf: no such format; there are causal-lm, eagle"),
     ],
 )

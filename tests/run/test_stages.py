@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from drafttrain.bundle import load_bundle
 from drafttrain.data.config import PromptSet, Source
 from drafttrain.drafters.auto import new_drafter
-from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
@@ -336,7 +336,7 @@ def test_a_drafter_that_the_target_cannot_have_is_refused_before_it_runs(folder,
     words = ["run", "tiny.yaml", "--dry-run", "--drafter.kv_heads", "3"]
     assert cli.main(words) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line == "drafttrain: drafter.kv_heads is 3: tiny has 4 heads, so name one of 1, 2, 4"
+    assert line == "drafttrain: drafter.kv_heads: must divide the 4 heads of tiny (1, 2, 4), got 3"
 
 
 def test_estimated_downloads(folder, monkeypatch):
@@ -470,8 +470,8 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
         DrafterConfig(draft_vocab_size=None, layers=2, train_head=False),
         DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], train_embeddings=True),
         DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], anchor=True, kv_heads=4),
+        *(DrafterConfig(kind, draft_vocab_size=64) for kind in KINDS if "model" not in KINDS[kind].settings),
         DrafterConfig(draft_vocab_size=64, kind="vdm", kv_heads=1),
-        DrafterConfig(draft_vocab_size=64, kind="eagle"),
         DrafterConfig(draft_vocab_size=64, kind="eagle", input_norms=True, train_head=False),
         DrafterConfig(draft_vocab_size=64, kind="medusa", heads=3),
     ],

@@ -117,7 +117,7 @@ def test_eagle_is_compared_over_all_tokens(module, target, bundles, tmp_path):
 
 
 def test_bundles_that_vllm_does_not_serve_are_refused(module, tiny_bundle, bundles, tmp_path):
-    with pytest.raises(UserError, match="vLLM serves no drafttrain_edd"):
+    with pytest.raises(UserError, match="vLLM serves no edd"):
         module.export_all([tiny_bundle], tmp_path)
     with pytest.raises(UserError, match="another bundle has the name vdm too"):
         module.export_all([bundles["vdm"], bundles["vdm"]], tmp_path)
