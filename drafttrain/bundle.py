@@ -230,9 +230,6 @@ def load_bundle(
     drafter.pack()
     is_given = calibration is not None
     results = read_evaluation(folder / EVALUATION) or {}
-    tree = results.get("tree")
-    if "draft_length" in results:  # of format 1, which knew chains only
-        tree = f"chain:length={results['draft_length']}"
     if calibration is None and own_calibration and (folder / CALIBRATION).exists():
         calibration = folder
     if calibration is not None and not isinstance(calibration, Calibration):
@@ -243,5 +240,5 @@ def load_bundle(
     if ngrams is None and holds_self_draft(folder):
         ngrams = folder
     self_draft = None if ngrams is None else load_self_draft(target, ngrams)
-    made = target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found, self_draft
+    made = target, drafter, results.get("tree") or DEFAULT_TREE, calibration, fingerprints, found, self_draft
     return Bundle(*made, str(path), is_given)

@@ -263,10 +263,10 @@ def test_a_bundle_that_names_no_target_needs_one(bundle, target):
 
 def test_damaged_results_and_configs_are_told(bundle, trained_folder, target, tmp_path):
     (tmp_path / "eval.json").write_text("[]")
-    with pytest.raises(UserError, match="eval.json: holds no results of an evaluation"):
+    with pytest.raises(UserError, match="eval.json: must hold the results of an evaluation"):
         export(ExportConfig(), trained_folder / "drafter", tmp_path / "other", tmp_path / "eval.json")
     (bundle / "eval.json").write_text("[]")
-    with pytest.raises(UserError, match="eval.json: holds no results of an evaluation"):
+    with pytest.raises(UserError, match="eval.json: must hold the results of an evaluation"):
         load_bundle(bundle, target=target)
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps({**config, "target": None}))

@@ -1,4 +1,4 @@
-"""The export stage: a trained drafter becomes a bundle, one folder ready to push to the Hub."""
+"""The export stage: write a trained drafter as a bundle, one folder that can be published."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -14,7 +15,7 @@ from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
 from drafttrain.drafters.config import read_config
-from drafttrain.export.card import write_card
+from drafttrain.export.card import missing_facts, write_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
@@ -25,7 +26,7 @@ from drafttrain.utils.files import new_folder, require_free_disk
 
 
 def bundled_files(config: ExportConfig) -> list[str]:
-    """Files that the bundle takes along, beside what a run has made."""
+    """Return the user's files that are put into the bundle with those that a run has made."""
     if config.ngrams is None:
         return []
     optional = [SELF_DRAFT] if (Path(config.ngrams) / SELF_DRAFT).exists() else []
@@ -40,7 +41,9 @@ def export(
     calibration: str | os.PathLike | None = None,
     classifier: str | os.PathLike | None = None,
 ) -> Path:
-    """Writes the bundle: bf16 weights without copies of the target's, config, training log, results, card.
+    """Write the bundle: bf16 weights without copies of the target's, config, training log, results, card.
+
+    Prints which settings are still missing for publishing it.
 
     Args:
         drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
@@ -83,4 +86,7 @@ def export(
         if log.exists():
             shutil.copyfile(log, folder / "training_log.json")
         write_card(config, folder)
+    if missing := missing_facts(settings, config):
+        line = f"{out}: to publish it, set {missing} in the recipe"
+        Console(stderr=True).print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return out
