@@ -334,7 +334,7 @@ def test_a_limit_does_not_wait_for_the_server(target, server, source, tmp_path):
         ({}, {"refuse": "Count"}, "HTTP 400: I will not answer that"),
         ({}, {"faults": ["garbage"] * 3}, "broken answer"),
         ({}, {"faults": ["500"] * 3}, "HTTP 500: engine trouble"),
-        ({"concurrency": 0}, {}, "concurrency: 0 is too small"),
+        ({"concurrency": 0}, {}, "regenerate.server.concurrency: must be >= 1, got 0"),
     ],
 )
 def test_a_server_of_no_use(target, server, source, tmp_path, change, server_change, message):
