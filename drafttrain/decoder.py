@@ -232,7 +232,8 @@ class SpeculativeDecoder:
         if not isinstance(prompt, str) and not all(isinstance(turn, Message | Mapping) for turn in prompt):
             raise _no_prompt(prompt)
         if tokenizer is None:
-            raise UserError(f"prompt: must be token ids, because {self.target.name} has no tokenizer")
+            name = self.target.name
+            raise UserError(f"prompt: must be token ids, as {name} has no tokenizer, got {_shown(prompt)}")
         if not isinstance(prompt, str):
             for turn in prompt:
                 fields = dict(turn) if isinstance(turn, Mapping) else vars(turn)

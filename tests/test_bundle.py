@@ -237,7 +237,7 @@ def test_what_is_no_bundle_is_refused(target_folder, tmp_path):
         load_bundle(target_folder)
     with pytest.raises(UserError, match="no such folder"):
         load_bundle(tmp_path / "nowhere" / "at" / "all")
-    with pytest.raises(UserError, match=r"not to be had from the Hub \(.*(\w|…)\)$"):
+    with pytest.raises(UserError, match=r"no such folder; downloading it from the Hub failed \(.*(\w|…)\)$"):
         load_bundle("nobody/nothing-at-all")  # the suite runs offline
 
 
@@ -256,7 +256,7 @@ def test_a_bundle_that_names_no_target_needs_one(bundle, target):
     config = json.loads((bundle / "config.json").read_text())
     del config["target"]["name"]
     (bundle / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="names no target; pass one"):
+    with pytest.raises(UserError, match="no target in config.json; name one with --target"):
         load_bundle(bundle)
     assert load_bundle(bundle, target=target)
 
@@ -278,7 +278,7 @@ def test_a_vanished_target_is_told_with_the_bundle(bundle, tmp_path):
     config = json.loads((bundle / "config.json").read_text())
     config["target"]["name"] = str(tmp_path / "gone")
     (bundle / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="its target cannot be loaded; name one .*--target") as e:
+    with pytest.raises(UserError, match="its target cannot be loaded .*; name one .*--target") as e:
         load_bundle(bundle)
     assert str(bundle) in str(e.value) and "\n" not in str(e.value)
 

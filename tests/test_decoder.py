@@ -124,7 +124,7 @@ def test_plain_text_without_a_chat_template(tiny_llama, monkeypatch):
 
 def test_without_a_tokenizer_token_ids_still_work(tiny_llama):
     decoder = SpeculativeDecoder(FrozenTarget(tiny_llama[0], None, "nameless"), NoProposer())
-    with pytest.raises(UserError, match="prompt: must be token ids, because nameless has no tokenizer"):
+    with pytest.raises(UserError, match="prompt: must be token ids, as nameless has no tokenizer, got "):
         decoder.generate("The sun")
     result = decoder.generate([5, 6, 7], 4)
     assert result.text == "" and result.token_ids

@@ -120,7 +120,7 @@ def prompt_words(row: dict[str, Any], source: str) -> list[str]:
 
 
 def is_known(row: dict[str, Any]) -> bool:
-    """Return whether a row has the keys of a benchmark or a chat, whatever their values."""
+    """Return whether a row has the keys of a benchmark or a chat, with any values."""
     return _form_of(row) is not None or is_exchange(row)
 
 

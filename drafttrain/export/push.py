@@ -154,7 +154,7 @@ def push(publication: Publication, private: bool = False, revision: str = MAIN) 
     """
     repo = publication.repo
     if get_token() is None:
-        raise UserError(f"{repo}: no token for the Hub: {LOG_IN}")
+        raise UserError(f"{repo}: no token for the Hub; {LOG_IN}")
     api = HfApi(library_name="drafttrain")
     with _one_line_errors(repo):
         api.create_repo(repo, private=private or None, exist_ok=True)

@@ -362,7 +362,7 @@ def test_without_a_token(bundle, hub, monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     assert run(bundle) == 2
-    assert "no token for the Hub: log in with" in refused(capsys) and hub.calls == []
+    assert "no token for the Hub; log in with" in refused(capsys) and hub.calls == []
 
 
 def test_without_the_hub(bundle, hub, monkeypatch, capsys):
