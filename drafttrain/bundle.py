@@ -221,7 +221,7 @@ def load_bundle(
         try:
             target = load_for_decoding(target or made_for, dtype=dtype, device=device)
         except UserError as error:
-            if target is not None or str(error).startswith("dtype:"):
+            if target is not None or str(error).startswith(("dtype:", "device")):
                 raise
             raise UserError(
                 f"{folder}: its target cannot be loaded ({error}); name one with `target` (--target on the "

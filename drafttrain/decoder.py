@@ -76,6 +76,11 @@ class SpeculativeDecoder:
     """
 
     def __init__(self, target: FrozenTarget, proposer: Proposer):
+        if not isinstance(target, FrozenTarget):
+            raise UserError(
+                f"target: must be a FrozenTarget, got {_shown(target)}; call "
+                "SpeculativeDecoder.from_pretrained"
+            )
         self.target, self.proposer = target, proposer
 
     @classmethod
@@ -110,8 +115,10 @@ class SpeculativeDecoder:
         """
         from drafttrain.bundle import load_bundle
 
-        if not isinstance(path, str | os.PathLike):
-            raise UserError(f"path: must be a bundle's folder or Hub id, got {_shown(path)}")
+        places = {"path": path, "calibration": calibration or "", "ngrams": ngrams or ""}
+        for name, place in places.items():
+            if not isinstance(place, str | os.PathLike):
+                raise UserError(f"{name}: must be a folder or Hub id, got {_shown(place)}")
         _check_tree(tree)
         target = None if target is None else _as_target(target)
         bundle = load_bundle(
@@ -216,7 +223,7 @@ class SpeculativeDecoder:
         """
         tokenizer = self.target.tokenizer
         if isinstance(prompt, torch.Tensor):
-            if prompt.ndim != 1 and len(prompt) != 1:
+            if prompt.ndim == 0 or prompt.numel() != prompt.shape[-1]:
                 raise UserError(f"prompt: must be one row of token ids, got shape {list(prompt.shape)}")
             prompt = prompt.reshape(-1).tolist()
         if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):

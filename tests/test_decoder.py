@@ -192,6 +192,7 @@ def test_parameters_one_by_one(target):
             {"prompt": [torch.ones(2, 3, dtype=torch.long)]},
             r"prompt: must be one row of token ids, got shape",
         ),
+        ({"prompt": torch.tensor(5)}, r"prompt: must be one row of token ids, got shape \[\]"),
         ({"stop": [1]}, r"stop: must be a text or a list of texts, got \[1\]"),
         ({"stop": 1}, "stop: must be a text or a list of texts, got 1"),
         ({"stop": ["a", ""]}, "stop: must not hold an empty text; leave it out"),
@@ -213,8 +214,15 @@ def test_what_cannot_be_generated_is_one_line(target, given, message):
 
 
 def test_what_is_no_bundle_target_or_tree_is_one_line(tiny_bundle, tiny_llama):
-    with pytest.raises(UserError, match="path: must be a bundle's folder or Hub id, got None"):
+    with pytest.raises(UserError, match="path: must be a folder or Hub id, got None"):
         SpeculativeDecoder.from_pretrained(None)
+    for name in ("calibration", "ngrams"):
+        with pytest.raises(UserError, match=f"{name}: must be a folder or Hub id, got 5"):
+            SpeculativeDecoder.from_pretrained(str(tiny_bundle), **{name: 5})
+    with pytest.raises(UserError, match="^device 'gpu' cannot be used .*; try auto"):
+        SpeculativeDecoder.from_pretrained(str(tiny_bundle), device="gpu")
+    with pytest.raises(UserError, match="target: must be a FrozenTarget, got .*; call .*from_pretrained"):
+        SpeculativeDecoder(str(tiny_bundle), NoProposer())
     with pytest.raises(UserError, match="tree: must be a policy or its name, got "):
         SpeculativeDecoder.from_pretrained(str(tiny_bundle), tree=ChainPolicy)
     for make in (
