@@ -213,13 +213,12 @@ def load_bundle(
         UserError: no bundle, damaged, or made for another target.
     """
     folder = find_bundle(path)
-    config = read_config(folder)
+    name = read_config(folder)["target"].get("name")
     if not isinstance(target, FrozenTarget):
-        made_for = config["target"].get("name")
-        if target is None and made_for is None:
+        if target is None and name is None:
             raise UserError(f"{folder}: no target in config.json; name one with --target")
         try:
-            target = load_for_decoding(target or made_for, dtype=dtype, device=device)
+            target = load_for_decoding(target or name, dtype=dtype, device=device)
         except UserError as error:
             if target is not None or str(error).startswith(("dtype:", "device")):
                 raise

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from drafttrain.utils.errors import UserError, brief
 
-_CHUNK = 1 << 20  # bytes
+_CHUNK = 1 << 20  # characters
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT = (".txt", ".text")
 # Text files about a collection, which are none of its documents.
@@ -192,10 +192,11 @@ def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
     Raises:
         UserError: not JSON, or cut off; names the row.
     """
+    text = io.TextIOWrapper(stream.bytes, encoding="utf-8-sig", newline="")
     decoder, buffer, position, row = json.JSONDecoder(), "", 0, 0
     in_array = closed = False
     while True:
-        position = _skip(buffer, position, " \t\r\n\ufeff" if row == 0 and not in_array else " \t\r\n,")
+        position = _skip(buffer, position, " \t\r\n" if row == 0 and not in_array else " \t\r\n,")
         if position < len(buffer):
             if closed:
                 raise UserError(f"{stream.source}: text after the closing bracket; fix the file")
@@ -219,7 +220,7 @@ def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
                 continue
         # The rest of the buffer is not a whole value: read more text, twice as much each time.
         with readable(f"{stream.source}:row {row + 1}"):
-            more = _read_utf8(stream.bytes, max(_CHUNK, len(buffer) - position))
+            more = text.read(max(_CHUNK, len(buffer) - position))
         if not more:
             break
         buffer, position = buffer[position:] + more, 0
@@ -268,14 +269,3 @@ def _skip(text: str, position: int, characters: str) -> int:
     while position < len(text) and text[position] in characters:
         position += 1
     return position
-
-
-def _read_utf8(file: IO[bytes], size: int) -> str:
-    """Read about `size` bytes as text, up to a whole character."""
-    raw = file.read(size)
-    for _ in range(3):
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raw += file.read(1)
-    return raw.decode("utf-8")
