@@ -165,6 +165,8 @@ def find_bundle(path: str | os.PathLike) -> Path:
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").exists():
+            if (folder / "drafter" / "config.json").exists():  # the training stage's folder
+                return folder / "drafter"
             raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
         return folder
     repo, _, revision = str(path).partition("@")

@@ -144,7 +144,8 @@ def test_without_an_evaluation(trained_folder, target, tmp_path):
 
 
 def test_a_trained_folder_is_a_bundle_too(trained_folder, target):
-    assert load_bundle(trained_folder / "drafter", target=target).drafter.draft_vocab_size == 300
+    for folder in (trained_folder / "drafter", trained_folder):  # the drafter's, and the training stage's
+        assert load_bundle(folder, target=target).drafter.draft_vocab_size == 300
 
 
 def test_card(trained_folder, tmp_path):
