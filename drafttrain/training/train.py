@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import time
 import zipfile
@@ -41,6 +42,7 @@ from drafttrain.utils.progress import counted
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
 TRAINING_ARGS = "training_args.bin"  # its arguments, in every checkpoint
+ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/-])~?/(?:[\w.-]+/)*(?=[\w.-])")
 
 
 class Clock(TrainerCallback):
@@ -113,6 +115,7 @@ def train(
     hidden_states: str | os.PathLike | None = None,
     target_dtype: str = "auto",
     target_device: str = "auto",
+    command: str | None = None,
 ) -> Path:
     """Trains a drafter and writes `out/drafter` (weights and config) and `out/training_log.json`.
 
@@ -123,6 +126,7 @@ def train(
         corpus: folder that `build_corpus` wrote.
         hidden_states: folder of stored states of that corpus; without it the target runs inside each step.
         target_dtype, target_device: as `load_target`.
+        command: the command line, for the drafter's record of its training.
 
     Returns:
         the folder of the trained drafter.
@@ -181,7 +185,7 @@ def train(
     if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
         trainer.evaluate()
     if is_first:
-        drafter.config.training = training_summary(config, trainer, rows, made_from)
+        drafter.config.training = training_summary(config, trainer, rows, made_from, command)
         write_json(out / "training_log.json", history)
         drafter.finish()
         with new_folder(out / "drafter") as folder:
@@ -381,13 +385,18 @@ def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> Non
 
 
 def training_summary(
-    config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows, made_from: dict[str, Any]
+    config: TrainingConfig,
+    trainer: DraftTrainer,
+    rows: PackedRows,
+    made_from: dict[str, Any],
+    command: str | None,
 ) -> dict[str, Any]:
-    """What the drafter's config says about its making; `seconds` leaves evaluations out. It will be
-    published, so of paths only the last names go into it.
+    """Return the record of the training for the drafter's config; `seconds` leaves evaluations out. It will
+    be published, so of absolute paths only the last names go into it.
 
     Args:
         made_from: the corpus's `corpus.json`.
+        command: the command line.
     """
     history = trainer.state.log_history
     steps = [entry for entry in history if entry.get("tokens_per_second")]
@@ -398,6 +407,7 @@ def training_summary(
     sources = zip(made_from["config"]["sources"], made_from["counts"]["sources"].values(), strict=True)
     return {
         **settings,
+        "command": command and ABSOLUTE_FOLDER.sub("", command),
         "steps": trainer.state.global_step,
         "processes": trainer.args.world_size,
         "machine": describe_machine(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -114,7 +115,7 @@ def test_drafts_by_it_are_exact(tiny_bundle):
     decoder = SpeculativeDecoder.from_pretrained(str(tiny_bundle), tree="timed", **CPU)
     ids = decoder.encode("The quick brown")
     wanted = decode_all(decoder.target, NoProposer(), [ids], 16)[0][0]
-    assert decoder.generate(ids, 16).token_ids == wanted and decoder.warning is None
+    assert decoder.generate(ids, 16).token_ids == wanted
 
 
 @pytest.mark.parametrize("tree", FREE)
@@ -169,6 +170,16 @@ def test_one_that_is_named_is_used_wherever_it_was_made(bundle, measured):
     loaded = load_bundle(folder, calibration=folder, **CPU)
     assert loaded.proposer("timed").policy.rate == loaded.calibration.rate and not measured
     assert "calibrated for processor another" in loaded.warning("timed")
+
+
+def test_python_warns_of_one_that_is_named_and_of_another_dtype(bundle, measured):
+    folder = str(bundle(dtype="bfloat16"))
+    with pytest.warns(UserWarning, match="calibrated for dtype bfloat16, and this is float32: trees may be"):
+        SpeculativeDecoder.from_pretrained(folder, tree="timed", calibration=folder, **CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one that is made here needs no warning
+        SpeculativeDecoder.from_pretrained(folder, tree="timed", **CPU)
+    assert len(measured) == 1
 
 
 def test_one_of_another_drafter_does_not_hold_for_this(bundle, measured):

@@ -166,10 +166,10 @@ def test_tables_with_a_header(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a,b\n", "x.csv:row 1: neither as in MMLU .* nor a header"),
-        ("turns,category\n\"['a' 'b']\",stem\n", "x.csv:row 1: neither"),  # a list in a cell
-        ("Q?,a,b,c,d,B\nQ?,a,b,c,d,E\n", "x.csv:row 2: not as in MMLU"),
-        ("question,answer\nq,a\nq\n", "x.csv:row 2: 1 cells below a header of 2"),
+        ("a,b\n", "x.csv:row 1: must be a header with .* or as in MMLU, got 'a, b'; write"),
+        ("turns,category\n\"['a' 'b']\",stem\n", "x.csv:row 1: must be a header"),  # a list in a cell
+        ("Q?,a,b,c,d,B\nQ?,a,b,c,d,E\n", "x.csv:row 2: must be as in MMLU .*, got 6 cells; write"),
+        ("question,answer\nq,a\nq\n", "x.csv:row 2: must have 2 cells as the header, got 1; fix it"),
         ("question,answer\n,a\n", "x.csv:row 1: no prompt in it"),
     ],
 )
@@ -190,7 +190,9 @@ def test_parquet(tmp_path):
         ["Translate Czech to English: Dobrý den"],
         ["Translate Czech to English: Ano\u2028ne"],
     ]
-    with pytest.raises(UserError, match="are the splits of a data set; name one of them, .* hub:"):
+    with pytest.raises(
+        UserError, match="must not be a folder of Parquet files, .*; name one of them, .* hub:"
+    ):
         read_prompts(tmp_path)
 
 
@@ -263,7 +265,7 @@ def test_ids_are_unique_over_files(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "holds no prompts"),
+        ("", "no prompts in it; give rows"),
         ('{"prompt": "a"}\n{"prompt": " "}\n', "p.jsonl:row 2: no prompt in it"),
         ('{"turns": []}\n', "row 1: no prompt in it"),
         ('{"words": "a"}\n', "row 1: no prompt in it; give it one under turns, question or prompt"),
@@ -280,7 +282,7 @@ def test_ids_are_unique_over_files(tmp_path):
         ('{"text": "a", "test_list": "assert f(1)"}\n', "row 1: no prompt in it"),
         ('{"text": "", "test_list": ["assert f(1)"]}\n', "row 1: no prompt in it"),
         ('{"turns": ["a?", ""]}\n', "row 1: no prompt in it"),
-        ('["a"]\n', "row 1: a list in place of a JSON object"),
+        ('["a"]\n', "row 1: must be a JSON object, got a list; fix or remove the row"),
         ('{"prompt": "a"}\n{"prompt": "b', "row 2: not JSON"),
     ],
 )

@@ -248,13 +248,13 @@ def test_a_small_lm_comes_back(llama, tmp_path):
 
 
 def test_a_small_lm_of_another_size_is_an_error(tiny_llama, llama, tmp_path):
-    """Neither transformers nor vLLM take the pair without more ado."""
+    """Neither transformers nor vLLM take the pair by default."""
     model, tokenizer = tiny_llama
     larger = type(model)(LlamaConfig(**{**model.config.to_dict(), "vocab_size": 520}))
     save_target(tmp_path / "larger", larger, tokenizer)
     folder = make(tmp_path / "lm", llama, "causal_lm", model=str(tmp_path / "larger"))
     notes = export_to("causal-lm", folder, tmp_path / "out", llama).notes
-    assert len(notes) == 2 and "it has 520 tokens and the target 512: transformers wants" in notes[1]
+    assert len(notes) == 2 and "it has 520 tokens and the target 512: transformers needs" in notes[1]
     import_from("causal-lm", tmp_path / "out", tmp_path / "back")
     assert len(load_file(tmp_path / "back/model.safetensors")["lm.lm_head.weight"]) == 520
 
@@ -264,7 +264,7 @@ def test_weights_become_bf16_by_default(llama, tmp_path):
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
-    with pytest.raises(UserError, match="dtype 'int8' is none of bfloat16, float16, float32"):
+    with pytest.raises(UserError, match="dtype: must be one of bfloat16, float16, float32, got int8"):
         export_to("eagle", tmp_path / "own", tmp_path / "out", llama, dtype="int8")
 
 
@@ -364,7 +364,7 @@ def test_eagle_of_others_is_right_too(name, llama, tmp_path):
     tensors = {name: tensor.half() for name, tensor in tensors.items()}
     save_file(tensors, tmp_path / "eagle/model.safetensors")
     validate("eagle", tmp_path / "eagle")
-    with pytest.raises(UserError, match="does not say for which target"):
+    with pytest.raises(UserError, match="no key drafttrain, which names target and draft vocabulary"):
         import_from("eagle", tmp_path / "eagle", tmp_path / "back")
 
 
@@ -403,7 +403,7 @@ def _breaks(format: str, written: Path, tmp_path: Path, key: str) -> bool:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"layer_count": 1}, "has layer_count, which nobody reads"),
+        ({"layer_count": 1}, "has layer_count, which no reader knows"),
         ({"vocab_size": None}, "vocab_size is null"),
         ({"hidden_size": "64"}, "hidden_size is '64', not int"),
         ({"hidden_size": True}, "hidden_size is True, not int"),
@@ -480,10 +480,10 @@ def test_wrong_small_lms_are_found(changes, message, llama, tmp_path):
         (dict.fromkeys(("target_vocab_size", "draft_ids")), "config.json lacks target_vocab_size"),
         ({"model_type": "drafttrain_medusa", "heads": 2}, "vdm or causal_lm for causal-lm, got medusa"),
         ({"model_type": "llama"}, "for causal-lm, got llama; no other engine"),
-        ({"draft_ids": "all"}, "draft_ids is no list of token ids"),
-        ({"draft_ids": [9999] * 300}, "no 300 different tokens of 512"),
-        ({"draft_ids": [1, 2]}, "no 300 different tokens of 512"),
-        ({"draft_vocab_size": 512}, "no 512 different tokens of 512"),
+        ({"draft_ids": "all"}, "draft_ids must be a list of token ids"),
+        ({"draft_ids": [9999] * 300}, "must be 300 different tokens of 512"),
+        ({"draft_ids": [1, 2]}, "must be 300 different tokens of 512"),
+        ({"draft_vocab_size": 512}, "lm_head.weight|must be 512 different tokens of 512"),
         ({"hidden_size": 32}, r"embed_tokens|is \[.*64\], not \[.*32\]"),
     ],
 )
@@ -567,8 +567,8 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
 @pytest.mark.parametrize(
     "format, kind, settings, message",
     [
-        ("eagle", "eagle", {}, "train with drafter.train_head: false"),
-        ("eagle", "eagle", {"train_head": False, "input_norms": True}, "drafter.input_norms: false"),
+        ("eagle", "eagle", {}, "drafter.train_head: must be false for EAGLE-1, got true; train again"),
+        ("eagle", "eagle", {"train_head": False, "input_norms": True}, "drafter.input_norms: must be false"),
         (
             "eagle",
             "vdm",
@@ -577,7 +577,7 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
         ),
         ("causal-lm", "medusa", {}, "for causal-lm, got medusa; export it to medusa or medusa-original"),
         ("eagle", "edd", {}, "no other engine gives such drafters what they read"),
-        ("gguf", "vdm", {}, "gguf: no such format; there are causal-lm, eagle"),
+        ("gguf", "vdm", {}, "format: must be one of causal-lm, eagle, medusa, medusa-original, got gguf"),
     ],
 )
 def test_refusals_are_one_line(format, kind, settings, message, llama, tmp_path, capsys):
@@ -650,7 +650,7 @@ def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
 def test_parts_of_another_size_are_refused(llama, tmp_path):
     folder, parts = make(tmp_path / "vdm", llama, "vdm"), TargetParts.of(llama)
     other = TargetParts(parts.embeddings[:500], parts.head[:500], parts.config)
-    with pytest.raises(UserError, match="head of 512 x 64, and this one's is 500 x 64"):
+    with pytest.raises(UserError, match="target: must have a head of 512 x 64, got 500 x 64"):
         export_to("causal-lm", folder, tmp_path / "out", other)
 
 

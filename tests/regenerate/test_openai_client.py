@@ -329,12 +329,12 @@ def test_a_limit_does_not_wait_for_the_server(target, server, source, tmp_path):
     "change, server_change, message",
     [
         ({}, {"key": "sesame"}, r"HTTP 401: no key, no answer; put the API key into \$OPENAI_API_KEY"),
-        ({}, {"models": ["a", "b"]}, "lists a, b; name one with regenerate.server.model"),
+        ({}, {"models": ["a", "b"]}, "regenerate.server.model: must be one of .*, got none; it lists a, b"),
         ({"model": "big"}, {}, "HTTP 404: The model `big` does not exist"),
         ({}, {"refuse": "Count"}, "HTTP 400: I will not answer that"),
         ({}, {"faults": ["garbage"] * 3}, "broken answer"),
         ({}, {"faults": ["500"] * 3}, "HTTP 500: engine trouble"),
-        ({"concurrency": 0}, {}, "concurrency: 0 is too small"),
+        ({"concurrency": 0}, {}, "regenerate.server.concurrency: must be >= 1, got 0"),
     ],
 )
 def test_a_server_of_no_use(target, server, source, tmp_path, change, server_change, message):
@@ -355,7 +355,7 @@ def test_a_long_message_of_a_server_ends_at_a_word():
 def test_no_server_at_all(target, source, tmp_path):
     with pytest.raises(UserError, match="http://127.0.0.1:9/v1: cannot be reached"):
         run(config_for(source, "http://127.0.0.1:9"), tmp_path / "out", target)
-    with pytest.raises(UserError, match="no URL such as"):
+    with pytest.raises(UserError, match="regenerate.server.url: must be a URL such as"):
         run(config_for(source, "localhost:8000"), tmp_path / "out", target)
 
 

@@ -129,7 +129,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("training: {lr: 1, lr: 2}", "line 6: key lr is given twice"),
         ("training: [1", "line 7: not valid YAML: "),
         ("training: {row_length: 256}", "corpus.max_length is 512 and training.row_length only 256"),
-        ("regenerate: {}", "regenerate.sources: empty"),
+        ("regenerate: {}", "regenerate.sources: must not be empty"),
         ("hidden_states: {mode: offlin}", "hidden_states.mode: expected 'online', 'offline', not offlin"),
         # found before the first stage, not when the stage that reads it begins
         ("training: {lr: -1}", "training.lr is -1.0: it must be above 0"),

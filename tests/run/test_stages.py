@@ -85,13 +85,16 @@ def ran(printed: str) -> list[str]:
 
 def test_all_stages(folder, capsys):
     assert cli.main(["run", "tiny.yaml"]) == 0
-    assert ran(capsys.readouterr().out) == [stage.name for stage in STAGES]
+    out, err = capsys.readouterr()
+    assert ran(out) == [stage.name for stage in STAGES]
+    assert "to publish it, set export.base_model" in err and "and export.license" in err
     summary = json.loads(Path("runs/tiny/summary.json").read_text())
     expected = {"accept_len", "speedup", "tokens_per_second", "lossless", "train_tokens", "wall_seconds"}
     expected |= {"train_tokens_per_second", "teacher_tokens_per_second"}
     assert expected <= summary.keys() and summary["lossless"] is True and summary["train_tokens"] > 0
     card = Path("runs/tiny/bundle/README.md").read_text()
-    assert "drafttrain run tiny.yaml" in card and "chats.json" in card
+    assert "Command: `drafttrain run tiny.yaml`" in card and "chats.json" in card
+    assert "license: " not in card  # none is invented
     assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "c2t:max_depth=3"
     files = {p.name for p in Path("runs/tiny/bundle").iterdir()}
     assert {"calibration.json", "costs.png", "classifier.json", "classifier.safetensors"} <= files
@@ -108,6 +111,8 @@ def test_all_stages(folder, capsys):
     assert ran(capsys.readouterr().out) == []
     assert cli.main(["run", "tiny.yaml", "--export.license", "mit", "--training.logging_steps", "2"]) == 0
     assert ran(capsys.readouterr().out) == ["export"]
+    card = Path("runs/tiny/bundle/README.md").read_text()  # of what trained, not of what exported
+    assert "license: mit" in card and "Command: `drafttrain run tiny.yaml`" in card
     words = ["--classifier.epochs", "2", "--until", "calibrate"]
     assert cli.main(["run", "tiny.yaml", *words]) == 0
     assert ran(capsys.readouterr().out) == ["classifier", "calibrate"]

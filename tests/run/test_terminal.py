@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 
 import pytest
 from rich.console import Console
@@ -26,6 +27,8 @@ class FakeDecoder:
 
     @classmethod
     def from_pretrained(cls, path, target, dtype, tree, calibration, ngrams):
+        if cls.warning:
+            warnings.warn(cls.warning, stacklevel=2)
         return cls()
 
     def generate(self, prompt, max_new_tokens):
