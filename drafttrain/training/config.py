@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.config import DrafterConfig, kind_of
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
@@ -154,7 +154,7 @@ def check_continued(init_from: str, stored: dict[str, Any], drafter_config: Draf
     Raises:
         UserError: that.
     """
-    kind = stored["model_type"].removeprefix("drafttrain_")
+    kind = kind_of(stored)
     if kind != drafter_config.kind or drafter_config.lora_rank is not None:
         asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
         raise UserError(

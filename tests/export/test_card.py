@@ -105,8 +105,8 @@ def test_calibration_in_a_few_lines(bundle):
     ],
 )
 def test_kinds(kind, says, cites, never, tiny_target, tiny_target_folder, tmp_path):
-    model = {"model": str(tiny_target_folder)} if kind == "causal_lm" else {}
-    config = DrafterConfig(kind=kind, heads=3, tapped_blocks=[-2], **model)
+    own = {"causal_lm": {"model": str(tiny_target_folder)}, "medusa": {"heads": 3}}.get(kind, {})
+    config = DrafterConfig(kind=kind, tapped_blocks=[-2], **own)
     new_drafter(tiny_target, config, torch.arange(200)).save_pretrained(tmp_path / "drafter")
     config = ExportConfig(name="tiny", base_model="someone/tiny")
     text = model_card(export(config, tmp_path / "drafter", tmp_path / "bundle"))
@@ -192,7 +192,7 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
         ("card.json", {"language": None}, "language: must be a text, got None"),
     ],
 )
-def test_damaged_files_are_told_in_one_line(file, content, expected, bundle, capsys):
+def test_damaged_files_are_errors_of_one_line(file, content, expected, bundle, capsys):
     (bundle / file).write_text(json.dumps(content))
     assert main(["card", str(bundle)]) == 2
     line = capsys.readouterr().err

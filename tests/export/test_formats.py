@@ -1,4 +1,4 @@
-"""Layouts of other tools: what they say is what the drafter says, the way back is bit by bit, and whatever is
+"""Layouts of other tools: they predict what the drafter predicts, the way back is bit by bit, and what is
 wrong with a folder is found."""
 
 import json
@@ -67,8 +67,8 @@ def eagle(folder: Path, target: FrozenTarget, **settings) -> Path:
 
 
 def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) -> torch.Tensor:
-    """What a drafter in its own format says after a text [n] and after its own next `steps` - 1 tokens:
-    log-probabilities [steps, D]."""
+    """Return the predictions of a drafter in its own format after a text [n] and after its own next
+    `steps` - 1 tokens: log-probabilities [steps, D]."""
     drafter = load_drafter(folder, target)
     state = drafter.new_state(1, 64)
     tapped = target.encode(ids[None, :-1], torch.zeros_like(ids[None, :-1])).tapped
@@ -85,7 +85,7 @@ def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) 
 TEXT = torch.tensor([5, 301, 44, 7, 480, 12, 99, 3])
 
 
-# what is written says what the drafter says
+# what is written predicts what the drafter predicts
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -247,7 +247,7 @@ def test_a_small_lm_comes_back(llama, tmp_path):
     assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
 
 
-def test_a_small_lm_of_another_size_is_told(tiny_llama, llama, tmp_path):
+def test_a_small_lm_of_another_size_is_noted(tiny_llama, llama, tmp_path):
     """Neither transformers nor vLLM take the pair by default."""
     model, tokenizer = tiny_llama
     larger = type(model)(LlamaConfig(**{**model.config.to_dict(), "vocab_size": 520}))
@@ -259,7 +259,7 @@ def test_a_small_lm_of_another_size_is_told(tiny_llama, llama, tmp_path):
     assert len(load_file(tmp_path / "back/model.safetensors")["lm.lm_head.weight"]) == 520
 
 
-def test_weights_become_bf16_unless_told_otherwise(llama, tmp_path):
+def test_weights_become_bf16_by_default(llama, tmp_path):
     export_to("eagle", eagle(tmp_path / "own", llama), tmp_path / "out", llama)
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
@@ -280,8 +280,8 @@ def test_rope_fields_survive(tiny_llama, tmp_path):
         ("causal-lm", make(tmp_path / "lm", target, "causal_lm", model=target.model.name_or_path)),
     ):
         notes = export_to(format, folder, tmp_path / "out", target, dtype=None).notes
-        told = any("EAGLE's own code cannot express rope scaling of type llama3" in note for note in notes)
-        assert told == (format == "eagle")
+        warned = any("EAGLE's own code cannot express rope scaling of type llama3" in note for note in notes)
+        assert warned == (format == "eagle")
         validate(format, tmp_path / "out")
         fields = json.loads((tmp_path / "out/config.json").read_text())
         assert fields["rope_theta"] == 20000.0 and fields["rope_scaling"]["rope_type"] == "llama3"
@@ -318,7 +318,8 @@ def written(llama, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("written")
     torch.manual_seed(0)
     for format, kind in KINDS.items():
-        own = eagle(place / "own", llama) if kind == "eagle" else make(place / "own", llama, kind, heads=2)
+        settings = {"heads": 2} if kind == "medusa" else {}
+        own = eagle(place / "own", llama) if kind == "eagle" else make(place / "own", llama, kind, **settings)
         export_to(format, own, place / format, llama)
     return place
 
@@ -477,8 +478,8 @@ def test_wrong_small_lms_are_found(changes, message, llama, tmp_path):
     "changes, message",
     [
         (dict.fromkeys(("target_vocab_size", "draft_ids")), "config.json lacks target_vocab_size"),
-        ({"model_type": "drafttrain_medusa", "heads": 2}, "causal-lm is for VDMs .* one of the MEDUSA"),
-        ({"model_type": "llama"}, "llama is no drafter that can be exported"),
+        ({"model_type": "drafttrain_medusa", "heads": 2}, "vdm or causal_lm for causal-lm, got medusa"),
+        ({"model_type": "llama"}, "for causal-lm, got llama; no other engine"),
         ({"draft_ids": "all"}, "draft_ids must be a list of token ids"),
         ({"draft_ids": [9999] * 300}, "must be 300 different tokens of 512"),
         ({"draft_ids": [1, 2]}, "must be 300 different tokens of 512"),
@@ -486,7 +487,7 @@ def test_wrong_small_lms_are_found(changes, message, llama, tmp_path):
         ({"hidden_size": 32}, r"embed_tokens|is \[.*64\], not \[.*32\]"),
     ],
 )
-def test_what_cannot_be_read_back_is_told(changes, message, written, tmp_path):
+def test_what_cannot_be_read_back_is_an_error(changes, message, written, tmp_path):
     """The folder itself is right: others do not read what is wrong with it."""
     shutil.copytree(written / "causal-lm", tmp_path / "out")
     own = json.loads((tmp_path / "out/config.json").read_text())["drafttrain"] | changes
@@ -572,10 +573,10 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
             "eagle",
             "vdm",
             {},
-            "eagle is for EAGLE drafters, and this is one of the VDMs: export it to causal-lm",
+            "must be a drafter of kind eagle for eagle, got vdm; export it to causal-lm",
         ),
-        ("causal-lm", "medusa", {}, "one of the MEDUSA drafters: export it to medusa or medusa-original"),
-        ("eagle", "edd", {}, "no other engine hands such drafters what they read"),
+        ("causal-lm", "medusa", {}, "for causal-lm, got medusa; export it to medusa or medusa-original"),
+        ("eagle", "edd", {}, "no other engine gives such drafters what they read"),
         ("gguf", "vdm", {}, "format: must be one of causal-lm, eagle, medusa, medusa-original, got gguf"),
     ],
 )
@@ -634,7 +635,7 @@ def test_another_target_is_refused(kind, llama, smollm2, tmp_path):
 
 
 def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
-    """Its ids mean other words, whatever its shape."""
+    """Its ids mean other words, even if its shape fits."""
     model, tokenizer = tiny_llama
     folder = make(tmp_path / "vdm", llama, "vdm")
     model.save_pretrained(tmp_path / "other")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from drafttrain.bundle import find_bundle
-from drafttrain.drafters.config import read_config
+from drafttrain.drafters.config import kind_of, read_config
 from drafttrain.drafters.model_config import check_identity
 from drafttrain.export.card import read_facts
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
@@ -23,14 +23,6 @@ from drafttrain.export.formats.layout import Config, Layout, TargetParts, Tensor
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-
-KINDS = {  # model_type: what the drafter is called
-    "drafttrain_edd": "EDD drafters",
-    "drafttrain_vdm": "VDMs",
-    "drafttrain_eagle": "EAGLE drafters",
-    "drafttrain_medusa": "MEDUSA drafters",
-    "drafttrain_causal_lm": "small causal LMs",
-}
 
 DTYPES = tuple(map(layout.dtype_name, layout.FLOATS))
 
@@ -40,7 +32,7 @@ class Format:
     """A layout of another tool.
 
     Attributes:
-        kinds: model types of the drafters that it can express.
+        kinds: of the drafters that it can express.
         to, back: the exporter and its inverse.
         problems: lists the problems of a folder.
         name: for messages.
@@ -63,7 +55,7 @@ class Format:
 
 FORMATS = {
     "causal-lm": Format(
-        ("drafttrain_vdm", "drafttrain_causal_lm"),
+        ("vdm", "causal_lm"),
         causal_lm.to_causal_lm,
         causal_lm.from_causal_lm,
         causal_lm.causal_lm_problems,
@@ -73,7 +65,7 @@ FORMATS = {
         with_tokenizer=True,
     ),
     "eagle": Format(
-        ("drafttrain_eagle",),
+        ("eagle",),
         eagle.to_eagle,
         eagle.from_eagle,
         eagle.eagle_problems,
@@ -82,7 +74,7 @@ FORMATS = {
         "eagle",
     ),
     "medusa": Format(
-        ("drafttrain_medusa",),
+        ("medusa",),
         medusa.to_medusa,
         medusa.from_medusa,
         medusa.medusa_problems,
@@ -90,7 +82,7 @@ FORMATS = {
         serve="medusa",
     ),
     "medusa-original": Format(
-        ("drafttrain_medusa",),
+        ("medusa",),
         medusa.to_medusa_original,
         medusa.from_medusa_original,
         medusa.medusa_original_problems,
@@ -197,17 +189,17 @@ def _about(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def _check_kind(config: Config, known: Format, format: str, folder: Path) -> None:
-    kind = config["model_type"]
+    kind = kind_of(config)
     if kind not in known.kinds:
         fitting = [name for name, other in FORMATS.items() if kind in other.kinds]
         remedy = (
             f"export it to {' or '.join(fitting)}"
             if fitting
-            else "no other engine hands such drafters what they read"
+            else "no other engine gives such drafters what they read"
         )
         raise UserError(
-            f"{folder}: {format} is for {' and '.join(KINDS[k] for k in known.kinds)}, and this is one "
-            f"of the {KINDS[kind]}: {remedy}"
+            f"{folder}: must be a drafter of kind {' or '.join(known.kinds)} for {format}, "
+            f"got {kind}; {remedy}"
         )
 
 

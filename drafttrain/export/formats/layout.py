@@ -45,8 +45,9 @@ Tensors = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
 Keys = Mapping[str, type | tuple[type, ...]]
 
-# What is read of a drafter's own config, by its model type.
+# Keys read of a drafter's own config: of any kind, and by its model type.
 _DRAFTER: Keys = {
+    "model_type": str,
     "format_version": int,
     "target": dict,
     "hidden_size": int,
@@ -290,9 +291,7 @@ def check_own_config(config: Config) -> None:
     Raises:
         UserError: it has not.
     """
-    keys = OWN_KEYS.get(str(config.get("model_type")))
-    if keys is None:
-        raise UserError(f"config.json: {config.get('model_type')} is no drafter that can be exported")
+    keys = OWN_KEYS.get(str(config.get("model_type")), _DRAFTER)
     read = {key: value for key, value in config.items() if key in keys}
     refuse("the drafter", "whole", config_problems(read, keys, {}))
 
