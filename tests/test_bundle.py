@@ -1,4 +1,4 @@
-"""A bundle loads as it is, decodes exactly, has no weights of the target; its card tells what was found."""
+"""A bundle loads unchanged, decodes exactly, has no weights of the target; its card has the measurements."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def target(target_folder):
 
 @pytest.fixture(scope="module")
 def trained_folder(target, tmp_path_factory):
-    """What the training stage leaves: `drafter/` and `training_log.json`."""
+    """Write what the training stage leaves: `drafter/` and `training_log.json`."""
     folder = tmp_path_factory.mktemp("trained")
     config = DrafterConfig(tapped_blocks=[-2, 0], layers=2, init=-1)
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def bundle(trained_folder, tmp_path):
 
 
 @pytest.mark.parametrize("prompt", ["Why is the sky blue?", "x", "def main(arguments):\n    for index"])
-def test_decodes_what_the_target_says(prompt, bundle):
+def test_decodes_what_the_target_generates(prompt, bundle):
     decoder = SpeculativeDecoder.from_pretrained(str(bundle), dtype="float32", device="cpu")
     drafted, plain = (run(prompt, max_new_tokens=40) for run in (decoder.generate, decoder.autoregressive))
     assert drafted.token_ids == plain.token_ids and drafted.text == plain.text
@@ -261,7 +261,7 @@ def test_a_bundle_that_names_no_target_needs_one(bundle, target):
     assert load_bundle(bundle, target=target)
 
 
-def test_damaged_results_and_configs_are_told(bundle, trained_folder, target, tmp_path):
+def test_damaged_results_and_configs_are_errors(bundle, trained_folder, target, tmp_path):
     (tmp_path / "eval.json").write_text("[]")
     with pytest.raises(UserError, match="eval.json: holds no results of an evaluation"):
         export(ExportConfig(), trained_folder / "drafter", tmp_path / "other", tmp_path / "eval.json")
@@ -274,7 +274,7 @@ def test_damaged_results_and_configs_are_told(bundle, trained_folder, target, tm
         load_bundle(bundle, target=target)
 
 
-def test_a_vanished_target_is_told_with_the_bundle(bundle, tmp_path):
+def test_a_vanished_target_is_an_error_with_the_bundle(bundle, tmp_path):
     config = json.loads((bundle / "config.json").read_text())
     config["target"]["name"] = str(tmp_path / "gone")
     (bundle / "config.json").write_text(json.dumps(config))

@@ -52,7 +52,7 @@ def test_streamed_text_of_any_tokens(tiny_llama, ids, size):
 
 
 def test_tokens_whose_space_depends_on_the_one_before():
-    """SentencePiece style: the first word of a text loses its space, also behind a special token."""
+    """SentencePiece style: the first word of a text loses its space, also after a special token."""
     tokenizer = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "<s>": 2}, unk_token="▁one"))
     tokenizer.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
@@ -240,7 +240,7 @@ def test_samples_by_seed(target):
     st.integers(1, 5),
 )
 def test_stop_strings_cut_where_the_first_is_complete(text, strings, size):
-    """Against a search in every beginning of the text, whatever pieces it comes in."""
+    """Against a search in every beginning of the text, in any pieces."""
     stops = StopStrings(strings)
     given_out = ""
     for i in range(0, len(text), size):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
 _CHUNK = 1 << 20  # bytes
 _TEXT = (".txt", ".text")
@@ -124,7 +124,7 @@ def readable(where: str) -> Iterator[None]:
         reason = " ".join(str(error).split())
         raise UserError(f"{where}: damaged or cut off ({reason}); fetch the file again") from None
     except (OSError, RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, unknown compression
-        raise UserError(f"{where}: cannot be read ({error})") from None
+        raise UserError(f"{where}: cannot be read ({brief(error)})") from None
 
 
 def read_text(stream: Stream) -> str:

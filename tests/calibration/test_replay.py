@@ -100,7 +100,7 @@ def test_a_slower_machine_has_lower_rates_and_the_same_trees(trees, factor):
     assert best_rate(trees, there, 3) == pytest.approx(expected, rel=1e-4)
 
 
-def test_dearer_verification_is_beaten_by_fewer_tokens(trees):
+def test_costly_verification_is_beaten_by_fewer_tokens(trees):
     """Where each token to verify costs as much as the first, the best rate drafts hardly anything."""
     steep = dataclasses.replace(COSTS, verify=CostCurve((1, 64), (20e-3, 1280e-3)))
 

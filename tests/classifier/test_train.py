@@ -43,7 +43,7 @@ def columns() -> dict[str, np.ndarray]:
 
 
 def write_dump(folder, columns, shards: int = 2):
-    """What dump-trees would have written of these rows."""
+    """Write what dump-trees would have written of these rows."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = []
     for number, rows in enumerate(np.array_split(np.arange(len(columns["tree"])), shards)):

@@ -117,7 +117,7 @@ def test_generated_ids_reach_the_corpus(tmp_path, chatml):
         assert [i for i, on in zip(row["input_ids"], row["loss_mask"], strict=True) if on] == expected
 
 
-def test_same_bytes_whatever_the_number_of_processes(tmp_path, chatml):
+def test_same_bytes_with_any_number_of_processes(tmp_path, chatml):
     source = write(tmp_path / "a.jsonl", [exchange(i, "Hello! " * (1 + i % 5)) for i in range(150)])
     folders = []
     for processes in (1, 2, 3):

@@ -71,7 +71,7 @@ def test_mask_against_decoding_prefixes(turns, trim_offsets):
 
 @settings(max_examples=40)
 @given(turn, turn, st.booleans())
-def test_prompt_is_a_prefix_whatever_the_answer_starts_with(question, answer, trim_offsets):
+def test_prompt_is_a_prefix_of_any_answer(question, answer, trim_offsets):
     tokenizer = family_tokenizer("smollm2")
     tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
     prompt = encode_prompt(tokenizer, [Message("user", question)])
@@ -353,7 +353,7 @@ def test_template_that_refuses_tool_turns():
     assert trained_text(tokenizer, encoded) == " {} </s> No, thanks. </s>"
 
 
-def test_end_of_text_behind_the_last_turn_only(with_template):
+def test_end_of_text_after_the_last_turn_only(with_template):
     """As Phi-3: without a generation prompt the text ends in a further token."""
     tokenizer = with_template(CHATML + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}")
     encoded = encode_conversation(tokenizer, chat("Hi there", "Hello!", "Tell me more", "No, thanks."))

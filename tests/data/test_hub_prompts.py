@@ -92,7 +92,7 @@ def test_a_configuration_that_is_no_folder(wmt):
     assert read_hub_prompts(f"hub:{wmt}/a")[0].turns == ["Translate German to English: test"]
 
 
-def test_no_network_is_said():  # the suite runs offline
+def test_no_network_is_an_error():  # the suite runs offline
     with pytest.raises(
         UserError, match="hub:nobody/nothing: cannot be read .*check the name and the network"
     ):

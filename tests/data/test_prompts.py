@@ -122,7 +122,7 @@ def test_text_files_hold_a_prompt_per_line(tmp_path):
     assert [prompt.turns for prompt in read_prompts(tmp_path / "p.txt")] == [["First?"], ["Second?"]]
 
 
-def test_trivia_qa_has_answers_behind_a_tab(tmp_path):
+def test_trivia_qa_has_answers_after_a_tab(tmp_path):
     text = "Who?\t['A', 'B']\nWhat?\t\"['\"\"C\"\"']\"\nLine\u2028separator\t['x']\nnot\ttrivia\n"
     (tmp_path / "topics.txt").write_text(text, encoding="utf-8")
     prompts = read_prompts(tmp_path / "topics.txt")
@@ -210,7 +210,7 @@ def test_files_with_all_in_one_value(tmp_path):
     assert read_prompts(tmp_path / "web-dev.json") == [Prompt("tc_33", ["Who?"])]
 
 
-def test_what_lies_beside_prompts_in_a_folder_is_not_read(tmp_path):
+def test_other_files_beside_prompts_in_a_folder_are_not_read(tmp_path):
     for name in ("README.md", "readme.txt", "LICENSE", "load.py", ".gitattributes"):
         (tmp_path / name).write_text("words\n")
     write(tmp_path / "question.jsonl", {"question_id": 1, "turns": ["a?"]})

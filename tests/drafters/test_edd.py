@@ -31,8 +31,8 @@ def train_log_probs(drafter: EddModel, ids: torch.Tensor, tapped: torch.Tensor, 
     positions = torch.arange(ids.shape[1]) - layout.document_start
     everywhere = torch.ones_like(ids, dtype=torch.bool)
     batch = {"input_ids": ids, "tapped": tapped, "positions": positions, **vars(layout)}
-    [told] = drafter.predictions(drafter, batch, block_attention(layout), everywhere)
-    return torch.log_softmax(drafter.lm_head(told.states), -1).view(*ids.shape, -1)
+    [prediction] = drafter.predictions(drafter, batch, block_attention(layout), everywhere)
+    return torch.log_softmax(drafter.lm_head(prediction.states), -1).view(*ids.shape, -1)
 
 
 def fixed_layout(ids: torch.Tensor, length: int, offset: int) -> BlockLayout:

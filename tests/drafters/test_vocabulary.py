@@ -55,7 +55,7 @@ def test_too_small_for_the_stop_tokens():
         draft_vocabulary(np.zeros(12), 2, [1, 2, 3])
 
 
-def test_the_map_lies_in_the_weights(make_target, make_drafter, tmp_path):
+def test_the_map_is_in_the_weights(make_target, make_drafter, tmp_path):
     target = make_target("llama")
     drafter = make_drafter(target)
     drafter.save_pretrained(tmp_path)

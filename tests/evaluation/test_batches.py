@@ -48,7 +48,7 @@ def sure_bundle(folder) -> Bundle:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", POLICIES)
-def test_every_policy_says_the_same_in_every_batch(tree, temperature, tiny_bundle):
+def test_every_policy_gives_the_same_text_in_every_batch(tree, temperature, tiny_bundle):
     bundle = sure_bundle(tiny_bundle)
     proposer = None if uses_calibration(tree, COSTS) else bundle.proposer(tree)
     if proposer is None:

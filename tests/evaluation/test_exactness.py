@@ -55,7 +55,7 @@ def blind_to_branches(lengths, ancestors, slots, view):
 
 
 def verified_beside_a_sibling(target, prompt: list[int], text: list[int], i: int) -> int:
-    """What greedy verification takes after `text[: i + 1]` where `text[i]` is a draft behind another one."""
+    """Return what greedy verification takes after `text[: i + 1]` where `text[i]` follows another draft."""
     before = [*prompt, *text[:i]]
     cache = target.new_cache(1, len(before) + 2)
     order = torch.arange(len(before) - 1)

@@ -182,7 +182,7 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
         ("card.json", {"license": None}, "license is None; write a text"),
     ],
 )
-def test_damaged_files_are_told_in_one_line(file, content, expected, bundle, capsys):
+def test_damaged_files_are_errors_of_one_line(file, content, expected, bundle, capsys):
     (bundle / file).write_text(json.dumps(content))
     assert main(["card", str(bundle)]) == 2
     line = capsys.readouterr().err
@@ -198,7 +198,7 @@ def test_from_the_command_line(bundle, tmp_path, capsys):
     assert "no config.json there" in capsys.readouterr().err
 
 
-def test_damaged_metadata_of_an_old_readme_is_told(bundle):
+def test_damaged_metadata_of_an_old_readme_is_an_error(bundle):
     (bundle / "card.json").unlink()
     (bundle / "README.md").write_text("---\n{a: [\n---\n# x\n")
     with pytest.raises(UserError, match="README.md: its metadata are no YAML"):

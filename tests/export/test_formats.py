@@ -1,4 +1,4 @@
-"""Layouts of other tools: what they say is what the drafter says, the way back is bit by bit, and whatever is
+"""Layouts of other tools: they predict what the drafter predicts, the way back is bit by bit, and what is
 wrong with a folder is found."""
 
 import json
@@ -67,8 +67,8 @@ def eagle(folder: Path, target: FrozenTarget, **settings) -> Path:
 
 
 def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) -> torch.Tensor:
-    """What a drafter in its own format says after a text [n] and after its own next `steps` - 1 tokens:
-    log-probabilities [steps, D]."""
+    """Return the predictions of a drafter in its own format after a text [n] and after its own next
+    `steps` - 1 tokens: log-probabilities [steps, D]."""
     drafter = load_drafter(folder, target)
     state = drafter.new_state(1, 64)
     tapped = target.encode(ids[None, :-1], torch.zeros_like(ids[None, :-1])).tapped
@@ -85,7 +85,7 @@ def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) 
 TEXT = torch.tensor([5, 301, 44, 7, 480, 12, 99, 3])
 
 
-# what is written says what the drafter says
+# what is written predicts what the drafter predicts
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -247,7 +247,7 @@ def test_a_small_lm_comes_back(llama, tmp_path):
     assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
 
 
-def test_a_small_lm_of_another_size_is_told(tiny_llama, llama, tmp_path):
+def test_a_small_lm_of_another_size_is_an_error(tiny_llama, llama, tmp_path):
     """Neither transformers nor vLLM take the pair without more ado."""
     model, tokenizer = tiny_llama
     larger = type(model)(LlamaConfig(**{**model.config.to_dict(), "vocab_size": 520}))
@@ -259,7 +259,7 @@ def test_a_small_lm_of_another_size_is_told(tiny_llama, llama, tmp_path):
     assert len(load_file(tmp_path / "back/model.safetensors")["lm.lm_head.weight"]) == 520
 
 
-def test_weights_become_bf16_unless_told_otherwise(llama, tmp_path):
+def test_weights_become_bf16_by_default(llama, tmp_path):
     export_to("eagle", eagle(tmp_path / "own", llama), tmp_path / "out", llama)
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
@@ -280,8 +280,8 @@ def test_rope_fields_survive(tiny_llama, tmp_path):
         ("causal-lm", make(tmp_path / "lm", target, "causal_lm", model=target.model.name_or_path)),
     ):
         notes = export_to(format, folder, tmp_path / "out", target, dtype=None).notes
-        told = any("EAGLE's own code cannot express rope scaling of type llama3" in note for note in notes)
-        assert told == (format == "eagle")
+        warned = any("EAGLE's own code cannot express rope scaling of type llama3" in note for note in notes)
+        assert warned == (format == "eagle")
         validate(format, tmp_path / "out")
         fields = json.loads((tmp_path / "out/config.json").read_text())
         assert fields["rope_theta"] == 20000.0 and fields["rope_scaling"]["rope_type"] == "llama3"
@@ -487,7 +487,7 @@ def test_wrong_small_lms_are_found(changes, message, llama, tmp_path):
         ({"hidden_size": 32}, r"embed_tokens|is \[.*64\], not \[.*32\]"),
     ],
 )
-def test_what_cannot_be_read_back_is_told(changes, message, written, tmp_path):
+def test_what_cannot_be_read_back_is_an_error(changes, message, written, tmp_path):
     """The folder itself is right: others do not read what is wrong with it."""
     shutil.copytree(written / "causal-lm", tmp_path / "out")
     own = json.loads((tmp_path / "out/config.json").read_text())["drafttrain"] | changes
@@ -635,7 +635,7 @@ def test_another_target_is_refused(kind, llama, smollm2, tmp_path):
 
 
 def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
-    """Its ids mean other words, whatever its shape."""
+    """Its ids mean other words, even if its shape fits."""
     model, tokenizer = tiny_llama
     folder = make(tmp_path / "vdm", llama, "vdm")
     model.save_pretrained(tmp_path / "other")

@@ -63,7 +63,7 @@ def run(bundle, *words: str) -> int:
 
 
 def refused(capsys) -> str:
-    """The one line on standard error behind the list of files; it never holds the token."""
+    """Return the one line on standard error after the list of files; it never holds the token."""
     out, err = capsys.readouterr()
     line = [line for line in err.splitlines() if line.startswith("drafttrain: ")]
     assert len(line) == 1 and TOKEN not in out + err and "Traceback" not in err, err
@@ -167,7 +167,7 @@ def test_pushed_twice_nothing_large_is_sent_again(bundle, hub):
 
 
 def test_metadata_that_the_hub_takes(bundle, hub):
-    """Its data sets have names without spaces, whatever tasks are called."""
+    """Its data sets have names without spaces, even if tasks have them."""
     tasks = {"Natural Questions": ROW, "CNN/DM (2 turns)": ROW}
     (bundle / "eval.json").write_text(json.dumps({**EVALUATION, "tasks": tasks}))
     assert run(bundle) == 0
@@ -260,7 +260,7 @@ def test_a_dry_run_replaces_nothing_but_a_dry_run(bundle, hub, tmp_path, capsys)
     assert "holds something else than a dry run" in refused(capsys)
 
 
-def test_a_bundle_is_no_dry_run_whatever_its_card_says(bundle, hub, tmp_path, capsys):
+def test_a_bundle_is_no_dry_run_even_with_its_card(bundle, hub, tmp_path, capsys):
     """Its base model may begin with the repository's name, and its card may be one that was published."""
     card = (bundle / "README.md").read_text()
     other = shutil.copytree(bundle, tmp_path / "other")
@@ -278,7 +278,7 @@ def test_a_bundle_is_no_dry_run_whatever_its_card_says(bundle, hub, tmp_path, ca
         assert {path: path.read_bytes() for path in place.iterdir()} == before
 
 
-def test_folders_of_the_maker_are_told(bundle, hub, capsys, tmp_path):
+def test_folders_of_the_maker_are_reported(bundle, hub, capsys, tmp_path):
     facts = json.loads((bundle / "card.json").read_text())
     facts["command"] = "drafttrain run x.yaml --corpus.sources '[{path: /home/me/chats.json}]'"
     facts["notes"] = ["and/or 3/4 of it, see https://example.org/a/b"]

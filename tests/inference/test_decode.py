@@ -1,4 +1,4 @@
-"""The decode loop gives what transformers' greedy search gives, whatever is drafted."""
+"""The decode loop gives what transformers' greedy search gives, with any drafts."""
 
 import random
 
@@ -31,8 +31,8 @@ QUALITIES = {
 
 @pytest.fixture(scope="session")
 def texts(greedy, prompts):
-    """Prompts with their greedy continuations by transformers; long enough for drafts to have something to
-    say."""
+    """Prompts with their greedy continuations by transformers; long enough for drafts to be
+    accepted."""
     return lambda target: [prompt + greedy(target, prompt, NEW + 8) for prompt in prompts]
 
 
@@ -204,7 +204,7 @@ def test_rows_do_not_depend_on_their_batch(llama, texts, prompts, replay):
 def test_prompts_that_wait_take_the_place_of_those_that_end(
     llama, texts, prompts, greedy, replay, tree, max_rows
 ):
-    """With places for fewer prompts than there are, each says what it says alone; some end at once."""
+    """With places for fewer prompts than there are, each has the text that it has alone; some end at once."""
     stop = texts(llama)[1][len(prompts[1])]
     wanted = [greedy(llama, prompt, NEW, stop) for prompt in prompts]
     assert len(wanted[1]) == 1

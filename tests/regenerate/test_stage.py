@@ -447,7 +447,7 @@ def test_the_corpus_trains_the_very_ids(target, source, tmp_path):
         trained = [token for token, mask in zip(encoded.input_ids, encoded.loss_mask) if mask]
         generated = [message.token_ids for message in conversation.messages if message.role == "assistant"]
         assert trained == [token for ids in generated for token in ids]
-        # behind an answer that did not end with it, the template's end-of-turn token stands untrained
+        # after an answer that did not end with it, the template's end-of-turn token is untrained
         ends = encoded.input_ids.count(target.tokenizer.eos_token_id)
         assert ends == len(conversation.messages)
         n_cut += sum(ids[-1] != target.tokenizer.eos_token_id for ids in generated)

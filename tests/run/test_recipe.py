@@ -256,7 +256,7 @@ def test_a_tree_with_all_written_out_takes_no_calibration(kind, tree, write):
 
 
 def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
-    """Told before any stage has run; what is not there yet is missed by the stage."""
+    """An error before any stage has run; what is not there yet is missed by the stage."""
     path = write(MINIMAL)
     words = ["--training.init_from", "old", "--drafter.kind", "eagle"]
     load_recipe(path, words)
@@ -272,7 +272,7 @@ def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
 
 
 def test_a_drafter_to_start_from_has_the_shape_asked_for(write):
-    """What the section drafter leaves out is the old drafter's to say."""
+    """The old drafter decides what the section drafter leaves out."""
     path = write(MINIMAL)
     words = ["--training.init_from", "old"]
     Path("old").mkdir()

@@ -145,7 +145,7 @@ def test_time_was_up_before_the_first_answer(folder, capsys):
 
 
 def test_a_higher_limit_answers_the_others(folder, capsys, monkeypatch):
-    """What was answered before is taken over, and the same limit again changes nothing."""
+    """Earlier answers are taken over, and the same limit again changes nothing."""
     from drafttrain.regenerate.rewriting import Rewriting
 
     asked, request = [], Rewriting.to_request
@@ -172,7 +172,7 @@ training:
 
 @pytest.fixture
 def small_recipe(folder, tiny_llama) -> str:
-    """A recipe whose drafter is a small LM that says almost what the target says."""
+    """A recipe whose drafter is a small LM that predicts almost what the target does."""
     model, tokenizer = copy.deepcopy(tiny_llama[0]), tiny_llama[1]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -194,7 +194,7 @@ def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
     assert after.keys() == {"draft_to_target", *(f"lm.{name}" for name in before)}
     if rank is None:
         assert {"lm_head.weight", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= changed
-    else:  # adapters lie at linear maps alone, and not at the head
+    else:  # adapters are at linear maps alone, and not at the head
         assert changed == {name for name in before if "_proj" in name}
 
     loaded = load_bundle(run / "bundle", dtype="float32")
@@ -326,8 +326,8 @@ def test_heads_of_keys_and_values_of_what_training_starts_from(kind, folder, tin
     shape = estimates.drafter_shape(recipe)
     assert (shape.kv_heads, shape.anchor) == (kv_heads, kind == "edd")
     tensors = load_file("old/model.safetensors").values()
-    told = estimates.drafter_parameters(shape, target)
-    assert told[1] == sum(tensor.numel() for tensor in tensors)
+    counts = estimates.drafter_parameters(shape, target)
+    assert counts[1] == sum(tensor.numel() for tensor in tensors)
     folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
     assert estimates.train(recipe, folders)["parameters"].endswith("stored")
 
@@ -370,8 +370,8 @@ def test_estimated_tokens_to_decode(folder):
     # without a limit, the file is read: a prompt of one turn counts one, however many may be played
     Path("prompts.jsonl").write_text('{"turns": ["a", "b", "c"]}\n{"prompt": "d"}\n')
     recipe.evaluate.prompts[0].turns = 2
-    told = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
-    assert estimates.evaluate(recipe, {}) == told
+    expected = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
+    assert estimates.evaluate(recipe, {}) == expected
     recipe.evaluate.tune_prompts = PromptSet("tuning", "prompts.jsonl")  # 2 answers with the one tree
     recipe.plan = PlanConfig(device_memory_gb=1, device_tflops=1e-6, device_gb_per_s=1e-3)
     target = estimates._target(recipe, {})
@@ -382,7 +382,7 @@ def test_estimated_tokens_to_decode(folder):
     assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
 
 
-def test_what_is_not_found_is_told(folder):
+def test_what_is_not_found_is_reported(folder):
     folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
     recipe = load_recipe("tiny.yaml", ["--target.model", "nowhere/at-all"])
     unknown = "unknown: target nowhere/at-all is not found here; fetch it or name plan.target_config"
@@ -395,7 +395,7 @@ def test_what_is_not_found_is_told(folder):
 
 
 def test_all_stages_estimate_the_same_corpus(folder):
-    """What `regenerate` answers is in the corpus as well."""
+    """The answers of `regenerate` are in the corpus as well."""
     recipe = load_recipe("tiny.yaml")
     corpus, collected = (
         stage(recipe, {"corpus": Path("no")}) for stage in (estimates.corpus, estimates.collect)
@@ -446,15 +446,15 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
     assert (rank is None) == (trained + 100 == stored)
 
     words = ["--drafter.lora_rank", "null" if rank is None else "4", "--drafter.draft_vocab_size", "100"]
-    told = estimates.train(load_recipe(small_recipe, words), {"corpus": Path("nowhere")})
+    estimate = estimates.train(load_recipe(small_recipe, words), {"corpus": Path("nowhere")})
     logits = 4 * 4 * 256 * 100 + 4 * 256 * 512
     activations = 4 * 12 * 4 * 64 * 2 * 128  # 4 layers of width 64, 2 rows of 128 tokens
     target_bytes = 4 * sum(p.numel() for p in target.model.parameters())
     memory = target_bytes + 16 * trained + 4 * frozen + logits + activations
     near = pytest.approx(memory, abs=4 * 100)  # the map of the vocabulary
-    assert float(told["memory"].removeprefix("about ")) == near
+    assert float(estimate["memory"].removeprefix("about ")) == near
     disk = 2 * (4 * (trained + frozen) + 8 * trained) + 4 * stored
-    assert float(told["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
+    assert float(estimate["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
 
     if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole
         drafter.save_pretrained("old")

@@ -303,7 +303,7 @@ def test_time_before_a_resume_counts():
     assert Clock(max_minutes=None, elapsed=45).progress() == 0
 
 
-def test_progress_goes_by_steps_or_by_the_clock():
+def test_progress_is_of_steps_or_of_the_clock():
     clock, seen = Clock(max_minutes=1, elapsed=6), []
     steps = ShowSteps(clock, first=2, max_steps=10, advance=lambda n, work: seen.append(work))
     for step, seconds in ((3, 10), (4, 45)):
@@ -365,7 +365,7 @@ def test_impossible_settings_are_refused(settings, words, run_training):
         run_training(**settings)
 
 
-def test_muon_in_an_old_torch_is_told(run_training, monkeypatch):
+def test_muon_in_an_old_torch_is_an_error(run_training, monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(UserError, match="training.optimizer: must be adamw with torch .* got muon"):
         run_training(optimizer="muon")
@@ -460,7 +460,7 @@ def test_a_store_of_other_blocks_is_refused(run_training, corpus_folder, target_
         run_training(hidden_states=stored)
 
 
-def test_a_full_disk_is_told_before_training(run_training, monkeypatch):
+def test_a_full_disk_is_an_error_before_training(run_training, monkeypatch):
     import drafttrain.utils.files
 
     usage = shutil.disk_usage("/")._replace(free=10_000)

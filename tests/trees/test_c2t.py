@@ -104,7 +104,7 @@ def test_chains_stop_early(drafter, roots):
 
 
 def test_features_are_those_of_the_full_tree():
-    """What a classifier is asked about when growing is what it was trained on: depth 1 below the root, the
+    """A classifier sees when growing what it was trained on: depth 1 below the root, the
     entropy of the parent's distribution, the product along the path, places among siblings."""
     seen = []
 

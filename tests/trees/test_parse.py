@@ -55,7 +55,7 @@ def test_names(text, policy):
         ("c2t", {"beta": 0.06, "expand": 0.3, "top_k": 4}, True),
         ("c2t:top_k=15,max_depth=6", {"beta": 0.06, "expand": 0.3, "top_k": 15, "max_depth": 6}, True),
         ("c2t:expand=none", {"beta": 0.06, "top_k": 4}, True),
-        ("c2t:beta=0.2", {"beta": 0.2}, False),  # the paper's, whatever was calibrated
+        ("c2t:beta=0.2", {"beta": 0.2}, False),  # the paper's, even if another was calibrated
         ("c2t:beta=0.2,expand=0.4", {"beta": 0.2, "expand": 0.4}, False),
         ("c2t_chain", {"beta": 0.85, "top_k": 1, "layer_k": 1}, False),
     ],

@@ -29,7 +29,7 @@ KINDS = ("soft", "ties", "sure", "uniform")
 
 
 class TableDrafter(Drafter):
-    """What follows a token depends on that token and its depth; draft token j is target token 100 + j."""
+    """The next token depends on that token and its depth; draft token j is target token 100 + j."""
 
     draft_vocab_size = VOCABULARY
 

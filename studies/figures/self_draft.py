@@ -203,7 +203,7 @@ def speed_figures(parts: dict[str, list[Measurement]], method: str) -> Measured:
 
 
 def beside_figures(parts: dict[str, list[Measurement]]) -> Measured:
-    """What the n-gram caches add to the drafter."""
+    """Measure what the n-gram caches add to the drafter."""
     beside = compared(parts, "edd", "ngram+edd")
     copied = min(beside["tasks"][name] for name in PREDICTABLE)
     return {"edd_ngram_vs_edd": {**worst(beside), "ok": copied >= 1.1, "predictable": copied}}

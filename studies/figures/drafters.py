@@ -1,13 +1,14 @@
 """EDD against the drafters that its paper compares it with, and against itself with one thing left out.
 
 All are trained for one length, each at the learning rate that is best at that length, from three seeds.
-Trains what `studies/baselines.py equal` trains, or takes what lies under `runs/baselines` already.
+Trains what `studies/edd/equal.py` trains, or takes what is under `runs/baselines` already.
 """
 
 from pathlib import Path
 from typing import Any
 
-from studies import baselines
+from studies.edd.bench import LONG_STEPS, SEEDS, Bench
+from studies.edd.equal import equal
 from studies.goals import FIRST_TURNS, Group, Measured, Run, Size
 
 OUT = Path("runs/baselines")
@@ -24,16 +25,16 @@ RIVALS = {
 TASKS = FIRST_TURNS | {"gsm8k": PROMPTS, "humaneval": PROMPTS}
 
 
-def bench(run: Run) -> baselines.Bench:
-    return baselines.Bench(OUT, run.prompts(quick=2, full=PROMPTS), None)
+def bench(run: Run) -> Bench:
+    return Bench(OUT, run.prompts(quick=2, full=PROMPTS), None)
 
 
 def equally_trained(run: Run) -> Measured:
     """accept_len of EDD over that of each rival and ablation, means over seeds."""
     loaded = bench(run)
-    rows = baselines.equal(loaded)["rows"]
+    rows = equal(loaded)["rows"]
     prompts = {task: len(ids) for task, ids in loaded.prompts.items()}
-    notes = {"steps": baselines.LONG_STEPS}
+    notes = {"steps": LONG_STEPS}
     return {
         figure: {**compared(rows["edd"], rows[rival], prompts), **notes} for figure, rival in RIVALS.items()
     }
@@ -64,6 +65,6 @@ GROUPS = [
         },
         equally_trained,
         long=True,
-        size=Size(TASKS, seeds=len(baselines.SEEDS)),
+        size=Size(TASKS, seeds=len(SEEDS)),
     ),
 ]

@@ -83,7 +83,7 @@ CHAINS += [f"dymax:threshold={p}" for p in (0.7, 0.55, 0.4, 0.3, 0.2, 0.1)]
 
 
 def dumped(run: Run) -> Measured:
-    """Full trees behind the roots of held-out prompts, labelled by the target's own continuation."""
+    """Full trees below the roots of held-out prompts, labelled by the target's own continuation."""
     run.check_quiet()
     limit, tokens = (8, 24) if run.quick else (None, 256)
     config = DumpConfig(PromptSet("held out", HELD_OUT, limit), max_new_tokens=tokens)
@@ -119,8 +119,8 @@ def classifier(run: Run) -> Path:
     place = fresh if (fresh / WEIGHTS).exists() and not run.quick else DRAFTER
     if not (place / WEIGHTS).exists():
         raise UserError(
-            f"{DRAFTER}: no classifier; make one with figures.py c2t --only dump_trees_per_s --only "
-            "train_9m_rows_s"
+            f"{DRAFTER}: no classifier; make one with python -m studies.figures c2t --only "
+            "dump_trees_per_s --only train_9m_rows_s"
         )
     if (features := tuple(Classifier.load(place).features)) != FEATURES:
         wanted, found = ", ".join(FEATURES), ", ".join(features)
@@ -128,8 +128,8 @@ def classifier(run: Run) -> Path:
     return place
 
 
-def told(place: Path) -> dict[str, str]:
-    """Which classifier a figure is of."""
+def classifier_notes(place: Path) -> dict[str, str]:
+    """Return which classifier a figure is of."""
     return {"classifier": str(place), "weights": content_hash(place / WEIGHTS)[:16]}
 
 
@@ -173,7 +173,7 @@ def swept(run: Run) -> Measured:
             found = [c for c in compare_families(points, reference) if c.family == "c2t"]
             tasks[task] = asdict(found[0]) if found else None
     return {
-        name: {**mean_over_tasks(against[reference]), **told(place), "size": {"prompts": size}}
+        name: {**mean_over_tasks(against[reference]), **classifier_notes(place), "size": {"prompts": size}}
         for name, reference in (
             ("verify_tokens_vs_eagle2", "eagle2"),
             ("verify_tokens_vs_p_threshold", "joint"),
@@ -199,7 +199,9 @@ def chains(run: Run) -> Measured:
     points = sweep(
         DRAFTER, prompts, CHAINS, folder, "dyjoint", NEW_TOKENS, classifier=place, rows=ROWS_AT_ONCE
     )[0]
-    return {name: {**figure, **told(place), **size} for name, figure in chain_figures(points).items()}
+    return {
+        name: {**figure, **classifier_notes(place), **size} for name, figure in chain_figures(points).items()
+    }
 
 
 def chain_figures(points: Sequence[Point]) -> Measured:
@@ -257,7 +259,7 @@ def transferred(run: Run) -> Measured:
         if not found:
             raise UserError(f"transfer_loss: {name}: no accept_len in common; take more prompts (--limit)")
         losses[name], notes[name] = found[0].mean - 1, asdict(found[0])
-    notes |= told(trained_here)
+    notes |= classifier_notes(trained_here)
     found = {"value": max(losses.values()), "losses": losses, "comparisons": notes, "size": size}
     return {"transfer_loss": found}
 
@@ -311,7 +313,7 @@ def draft_time(run: Run) -> Measured:
                 policy.seconds = 0.0
             drafting += decode_all(loaded.target, proposer, [ids], NEW_TOKENS)[1].draft_seconds
         shares[f"beta {beta}"] = policy.seconds / drafting
-    notes = {"shares": shares, **told(place), "size": {"prompts": {"mt_bench": len(prompts)}}}
+    notes = {"shares": shares, **classifier_notes(place), "size": {"prompts": {"mt_bench": len(prompts)}}}
     return {"draft_time_added": {"value": max(shares.values()), **notes}}
 
 
@@ -319,7 +321,7 @@ def auto_beta(run: Run) -> Measured:
     """C2T with the thresholds that calibration found, against PCT tuned on the tuning prompts."""
     run.check_quiet()
     folder, own = run.folder("c2t_auto"), classifier(run)
-    place = folder / f"calibration-{told(own)['weights']}"
+    place = folder / f"calibration-{classifier_notes(own)['weights']}"
     if not (place / CALIBRATION).exists():
         prompts = PromptSet("tuning", TUNING, 6 if run.quick else 24)
         config = CalibrateConfig(prompts=prompts, rounds=4 if run.quick else 15, busy=run.busy)
@@ -331,10 +333,10 @@ def auto_beta(run: Run) -> Measured:
     chosen, _ = tune(loaded, task, MeasurementLog(folder / "tuning.jsonl", key), NEW_TOKENS, grids)
     trees = {"pct": chosen["pct"], "c2t": "c2t"}
     task = Task("mt_bench", spread(read_prompts(TASKS["mt_bench"]), run.prompts(quick=3, full=None)))
-    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([key, chosen, told(own)]))
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([key, chosen, classifier_notes(own)]))
     measured = compare(loaded, trees, [task], log, NEW_TOKENS, 1 if run.quick else REPEATS)["mt_bench"]
     notes = {"beta": loaded.calibration.beta, "expand": loaded.calibration.expand, "pct": chosen["pct"]}
-    return {"auto_beta_vs_pct": {**against_pct(measured), **notes, **told(own)}}
+    return {"auto_beta_vs_pct": {**against_pct(measured), **notes, **classifier_notes(own)}}
 
 
 def against_pct(measured: Sequence[Measurement]) -> dict[str, Any]:

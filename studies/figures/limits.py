@@ -1,4 +1,4 @@
-"""What a machine can reach at best: bytes read and multiply-adds per second, and how much of it work uses."""
+"""Measure bytes read and multiply-adds per second at a machine's best, and the share of them in use."""
 
 import statistics
 import time
@@ -120,7 +120,7 @@ def limit_shares(
 def interleaved_shares(
     target: FrozenTarget, weights: int, products_per_second: float, tokens: Sequence[int], rounds: int = 15
 ) -> dict[int, float]:
-    """Measure the shares of `limit_shares` with reading and forwards by turns: the median over short rounds.
+    """Measure the shares of `limit_shares` with reads and forwards interleaved: the median over short rounds.
 
     On a virtual machine the rate of reading was seen to change by a factor of 2 within seconds.
     """

@@ -4,10 +4,10 @@
     python -m studies.figures baselines --vllm-python ~/vllm/bin/python
 
 vLLM and our engine decode the same prompts greedily with the same chains of drafts. Outputs may part where
-the target is undecided. In bf16 the two best logits are often the very same number, and what vLLM says with
-chains of 3 and of 5 differs on most prompts. So what has to be exact is compared in fp32, where the same
+the target is undecided. In bf16 the two best logits are often the very same number, and vLLM's texts with
+chains of 3 and of 5 differ on most prompts. So what has to be exact is compared in fp32, where the same
 weights leave no room for that. In bf16, which is how drafters are served, every difference has to be a tie:
-both tokens no further behind the best logit than rounding was measured to move it (`Difference.is_tie`). What
+both tokens no further below the best logit than rounding was measured to move it (`Difference.is_tie`). What
 bf16 gives is reported as measured: the texts that differ, ties among them, and both engines' acceptance.
 
 Acceptance at position i is the share of steps with drafts in which the i-th draft token was accepted.
@@ -100,7 +100,7 @@ def decode_here(
 
 def as_served(format: str, exported: Path, folder: Path) -> Path:
     """The exported drafter as a folder of our own, to be decoded with here. EAGLE-1 drafts over all of the
-    target's tokens, whatever the draft vocabulary was."""
+    target's tokens, not over its draft vocabulary alone."""
     import_from(format, exported, folder)
     if format == "eagle":
         config = read_json(folder / "config.json")
@@ -252,7 +252,7 @@ def figures(report: dict[str, dict[str, Any]]) -> Measured:
     acceptance = {
         dtype: {name: one["acceptance"] for name, one in part.items()} for dtype, part in report.items()
     }
-    # a figure that says nothing of the dtype in which drafters are served is undecided
+    # a figure without the dtype in which drafters are served is undecided
     decided = {} if "bfloat16" in report else {"ok": None, "why": "not measured in bf16"}
     size = {"prompts": {"mt_bench": min(one["prompts"] for part in parts.values() for one in part)}}
     return {

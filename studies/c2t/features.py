@@ -1,20 +1,18 @@
 """How few draft tokens any judge of some features could verify: gradient boosting in the classifier's place.
 
-    python -m studies.c2t_features TREES --out DIR
+    python -m studies.c2t.features --trees runs/trees
 
 On trees of `drafttrain dump-trees` as they are: a judge takes the nodes above a threshold, and the nodes that
 it takes per tree are divided by those that joint probability takes for as many accepted ones, for whole trees
 and for chains of the most probable tokens. A third of the prompts judges, the others teach. Roots are those
 of decoding with full trees, which are fewer than a small tree comes to where drafting is easy, so this tells
-features apart and foretells no sweep.
+features apart and predicts no sweep.
 
 Beside the features of `trees/c2t.py`: the entropy below the root (H1), how far the output has come (place),
 and how many tokens of the trees before were accepted (last, and recent: the mean of the last three).
 """
 
-import argparse
-import os
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from drafttrain.classifier.dump import read_record
 from drafttrain.trees.c2t import FEATURES
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import write_json
+from studies.arguments import run, start
 
 KNOWN = (*FEATURES, "H1", "place", "last", "recent")
 SETS = (
@@ -56,7 +55,7 @@ def known_features(rows: Rows, per_prompt: int) -> np.ndarray:
         before = [j for j in range(max(0, i - 3), i) if prompt[j] == prompt[i]]
         if before:
             last[i], recent[i] = accepted[i - 1], accepted[before].mean()
-    entropy = rows.x[first, FEATURES.index("H")]  # the first node lies below the root
+    entropy = rows.x[first, FEATURES.index("H")]  # the first node is below the root
     of_tree = np.stack([entropy, numbers % per_prompt, last, recent], 1)  # [trees, 4]
     return np.concatenate([rows.x, of_tree[of]], 1, dtype=np.float32)
 
@@ -118,7 +117,7 @@ def compare(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
         base = taken(judged.joint, judged.accepted, trees, at)
         found[name] = {"joint probability": {"nodes": base.tolist(), "at": at.tolist()}}
         if name == "trees":
-            found[name]["as many nodes in each"] = told(fixed_size(judged, trees, at) / base)
+            found[name]["as many nodes in each"] = summary(fixed_size(judged, trees, at) / base)
         for features in SETS:
             place = [KNOWN.index(feature) for feature in features]
             ratios = []
@@ -137,13 +136,13 @@ def compare(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
                 model.fit(columns[teaching][:, place], labels[teaching])
                 score = model.predict_proba(columns[held_out][:, place])[:, 1]
                 ratios.append(taken(score, judged.accepted, trees, at) / base)
-            found[name][",".join(features)] = told(np.mean(ratios, 0), ratios)
+            found[name][",".join(features)] = summary(np.mean(ratios, 0), ratios)
             print(f"{name}: {','.join(features)}: {np.mean(ratios):.3f}", flush=True)
     return found
 
 
-def told(ratio: np.ndarray, seeds: Sequence[np.ndarray] = ()) -> dict[str, object]:
-    """Ratios to joint probability, and the mean of each seed's."""
+def summary(ratio: np.ndarray, seeds: Sequence[np.ndarray] = ()) -> dict[str, object]:
+    """Return ratios to joint probability, and the mean of each seed's."""
     return {
         "mean": float(ratio.mean()),
         "at each": ratio.tolist(),
@@ -151,23 +150,15 @@ def told(ratio: np.ndarray, seeds: Sequence[np.ndarray] = ()) -> dict[str, objec
     }
 
 
+def study(args: Namespace) -> None:
+    """Compare the features on the trees of --trees."""
+    write_json(args.out / "features.json", compare(Path(args.trees)))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compares; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("trees", metavar="TREES", help="folder of dump-trees")
-    parser.add_argument("--out", required=True, metavar="DIR")
-    args = parser.parse_args(argv)
-    try:
-        found = compare(Path(args.trees))
-    except UserError as error:
-        print(f"c2t_features.py: {error}", file=sys.stderr)
-        return 2
-    os.makedirs(args.out, exist_ok=True)
-    write_json(Path(args.out) / "features.json", found)
-    return 0
+    """Compare; return the exit status."""
+    return run(study, __doc__, argv, ("trees",), out="runs/c2t")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)
