@@ -132,7 +132,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("regenerate: {}", "regenerate.sources: must not be empty"),
         ("hidden_states: {mode: offlin}", "hidden_states.mode: expected 'online', 'offline', not offlin"),
         # found before the first stage, not when the stage that reads it begins
-        ("training: {lr: -1}", "training.lr is -1.0: it must be above 0"),
+        ("training: {lr: -1}", "training.lr: must be > 0, got -1.0"),
         ("drafter: {layers: 0}", "drafter.layers: must be >= 1, got 0"),
         ("drafter: {tapped_blocks: []}", "drafter.tapped_blocks: must name at least one block"),
         ("drafter: {draft_vocab_size: 0}", "drafter.draft_vocab_size: must be >= 1, got 0"),
