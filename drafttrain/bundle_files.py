@@ -47,5 +47,7 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
         return None
     results = read_json(path)
     if not isinstance(results, dict):
-        raise UserError(f"{path}: holds no results of an evaluation; give what drafttrain evaluate wrote")
+        raise UserError(
+            f"{path}: holds no results of an evaluation; give what drafttrain benchmark RECIPE wrote"
+        )
     return results

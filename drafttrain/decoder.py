@@ -129,7 +129,7 @@ class SpeculativeDecoder:
 
         Args:
             target: it, or where it lies.
-            ngrams: folder of `build-ngrams` or `tune-self-draft`. None: n-grams of the text at hand alone.
+            ngrams: folder of `build-ngrams` or `calibrate`. None: n-grams of the text at hand alone.
 
         Raises:
             UserError: no such target or cache, or they do not fit each other.

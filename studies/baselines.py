@@ -137,7 +137,7 @@ class Bench:
     def _collect(responses: str, most: int | None, blocks: list[int], corpus: Path, states: Path) -> None:
         if not (corpus / "corpus.json").exists():
             sources = [Source(responses, max_conversations=most)]
-            config = CorpusConfig(sources=sources, validation_fraction=0.01, exclude=EXCLUDE, processes=2)
+            config = CorpusConfig(sources, 1024, validation_fraction=0.01, exclude=EXCLUDE, processes=2)
             build_corpus(config, load_tokenizer(resolve_target(TARGET)), corpus)
         config = CollectConfig(mode="offline", max_disk_gb=20)
         collect(config, resolve_target(TARGET), blocks, corpus, states)  # what is there is not computed again

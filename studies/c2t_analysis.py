@@ -8,7 +8,7 @@
     python -m studies.c2t_analysis shift        fine-tuning against a shift of the threshold (Appendix B.4)
     python -m studies.c2t_analysis transfer     another drafter's classifier, one of few trees (Appendix F)
 
-heatmaps, shift and transfer read trees of `drafttrain dump-trees`. Numbers and pictures go to --out.
+heatmaps, shift and transfer read trees of `drafttrain c2t`. Numbers and pictures go to --out.
 """
 
 import argparse
@@ -271,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=choices)
     parser.add_argument("--bundle", default="model_cards/smollm2-135m-edd", metavar="DIR")
     parser.add_argument("--classifier", metavar="DIR", help="default: the bundle's")
-    parser.add_argument("--trees", default="runs/trees", metavar="DIR", help="of dump-trees")
+    parser.add_argument("--trees", default="runs/trees", metavar="DIR", help="of drafttrain c2t")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts, at equal distances (default: all)")
     parser.add_argument("--out", default="runs/c2t", metavar="DIR")
     args = parser.parse_args(argv)

@@ -31,7 +31,6 @@ from drafttrain.data.build import build_corpus, load_corpus
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Prompt, Task, first_of_each, read_prompts, spread
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
-from drafttrain.evaluation.config import EXAMPLE_COSTS
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.measure import MeasurementLog, MethodRun, drafting, measure
@@ -52,6 +51,7 @@ from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.loading import load_target
 from drafttrain.training.speed import training_speed
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.costs import EXAMPLE_COSTS
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint

@@ -25,7 +25,7 @@ CUT_SHORT = {
     "run": ["--dry-run"],
     "generate": ["--max-new-tokens", "12"],
     "calibrate": ["--limit", "2", "--max-new-tokens", "8", "--rounds", "1"],
-    "compare": ["--max-new-tokens", "12"],
+    "benchmark": ["--max-new-tokens", "12"],
 }
 
 

@@ -1,4 +1,4 @@
-"""`drafttrain dump-trees`: what the C2T classifier learns from, a row for each node of full EAGLE-2 trees.
+"""The trees of `drafttrain c2t`, which its classifier learns from: a row for each node of full EAGLE-2 trees.
 
 The target's own text is decoded first, once per prompt. Decoding by any exact rule gives just that text, so
 the path that the rule accepts in a tree is the part of the text behind its root: trees are grown where
@@ -281,7 +281,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         UserError: there is none, or of another format.
     """
     if not (folder / FILE).exists():
-        raise UserError(f"{folder}: no {FILE} here; give a folder that drafttrain dump-trees wrote")
+        raise UserError(f"{folder}: no {FILE} here; give a folder of trees that drafttrain c2t wrote")
     record = read_json(folder / FILE)
     if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
         raise UserError(f"{folder / FILE}: no trees of format {FORMAT_VERSION}; dump them again")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from drafttrain.utils.errors import UserError
 
 Format = Literal["auto", "sharegpt", "messages", "alpaca", "text", "oanc"]
+HUB = "hub:"  # starts the name of a data set on the Hub that prompts are read from
 _HOW_TO_RUN: dict[str, Any] = {"changes_output": False}
 
 
@@ -16,7 +17,7 @@ class PromptSet:
     Attributes:
         name: name of the row in the result table.
         path: file of prompts.
-        limit: how many to take from its start. null: all.
+        limit: how many to take, evenly spaced. null: all.
         turns: how many turns of each chat are played (MT-bench has two); the target answers the earlier ones.
     """
 
@@ -47,7 +48,7 @@ class CorpusConfig:
 
     Attributes:
         sources: read in this order.
-        max_length: longest example, in tokens.
+        max_length: longest example, in tokens. Default: training.row_length.
         validation_fraction: share of conversations held out, whole chats only.
         exclude: files of evaluation prompts; conversations that contain one are left out.
         deduplicate: whether to keep only the first of several equal conversations.
@@ -56,7 +57,7 @@ class CorpusConfig:
     """
 
     sources: list[Source] = field(default_factory=list)
-    max_length: int = 1024
+    max_length: int = 512
     validation_fraction: float = 0.02
     exclude: list[str] = field(default_factory=list)
     deduplicate: bool = True

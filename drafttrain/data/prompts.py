@@ -30,7 +30,6 @@ from drafttrain.data.streams import (
 )
 from drafttrain.utils.errors import UserError
 
-PREFIX = "hub:"  # of a data set on the Hub (`hub_prompts.py`)
 MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text")
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")

@@ -161,7 +161,7 @@ def _check_evaluation(path: Path, evaluation: dict[str, Any]) -> None:
             if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_finite, bounds))):
                 wrong = f"tasks.{task}.{name}"
     if wrong:
-        raise UserError(f"{path}: {wrong} is damaged; give what drafttrain evaluate wrote")
+        raise UserError(f"{path}: {wrong} is damaged; give what drafttrain benchmark RECIPE wrote")
 
 
 def _is_finite(value: Any) -> bool:

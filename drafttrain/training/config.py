@@ -1,9 +1,8 @@
 """Settings of the training stage."""
 
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any, Literal
-
-import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.utils.errors import UserError
@@ -113,11 +112,9 @@ class TrainingConfig:
             raise UserError(f"training.block_length is {low} to {high}: name the shorter first, at least 1")
         if self.row_length < 2:
             raise UserError(f"training.row_length is {self.row_length}: a row needs at least 2 tokens")
-        if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-            raise UserError(
-                f"training.optimizer is muon, which needs torch 2.9, and this is {torch.__version__}: use "
-                "a newer one or set it to adamw"
-            )
+        torch = version("torch")
+        if self.optimizer == "muon" and tuple(map(int, torch.split(".")[:2])) < (2, 9):
+            raise UserError(f"training.optimizer: must be adamw with torch < 2.9, got muon with {torch}")
         if self.init_draft_vocab_size is not None and self.init_from is None:
             raise UserError(
                 "training.init_draft_vocab_size goes with training.init_from, which is not set: use "

@@ -78,8 +78,7 @@ def parse_policy(
     if name in CLASSIFIED:
         if confidence is None:
             raise UserError(
-                f"tree {text!r} takes a classifier and there is none; train one with "
-                "drafttrain train-classifier"
+                f"tree {text!r} takes a classifier and there is none; train one with drafttrain c2t"
             )
         settings["confidence"] = confidence
     settings |= _calibrated(text, costs)

@@ -265,10 +265,10 @@ def test_the_limit_can_grow(dumped, questions):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"top_k": 0}, "top_k is 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"top_k": 300}, "at most 127"),
-        ({"temperature": -1.0}, "temperature is -1"),
+        ({"top_k": 0}, "top_k: must be >= 1 and <= 127, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be >= 1, got 0"),
+        ({"top_k": 300}, "top_k: must be >= 1 and <= 127, got 300"),
+        ({"temperature": -1.0}, "temperature: must be >= 0 and finite, got -1"),
         ({"max_new_tokens": 600}, "prompt 81 has .* exceed the 512 positions"),
         ({"prompts": PromptSet("x", "nowhere.jsonl")}, "nowhere.jsonl: no such file"),
     ],
@@ -291,7 +291,7 @@ def test_command(tiny_bundle, questions, tmp_path, capsys):
     words = [
         "--prompts",
         str(questions),
-        "--out",
+        "--trees",
         str(tmp_path / "out"),
         "--limit",
         "1",
@@ -299,9 +299,9 @@ def test_command(tiny_bundle, questions, tmp_path, capsys):
         "float32",
     ]
     words += ["--max-new-tokens", "3", "--top-k", "3", "--max-depth", "2", "--temperature", "0.7"]
-    assert main(["dump-trees", str(bundle), *words]) == 0
+    assert main(["c2t", str(bundle), *words]) == 0
     assert "trees of 12 nodes" in capsys.readouterr().out
     Classifier().save(bundle, {})  # a classifier beside the drafter does not make it another
-    assert main(["dump-trees", str(bundle), *words]) == 0
+    assert main(["c2t", str(bundle), *words]) == 0
     made_from = json.loads((tmp_path / "out" / "trees.json").read_text())["made_from"]
     assert made_from["temperature"] == 0.7 and made_from["seed"] == 0 and made_from["top_k"] == 3

@@ -10,8 +10,8 @@ import torch
 from drafttrain.data.prompts import Prompt, Task
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.evaluation import benchmark as module
-from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark, bucket, limited, make_rows
-from drafttrain.evaluation.methods import MethodSpec
+from drafttrain.evaluation.benchmark import benchmark, bucket, limited, make_rows
+from drafttrain.evaluation.config import BenchmarkConfig, MethodSpec, TaskSpec
 from drafttrain.evaluation.metrics import Measurement
 from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
@@ -225,13 +225,19 @@ def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"repeats": 0}, "repeats is 0"),
-        ({"limit": 0}, "limit is 0"),
-        ({"tasks": []}, "no task"),
-        ({"tasks": [TaskSpec("a", "x"), TaskSpec("a", "y")]}, "task a is named twice"),
-        ({"methods": [MethodSpec("lookahead")] * 2}, "method lookahead is named twice"),
-        ({"temperatures": [1.0, 1.0]}, "each temperature once"),
-        ({"temperatures": [-1.0]}, "temperature is -1"),
+        ({"repeats": 0}, "--repeats: must be >= 1, got 0"),
+        ({"limit": 0}, "--limit: must be >= 1, got 0"),
+        ({"tasks": []}, "--task: must name at least one, got none"),
+        (
+            {"tasks": [TaskSpec("a", "x"), TaskSpec("a", "y")]},
+            "--task: each name must be given once, got a twice",
+        ),
+        (
+            {"methods": [MethodSpec("lookahead")] * 2},
+            "--method: each name must be given once, got lookahead twice",
+        ),
+        ({"temperatures": [1.0, 1.0]}, "--temperature: must be given once each"),
+        ({"temperatures": [-1.0]}, "temperature: must be >= 0 and finite, got -1"),
         ({"tasks": [TaskSpec("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),
     ],
 )
@@ -245,7 +251,7 @@ def test_unusable_settings_are_refused_before_anything_is_loaded(config, changes
 @pytest.mark.parametrize("text", ["x", "=x", "x=", "all=x", "a/b=x"])
 def test_tasks_are_spelled_name_and_source(text):
     assert TaskSpec.parse("a = b=c") == TaskSpec("a", "b=c")
-    with pytest.raises(UserError, match="write NAME=FILE"):
+    with pytest.raises(UserError, match="--task: must be NAME=FILE"):
         TaskSpec.parse(text)
 
 

@@ -1,4 +1,4 @@
-"""What `drafttrain compare` prints; its outputs are compared in `test_stages.py`."""
+"""What `drafttrain benchmark --table texts` prints; its outputs are compared in `test_stages.py`."""
 
 import io
 from types import SimpleNamespace

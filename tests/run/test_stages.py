@@ -112,13 +112,14 @@ def test_all_stages(folder, capsys):
     assert cli.main(["run", "tiny.yaml", *words]) == 0
     assert ran(capsys.readouterr().out) == ["classifier", "calibrate"]
 
-    assert cli.main(["view-corpus", "runs/tiny/corpus", "-n", "1"]) == 0
+    assert cli.main(["corpus", "runs/tiny/corpus", "--view", "1"]) == 0
     assert "trained" in capsys.readouterr().out
     words = ["generate", "--bundle", "runs/tiny/bundle", "--prompt", "the fox", "--max-new-tokens", "12"]
     assert cli.main([*words, "--dtype", "float32"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("accept_len ") and "speedup" in last and last.endswith("same output")
-    assert cli.main(["compare", "runs/tiny/bundle", "--prompts", "prompts.jsonl", "--dtype", "float32"]) == 0
+    words = ["benchmark", "--table", "texts", "--method", "runs/tiny/bundle", "--task", "prompts.jsonl"]
+    assert cli.main([*words, "--dtype", "float32"]) == 0
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
 
 
@@ -130,7 +131,7 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
     assert cli.main(["run", "tiny.yaml", *words]) == 0
     assert ran(capsys.readouterr().out) == ["fetch-target", "train", "calibrate", "evaluate", "export"]
     assert json.loads(Path("runs/tiny/summary.json").read_text())["train_tokens"] == 0
-    assert cli.main(["build-corpus", "tiny.yaml", *words]) == 2
+    assert cli.main(["corpus", "tiny.yaml", *words]) == 2
     assert "corpus: this recipe does not ask for it" in capsys.readouterr().err
 
 

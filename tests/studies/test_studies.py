@@ -19,9 +19,10 @@ from drafttrain.data.config import PromptSet, Source
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.run import calibrate as stage
 from drafttrain.run.calibrate import calibrate
-from drafttrain.self_draft.build import NgramConfig, build_ngrams
+from drafttrain.self_draft.build import build_ngrams
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.training.config import TrainingConfig
-from drafttrain.trees.c2t import FEATURES
+from drafttrain.trees.features import FEATURES
 from tests.conftest import SENTENCES, with_cheap_drafts
 
 

@@ -21,6 +21,7 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.loading import load_target
+from drafttrain.training import config
 from drafttrain.training.train import (
     Clock,
     ShowSteps,
@@ -370,8 +371,10 @@ def test_impossible_settings_are_refused(settings, words, run_training):
 
 
 def test_muon_in_an_old_torch_is_told(run_training, monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(UserError, match="muon, which needs torch 2.9"):
+    monkeypatch.setattr(config, "version", lambda name: "2.8.1+cpu")
+    with pytest.raises(
+        UserError, match="training.optimizer: must be adamw with torch < 2.9, got muon with 2.8"
+    ):
         run_training(optimizer="muon")
 
 

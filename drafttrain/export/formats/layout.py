@@ -291,7 +291,7 @@ def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
     if not isinstance(config.get(OWN), dict):
         raise UserError(
             f"config.json has no {OWN!r}: it does not say for which target and draft vocabulary this is; "
-            "only what `drafttrain export-to` wrote can be read back"
+            "only what `drafttrain export --to` wrote can be read back"
         )
     own = dict(config[OWN])
     check_own_config(own)
