@@ -49,6 +49,13 @@ GROUPS = {
             "--minutes 20",
             ("[--minutes N] [--section.key VALUE ...] [options]",),
         ),
+        "new-recipe": Command(
+            "write a short recipe for your own model and chats",
+            commands.new_recipe_options,
+            commands.new_recipe,
+            "--target my/model --chats chats.json",
+            ("--target MODEL --chats FILE [options]",),
+        ),
     },
     "train, by a recipe": {
         "run": Command(

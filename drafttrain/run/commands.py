@@ -67,6 +67,27 @@ def quickstart(args: argparse.Namespace) -> None:
     quickstart(args.recipe, args.minutes, args.overrides, begun)
 
 
+def new_recipe_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", required=True, metavar="MODEL", help=TARGET)
+    text = "conversations: files, folders or archives"
+    parser.add_argument("--chats", required=True, nargs="+", metavar="FILE", help=text)
+    parser.add_argument("--out", metavar="FILE", help="recipe to write (default: MODEL.yaml)")
+    text = "of drafter (default: edd)"
+    parser.add_argument("--kind", choices=["edd", "eagle", "medusa", "vdm"], help=text)
+    text = "train on the answers in the chats, not on the target's own"
+    parser.add_argument("--keep-answers", action="store_true", help=text)
+    parser.add_argument("--base-model", metavar="HUB_ID", help="of the target, for the model card")
+    text = "of the drafter's weights, for the model card"
+    parser.add_argument("--license", metavar="NAME", help=text)
+
+
+def new_recipe(args: argparse.Namespace) -> None:
+    from drafttrain.run.new_recipe import new_recipe
+
+    options = given(args, "out", "kind", "keep_answers", "base_model", "license")
+    new_recipe(args.target, args.chats, **options)
+
+
 def run_options(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser)
     parser.add_argument("--from", dest="first", metavar="STAGE", help="leave earlier stages as they are")

@@ -223,7 +223,8 @@ def start_drafter(
             drafter.grow_vocabulary(target, draft_vocabulary(counts, config.init_draft_vocab_size, known))
         return drafter.train()
     counts = count_trained_tokens(corpus, target.vocab_size)
-    draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
+    size = min(drafter_config.draft_vocab_size or target.vocab_size, target.vocab_size)  # a limit
+    draft_ids = draft_vocabulary(counts, size, target.eos_token_ids)
     torch.manual_seed(config.seed or 0)
     return new_drafter(target, drafter_config, draft_ids).train()
 

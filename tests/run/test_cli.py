@@ -20,6 +20,7 @@ Trains drafters for speculative decoding and measures them.
 
 start:
   quickstart     measure this machine, and train and measure in some minutes
+  new-recipe     write a short recipe for your own model and chats
 
 train, by a recipe:
   run            run all stages of a recipe, skipping what is up to date
@@ -136,9 +137,9 @@ def test_a_removed_command_names_its_replacement(name, capsys):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ([], "COMMAND: must be one of 15, got none; see drafttrain --help"),
-        (["trian"], "COMMAND: must be one of 15, got trian; did you mean train?"),
-        (["x"], "COMMAND: must be one of 15, got x; see drafttrain --help"),
+        ([], "COMMAND: must be one of 16, got none; see drafttrain --help"),
+        (["trian"], "COMMAND: must be one of 16, got trian; did you mean train?"),
+        (["x"], "COMMAND: must be one of 16, got x; see drafttrain --help"),
         (["run"], "the following arguments are required: RECIPE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such recipe file"),
         (["quickstart", "--minutes", "0"], "--minutes: must be >= 2 and finite, got 0; 2 is enough for"),
@@ -266,7 +267,7 @@ def test_mistakes(words, expected, folder, capsys):
 def test_mistake_in_a_real_process():
     done = python("-m", "drafttrain.run.cli", "trian")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("drafttrain: COMMAND: must be one of 15, got trian; did you mean train?")
+    assert done.stderr.startswith("drafttrain: COMMAND: must be one of 16, got trian; did you mean train?")
     assert done.stderr.count("\n") == 1
 
 
