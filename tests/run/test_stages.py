@@ -135,6 +135,33 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
     assert "corpus: this recipe does not ask for it" in capsys.readouterr().err
 
 
+def test_tracking_makes_nothing_outdated_and_a_stage_can_be_repeated(folder, capsys):
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train", "--hidden_states.mode", "online"]
+    assert cli.main(words) == 0
+    tracked = [*words, "--training.report_to", "wandb", "--training.wandb_mode", "offline"]
+    assert cli.main(tracked) == 0
+    assert ran(capsys.readouterr().out) == ["fetch-target", "corpus", "train"]
+    assert cli.main([*tracked, "--again", "train"]) == 0
+    assert ran(capsys.readouterr().out) == ["train"]
+    assert list(Path("runs/tiny/drafter/.wandb").glob("offline-run-*"))
+    assert cli.main(["train", "tiny.yaml", *words[2:4], *words[6:], "--again"]) == 0
+    assert ran(capsys.readouterr().out) == ["train"]
+
+
+def test_a_hopeless_training_is_told(folder, capsys):
+    """By the dry run, and by the training before it begins and after its first evaluation."""
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train", "--hidden_states.mode", "online"]
+    words += ["--training.lr", "1e-4", "--training.warmup_steps", "9", "--drafter.draft_vocab_size", "5"]
+    warnings = ["training.warmup_steps: 9 in", "4 optimizer steps: too few", "training.lr: 0.0001 is too low"]
+    assert cli.main([*words, "--dry-run"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(f"WARNING: {warning}" in told for warning in warnings)
+    assert cli.main(words) == 0
+    told = capsys.readouterr().out
+    warnings += ["of the held-out text is outside", "of the target's probability is outside"]
+    assert all(told.count(warning) == 1 for warning in warnings)
+
+
 def test_time_was_up_before_the_first_answer(folder, capsys):
     late = ["--regenerate.max_minutes", "1e-9", "--until", "corpus"]
     assert cli.main(["run", "tiny.yaml", *late]) == 0
