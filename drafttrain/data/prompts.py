@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -33,6 +33,7 @@ from drafttrain.utils.errors import UserError
 MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text")
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
+T = TypeVar("T")
 LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # none fits a cell
 
 
@@ -101,7 +102,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     or archive of such. Of MMLU's archive only the test split is read.
 
     Args:
-        limit: how many, from the start; None for all.
+        limit: how many, evenly spaced; None for all.
 
     Raises:
         UserError: the file is missing, damaged or not UTF-8, or holds no prompt, or a row has none; a folder
@@ -112,10 +113,10 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
             f"{path}: Parquet files in a folder are the splits of a data set; name one of them, or in a "
             f"benchmark hub:{path}"
         )
-    prompts = make_prompts(read_rows(path), limit)
+    prompts = make_prompts(read_rows(path))
     if not prompts:
         raise UserError(f"{path}: holds no prompts; expected rows with turns, question, prompt or a chat")
-    return prompts
+    return spread(prompts, limit)
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
@@ -136,7 +137,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
             yield number, f"{stream.source}:row {number}", row
 
 
-def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None) -> list[Prompt]:
+def make_prompts(rows: Iterable[tuple[int, str, Any]]) -> list[Prompt]:
     """Prompts with unique ids out of rows: number, source for messages, value.
 
     Raises:
@@ -145,8 +146,6 @@ def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None)
     prompts: list[Prompt] = []
     seen: set[str] = set()
     for number, source, value in rows:
-        if limit is not None and len(prompts) >= limit:
-            break
         prompt = _prompt(value, source, str(number))
         if prompt.id in seen:  # ids name measurements, so two prompts must not share one
             names = (f"{prompt.id}#{n}" for n in itertools.count(number))
@@ -167,10 +166,10 @@ def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
     return [Task(task.name, task.prompts[: taken[task.name]]) for task in tasks if taken[task.name]]
 
 
-def spread(prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
-    """n prompts at equal distances, so that all categories of a file are among them; None: all."""
-    n = len(prompts) if n is None else min(n, len(prompts))
-    return [prompts[i * len(prompts) // n] for i in range(n)]
+def spread(items: Sequence[T], n: int | None) -> list[T]:
+    """n items at equal distances, so that all categories of a file are among them; None: all."""
+    n = len(items) if n is None else min(n, len(items))
+    return [items[i * len(items) // n] for i in range(n)]
 
 
 def _values(stream: Stream) -> Iterator[tuple[int, Any]]:

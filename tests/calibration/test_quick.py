@@ -378,7 +378,7 @@ def test_from_the_command_line(tiny_bundle, found, bundle, tmp_path, capsys, mea
     assert main(["calibrate", str(folder), "--dtype", "float32", "--quick"]) == 0
     for rest in ([], ["--quick", "--prompts", "x"]):
         assert main(["calibrate", str(folder), *rest]) == 2
-        assert "exactly one of --prompts FILE and --quick" in capsys.readouterr().err
+        assert "--prompts, --quick: exactly one must be given" in capsys.readouterr().err
 
 
 def test_against_a_full_one(loaded, found, questions, tmp_path):

@@ -254,10 +254,16 @@ def test_killed_between_shards(dumped, monkeypatch):
 
 
 def test_the_limit_can_grow(dumped, questions):
+    """Shards whose prompts stay are kept, the others are grown again."""
     run, out = dumped
-    assert len(run(prompts=PromptSet("x", str(questions), 3))["shards"]) == 2
+    few = run(prompts=PromptSet("x", str(questions), 3))["shards"]
+    assert [shard["prompts"] for shard in few] == [2, 1]
     shards = run()["shards"]
     assert [shard["prompts"] for shard in shards] == [2, 2]
+    assert shards[0] == few[0] and shards[1]["fingerprint"] != few[1]["fingerprint"]
+    other = run(prompts=PromptSet("x", str(questions), 2))["shards"]  # the first and the third
+    assert [shard["prompts"] for shard in other] == [2] and other[0]["fingerprint"] != few[0]["fingerprint"]
+    shards = run()["shards"]
     trees = [tree for shard in shards for tree in pq.read_table(out / shard["file"])["tree"].to_pylist()]
     assert {tree // 5 for tree in trees} == {0, 1, 2, 3}
 

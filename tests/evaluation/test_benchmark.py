@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.data.prompts import Prompt, Task
+from drafttrain.data.config import PromptSet
+from drafttrain.data.prompts import Prompt, Task, read_prompts
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.evaluation import benchmark as module
 from drafttrain.evaluation.benchmark import benchmark, bucket, limited, make_rows
@@ -280,3 +281,13 @@ def test_a_limit_is_for_each_group():
     ]
     [whole] = limited(Task("t", [Prompt("0", ["?"], group="a"), Prompt("1", ["?"], group="a")], 2), None)
     assert whole.name == "t" and len(whole.prompts) == 2
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2, 3, 9])
+def test_a_limit_means_the_same_everywhere(limit, questions):
+    """A recipe's `limit`, and `--limit` of every command: evenly spaced."""
+    (part,) = limited(Task("a", read_prompts(questions)), limit)
+    assert part.prompts == read_prompts(questions, limit)
+    assert part.prompts == Task.read(PromptSet("a", questions, limit)).prompts
+    if limit == 2:
+        assert [prompt.id for prompt in part.prompts] == ["81", "83"]
