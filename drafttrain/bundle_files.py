@@ -47,5 +47,7 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
         return None
     results = read_json(path)
     if not isinstance(results, dict):
-        raise UserError(f"{path}: must hold the results of an evaluation; evaluate the drafter again")
+        raise UserError(
+            f"{path}: must hold the results of an evaluation; give what drafttrain benchmark RECIPE wrote"
+        )
     return results

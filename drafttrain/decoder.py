@@ -143,7 +143,7 @@ class SpeculativeDecoder:
 
         Args:
             target: a target, or its folder or Hub id.
-            ngrams: folder of `build-ngrams` or `tune-self-draft`. None: n-grams of the context alone.
+            ngrams: folder of `build-ngrams` or `calibrate`. None: n-grams of the context alone.
 
         Raises:
             UserError: no such target or cache, or they do not fit each other.

@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "calibration": {"metavar": "DIR", "help": "default: the bundle's"},
     "classifier": {"metavar": "DIR", "help": "default: the bundle's"},
     "ngrams": {"default": BUNDLE, "metavar": "DIR", "help": "an n-gram cache"},
-    "trees": {"default": "runs/trees", "metavar": "DIR", "help": "folder of drafttrain dump-trees"},
+    "trees": {"default": "runs/trees", "metavar": "DIR", "help": "folder of drafttrain c2t"},
     "prompts": {"default": MT_BENCH, "metavar": "FILE", "help": "prompts to decode"},
     "tasks": {
         "action": "append",

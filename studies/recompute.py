@@ -16,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, Measurement, ratio, tabulate
+from drafttrain.evaluation.config import ALL
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement, ratio, tabulate
 from drafttrain.evaluation.sweep import Point, compare_families
 from drafttrain.training.speed import TrainingSpeed
 from drafttrain.utils.files import read_json, write_json

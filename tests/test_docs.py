@@ -44,11 +44,10 @@ COMMANDS = named([(page, i) for page in PAGES for i in range(len(commands(page))
 
 def parse(words: list[str]):
     """A command as the program reads it, with its recipe where it has one."""
-    args, rest = cli._parser().parse_known_args(words)
-    assert not rest or args.takes_overrides, rest
+    args = cli.parse(words)
     recipe = None
-    if args.takes_overrides and not PLACEHOLDER.fullmatch(args.recipe):
-        recipe = load_recipe(args.recipe, rest)
+    if "recipe" in args and not PLACEHOLDER.fullmatch(args.recipe):
+        recipe = load_recipe(args.recipe, args.overrides)
     return args, recipe
 
 
@@ -63,7 +62,7 @@ def made_by(words: list[str]) -> list[str]:
     args, recipe = parse(words[1:])
     if recipe is not None:
         return [recipe.output]
-    return [place for place in (getattr(args, "out", None),) if place]
+    return [getattr(args, name) for name in ("out", "trees", "trace") if name in args]
 
 
 @pytest.mark.parametrize("page, number", COMMANDS)
@@ -85,7 +84,7 @@ def test_command(page, number, monkeypatch, capsys):
         return
     args, recipe = parse(words)
     for name, value in vars(args).items():
-        if name in ("prompt", "overrides", "out", "repo", "trees", "tree", "features", "png"):
+        if name in ("prompt", "overrides", "out", "repo", "trees", "tree", "features", "png", "trace"):
             continue
         for path in value if isinstance(value, list) else [value]:
             if args.command == "benchmark" and isinstance(path, str):
@@ -99,9 +98,9 @@ def is_cheap(words: list[str]) -> bool:
     """Return True if a command takes seconds: plans, cards, dry runs, texts of the committed drafter."""
     if words[0] != "drafttrain" or any(PLACEHOLDER.fullmatch(word) for word in words[1:2]):
         return False
-    if words[1] == "run" or words[1] in cli.RECIPE_COMMANDS:
+    if words[1] == "run" or "recipe" in cli.parse([word for word in words[1:] if word != "--keys"]):
         return "--dry-run" in words or "--keys" in words
-    return words[1] in ("card", "push", "generate") and "model_cards/smollm2-135m-edd" in words
+    return words[1] in ("push", "generate") and "model_cards/smollm2-135m-edd" in words
 
 
 CHEAP = named([(page, i) for page in PAGES for i, words in enumerate(commands(page)) if is_cheap(words)])
@@ -128,7 +127,7 @@ def test_what_costs_little_is_run(page, number, monkeypatch, request, tmp_path, 
     if words[0] == "generate":
         request.getfixturevalue("smollm2")
         words += ["--max-new-tokens", "8", "--no-compare"]
-    if words[0] in ("push", "card"):
+    if words[0] == "push":
         words += ["--out", str(tmp_path / "out")]
     assert cli.main(words) == 0
     assert capsys.readouterr().out.strip() or (tmp_path / "out").exists()

@@ -38,11 +38,13 @@ def test_arguments_are_parsed_without_any_library(words):
     assert not imported(ends(*words)) & LIBRARIES
 
 
-def test_keys_and_mistakes_of_a_recipe_take_no_stage():
-    for words in (["run", str(RECIPE), "--keys"], ["run", str(RECIPE), "--training.lr", "fast"]):
-        modules = imported(ends(*words))
+def test_keys_and_mistakes_of_a_recipe_take_neither_torch_nor_a_stage():
+    """They are told within a second."""
+    mistakes = (["--training.lr", "fast"], ["--training.lr", "-1"], ["--corpus.max_length", "99999"])
+    for words in (["--keys"], *mistakes):
+        modules = imported(ends("run", str(RECIPE), *words))
         assert "drafttrain.run.recipe" in modules
-        assert not modules & (HEAVY | {"accelerate", "transformers", "drafttrain.run.stages"})
+        assert not modules & (HEAVY | {"accelerate", "torch", "transformers", "drafttrain.run.stages"})
 
 
 def test_generate_imports_what_decodes(tiny_bundle):

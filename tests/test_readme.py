@@ -25,7 +25,7 @@ CUT_SHORT = {
     "run": ["--dry-run"],
     "generate": ["--max-new-tokens", "12"],
     "calibrate": ["--limit", "2", "--max-new-tokens", "8", "--rounds", "1"],
-    "compare": ["--max-new-tokens", "12"],
+    "benchmark": ["--max-new-tokens", "12"],
 }
 
 
@@ -41,7 +41,9 @@ def test_the_first_screen_has_the_two_scripts_and_nothing_else():
 @pytest.mark.usefixtures("hasty_calibration")
 def test_command(command, monkeypatch, smollm2, tmp_path):
     monkeypatch.chdir(ROOT)
-    program, *arguments = (word.replace("runs/calibration", str(tmp_path)) for word in command)
+    own = {"runs/calibration": str(tmp_path), "my_model.yaml": str(tmp_path / "own.yaml")}
+    own["my_chats.json"] = "data/train/conversations.jsonl"
+    program, *arguments = (own.get(word, word) for word in command)
     if program == "bash":
         subprocess.run(["bash", "-n", *arguments], check=True)
     elif program in ("deepspeed", "torchrun"):  # tests/training starts them for real

@@ -17,8 +17,7 @@ class CalibrateConfig:
 
     Attributes:
         prompts: prompts to decode; none of a benchmark.
-        quick: measure for some seconds on built-in prompts, as `drafttrain calibrate --quick`, instead of on
-            `prompts`; the other settings are not used.
+        quick: measure for some seconds on built-in prompts, as decoding does where it needs costs.
         max_new_tokens: tokens decoded per prompt at most.
         rounds: measurements of each size.
         width: children of an expanded node in trees.

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
-from drafttrain.classifier.model import check_features
 from drafttrain.data.config import PromptSet
-from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.params import SamplingParams
+from drafttrain.trees.features import check_features
 from drafttrain.utils.errors import UserError
 
 ROW_BYTES = 19.2  # before compression
@@ -17,11 +17,11 @@ class DumpConfig:
 
     Attributes:
         prompts: prompts to decode, the first turn of each; none of a benchmark.
-        max_new_tokens: trees are grown behind so many tokens of each output at most.
+        max_new_tokens: tokens of each answer to grow trees after, at most.
         top_k: expanded nodes of a layer, and children of each.
-        max_depth: layers; with the default top_k a tree has 1 + 10 + 10 * 100 nodes.
+        max_depth: layers of a tree.
         temperature: of the target's text; 0 is greedy.
-        seed: of its draws.
+        seed: of the draws.
         rows: prompts whose trees are grown at once.
     """
 
@@ -35,13 +35,13 @@ class DumpConfig:
 
     def check(self) -> None:
         """Raises:
-        UserError: a value that makes no sense.
+        UserError: a value out of range.
         """
         for name in ("max_new_tokens", "top_k", "max_depth", "rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"dump-trees: {name} is {getattr(self, name)}: at least 1 is needed")
-        if self.top_k > 127 or self.max_depth > 127:
-            raise UserError("dump-trees: top_k and max_depth can be at most 127")
+            value, most = getattr(self, name), 127 if name in ("top_k", "max_depth") else math.inf
+            if not 1 <= value <= most:
+                limit = "" if most == math.inf else f" and <= {most}"
+                raise UserError(f"{name}: must be >= 1{limit}, got {value}")
         SamplingParams(self.temperature)
 
     def nodes(self, draft_vocab_size: int) -> int:
@@ -58,15 +58,15 @@ class ClassifierConfig:
     """How a classifier is trained (C2T paper, appendix B.2).
 
     Attributes:
-        features: names of `trees.c2t.FEATURES`.
+        features: what the classifier reads, some of P, H, d, p, rank.
         hidden: hidden units.
-        lr: learning rate. None: 1e-3, or 1e-4 when fine-tuning.
-        epochs: passes over the thinned rows.
-        batch_size: rows of a step.
-        negatives: kept for each accepted node.
-        share: of the trees that are not held out, to train on.
-        threshold: at which recall and positive rate are told.
-        seed: of split, thinning, initial weights and order.
+        lr: learning rate. None: 1e-3, fine-tuning 1e-4.
+        epochs: passes over the nodes.
+        batch_size: nodes of a step.
+        negatives: rejected nodes kept per accepted one.
+        share: share of the trees to train on.
+        threshold: decision threshold for the reported recall and positive rate.
+        seed: of split, thinning, weights and order.
     """
 
     features: tuple[str, ...] = ("P", "H", "d")
@@ -81,12 +81,12 @@ class ClassifierConfig:
 
     def check(self) -> None:
         """Raises:
-        UserError: a value that makes no sense.
+        UserError: a value out of range.
         """
         check_features(self.features)
         for name in ("hidden", "epochs", "batch_size"):
             if getattr(self, name) < 1:
-                raise UserError(f"train-classifier: {name} is {getattr(self, name)}: at least 1 is needed")
+                raise UserError(f"{name}: must be >= 1, got {getattr(self, name)}")
         for name, low, high in (
             ("lr", 0, math.inf),
             ("negatives", 0, math.inf),
@@ -95,8 +95,8 @@ class ClassifierConfig:
         ):
             value = getattr(self, name)
             if value is not None and not low < value <= high:
-                within = "above 0" if high == math.inf else "above 0 and at most 1"
-                raise UserError(f"train-classifier: {name} is {value}: it must be {within}")
+                within = "> 0" if high == math.inf else "> 0 and <= 1"
+                raise UserError(f"{name}: must be {within}, got {value}")
 
 
 @dataclass
@@ -139,7 +139,7 @@ class ClassifierStageConfig:
             self.dump_config().check()
             self.training_config().check()
         except UserError as error:
-            raise UserError(f"classifier: {error}") from None
+            raise UserError(f"classifier.{error}") from None
 
     def dump_config(self) -> DumpConfig:
         """How its trees are grown.

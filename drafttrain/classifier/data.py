@@ -66,7 +66,7 @@ def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
         if table.num_rows != shard["rows"]:
             raise UserError(
                 f"{folder / shard['file']}: {table.num_rows} rows in place of {shard['rows']}; run the same "
-                "drafttrain dump-trees again, which repeats it"
+                "drafttrain c2t again, which repeats it"
             )
         part = slice(at, at + table.num_rows)
         for i, name in enumerate(features):
@@ -79,7 +79,7 @@ def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
         raise UserError(f"{folder}: holds no rows; dump trees of more prompts")
     if broken := int((~(np.isfinite(rows.x).all(1) & np.isfinite(rows.joint))).sum()):
         raise UserError(
-            f"{folder}: {broken} rows hold NaN or infinity, which dump-trees leaves out; dump them again"
+            f"{folder}: {broken} rows hold NaN or infinity, which drafttrain c2t leaves out; grow them again"
         )
     check_labels(rows, str(folder))
     return rows
@@ -105,11 +105,10 @@ def _read_shard(path: Path, features: Sequence[str]) -> pa.Table:
             raise UserError(f"{path}: has no columns {', '.join(missing)}; dump the trees again")
         return pq.read_table(path, columns=wanted)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; run the same drafttrain dump-trees again") from None
+        raise UserError(f"{path}: no such file; run the same drafttrain c2t again") from None
     except (OSError, pa.ArrowException) as error:
         raise UserError(
-            f"{path}: cannot be read ({brief(error)}); run the same drafttrain dump-trees again, which "
-            "repeats it"
+            f"{path}: cannot be read ({brief(error)}); run the same drafttrain c2t again, which repeats it"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""`drafttrain dump-trees`: what the C2T classifier learns from, a row for each node of full EAGLE-2 trees.
+"""The trees of `drafttrain c2t`, which its classifier learns from: a row for each node of full EAGLE-2 trees.
 
 The target's own text is decoded first, once per prompt. Decoding by any exact rule gives just that text, so
 the path that the rule accepts in a tree is the part of the text behind its root: trees are grown where
@@ -28,7 +28,7 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import expand_best
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, require_free_disk, write_json
+from drafttrain.utils.files import fingerprint, read_json, require_free_disk, write_json
 from drafttrain.utils.progress import counted
 
 FILE = "trees.json"
@@ -71,7 +71,7 @@ def write_trees(
     todo = [
         number
         for number, part in enumerate(parts)
-        if done.get(names[number], {}).get("prompts") != len(part)  # another limit cuts the last one short
+        if done.get(names[number], {}).get("fingerprint") != _fingerprint(part)  # another limit
     ]
     most = sum(len(parts[number]) for number in todo) * config.max_new_tokens
     rows = most * config.nodes(drafter.draft_vocab_size)
@@ -195,6 +195,7 @@ def _write_shard(
         "file": path.name,
         "bytes": path.stat().st_size,
         "prompts": len(prompts),
+        "fingerprint": _fingerprint(prompts),
         "trees": len(blocks),
         "rows": table.num_rows,
         "accepted": int(columns["accepted"].sum()),
@@ -281,11 +282,16 @@ def read_record(folder: Path) -> dict[str, Any]:
         UserError: there is none, or of another format.
     """
     if not (folder / FILE).exists():
-        raise UserError(f"{folder}: no {FILE} here; give a folder that drafttrain dump-trees wrote")
+        raise UserError(f"{folder}: no {FILE} here; give a folder of trees that drafttrain c2t wrote")
     record = read_json(folder / FILE)
     if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
         raise UserError(f"{folder / FILE}: no trees of format {FORMAT_VERSION}; dump them again")
     return record
+
+
+def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
+    """What the trees of a shard are grown behind."""
+    return fingerprint([list(prompt) for prompt in prompts])
 
 
 def _is_whole(out: Path, shard: dict[str, Any]) -> bool:

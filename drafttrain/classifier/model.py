@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from drafttrain.trees.c2t import FEATURES
+from drafttrain.trees.features import check_features
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json, write_json
 
@@ -25,7 +25,7 @@ class Classifier(nn.Module):
     """F features -> h -> 1 with ReLU and a sigmoid (C2T paper, §4.1). It scales the features itself.
 
     Args:
-        features: names of `trees.c2t.FEATURES`, in order.
+        features: names of `trees.features.FEATURES`, in order.
         hidden: h.
     """
 
@@ -104,7 +104,7 @@ class Classifier(nn.Module):
             UserError: missing, damaged, or of another format.
         """
         folder = Path(folder)
-        remedy = "train it again with drafttrain train-classifier"
+        remedy = "train it again with drafttrain c2t"
         described = read_json(folder / FILE)
         if not isinstance(described, dict) or described.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{folder / FILE}: no classifier of format {FORMAT_VERSION}; {remedy}")
@@ -119,13 +119,3 @@ class Classifier(nn.Module):
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise UserError(f"{folder / WEIGHTS}: holds numbers that are not finite; {remedy}")
         return model.eval().requires_grad_(False)
-
-
-def check_features(features: Sequence[str]) -> None:
-    """Raises:
-    UserError: none, one that does not exist, or one twice.
-    """
-    if not features or len(set(features)) < len(features) or not set(features) <= set(FEATURES):
-        raise UserError(
-            f"features {','.join(map(str, features))}: name some of {','.join(FEATURES)}, each once"
-        )

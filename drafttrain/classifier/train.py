@@ -1,4 +1,4 @@
-"""`drafttrain train-classifier`: from labelled trees to a classifier, and how it compares with simpler ones.
+"""The classifier of `drafttrain c2t`: trained on labelled trees, and compared with simpler ones.
 
 Accepted nodes are rare (a handful of a thousand), so negatives are thinned out for training. The odds of the
 thinned rows are too high by 1 / share of the negatives left; the logarithm of that share is added to the
@@ -47,7 +47,7 @@ def train_classifier(
     """Trains on the trees of a dump; writes the classifier, `classifier_report.json` and two pictures.
 
     Args:
-        trees: folder of `dump-trees`.
+        trees: folder of `write_trees`.
         out: folder to write to, such as a bundle's.
         start: folder of a classifier to fine-tune; its features, scaling and size are kept.
         baselines: compare with logistic regression and gradient boosting, too.

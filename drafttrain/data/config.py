@@ -7,6 +7,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
 Format = Literal["auto", "sharegpt", "messages", "alpaca", "text", "oanc"]
+HUB = "hub:"  # starts the name of a data set on the Hub that prompts are read from
 _HOW_TO_RUN: dict[str, Any] = {"changes_output": False}
 
 
@@ -17,7 +18,7 @@ class PromptSet:
     Attributes:
         name: name of the row in the result table.
         path: file of prompts.
-        limit: number of prompts to take from its start. null: all.
+        limit: number of prompts to take, evenly spaced. null: all.
         turns: number of turns of each chat to play (MT-bench has two); the target answers the earlier ones.
     """
 
@@ -48,7 +49,7 @@ class CorpusConfig:
 
     Attributes:
         sources: read in this order.
-        max_length: longest example, in tokens.
+        max_length: longest example, in tokens. Default: training.row_length.
         validation_fraction: share of conversations held out, as whole chats.
         exclude: files of evaluation prompts; conversations that contain one are left out.
         deduplicate: keep only the first of several equal conversations.
@@ -57,7 +58,7 @@ class CorpusConfig:
     """
 
     sources: list[Source] = field(default_factory=list)
-    max_length: int = setting(1024, ge=2)
+    max_length: int = setting(512, ge=2)
     validation_fraction: float = setting(0.02, ge=0, lt=1)
     exclude: list[str] = field(default_factory=list)
     deduplicate: bool = True

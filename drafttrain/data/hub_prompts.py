@@ -8,8 +8,9 @@ from typing import Any
 import datasets
 from rich.console import Console
 
+from drafttrain.data.config import HUB
 from drafttrain.data.prompt_rows import is_known, prompt_turns
-from drafttrain.data.prompts import PREFIX, Prompt, make_prompts
+from drafttrain.data.prompts import Prompt, make_prompts
 from drafttrain.data.streams import without_nulls
 from drafttrain.utils.errors import UserError, brief
 
@@ -54,7 +55,7 @@ def parse_hub_source(source: str) -> tuple[str, str | None, str | None]:
     Raises:
         UserError: it is spelled differently.
     """
-    name, colon, split = source.removeprefix(PREFIX).rpartition(":")
+    name, colon, split = source.removeprefix(HUB).rpartition(":")
     if not colon:
         name, split = split, ""
     if name.startswith(("/", ".", "~")):

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -30,11 +30,11 @@ from drafttrain.data.streams import (
 )
 from drafttrain.utils.errors import UserError
 
-PREFIX = "hub:"  # of a data set on the Hub (`hub_prompts.py`)
 MMLU_TEST = "_test.csv"  # its archive has the splits val and dev, too
 ENDINGS = (*JSON_LINES, ".json", ".parquet", ".csv", ".tsv", *TEXT)
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
 LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # not for a cell
+T = TypeVar("T")
 
 
 @dataclass
@@ -102,7 +102,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     or archive of such. Of MMLU's archive only the test split is read.
 
     Args:
-        limit: how many, from the start; None for all.
+        limit: how many, evenly spaced; None for all.
 
     Raises:
         UserError: the file is missing, damaged or not UTF-8, or holds no prompt, or a row has none; a folder
@@ -113,10 +113,10 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
             f"{path}: must not be a folder of Parquet files, which are the splits of a data set; name one of "
             f"them, or in a benchmark hub:{path}"
         )
-    prompts = make_prompts(read_rows(path), limit)
+    prompts = make_prompts(read_rows(path))
     if not prompts:
         raise UserError(f"{path}: no prompts in it; give rows with turns, question, prompt or a chat")
-    return prompts
+    return spread(prompts, limit)
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
@@ -138,7 +138,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
             yield number, f"{stream.source}:row {number}", row
 
 
-def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None) -> list[Prompt]:
+def make_prompts(rows: Iterable[tuple[int, str, Any]]) -> list[Prompt]:
     """Return prompts with unique ids from rows: number, source for messages, value.
 
     Raises:
@@ -147,8 +147,6 @@ def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None)
     prompts: list[Prompt] = []
     seen: set[str] = set()
     for number, source, value in rows:
-        if limit is not None and len(prompts) >= limit:
-            break
         prompt = _prompt(value, source, str(number))
         if prompt.id in seen:  # measurements are stored by id
             names = (f"{prompt.id}#{n}" for n in itertools.count(number))
@@ -169,10 +167,10 @@ def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
     return [Task(task.name, task.prompts[: taken[task.name]]) for task in tasks if taken[task.name]]
 
 
-def spread(prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
-    """Return n prompts at equal distances, so that they cover all categories of a file; None: all."""
-    n = len(prompts) if n is None else min(n, len(prompts))
-    return [prompts[i * len(prompts) // n] for i in range(n)]
+def spread(items: Sequence[T], n: int | None) -> list[T]:
+    """Return n items at equal distances, so that they cover all categories of a file; None: all."""
+    n = len(items) if n is None else min(n, len(items))
+    return [items[i * len(items) // n] for i in range(n)]
 
 
 def _values(stream: Stream) -> Iterator[tuple[int, Any]]:

@@ -50,8 +50,8 @@ class DrafterConfig:
             end, and the number of blocks stands for the last hidden state, after the final norm. Several are
             joined by a trained projection. Other kinds read no blocks.
         layers: decoder layers of EDD; 1 is the paper's, and the other kinds have 1.
-        draft_vocab_size: how many of the target's tokens can be drafted: the most frequent trained tokens of
-            the corpus. null: all.
+        draft_vocab_size: how many of the target's tokens can be drafted at most: the most frequent trained
+            tokens of the corpus. null: all.
         anchor: EDD that joins each token with the newest verified state (ours).
         kv_heads: heads of keys and values of EDD, VDM and EAGLE. null: as many as the target has. EDD reads
             states through nothing else, and where the target shares them among queries (GQA) most of a state

@@ -7,19 +7,21 @@ Nothing is tuned here: what is compared is named on the command line, and prompt
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
-from drafttrain.data.prompts import PREFIX, Task, read_prompts, spread
+from drafttrain.data.config import HUB
+from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.benchmark_report import print_benchmark
+from drafttrain.evaluation.config import ALL, BenchmarkConfig, TaskSpec
 from drafttrain.evaluation.evaluate import progress
 from drafttrain.evaluation.measure import MeasurementLog, measure
 from drafttrain.evaluation.memory import covered, peak_bytes
-from drafttrain.evaluation.methods import Methods, MethodSpec
-from drafttrain.evaluation.metrics import ALL, Measurement, crowding, tabulate
+from drafttrain.evaluation.methods import Methods
+from drafttrain.evaluation.metrics import Measurement, crowding, tabulate
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.kernels.machine import describe_machine
@@ -31,83 +33,6 @@ from drafttrain.utils.provenance import git_commit, versions
 
 FORMAT_VERSION = 1  # of benchmark.json
 FIRST_BUCKET = 256  # tokens; the buckets of context lengths above it double
-
-
-@dataclass(frozen=True)
-class TaskSpec:
-    """A task as the command line names it: a name, and a file, folder, archive or `hub:` data set."""
-
-    name: str
-    source: str
-
-    @classmethod
-    def parse(cls, text: str) -> "TaskSpec":
-        """Read NAME=SOURCE.
-
-        Raises:
-            UserError: it is something else.
-        """
-        name, _, source = (part.strip() for part in text.partition("="))
-        if not name or not source or name == ALL or "/" in name:
-            raise UserError(
-                f"task {text!r}: write NAME=FILE or NAME={PREFIX}org/dataset, with a name other than {ALL} "
-                "and without /"
-            )
-        return cls(name, source)
-
-
-@dataclass
-class BenchmarkConfig:
-    """What to compare, and on what.
-
-    Attributes:
-        target: what `load_target` takes.
-        methods: beside plain decoding by us and by transformers, which are always measured.
-        tasks: prompt sets.
-        limit: prompts of each task, or of each of its groups, at equal distances; None for all.
-        turns: of each chat, at most.
-        temperatures: each is measured by itself; 0 is greedy.
-        repeats: interleaved repetitions of each measurement.
-        max_new_tokens: tokens decoded per chat turn at most.
-        seed: other draws where the temperature is above 0.
-        dtype: of the target, and of drafters, as `load_target` takes it. With "auto" `generate` of
-            transformers runs in the dtype in which it is fastest on this CPU, else in the same.
-        device: as `load_target` takes it.
-        skip_long: leave out chat turns that do not fit the target, instead of ending with an error.
-        busy: what to do when other processes would spoil the timings.
-    """
-
-    target: str
-    methods: list[MethodSpec]
-    tasks: list[TaskSpec]
-    limit: int | None = None
-    turns: int = 2
-    temperatures: list[float] = field(default_factory=lambda: [0.0])
-    repeats: int = 3
-    max_new_tokens: int = 96
-    seed: int = 0
-    dtype: str = "auto"
-    device: str = "auto"
-    skip_long: bool = False
-    busy: Literal["warn", "refuse"] = "warn"
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        for name in ("limit", "turns", "repeats", "max_new_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UserError(f"benchmark: {name} is {getattr(self, name)}: at least 1 is needed")
-        for what, named in (("method", self.methods), ("task", self.tasks)):
-            names = [one.name for one in named]
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise UserError(f"benchmark: {what} {twice[0]} is named twice; give one another name")
-        if not self.tasks:
-            raise UserError("benchmark: no task; name at least one")
-        if len(set(self.temperatures)) < len(self.temperatures) or not self.temperatures:
-            raise UserError("benchmark: name each temperature once")
-        for temperature in self.temperatures:
-            SamplingParams(temperature)
 
 
 def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]:
@@ -226,7 +151,7 @@ def read_task(spec: TaskSpec, turns: int) -> Task:
     Raises:
         UserError: there are none, or they cannot be read.
     """
-    if spec.source.startswith(PREFIX):
+    if spec.source.startswith(HUB):
         from drafttrain.data.hub_prompts import read_hub_prompts  # imports `datasets`
 
         return Task(spec.name, read_hub_prompts(spec.source), turns)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, TRANSFORMERS
+from drafttrain.evaluation.config import ALL, AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.evaluation.report import describe_drafting, print_flags, task_table
 
 COLUMNS = (  # heading, key of the row, format

@@ -1,4 +1,4 @@
-"""`drafttrain compare`: where outputs with and without drafts part, and how close a call it was."""
+"""`drafttrain benchmark --table texts`: where outputs with and without drafts differ, and by how little."""
 
 from rich.console import Console
 from rich.markup import escape

@@ -1,14 +1,22 @@
-"""Settings of the evaluation stage."""
+"""Settings of the evaluation stage and of benchmarks.
+
+Nothing here imports torch, so that `drafttrain benchmark --help` answers at once.
+"""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from drafttrain.data.config import PromptSet
-from drafttrain.evaluation.metrics import ALL
-from drafttrain.trees.c2t import Plain
-from drafttrain.trees.costs import EXAMPLE_COSTS
-from drafttrain.trees.parse import parse_policy
+from drafttrain.data.config import HUB, PromptSet
+from drafttrain.inference.params import SamplingParams
 from drafttrain.utils.errors import UserError
+
+AUTOREGRESSIVE = "autoregressive"  # our own loop without drafts
+TRANSFORMERS = "transformers"  # `generate` of the same model
+ALL = "all"  # the task that stands for all tasks together
+PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT = "prompt_lookup", "lookahead", "self_draft"
+WITHOUT_FILES = (PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT)
+ASSISTANT = "assistant"  # `generate` of transformers with a small causal LM
 
 
 @dataclass
@@ -41,8 +49,10 @@ class EvaluateConfig:
     busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
 
     def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense, or there is nothing to choose the tree on.
+        """Validate all settings but the trees.
+
+        Raises:
+            UserError: a value out of range, or there is nothing to choose the tree on.
         """
         for name, least in (
             ("max_new_tokens", 1),
@@ -51,17 +61,161 @@ class EvaluateConfig:
             ("lossless_new_tokens", 1),
         ):
             if getattr(self, name) < least:
-                raise UserError(f"evaluate.{name} is {getattr(self, name)}: at least {least} is needed")
-        for tree in self.trees:
-            parse_policy(tree, EXAMPLE_COSTS, Plain("P"))  # only the settings are looked at
+                raise UserError(f"evaluate.{name}: must be >= {least}, got {getattr(self, name)}")
         names = [prompts.name for prompts in self.prompts]
         if len({*names, ALL}) <= len(names):
-            raise UserError(f"evaluate.prompts: the names {names} must differ from each other and from {ALL}")
+            raise UserError(
+                f"evaluate.prompts: names must differ from each other and from {ALL}, got {names}"
+            )
         for prompts in [*self.prompts, *([self.tune_prompts] if self.tune_prompts else [])]:
-            if prompts.turns < 1 or (prompts.limit is not None and prompts.limit < 1):
-                raise UserError(f"evaluate: limit and turns of {prompts.name} must be at least 1")
+            for key in ("turns", "limit"):
+                if getattr(prompts, key) is not None and getattr(prompts, key) < 1:
+                    value = getattr(prompts, key)
+                    raise UserError(f"evaluate: {key} of {prompts.name} must be >= 1, got {value}")
         if self.prompts and len(self.trees) > 1 and self.tune_prompts is None:
             raise UserError(
-                "evaluate.tune_prompts is missing: the tree is chosen there, not on the prompts that are "
-                "reported; name a file, or give a single tree"
+                "evaluate.tune_prompts: must be set where evaluate.trees has several, got null; the tree is "
+                "chosen there and not on the prompts that are reported"
             )
+
+    def check_trees(self) -> None:
+        """Validate the settings of the trees; imports torch, so a recipe's other mistakes come first.
+
+        Raises:
+            UserError: there is no such policy or setting.
+        """
+        from drafttrain.trees.c2t import Plain
+        from drafttrain.trees.costs import EXAMPLE_COSTS
+        from drafttrain.trees.parse import parse_policy
+
+        for tree in self.trees:
+            parse_policy(tree, EXAMPLE_COSTS, Plain("P"))
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method as the command line names it.
+
+    Attributes:
+        name: in the tables.
+        source: folder or Hub id of a bundle, or of the model of `assistant`; None for those without files.
+        tree: growth policy, as `parse_policy` reads it. None: what the bundle recommends.
+    """
+
+    name: str
+    source: str | None = None
+    tree: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "MethodSpec":
+        """Read [NAME=]BUNDLE, [NAME=]BUNDLE@TREE, assistant=FOLDER or one of `WITHOUT_FILES`.
+
+        Raises:
+            UserError: it is none of these.
+        """
+        if text.strip() in WITHOUT_FILES:
+            return cls(text.strip())
+        source, tree = text, None
+        if "@" in text and not Path(text.partition("=")[2] or text).exists():
+            source, tree = (part.strip() for part in text.rsplit("@", 1))
+        name, source = _named(source)
+        if not name or not source or tree == "":
+            raise UserError(
+                f"--method: must be NAME=BUNDLE, NAME=BUNDLE@TREE, {ASSISTANT}=FOLDER, or one of "
+                f"{', '.join(WITHOUT_FILES)}, got {text}"
+            )
+        if name in (AUTOREGRESSIVE, TRANSFORMERS):
+            raise UserError(f"--method: {name} is always measured, got {text}; choose another name")
+        if name in WITHOUT_FILES:
+            raise UserError(f"--method: {name} takes no files, got {text}; choose another name for a bundle")
+        if name == ASSISTANT and tree is not None:
+            raise UserError(
+                f"--method: {ASSISTANT} drafts as transformers does, got {text}; leave out @{tree}"
+            )
+        return cls(name, source, tree)
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task as the command line names it: a name, and a file, folder, archive or `hub:` data set."""
+
+    name: str
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> "TaskSpec":
+        """Read [NAME=]SOURCE.
+
+        Raises:
+            UserError: it is something else.
+        """
+        name, source = _named(text)
+        if not name or not source or name == ALL or "/" in name:
+            raise UserError(
+                f"--task: must be NAME=FILE or NAME={HUB}org/dataset with a name without / and other than "
+                f"{ALL}, got {text}"
+            )
+        return cls(name, source)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Name and source of NAME=SOURCE; a path, a file or a Hub id alone is called by its last part."""
+    name, equals, source = (part.strip() for part in text.partition("="))
+    if equals or not ("/" in text or Path(text).exists()):
+        return name, source
+    return Path(name).name.partition(".")[0], name
+
+
+@dataclass
+class BenchmarkConfig:
+    """What to compare, and on what.
+
+    Attributes:
+        target: what `load_target` takes.
+        methods: beside plain decoding by us and by transformers, which are always measured.
+        tasks: prompt sets.
+        limit: prompts per task or group of it, evenly spaced. None: all.
+        turns: turns of each chat at most.
+        temperatures: each is measured by itself; 0 is greedy.
+        repeats: interleaved repetitions.
+        max_new_tokens: tokens decoded per turn at most.
+        seed: of the draws at temperatures above 0.
+        dtype: of target and drafters, as `load_target` takes it. With "auto" `generate` of transformers runs
+            in the dtype in which it is fastest on this CPU, else in the same.
+        device: as `load_target` takes it.
+        skip_long: leave out turns that do not fit the target.
+        busy: what to do on a busy machine.
+    """
+
+    target: str
+    methods: list[MethodSpec]
+    tasks: list[TaskSpec]
+    limit: int | None = None
+    turns: int = 2
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    repeats: int = 3
+    max_new_tokens: int = 96
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    skip_long: bool = False
+    busy: Literal["warn", "refuse"] = "warn"
+
+    def check(self) -> None:
+        """Raises:
+        UserError: a value out of range, or a name given twice.
+        """
+        for name in ("limit", "turns", "repeats", "max_new_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag}: must be >= 1, got {getattr(self, name)}")
+        for what, named in (("method", self.methods), ("task", self.tasks)):
+            names = [one.name for one in named]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise UserError(f"--{what}: each name must be given once, got {twice[0]} twice; rename one")
+        if not self.tasks:
+            raise UserError("--task: must name at least one, got none")
+        if len(set(self.temperatures)) < len(self.temperatures) or not self.temperatures:
+            raise UserError(f"--temperature: must be given once each, got {self.temperatures}")
+        for temperature in self.temperatures:
+            SamplingParams(temperature)

@@ -18,7 +18,7 @@ from rich.console import Console
 from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.data.prompts import Task, first_of_each
-from drafttrain.evaluation.config import EvaluateConfig
+from drafttrain.evaluation.config import ALL, EvaluateConfig
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.measure import (
     MeasurementLog,
@@ -27,7 +27,7 @@ from drafttrain.evaluation.measure import (
     measure,
     transformers_generate,
 )
-from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.stock import Stock, load_stock
 from drafttrain.kernels.machine import describe_machine
@@ -189,6 +189,7 @@ def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
     if not config.prompts:
         raise UserError("evaluate.prompts names no prompts: list at least one set")
     config.check()
+    config.check_trees()
     if len(config.trees) < 2:
         return [Task.read(prompts) for prompts in config.prompts], None
     tuning = Task.read(config.tune_prompts)

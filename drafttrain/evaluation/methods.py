@@ -3,7 +3,6 @@ target."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.bundle import NGRAM, Bundle, find_bundle, load_bundle
 from drafttrain.data.chat import tokenizer_hash
+from drafttrain.evaluation.config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
 from drafttrain.evaluation.memory import peak_bytes, reset_peak
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun
@@ -26,54 +26,8 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash
 
-PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT = "prompt_lookup", "lookahead", "self_draft"
-WITHOUT_FILES = (PROMPT_LOOKUP, LOOKAHEAD, SELF_DRAFT)
-ASSISTANT = "assistant"  # `generate` of transformers with a small causal LM
 LOOKAHEAD_SIZES = {"window": 9, "gram": 5, "verified": 3}  # 48 tokens in flight
 DECIDING = (".json", ".safetensors", ".bin")  # files of a bundle that decoding depends on
-
-
-@dataclass(frozen=True)
-class MethodSpec:
-    """A method as the command line names it.
-
-    Attributes:
-        name: in the tables.
-        source: folder or Hub id of a bundle, or of the model of `assistant`; None for those without files.
-        tree: growth policy, as `parse_policy` reads it. None: what the bundle recommends.
-    """
-
-    name: str
-    source: str | None = None
-    tree: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "MethodSpec":
-        """Read NAME=BUNDLE, NAME=BUNDLE@TREE, assistant=FOLDER or one of `WITHOUT_FILES`.
-
-        Raises:
-            UserError: it is none of these.
-        """
-        name, equals, source = (part.strip() for part in text.partition("="))
-        if not equals and name in WITHOUT_FILES:
-            return cls(name)
-        if not name or not source:
-            raise UserError(
-                f"method {text!r}: write NAME=BUNDLE, NAME=BUNDLE@TREE, {ASSISTANT}=FOLDER, or one of "
-                f"{', '.join(WITHOUT_FILES)}"
-            )
-        if name in (AUTOREGRESSIVE, TRANSFORMERS):
-            raise UserError(f"method {text!r}: {name} is always measured; choose another name")
-        if name in WITHOUT_FILES:
-            raise UserError(f"method {text!r}: {name} takes no files; choose another name for a bundle")
-        tree = None
-        if "@" in source and not Path(source).exists():
-            source, tree = (part.strip() for part in source.rsplit("@", 1))
-            if not source or not tree:
-                raise UserError(f"method {text!r}: a bundle and a tree are needed before and behind the @")
-            if name == ASSISTANT:
-                raise UserError(f"method {text!r}: transformers drafts in its own way; leave out @{tree}")
-        return cls(name, source, tree)
 
 
 @dataclass

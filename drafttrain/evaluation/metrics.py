@@ -14,12 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from drafttrain.evaluation.config import AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.quantiles import quartiles
-
-AUTOREGRESSIVE = "autoregressive"  # our own loop without drafts
-TRANSFORMERS = "transformers"  # `generate` of the same model
-ALL = "all"  # the task that stands for all tasks together
 
 NOISY = 0.15  # interquartile range of the repeats' speedups / speedup, above which a row is flagged
 CROWDED = 0.1  # cores taken by other processes above which a row is flagged

@@ -1,5 +1,5 @@
-"""`drafttrain sweep`: verified tokens against accept_len of any growth policies on any prompts (C2T paper,
-Figure 4).
+"""`drafttrain benchmark --table sweep`: verified tokens against accept_len of any growth policies on any
+prompts (C2T paper, Figure 4).
 
 A family is what is written before the colon of a policy's text; its settings give the points. Families are
 compared where their accept_len is the same, along their Pareto fronts.
@@ -119,7 +119,7 @@ def sweep(
         UserError: prompts, bundle or policies are unusable.
     """
     if rows < 1:
-        raise UserError(f"sweep: rows is {rows}: at least 1 is needed")
+        raise UserError(f"--rows: must be >= 1, got {rows}")
     out, console = Path(out), Console()
     trees = list(dict.fromkeys(trees))
     task = Task.read(prompts)

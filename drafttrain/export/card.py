@@ -188,7 +188,9 @@ def _read_results(path: Path) -> dict[str, Any]:
                 wrong.append((f"tasks.{task}.{name}", "two finite numbers", bounds))
     if wrong:
         key, constraint, value = wrong[0]
-        raise UserError(f"{path}: {key}: must be {constraint}, got {value!r}; evaluate the drafter again")
+        raise UserError(
+            f"{path}: {key}: must be {constraint}, got {value!r}; give what drafttrain benchmark RECIPE wrote"
+        )
     return evaluation
 
 

@@ -5,47 +5,13 @@ tokens a forward brings. So the same seed gives the same text with drafts and wi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from drafttrain.utils.errors import UserError
+from drafttrain.inference.params import SamplingParams
 
 NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
 _MASK = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are drawn.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: the smallest set of most probable tokens that together have this probability.
-        top_k: at most this many of the most probable tokens; None: all.
-        seed: of this output's draws.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", (int,))):
-            value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UserError(
-                    f"{name}: must be a {'whole ' if kinds == (int,) else ''}number, got {value!r}"
-                )
-        if self.top_k is not None and (not isinstance(self.top_k, int) or isinstance(self.top_k, bool)):
-            raise UserError(f"top_k: must be a whole number or None, got {self.top_k!r}")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}: it must be a number from 0 on")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}: it must lie above 0 and be at most 1")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: at least 1 token must be left")
 
 
 def uniform(seed: int, position: int, number: int = 0) -> float:

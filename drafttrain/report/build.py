@@ -87,7 +87,7 @@ def write_report(
         out: HTML file to write.
         bundles: folders or Hub ids with calibration, training log and the like.
         sweeps: `points.jsonl` of sweeps.
-        trace: what `drafttrain trace` wrote.
+        trace: what `trace_prompt` wrote.
         png: folder for pictures.
 
     Raises:

@@ -39,7 +39,7 @@ def reliability(bundles: Sequence[BundleFiles]) -> Section:
     if not section.panels:
         section.missing = (
             "No calibration. `drafttrain calibrate BUNDLE --prompts FILE` makes it (and `drafttrain "
-            "train-classifier` the classifier's report); give the folder with `--bundle`."
+            "c2t` the classifier's report); give the folder with `--bundle`."
         )
         return section
     section.words = [

@@ -26,7 +26,7 @@ SETTINGS = {"benchmark.json": 1, "summary.json": EVALUATION_VERSION}
 TRAINING_LOG = "training_log.json"
 BUNDLE_FILES = (CALIBRATION, TRAINING_LOG, EVALUATION, CLASSIFIER_REPORT)
 TUNING = "(tuning)"  # the task whose prompts only chose settings
-MEASURE = "measure with drafttrain benchmark or drafttrain evaluate"
+MEASURE = "measure with drafttrain benchmark"
 
 
 @dataclass
@@ -218,7 +218,7 @@ def _check_classifier(path: Path, report: Any) -> None:
                 raise ValueError("a bin is incomplete")
             float(row["all"]["ece"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: damaged ({error}); train again with drafttrain train-classifier") from None
+        raise UserError(f"{path}: damaged ({error}); train again with drafttrain c2t") from None
 
 
 def points_file(path: str | os.PathLike) -> Path:
@@ -233,14 +233,16 @@ def read_points(path: Path) -> list[Point]:
         UserError: missing or damaged.
     """
     if not path.exists():
-        raise UserError(f"{path}: no such file; make it with drafttrain sweep")
+        raise UserError(f"{path}: no such file; make it with drafttrain benchmark --table sweep")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         points = [Point(**json.loads(line)) for line in lines]
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: no points of a sweep ({error}); make them with drafttrain sweep") from None
+        raise UserError(
+            f"{path}: no points of a sweep ({error}); make them with drafttrain benchmark --table sweep"
+        ) from None
     if not points:
-        raise UserError(f"{path}: no points in it; make them with drafttrain sweep")
+        raise UserError(f"{path}: no points in it; make them with drafttrain benchmark --table sweep")
     return points
 
 

@@ -196,7 +196,7 @@ def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
     """Acceptance by depth, and how far into the draft steps got."""
     section = Section("acceptance", "Acceptance by depth and position", pairs=True)
     if not style:
-        section.missing = "No method of these measurements drafts. `drafttrain evaluate` measures one."
+        section.missing = "No method of these measurements drafts. `drafttrain benchmark` measures one."
         return section
     section.words = [
         "By depth: of the draft tokens that the target judged at that depth, their parent being "
@@ -259,8 +259,8 @@ def verify_accept(
     numbers = {family: len(style) + i if style else i for i, family in enumerate(families)}
     if not style and not sweeps:
         section.missing = (
-            "No points. `drafttrain sweep BUNDLE --prompts FILE --trees … --out DIR` makes them; give its "
-            "points.jsonl with `--sweep`."
+            "No points. `drafttrain benchmark --table sweep --method BUNDLE --task FILE --trees … --out DIR` "
+            "makes them; give its points.jsonl with `--sweep`."
         )
         return section
     section.words = [
@@ -300,8 +300,8 @@ def verify_accept(
     section.legend += [(number, name, False) for name, number in style.items()]
     if not sweeps:
         section.notes.append(
-            "Points of more trees: `drafttrain sweep BUNDLE --prompts FILE --trees … --out DIR`, then "
-            "`--sweep DIR/points.jsonl`."
+            "Points of more trees: `drafttrain benchmark --table sweep --method BUNDLE --task FILE --trees … "
+            "--out DIR`, then `--sweep DIR/points.jsonl`."
         )
     return section
 

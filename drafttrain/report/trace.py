@@ -122,7 +122,7 @@ class Trace:
             UserError: missing, damaged or of another format.
         """
         values = read_json(path)
-        remedy = "make it again with drafttrain trace"
+        remedy = "make it again with drafttrain report --prompt"
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{path}: no trace of format {FORMAT_VERSION}; {remedy}")
         try:
@@ -235,7 +235,7 @@ def trace_prompt(
     calibration: str | None = None,
     max_new_tokens: int = 96,
 ) -> Trace:
-    """`drafttrain trace`: the trace of a prompt with a bundle, written to a file.
+    """`drafttrain report --prompt`: the trace of a prompt with a bundle, written to a file.
 
     Args:
         bundle: folder or Hub id.

@@ -8,7 +8,7 @@ from drafttrain.report.trace import Iteration, Trace
 
 DRAWN = 40  # nodes of a drawn tree at most
 VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
-MAKE = "`drafttrain trace BUNDLE --prompt TEXT --out trace.json` makes it; give it with `--trace`."
+MAKE = "`drafttrain report FOLDER --bundle BUNDLE --prompt TEXT --trace trace.json …` makes it."
 
 
 def tree_section(trace: Trace | None) -> Section:

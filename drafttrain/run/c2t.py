@@ -55,7 +55,7 @@ def dump_trees(
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         loaded.target.check_length(
-            tokens, config.max_new_tokens + config.max_depth, f"dump-trees: prompt {prompt.id}"
+            tokens, config.max_new_tokens + config.max_depth, f"{config.prompts.path}: prompt {prompt.id}"
         )
     return write_trees(config, loaded.target, loaded.drafter, ids, Path(out), made_from, shards)
 

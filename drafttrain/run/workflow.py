@@ -85,10 +85,24 @@ class Decision:
 
 
 class Workflow:
-    """The stages of one recipe over one output folder."""
+    """The stages of one recipe over one output folder.
 
-    def __init__(self, recipe: Any, stages: Sequence[Stage], console: Console | None = None):
+    Args:
+        again: names of stages that run even where they are up to date.
+
+    Raises:
+        UserError: one of these is no stage.
+    """
+
+    def __init__(
+        self,
+        recipe: Any,
+        stages: Sequence[Stage],
+        console: Console | None = None,
+        again: Sequence[str] = (),
+    ):
         self.recipe, self.stages = recipe, list(stages)
+        self.again = {self._stage(name).name for name in again}
         self.output = Path(recipe.output)
         # With several ranks (deepspeed, torchrun) each calls the stage; the first alone keeps the books.
         self.is_first_rank = int(os.environ.get("RANK", "0")) == 0
@@ -173,6 +187,8 @@ class Workflow:
                 return Decision(stage, "run", "not made yet")
             return Decision(stage, "run", f"{', '.join(waiting)} will be made anew")
         made_from = self._made_from(stage)
+        if stage.name in self.again:
+            return Decision(stage, "run", "asked for again", made_from)
         if record is not None:
             changes = self._changes(stage, record["made_from"], made_from)
             if not changes:
@@ -335,6 +351,11 @@ class Workflow:
             selected = [self._stage(only)]
             if not selected[0].enabled(self.recipe):
                 raise UserError(f"{only}: this recipe does not ask for it; see its section in the recipe")
+        run = {stage.name for stage in selected if stage.enabled(self.recipe)}
+        if unused := sorted(self.again - run):
+            raise UserError(
+                f"--again: must name a stage that runs, got {unused[0]}; there are {', '.join(run)}"
+            )
         for stage in selected:  # all at once, before hours go into the first stage
             for path in stage.files(self.recipe) if stage.enabled(self.recipe) else ():
                 if not Path(path).exists():

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,8 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.build import held_out_groups
 from drafttrain.data.chat import tokenizer_hash
-from drafttrain.data.config import CorpusConfig, Source
+from drafttrain.data.config import CorpusConfig
 from drafttrain.data.report import CorpusReport
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.corpus_cache import DATA, FILE, FORMAT_VERSION, CorpusCache, Shape, padded
 from drafttrain.self_draft.counting import (
     BLOCK,
@@ -42,48 +42,6 @@ from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash
 
 SMALLEST_PART = 1 << 20  # occurrences; counted within a second
-LARGEST_GRAM = 16  # beyond any use; a slip of the keyboard should not count for hours
-
-
-@dataclass
-class NgramConfig:
-    """What a corpus cache is made from.
-
-    Attributes:
-        sources: read in this order; chats give their assistant turns. Equal texts are counted once.
-        exclude: files of evaluation prompts; texts that contain one are left out.
-        gram: tokens of the longest n-gram.
-        min_count: rarer n-grams are dropped.
-        top: candidates that a look-up can give at most.
-        held_out: share of the texts that is left out to measure how often the cache is right.
-        processes: for encoding and counting; does not change the result.
-        memory: GB that counting may take, all processes together; does not change the result.
-    """
-
-    sources: list[Source] = field(default_factory=list)
-    exclude: list[str] = field(default_factory=list)
-    gram: int = 5
-    min_count: int = 2
-    top: int = 16
-    held_out: float = 0.02
-    processes: int = 2
-    memory: float = 1.0
-
-    def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
-        """
-        if not self.sources:
-            raise UserError("build-ngrams: no source; name at least one file, folder or archive of text")
-        for name, low in (("gram", 2), ("min_count", 1), ("top", 1), ("processes", 1)):
-            if getattr(self, name) < low:
-                raise UserError(f"build-ngrams: {name} is {getattr(self, name)}: at least {low} is needed")
-        if self.gram > LARGEST_GRAM:
-            raise UserError(f"build-ngrams: gram is {self.gram}: at most {LARGEST_GRAM} is sensible")
-        if not 0 <= self.held_out < 1:
-            raise UserError(f"build-ngrams: held_out is {self.held_out}: a share within [0, 1) is needed")
-        if not self.memory > 0:
-            raise UserError(f"build-ngrams: memory is {self.memory} GB: more is needed")
 
 
 def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> dict[str, Any]:

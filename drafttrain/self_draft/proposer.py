@@ -111,7 +111,7 @@ class SelfDraft(PerSequence):
         vocab_size: of the target; branches start from any token below it.
         special: tokens that no branch starts from.
         corpus: n-grams of a large text; None goes without.
-        odds: how likely candidates are accepted, as `tune-self-draft` found; None for a rough guess.
+        odds: how likely candidates are accepted, as `tune_self_draft` found; None for a rough guess.
         verify: what a forward costs by its tokens; with `rate` it cuts the tree where a node takes more time
             than it is worth. None: `budget` and `least` alone.
         rate: tokens per second that a step has to beat.

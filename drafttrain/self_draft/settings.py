@@ -22,7 +22,7 @@ FORMAT_VERSION = 1
 
 @dataclass
 class SelfDraftSettings:
-    """What `tune-self-draft` found; see `SelfDraft` for most of it.
+    """What `tune_self_draft` found; see `SelfDraft` for most of it.
 
     Attributes:
         machine: as `describe_machine` has it.
@@ -62,7 +62,7 @@ class SelfDraftSettings:
                 difference = f"{name} {tuned}, and this is {found}"
         return difference and (
             f"Self-Draft was tuned for {difference}: trees may be of a wrong size; run drafttrain "
-            "tune-self-draft"
+            "calibrate --target NAME --prompts FILE"
         )
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -96,7 +96,7 @@ class SelfDraftSettings:
             return cls(**value)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise UserError(
-                f"{path}: damaged, or of another version; write it again with drafttrain tune-self-draft"
+                f"{path}: damaged, or of another version; write it again with drafttrain calibrate"
             ) from None
 
 
@@ -109,7 +109,7 @@ def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = Non
     """Self-Draft for a target.
 
     Args:
-        folder: of `build-ngrams`, of `tune-self-draft`, or of both. None: the text at hand alone, with the
+        folder: of `build-ngrams`, of `calibrate`, or of both. None: the text at hand alone, with the
             settings that Self-Draft has by itself.
 
     Raises:
@@ -120,7 +120,7 @@ def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = Non
     if not holds_self_draft(folder):
         raise UserError(
             f"{folder}: neither an n-gram cache nor settings of Self-Draft; make them with drafttrain "
-            "build-ngrams and tune-self-draft"
+            "build-ngrams and calibrate"
         )
     settings = SelfDraftSettings.load(folder) if (Path(folder) / SETTINGS).is_file() else SelfDraftSettings()
     return settings.proposer(target, open_corpus(target, folder))

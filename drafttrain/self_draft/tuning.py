@@ -1,4 +1,4 @@
-"""`drafttrain tune-self-draft`: what Self-Draft needs to know of a target and a machine, found by decoding.
+"""`drafttrain calibrate --target NAME`: what Self-Draft needs to know of a target and a machine.
 
 How likely candidates are accepted, by evidence; what a forward costs, by tokens; and with both, how many
 branches, how long, and how strict a rate is fastest. The paper leaves that to a grid search (its conclusion).
@@ -7,7 +7,7 @@ branches, how long, and how strict a rate is fastest. The paper leaves that to a
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,12 @@ from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 
 from drafttrain.calibration.timing import WARM_UP, measure_verification
-from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.self_draft.candidates import CandidateModel, Features
+from drafttrain.self_draft.config import TuneConfig
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.proposer import SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS, SelfDraftSettings, corpus_hash
@@ -32,27 +32,6 @@ from drafttrain.utils.progress import counted
 CONTEXT = 256  # committed tokens behind which forwards are timed
 ROUNDS = 15
 WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which candidates are judged
-BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
-STRICTNESS = (0.5, 0.8, 1.2, 1.8)  # times the rate reached, tried as the rate to beat
-
-
-@dataclass
-class TuneConfig:
-    """How Self-Draft is tuned.
-
-    Attributes:
-        prompts: that no benchmark uses.
-        max_new_tokens: of each.
-        branches: N and L that are tried.
-        strictness: rates that are tried, in terms of the rate reached.
-        busy: on a machine that is busy: "refuse" or "warn".
-    """
-
-    prompts: PromptSet
-    max_new_tokens: int = 96
-    branches: tuple[tuple[int, int], ...] = BRANCHES
-    strictness: tuple[float, ...] = STRICTNESS
-    busy: str = "warn"
 
 
 def tune_self_draft(

@@ -1,9 +1,8 @@
 """Settings of the training stage."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
-
-import torch
 
 from drafttrain.drafters.config import DrafterConfig, kind_of
 from drafttrain.utils.errors import UserError
@@ -107,11 +106,9 @@ class TrainingConfig:
             raise UserError(
                 f"training.block_length: must be shortest, longest block, got {list(self.block_length)}"
             )
-        if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-            raise UserError(
-                f"training.optimizer: must be adamw with torch {torch.__version__}, got muon, which needs "
-                "torch 2.9"
-            )
+        torch = version("torch")
+        if self.optimizer == "muon" and tuple(map(int, torch.split(".")[:2])) < (2, 9):
+            raise UserError(f"training.optimizer: must be adamw with torch < 2.9, got muon with {torch}")
         if self.init_draft_vocab_size is not None and self.init_from is None:
             raise UserError(
                 "training.init_draft_vocab_size: must be null without training.init_from, got "

@@ -32,6 +32,7 @@ from drafttrain.target_lm.loading import dtype_for, load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.training.optimizer import MuonWithAdamW
+from drafttrain.training.outlook import doubts, doubts_about_vocabulary
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.trim_heap import TrimHeap
@@ -77,6 +78,19 @@ class Clock(TrainerCallback):
 
     def _elapsed(self) -> float:
         return self.before + time.perf_counter() - self.started
+
+
+class WarnOfVocabulary(TrainerCallback):
+    """Warns after the first evaluation where the draft vocabulary lacks much of what the target generates."""
+
+    def __init__(self, console: Console):
+        self.console, self.is_told = console, False
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        if not self.is_told:
+            share = metrics.get("eval_lost_mass", 0.0)
+            warn(self.console, doubts_about_vocabulary(share, "the target's probability"))
+        self.is_told = True
 
 
 class ShowSteps(TrainerCallback):
@@ -156,6 +170,10 @@ def train(
     arguments = training_arguments(config, out / "checkpoints", target.device)
     max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
     is_first = arguments.process_index == 0
+    console = Console(quiet=not is_first)
+    per_step = config.rows_per_batch * config.gradient_accumulation_steps * arguments.world_size
+    warn(console, doubts(config, max_steps, per_step * config.row_length))
+    warn(console, doubts_about_vocabulary(outside_share(drafter, splits["validation"]), "the held-out text"))
     run = start_wandb(config, out) if config.report_to == "wandb" and is_first else None
     trainer = DraftTrainer(
         model=drafter,
@@ -163,7 +181,7 @@ def train(
         train_dataset=rows,
         eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
         optimizers=(new_optimizer(config, drafter), None),
-        callbacks=[clock, TrimHeap()],
+        callbacks=[clock, TrimHeap(), WarnOfVocabulary(console)],
         target=target,
         block_length=tuple(config.block_length),
         kl_chunk=config.kl_chunk,
@@ -178,7 +196,7 @@ def train(
         drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
     else:
         first = read_json(resume / STATE)["global_step"] if resume else 0
-        with counted("training", max_steps, console=Console(quiet=not is_first), done=first) as advance:
+        with counted("training", max_steps, console=console, done=first) as advance:
             trainer.add_callback(ShowSteps(clock, first, max_steps, advance))
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     history = trainer.state.log_history
@@ -227,9 +245,22 @@ def start_drafter(
             drafter.grow_vocabulary(target, draft_vocabulary(counts, config.init_draft_vocab_size, known))
         return drafter.train()
     counts = count_trained_tokens(corpus, target.vocab_size)
-    draft_ids = draft_vocabulary(counts, drafter_config.draft_vocab_size, target.eos_token_ids)
+    size = min(drafter_config.draft_vocab_size or target.vocab_size, target.vocab_size)  # a limit
+    draft_ids = draft_vocabulary(counts, size, target.eos_token_ids)
     torch.manual_seed(config.seed or 0)
     return new_drafter(target, drafter_config, draft_ids).train()
+
+
+def outside_share(drafter: DraftModel, split: Dataset) -> float:
+    """Share of a split's trained tokens that the drafter cannot draft."""
+    counts = count_trained_tokens(split, drafter.config.target_vocab_size)  # [V]
+    return 1 - float(counts[drafter.draft_to_target.numpy(force=True)].sum()) / max(int(counts.sum()), 1)
+
+
+def warn(console: Console, lines: list[str]) -> None:
+    """Print warnings, which may name paths."""
+    for line in lines:
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Optimizer | None:

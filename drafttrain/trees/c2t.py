@@ -14,18 +14,13 @@ from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.ranges import setting
 
-# Of a drafted node, by the paper's names where it has one: joint probability of its path (P), entropy of the
-# distribution it comes from, in nats over the top 1000 (H), depth, 1 for the root's children (d); its own
-# probability given its parent (p), its place among its siblings from 0 (rank).
-FEATURES = ("P", "H", "d", "p", "rank")
-
 
 class Confidence(Protocol):
     """Predicts how likely nodes are to be accepted. On the host and in numpy: growth waits for the confidence
     of some dozens of nodes, and an operator of torch costs more than all the arithmetic.
 
     Attributes:
-        features: those of `FEATURES` that it reads.
+        features: those of `features.FEATURES` that it reads.
     """
 
     features: Sequence[str]

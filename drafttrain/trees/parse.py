@@ -69,8 +69,7 @@ def parse_policy(
         if kind is Confidence:
             if confidence is None:
                 raise UserError(
-                    f"tree {text!r} takes a classifier and there is none; train one with "
-                    "drafttrain train-classifier"
+                    f"tree {text!r} takes a classifier and there is none; train one with drafttrain c2t"
                 )
             settings[key] = confidence
     settings |= _written(text, rest, _parameters(make))

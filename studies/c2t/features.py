@@ -2,7 +2,7 @@
 
     python -m studies.c2t.features --trees runs/trees
 
-On trees of `drafttrain dump-trees` as they are: a judge takes the nodes above a threshold, and the nodes that
+On trees of `drafttrain c2t` as they are: a judge takes the nodes above a threshold, and the nodes that
 it takes per tree are divided by those that joint probability takes for as many accepted ones, for whole trees
 and for chains of the most probable tokens. A third of the prompts judges, the others teach. Roots are those
 of decoding with full trees, which are fewer than a small tree comes to where drafting is easy, so this tells
@@ -21,7 +21,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from drafttrain.classifier.data import Rows, read_rows
 from drafttrain.classifier.dump import read_record
-from drafttrain.trees.c2t import FEATURES
+from drafttrain.trees.features import FEATURES
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import write_json
 from studies.arguments import run, start

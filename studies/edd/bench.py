@@ -124,9 +124,7 @@ class Bench:
     ) -> None:
         if not (corpus / "corpus.json").exists():
             sources = [Source(responses, max_conversations=most)]
-            config = CorpusConfig(
-                sources=sources, validation_fraction=0.01, exclude=self.exclude, processes=2
-            )
+            config = CorpusConfig(sources, 1024, validation_fraction=0.01, exclude=self.exclude, processes=2)
             build_corpus(config, load_tokenizer(resolve_target(self.model)), corpus)
         config = CollectConfig(mode="offline", max_disk_gb=20)
         collect(

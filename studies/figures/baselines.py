@@ -5,9 +5,8 @@ Both run `drafttrain benchmark` as users do and want the machine for themselves.
 
 from typing import Any
 
-from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark
-from drafttrain.evaluation.methods import MethodSpec
-from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE
+from drafttrain.evaluation.benchmark import benchmark
+from drafttrain.evaluation.config import ALL, AUTOREGRESSIVE, BenchmarkConfig, MethodSpec, TaskSpec
 from studies.goals import Group, Measured, Run, Size
 
 TARGET = "smollm2-135m-instruct"

@@ -97,11 +97,11 @@ def trained(run: Run) -> Measured:
     run.check_quiet()
     trees, folder = RAW / "full/c2t_trees", run.folder("c2t_classifier")
     rows = read_record(trees)["rows"]
-    command = [sys.executable, "-m", "drafttrain.run.cli", "train-classifier", str(trees)]
+    command = [sys.executable, "-m", "drafttrain.run.cli", "c2t", "--trees", str(trees)]
     command += ["--out", str(folder), "--features", ",".join(FEATURES)]
     status, seconds, peak = run_and_watch(command, Path.cwd(), dict(os.environ), folder / "log.txt")
     if status:
-        raise RuntimeError(f"train-classifier ended with {status}; see {folder / 'log.txt'}")
+        raise RuntimeError(f"c2t ended with {status}; see {folder / 'log.txt'}")
     notes = {"rows": rows, "ok": rows >= ROWS}
     return {
         "train_9m_rows_s": {"value": seconds, **notes},

@@ -14,7 +14,6 @@ from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Prompt, Task, read_prompts, spread
 from drafttrain.evaluation.batches import batch_mismatches, batch_times
-from drafttrain.evaluation.config import EXAMPLE_COSTS
 from drafttrain.evaluation.measure import MeasurementLog, MethodRun, drafting, measure
 from drafttrain.evaluation.metrics import (
     AUTOREGRESSIVE,
@@ -27,6 +26,7 @@ from drafttrain.evaluation.metrics import (
 )
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.run.calibrate import calibrate
+from drafttrain.trees.costs import EXAMPLE_COSTS
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint

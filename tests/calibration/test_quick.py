@@ -18,7 +18,8 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.data.prompts import PromptSet, Task
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.evaluation import evaluate as evaluation
-from drafttrain.evaluation.methods import Methods, MethodSpec
+from drafttrain.evaluation.config import MethodSpec
+from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
@@ -388,7 +389,7 @@ def test_from_the_command_line(tiny_bundle, found, bundle, tmp_path, capsys, mea
     assert main(["calibrate", str(folder), "--dtype", "float32", "--quick"]) == 0
     for rest in ([], ["--quick", "--prompts", "x"]):
         assert main(["calibrate", str(folder), *rest]) == 2
-        assert "exactly one of --prompts FILE and --quick" in capsys.readouterr().err
+        assert "--prompts, --quick: exactly one must be given" in capsys.readouterr().err
 
 
 def test_against_a_full_one(loaded, found, questions, tmp_path):

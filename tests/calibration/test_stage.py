@@ -15,14 +15,13 @@ from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.calibration.judged import Judged, JudgedChains, JudgedTrees, PredictedPolicy, judge
 from drafttrain.classifier.model import Classifier
 from drafttrain.data.config import PromptSet
-from drafttrain.evaluation.config import EXAMPLE_COSTS
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.run import calibrate as stage
 from drafttrain.run.calibrate import calibrate
 from drafttrain.run.cli import main
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve, Costs
+from drafttrain.trees.costs import EXAMPLE_COSTS, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError

@@ -254,10 +254,16 @@ def test_killed_between_shards(dumped, monkeypatch):
 
 
 def test_the_limit_can_grow(dumped, questions):
+    """Shards whose prompts stay are kept, the others are grown again."""
     run, out = dumped
-    assert len(run(prompts=PromptSet("x", str(questions), 3))["shards"]) == 2
+    few = run(prompts=PromptSet("x", str(questions), 3))["shards"]
+    assert [shard["prompts"] for shard in few] == [2, 1]
     shards = run()["shards"]
     assert [shard["prompts"] for shard in shards] == [2, 2]
+    assert shards[0] == few[0] and shards[1]["fingerprint"] != few[1]["fingerprint"]
+    other = run(prompts=PromptSet("x", str(questions), 2))["shards"]  # the first and the third
+    assert [shard["prompts"] for shard in other] == [2] and other[0]["fingerprint"] != few[0]["fingerprint"]
+    shards = run()["shards"]
     trees = [tree for shard in shards for tree in pq.read_table(out / shard["file"])["tree"].to_pylist()]
     assert {tree // 5 for tree in trees} == {0, 1, 2, 3}
 
@@ -265,10 +271,10 @@ def test_the_limit_can_grow(dumped, questions):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"top_k": 0}, "top_k is 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"top_k": 300}, "at most 127"),
-        ({"temperature": -1.0}, "temperature is -1"),
+        ({"top_k": 0}, "top_k: must be >= 1 and <= 127, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be >= 1, got 0"),
+        ({"top_k": 300}, "top_k: must be >= 1 and <= 127, got 300"),
+        ({"temperature": -1.0}, "temperature: must be >= 0 and finite, got -1"),
         ({"max_new_tokens": 600}, "prompt 81 has .* exceed the 512 positions"),
         ({"prompts": PromptSet("x", "nowhere.jsonl")}, "nowhere.jsonl: no such file"),
     ],
@@ -291,7 +297,7 @@ def test_command(tiny_bundle, questions, tmp_path, capsys):
     words = [
         "--prompts",
         str(questions),
-        "--out",
+        "--trees",
         str(tmp_path / "out"),
         "--limit",
         "1",
@@ -299,9 +305,9 @@ def test_command(tiny_bundle, questions, tmp_path, capsys):
         "float32",
     ]
     words += ["--max-new-tokens", "3", "--top-k", "3", "--max-depth", "2", "--temperature", "0.7"]
-    assert main(["dump-trees", str(bundle), *words]) == 0
+    assert main(["c2t", str(bundle), *words]) == 0
     assert "trees of 12 nodes" in capsys.readouterr().out
     Classifier().save(bundle, {})  # a classifier beside the drafter does not make it another
-    assert main(["dump-trees", str(bundle), *words]) == 0
+    assert main(["c2t", str(bundle), *words]) == 0
     made_from = json.loads((tmp_path / "out" / "trees.json").read_text())["made_from"]
     assert made_from["temperature"] == 0.7 and made_from["seed"] == 0 and made_from["top_k"] == 3

@@ -43,7 +43,7 @@ def columns() -> dict[str, np.ndarray]:
 
 
 def write_dump(folder, columns, shards: int = 2):
-    """Write what dump-trees would have written of these rows."""
+    """Write what `write_trees` would have written of these rows."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = []
     for number, rows in enumerate(np.array_split(np.arange(len(columns["tree"])), shards)):
@@ -113,13 +113,13 @@ def test_what_is_written(trained, capsys):
 
 
 def test_features_sizes_and_fine_tuning(trees, trained, tmp_path, capsys):
-    words = ["train-classifier", str(trees), "--out", str(tmp_path / "a"), "--no-baselines"]
+    words = ["c2t", "--trees", str(trees), "--out", str(tmp_path / "a"), "--no-baselines"]
     assert main([*words, "--features", "d,H", "--hidden", "4", "--epochs", "2"]) == 0
     assert Classifier.load(tmp_path / "a").features == ("d", "H")
     table = capsys.readouterr().out
     assert "joint probability" in table and "gradient boosting" not in table
 
-    words = ["train-classifier", str(trees), "--out", str(tmp_path / "b"), "--no-baselines"]
+    words = ["c2t", "--trees", str(trees), "--out", str(tmp_path / "b"), "--no-baselines"]
     words += ["--share", "0.5", "--epochs", "1", "--negatives", "5"]
     assert main([*words, "--from", str(trained[1])]) == 0
     tuned, before = Classifier.load(tmp_path / "b"), Classifier.load(trained[1])
@@ -129,7 +129,7 @@ def test_features_sizes_and_fine_tuning(trees, trained, tmp_path, capsys):
     assert report["training"]["lr"] == 1e-4 and report["training"]["validation_rows"] == 20 * NODES
     assert report["rows"]["C2T"]["all"]["ece"] < 0.02  # another share of negatives, the same probabilities
     assert main([*words, "--from", str(trained[1]), "--hidden", "3"]) == 2
-    assert "keeps the features and the size" in capsys.readouterr().err
+    assert "--hidden: must be left out with --from, whose features and size stay" in capsys.readouterr().err
 
 
 def test_trees_stay_together(trees):
@@ -212,13 +212,13 @@ def test_damaged_dumps(columns, tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"features": ("P", "x")}, "features P,x: name some of P,H,d,p,rank"),
+        ({"features": ("P", "x")}, "features: must be some of P,H,d,p,rank, each once, got P,x"),
         ({"features": ("P", "P")}, "each once"),
-        ({"features": ()}, "name some of"),
-        ({"hidden": 0}, "hidden is 0"),
-        ({"lr": 0.0}, "lr is 0.0: it must be above 0"),
-        ({"share": 1.5}, "share is 1.5: it must be above 0 and at most 1"),
-        ({"negatives": float("nan")}, "negatives is nan"),
+        ({"features": ()}, "must be some of"),
+        ({"hidden": 0}, "hidden: must be >= 1, got 0"),
+        ({"lr": 0.0}, "lr: must be > 0, got 0.0"),
+        ({"share": 1.5}, "share: must be > 0 and <= 1, got 1.5"),
+        ({"negatives": float("nan")}, "negatives: must be > 0, got nan"),
     ],
 )
 def test_impossible_settings(settings, message, trees, tmp_path):
@@ -235,7 +235,7 @@ def test_other_classifiers_are_refused(trained, tmp_path):
     described = json.loads((tmp_path / "classifier.json").read_text())
     for changes, message in (
         ({"format_version": 2}, "no classifier of format 1; train it again"),
-        ({"features": ["P", "size"]}, "features P,size: name some of"),
+        ({"features": ["P", "size"]}, "features: must be some of P,H,d,p,rank, each once, got P,size"),
         ({"hidden": 5}, r"classifier.safetensors: cannot be read \(.* \S*…\); train it again"),
         ({"features": None}, "cannot be read"),
     ):

@@ -236,7 +236,7 @@ def test_arrays_gzip_and_limit(tmp_path):
     rows = [{"prompt": f"p{i}"} for i in range(5)]
     with gzip.open(tmp_path / "p.json.gz", "wt", encoding="utf-8") as file:
         json.dump(rows, file)
-    assert [p.turns[0] for p in read_prompts(tmp_path / "p.json.gz", limit=3)] == ["p0", "p1", "p2"]
+    assert [p.turns[0] for p in read_prompts(tmp_path / "p.json.gz", limit=3)] == ["p0", "p1", "p3"]
 
 
 def test_ids_are_unique(tmp_path):

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.data.prompts import Prompt, Task
+from drafttrain.data.config import PromptSet
+from drafttrain.data.prompts import Prompt, Task, read_prompts
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.evaluation import benchmark as module
-from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark, bucket, limited, make_rows
-from drafttrain.evaluation.methods import MethodSpec
+from drafttrain.evaluation.benchmark import benchmark, bucket, limited, make_rows
+from drafttrain.evaluation.config import BenchmarkConfig, MethodSpec, TaskSpec
 from drafttrain.evaluation.metrics import Measurement
 from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
@@ -225,13 +226,19 @@ def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"repeats": 0}, "repeats is 0"),
-        ({"limit": 0}, "limit is 0"),
-        ({"tasks": []}, "no task"),
-        ({"tasks": [TaskSpec("a", "x"), TaskSpec("a", "y")]}, "task a is named twice"),
-        ({"methods": [MethodSpec("lookahead")] * 2}, "method lookahead is named twice"),
-        ({"temperatures": [1.0, 1.0]}, "each temperature once"),
-        ({"temperatures": [-1.0]}, "temperature is -1"),
+        ({"repeats": 0}, "--repeats: must be >= 1, got 0"),
+        ({"limit": 0}, "--limit: must be >= 1, got 0"),
+        ({"tasks": []}, "--task: must name at least one, got none"),
+        (
+            {"tasks": [TaskSpec("a", "x"), TaskSpec("a", "y")]},
+            "--task: each name must be given once, got a twice",
+        ),
+        (
+            {"methods": [MethodSpec("lookahead")] * 2},
+            "--method: each name must be given once, got lookahead twice",
+        ),
+        ({"temperatures": [1.0, 1.0]}, "--temperature: must be given once each"),
+        ({"temperatures": [-1.0]}, "temperature: must be >= 0 and finite, got -1"),
         ({"tasks": [TaskSpec("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),
     ],
 )
@@ -245,7 +252,7 @@ def test_unusable_settings_are_refused_before_anything_is_loaded(config, changes
 @pytest.mark.parametrize("text", ["x", "=x", "x=", "all=x", "a/b=x"])
 def test_tasks_are_spelled_name_and_source(text):
     assert TaskSpec.parse("a = b=c") == TaskSpec("a", "b=c")
-    with pytest.raises(UserError, match="write NAME=FILE"):
+    with pytest.raises(UserError, match="--task: must be NAME=FILE"):
         TaskSpec.parse(text)
 
 
@@ -274,3 +281,13 @@ def test_a_limit_is_for_each_group():
     ]
     [whole] = limited(Task("t", [Prompt("0", ["?"], group="a"), Prompt("1", ["?"], group="a")], 2), None)
     assert whole.name == "t" and len(whole.prompts) == 2
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2, 3, 9])
+def test_a_limit_means_the_same_everywhere(limit, questions):
+    """A recipe's `limit`, and `--limit` of every command: evenly spaced."""
+    (part,) = limited(Task("a", read_prompts(questions)), limit)
+    assert part.prompts == read_prompts(questions, limit)
+    assert part.prompts == Task.read(PromptSet("a", questions, limit)).prompts
+    if limit == 2:
+        assert [prompt.id for prompt in part.prompts] == ["81", "83"]

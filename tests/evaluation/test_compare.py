@@ -1,4 +1,4 @@
-"""The output of `drafttrain compare`; its texts are compared in `test_stages.py`."""
+"""The output of `drafttrain benchmark --table texts`; its texts are compared in `test_stages.py`."""
 
 import io
 from types import SimpleNamespace

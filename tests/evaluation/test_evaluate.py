@@ -190,7 +190,7 @@ def test_no_tree_takes_the_bundles(small, tiny_bundle, tmp_path):
     "changes, message",
     [
         ({"prompts": []}, "evaluate.prompts names no prompts"),
-        ({"tune_prompts": None}, "evaluate.tune_prompts is missing"),
+        ({"tune_prompts": None}, "evaluate.tune_prompts: must be set"),
         ({"trees": ["chain:lenth=2"]}, "did you mean length"),
         ({"repeats": 0}, "evaluate.repeats"),
         ({"prompts": [PromptSet("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),

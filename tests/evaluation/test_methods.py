@@ -3,7 +3,8 @@
 import pytest
 
 from drafttrain.evaluation import methods as module
-from drafttrain.evaluation.methods import Methods, MethodSpec
+from drafttrain.evaluation.config import MethodSpec
+from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.stock import Stock, load_stock
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.utils.errors import UserError
@@ -39,10 +40,10 @@ def test_folders_may_have_an_at_in_their_name(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("lookup", "write NAME=BUNDLE"),
-        ("=folder", "write NAME=BUNDLE"),
-        ("x=", "write NAME=BUNDLE"),
-        ("x=folder@", "before and behind the @"),
+        ("lookup", "must be NAME=BUNDLE, "),
+        ("=folder", "must be NAME=BUNDLE, "),
+        ("x=", "must be NAME=BUNDLE, "),
+        ("x=folder@", "must be NAME=BUNDLE, .*, got x=folder@"),
         ("autoregressive=x", "is always measured"),
         ("lookahead=x", "takes no files"),
         ("assistant=x@chain:length=3", "leave out @chain:length=3"),

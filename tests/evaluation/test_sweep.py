@@ -105,7 +105,7 @@ def test_several_prompts_at_a_time(tiny_bundle, questions, tmp_path, monkeypatch
     fewer = PromptSet("prompts", str(questions), 2)
     again, _ = sweep(tiny_bundle, fewer, trees[:1], tmp_path / "batched", rows=2, **options)
     assert decoded and again[0].steps < batched[0].steps
-    with pytest.raises(UserError, match="rows is 0"):
+    with pytest.raises(UserError, match="--rows: must be >= 1, got 0"):
         sweep(tiny_bundle, prompts, trees, tmp_path / "none", rows=0, **options)
 
 
@@ -168,10 +168,10 @@ def test_a_later_turn_that_cannot_fit_is_an_error_before_decoding(tiny_bundle, t
 
 
 def test_without_a_classifier(tiny_bundle, questions, tmp_path, capsys):
-    words = ["--prompts", str(questions), "--out", str(tmp_path / "out"), "--trees", "chain:length=1", "c2t"]
-    assert main(["sweep", str(tiny_bundle), *words]) == 2
+    words = ["--task", str(questions), "--out", str(tmp_path / "out"), "--trees", "chain:length=1", "c2t"]
+    assert main(["benchmark", "--table", "sweep", "--method", str(tiny_bundle), *words]) == 2
     error = capsys.readouterr().err.splitlines()[-1]  # after what loading prints
-    assert error.startswith("drafttrain: ") and error.endswith("train one with drafttrain train-classifier")
+    assert error.startswith("drafttrain: ") and error.endswith("train one with drafttrain c2t")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="classifier.json: no such file"):
         sweep(tiny_bundle, PromptSet("x", str(questions)), ["c2t"], tmp_path, classifier=tmp_path)

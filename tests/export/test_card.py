@@ -194,17 +194,17 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
 )
 def test_damaged_files_are_errors_of_one_line(file, content, expected, bundle, capsys):
     (bundle / file).write_text(json.dumps(content))
-    assert main(["card", str(bundle)]) == 2
+    assert main(["export", str(bundle), "--to", "card"]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and re.search(expected, line), line
 
 
 def test_from_the_command_line(bundle, tmp_path, capsys):
-    assert main(["card", str(bundle)]) == 0
+    assert main(["export", str(bundle), "--to", "card"]) == 0
     assert capsys.readouterr().out == model_card(bundle) == (bundle / "README.md").read_text()
-    assert main(["card", str(bundle), "--out", str(tmp_path / "new" / "card.md")]) == 0
+    assert main(["export", str(bundle), "--to", "card", "--out", str(tmp_path / "new" / "card.md")]) == 0
     assert (tmp_path / "new" / "card.md").read_text() == model_card(bundle)
-    assert main(["card", str(tmp_path)]) == 2
+    assert main(["export", str(tmp_path), "--to", "card"]) == 2
     assert "no config.json there" in capsys.readouterr().err
 
 

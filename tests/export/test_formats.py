@@ -583,7 +583,7 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
 def test_refusals_are_one_line(format, kind, settings, message, llama, tmp_path, capsys):
     folder = make(tmp_path / "own", llama, kind, **settings)
     capsys.readouterr()
-    words = ["export-to", format, str(folder), "--out", str(tmp_path / "out")]
+    words = ["export", str(folder), "--to", format, "--out", str(tmp_path / "out")]
     assert cli.main(words) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and message in printed
@@ -693,13 +693,13 @@ def test_an_import_replaces_nothing(llama, tmp_path):
 
 def test_commands(llama, tmp_path, capsys):
     folder = eagle(tmp_path / "own", llama)
-    assert cli.main(["export-to", "eagle", str(folder), "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["export", str(folder), "--to", "eagle", "--out", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'out'}\n" and "drafts over 512 tokens, here over 300" in err
     assert '{"method": "eagle", "model": ' in err
-    assert cli.main(["validate", "eagle", str(tmp_path / "out")]) == 0
-    words = ["import-from", "eagle", str(tmp_path / "out"), "--out", str(tmp_path / "back")]
+    assert cli.main(["export", str(tmp_path / "out"), "--check", "eagle"]) == 0
+    words = ["export", str(tmp_path / "out"), "--from", "eagle", "--out", str(tmp_path / "back")]
     assert cli.main(words) == 0
     change_config(tmp_path / "out", vocab_size=None)
-    assert cli.main(["validate", "eagle", str(tmp_path / "out")]) == 2
+    assert cli.main(["export", str(tmp_path / "out"), "--check", "eagle"]) == 2
     assert "vocab_size is null" in capsys.readouterr().err

@@ -20,7 +20,8 @@ from drafttrain.export.config import ExportConfig
 from drafttrain.export.push import prepare, push
 from drafttrain.export.write import export
 from drafttrain.run.cli import main
-from drafttrain.self_draft.build import NgramConfig, write_cache
+from drafttrain.self_draft.build import write_cache
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.counting import TokenFile
 from tests.export.hub import Hub, Repo
 

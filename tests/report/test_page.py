@@ -341,9 +341,9 @@ def test_same_files_give_the_same_page(folder):
 def test_missing_sections_say_what_makes_them(folder):
     text = page(folder)
     lines = re.findall(r'<p class="missing">(.*?)</p>', text)
-    commands = ["calibrate", "calibrate", "train", "trace", "trace"]
+    commands = ["calibrate", "calibrate", "train", "report", "report"]
     assert [re.search(r"<code>drafttrain ([\w-]+)", line)[1] for line in lines] == commands
-    assert "drafttrain sweep BUNDLE" in text  # more points for the scatter
+    assert "drafttrain benchmark --table sweep" in text  # more points for the scatter
 
 
 def test_headline(folder):
@@ -552,7 +552,7 @@ def test_bad_sweeps(folder, tmp_path, content):
     (tmp_path / "points.jsonl").write_text(content)
     with pytest.raises(UserError, match="points.jsonl: no points"):
         page(folder, sweeps=[tmp_path / "points.jsonl"])
-    with pytest.raises(UserError, match="no such file; make it with drafttrain sweep"):
+    with pytest.raises(UserError, match="no such file; make it with drafttrain benchmark --table sweep"):
         page(folder, sweeps=[tmp_path / "nowhere.jsonl"])
 
 

@@ -187,12 +187,22 @@ def test_damage_is_an_error(loaded, ids, tmp_path, change, expected):
     place.write_text(json.dumps(change(json.loads(place.read_text()))))
     with pytest.raises(UserError, match=expected) as caught:
         Trace.load(place)
-    assert "\n" not in str(caught.value) and "drafttrain trace" in str(caught.value)
+    assert "\n" not in str(caught.value) and "drafttrain report --prompt" in str(caught.value)
 
 
 def test_command(tiny_bundle, tmp_path, capsys):
     out = tmp_path / "new" / "trace.json"
-    words = ["trace", str(tiny_bundle), "--dtype", "float32", "--prompt", PROMPT, "--out", str(out)]
+    words = [
+        "report",
+        "--bundle",
+        str(tiny_bundle),
+        "--dtype",
+        "float32",
+        "--prompt",
+        PROMPT,
+        "--trace",
+        str(out),
+    ]
     assert main([*words, "--tree", TREES[0], "--max-new-tokens", "10"]) == 0
     found = Trace.load(out)
     assert (found.prompt, found.tree, found.dtype) == (PROMPT, TREES[0], "float32")

@@ -12,10 +12,38 @@ from drafttrain.run import cli, workflow
 from drafttrain.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["run", "quickstart", *cli.RECIPE_COMMANDS, "fetch-target", "view-corpus", "generate"]
-COMMANDS += ["build-ngrams", "dump-trees", "train-classifier", "sweep", "benchmark", "trace", "report"]
-COMMANDS += ["push", "card", "export-to", "validate", "import-from"]
 RECIPE = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"
+HELP = """\
+usage: drafttrain COMMAND [options]
+
+Trains drafters for speculative decoding and measures them.
+
+start:
+  quickstart     measure this machine, and train and measure in some minutes
+  new-recipe     write a short recipe for your own model and chats
+
+train, by a recipe:
+  run            run all stages of a recipe, skipping what is up to date
+  fetch-target   fetch or convert a target model and print its folder
+  regenerate     let the target rewrite the answers of conversations
+  corpus         turn conversations into token ids and loss masks
+  collect        store the target's hidden states, to train offline
+  train          train the drafter
+  export         bundle the drafter, or write it for other tools
+
+make decoding faster:
+  calibrate      measure what drafting and verifying cost here
+  c2t            grow labelled trees and train the C2T classifier
+  build-ngrams   count the n-grams of a text, for Self-Draft
+
+use and measure:
+  generate       generate text, each iteration's tokens in their own color
+  benchmark      measure drafting methods against plain decoding
+  report         write one HTML page with the figures of measurements
+  push           publish a bundle on the Hugging Face Hub
+
+drafttrain COMMAND --help tells what it takes.
+"""
 
 
 def python(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -50,7 +78,7 @@ def test_a_missing_recipe_is_an_error_before_anything_heavy_is_imported():
     assert done.stdout == "2\n[]\n" and done.stderr == "drafttrain: nowhere.yaml: no such recipe file\n"
 
 
-@pytest.mark.parametrize("command", ["generate", "compare", "trace", "sweep"])
+@pytest.mark.parametrize("command", ["generate", "benchmark", "report"])
 def test_calibration_is_a_folder(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
@@ -58,7 +86,7 @@ def test_calibration_is_a_folder(command, capsys):
     assert "--calibration DIR folder of calibrate, for pct, timed and c2t" in printed
 
 
-@pytest.mark.parametrize("command", ["generate", "compare", "benchmark"])
+@pytest.mark.parametrize("command", ["generate", "report"])
 def test_help_names_trees_of_n_grams(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
@@ -71,21 +99,47 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
         "-c", code + "print(sorted({'torch', 'transformers', 'yaml', 'rich'} & sys.modules.keys()))"
     )
     assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stderr
-    assert all(name in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_each_command_has_an_example(name, capsys):
+def test_the_first_help(capsys):
+    """All commands in the order of work, on one screen."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    assert caught.value.code == 0 and capsys.readouterr().out == HELP
+    assert HELP.count("\n") <= 40 and max(map(len, HELP.split("\n"))) <= 80
+    assert len(cli.COMMANDS) <= 18
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_of_each_command_fits_a_screen_and_has_an_example(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as caught:
         cli.main([name, "--help"])
-    assert caught.value.code == 0 and f"example:\n  drafttrain {name} " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert caught.value.code == 0 and f"example:\n  drafttrain {name} " in text
+    assert text.count("\n") <= 45
+    options = [line.split()[0].rstrip(",") for line in text.split("\n") if line.startswith("  --")]
+    assert len(set(options)) == len(options)
+
+
+@pytest.mark.parametrize("name", cli.REMOVED)
+def test_a_removed_command_names_its_replacement(name, capsys):
+    """The replacement is a command that exists, with options that it has."""
+    assert cli.main([name, "whatever", "--limit", "3"]) == 2
+    line = one_line(capsys)
+    assert line == f"drafttrain: {name}: is now drafttrain {cli.REMOVED[name]}\n"
+    command, *words = cli.REMOVED[name].split()
+    values = {"N": "1", "FORMAT": "eagle", "...": "timed"}
+    args = cli.parse([command, *(values.get(word, word) for word in words)])
+    assert args.command == command
 
 
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ([], "the following arguments are required: COMMAND"),
-        (["trian"], "invalid choice: 'trian'"),
+        ([], "COMMAND: must be one of 16, got none; see drafttrain --help"),
+        (["trian"], "COMMAND: must be one of 16, got trian; did you mean train?"),
+        (["x"], "COMMAND: must be one of 16, got x; see drafttrain --help"),
         (["run"], "the following arguments are required: RECIPE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such recipe file"),
         (["quickstart", "--minutes", "0"], "--minutes: must be >= 2 and finite, got 0; 2 is enough for"),
@@ -93,7 +147,7 @@ def test_help_of_each_command_has_an_example(name, capsys):
         (["run", "small.yaml", "--training.lrr", "1"], "unknown key training.lrr; did you mean training.lr?"),
         (
             ["train", "small.yaml", "--training.lr", "fast"],
-            "small.yaml: training.lr: expected float, not fast",
+            "small.yaml: training.lr: must be a number, got fast",
         ),
         (["train", "small.yaml", "--training.lr"], "--training.lr needs a value"),
         (["run", "small.yaml", "more"], "unexpected argument more"),
@@ -103,30 +157,106 @@ def test_help_of_each_command_has_an_example(name, capsys):
         (["generate", "--bundle", "x"], "the following arguments are required: --prompt"),
         (
             ["generate", "--bundle", "x", "--prompt", "y", "--max-new-tokens", "-1"],
-            "-1 is not a number from 0 up",
+            "--max-new-tokens: must be a whole number >= 0, got -1",
+        ),
+        (["generate", "--prompt", "y"], "--bundle: must be given"),
+        (
+            ["generate", "--bundle", "x", "--prompt", "y", "--top-p", "0"],
+            "top_p: must be > 0 and <= 1, got 0",
+        ),
+        (["generate", "--bundle", "x", "--prompt", "y", "--top-p", "a"], "--top-p: must be a number, got a"),
+        (
+            ["generate", "--bundle", "x", "--prompt", "y", "--ngrams", "z"],
+            "--ngrams: must come with --tree ngra",
         ),
         (["generate", "--bundle", "x", "--prompt", "y", "--lenght", "1"], "unexpected argument --lenght"),
         (["fetch-target", "no-such-model"], "no-such-model: neither "),
-        (["train-classifier", "nowhere", "--out", "x"], "nowhere: no trees.json here"),
-        (["train-classifier", "x", "--out", "y", "--features", "P,Q"], "features P,Q: name some of P,H,d"),
-        (["build-ngrams", "--target", "x", "--out", "y"], "no source; name at least one file"),
-        (["build-ngrams", "x", "--target", "x", "--out", "y", "--gram", "1"], "gram is 1: at least 2"),
+        (["c2t", "--trees", "nowhere", "--out", "x"], "nowhere: no trees.json here"),
+        (["c2t", "--trees", "x", "--out", "y", "--features", "P,Q"], "features: must be some of P,H,d"),
+        (["c2t", "--trees", "x"], "--out: must be given, got none"),
+        (["c2t", "--out", "x"], "BUNDLE: must be given without --trees, got none"),
+        (["c2t", "x", "--out", "y"], "the following arguments are required: --prompts"),
+        (
+            ["c2t", "--trees", "x", "--out", "y", "--top-k", "3"],
+            "--top-k: must be left out without BUNDLE, got 3",
+        ),
+        (["c2t", "x", "--trees", "y", "--prompts", "z", "--lr", "1"], "--lr: must be left out without --out"),
+        (
+            ["c2t", "--trees", "x", "--out", "y", "--from", "z", "--hidden", "3"],
+            "--hidden: must be left out with",
+        ),
+        (["calibrate", "x"], "--prompts, --quick: exactly one must be given, got neither"),
+        (["calibrate", "x", "--quick", "--prompts", "y"], "exactly one must be given, got both"),
+        (["calibrate", "x", "--quick", "--ngrams", "y"], "--ngrams: must be left out with BUNDLE, got y"),
+        (["calibrate", "--target", "x"], "the following arguments are required: --prompts"),
+        (
+            ["calibrate", "--target", "x", "--prompts", "y", "--quick"],
+            "--quick: must be left out without BUNDLE",
+        ),
+        (["build-ngrams", "--target", "x", "--out", "y"], "SOURCE: must name at least one file"),
+        (["build-ngrams", "x", "--target", "x", "--out", "y", "--gram", "1"], "--gram: must be >= 2, got 1"),
         (["build-ngrams", "x", "--out", "y"], "the following arguments are required: --target"),
-        (["sweep", "x", "--prompts", "y", "--out", "z"], "arguments are required: --trees"),
+        (
+            ["benchmark", "--table", "sweep", "--method", "a/x", "--task", "a=y", "--out", "z"],
+            "arguments are required: --trees",
+        ),
+        (
+            [
+                "benchmark",
+                "--table",
+                "sweep",
+                "--method",
+                "lookahead",
+                "--task",
+                "a=y",
+                "--out",
+                "z",
+                "--trees",
+                "t",
+            ],
+            "--method: must be exactly one with files for this table, got lookahead",
+        ),
+        (
+            ["benchmark", "--table", "texts", "--task", "a=y", "--repeats", "2"],
+            "--repeats: must be left out with --table texts, got 2",
+        ),
+        (["benchmark", "--table", "x"], "--table: must be one of speed, texts, sweep, got x"),
+        (["benchmark", "small.yaml", "--limit", "2"], "--limit: must be left out with a recipe, got 2"),
+        (["benchmark", "--out", "y", "--task", "a=b"], "--target: must be given where no bundle names one"),
         (["benchmark", "--target", "x", "--out", "y"], "the following arguments are required: --task"),
-        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "task 'z': write NAME=FILE"),
+        (["benchmark", "--target", "x", "--task", "a=b"], "the following arguments are required: --out"),
+        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "--task: must be NAME=FILE or "),
         (
             ["benchmark", "--target", "x", "--out", "y", "--task", "a=b", "--method", "edd"],
-            "method 'edd': write NAME=BUNDLE",
+            "--method: must be NAME=BUNDLE, ",
         ),
         (["benchmark", "--target", "x", "--out", "y", "--task", "a=b.jsonl"], "b.jsonl: no such file"),
-        (["trace", "x", "--out", "y"], "the following arguments are required: --prompt"),
+        (["report", "--out", "y"], "FOLDER: must be given without --prompt, got none"),
+        (["report", "x"], "the following arguments are required: --out"),
+        (["report", "--prompt", "x", "--trace", "y"], "the following arguments are required: --bundle"),
+        (["regenerate", "--self-prompts", "3"], "the following arguments are required: --target, --out"),
+        (["corpus", "."], "RECIPE: must be a file, got the folder ."),
+        (["export", "."], "RECIPE: must be a file, got the folder ."),
+        (
+            ["export", "x", "--to", "eagle", "--check", "eagle"],
+            "--to, --check, --from: exactly one must be given",
+        ),
+        (["export", "x", "--to", "eagle"], "the following arguments are required: --out"),
+        (
+            ["export", "small.yaml", "--dtype", "float32"],
+            "--dtype: must be left out with a recipe, got float32",
+        ),
+        (["run", "small.yaml", "--again", "nothing"], "nothing: no such stage; there are fetch-target, "),
+        (
+            ["run", "--keys", "trainin"],
+            "--keys: must be a section or key of a recipe, got trainin; did you mean",
+        ),
         (["report", "nowhere", "--out", "y.html"], "nowhere: no such folder; measure with drafttrain"),
         (["push", "x"], "the following arguments are required: --repo"),
-        (["push", "x", "--repo", "a/b", "--out", "y"], "--out is the folder of a dry run"),
-        (["card", "nowhere"], "nowhere: no config.json there"),
-        (["view-corpus", "nowhere"], "nowhere: no corpus here"),
-        (["view-corpus", "nowhere", "--number", "x"], "x is not a number from 0 up"),
+        (["push", "x", "--repo", "a/b", "--out", "y"], "--out: must come with --dry-run"),
+        (["export", "nowhere", "--to", "card"], "nowhere: no config.json there"),
+        (["corpus", "nowhere", "--view", "3"], "nowhere: no corpus here"),
+        (["corpus", "nowhere", "--view", "x"], "--view: must be a whole number >= 1, got x"),
     ],
 )
 def test_mistakes(words, expected, folder, capsys):
@@ -137,7 +267,7 @@ def test_mistakes(words, expected, folder, capsys):
 def test_mistake_in_a_real_process():
     done = python("-m", "drafttrain.run.cli", "trian")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("drafttrain: argument COMMAND: invalid choice: 'trian'")
+    assert done.stderr.startswith("drafttrain: COMMAND: must be one of 16, got trian; did you mean train?")
     assert done.stderr.count("\n") == 1
 
 
@@ -184,9 +314,8 @@ def test_options_may_be_anywhere(folder, monkeypatch):
     assert cli.main(["run", "--from", "train", "small.yaml", "--training.lr=1e-3"]) == 0
     assert cli.main(["train", "small.yaml", "--training.lr", "1e-3"]) == 0
     assert cli.main(["run", "small.yaml", "--training.lr", "1e-3", "--until", "train"]) == 0
-    nothing = {"first": None, "last": None, "only": None}
-    from_train = (1e-3, {**nothing, "first": "train"})
-    only_train, until_train = (1e-3, {**nothing, "only": "train"}), (1e-3, {**nothing, "last": "train"})
+    from_train, only_train = (1e-3, {"first": "train"}), (1e-3, {"only": "train"})
+    until_train = (1e-3, {"last": "train"})
     assert seen == [from_train, from_train, only_train, until_train]
 
 
@@ -200,10 +329,20 @@ def test_dry_run_writes_nothing(folder, capsys):
 
 def test_keys(capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(["run", "--keys"])
+        cli.main(["run", "--keys", "training"])
     text = capsys.readouterr().out
     assert caught.value.code == 0 and "training.lr (float, default 0.0001)\n    " in text
-    assert "target.model (str, required)" in text
+    assert "\n    such as --training.block_length '[5, 10]'\n" in text and "target.model" not in text
+    for words, expected, lines in (
+        (["--keys"], "corpus (section)\n", 40),
+        (["--keys", "target.model"], "target.model (str, required)\n", 2),
+        (["--keys", "corpus.sources"], "    such as --corpus.sources '[{path: PATH}]'\n", 12),
+        (["--keys", "all"], "regenerate.server.url (str, required)\n", 999),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["train", *words])
+        text = capsys.readouterr().out
+        assert expected in text and text.count("\n") <= lines
 
 
 def test_launcher_script_takes_what_deepspeed_appends(folder):
@@ -218,24 +357,20 @@ def test_launcher_script_takes_what_deepspeed_appends(folder):
 
 DTYPE_COMMANDS = {
     "generate": "generate --bundle B --prompt P",
-    "compare": "compare B --prompts P",
-    "sweep": "sweep B --prompts P --trees eagle2 --out O",
     "benchmark": "benchmark --target T --task a=b --out O",
-    "trace": "trace B --prompt P --out O",
-    "tune-self-draft": "tune-self-draft --target T --prompts P",
+    "report": "report --bundle B --prompt P --trace O",
     "calibrate": "calibrate B --prompts P",
-    "dump-trees": "dump-trees B --prompts P --out O",
+    "c2t": "c2t B --prompts P --out O",
 }
 
 
 @pytest.mark.parametrize("command", DTYPE_COMMANDS)
 def test_dtype_is_auto_unless_named(command, capsys):
     words = DTYPE_COMMANDS[command].split()
-    parser = cli._parser()
-    assert parser.parse_args(words).dtype == "auto"
-    assert parser.parse_args([*words, "--dtype", "float32"]).dtype == "float32"
+    assert "dtype" not in cli.parse(words)  # the default of what is called
+    assert cli.parse([*words, "--dtype", "float32"]).dtype == "float32"
     assert cli.main([*words, "--dtype", "int4"]) == 2
-    assert "--dtype: invalid choice: 'int4'" in one_line(capsys)
+    assert "--dtype: must be one of auto, bfloat16, float32, float16, got int4" in one_line(capsys)
 
 
 def test_float16_is_refused_on_a_cpu(tiny_bundle, capsys):
@@ -248,4 +383,4 @@ def test_float16_is_refused_on_a_cpu(tiny_bundle, capsys):
 def test_a_dtype_that_no_recipe_can_have(folder, capsys):
     assert cli.main(["run", "small.yaml", "--target.dtype", "int4"]) == 2
     line = one_line(capsys)
-    assert "target.dtype: expected" in line and "float32" in line and "int4" in line
+    assert "target.dtype: must be" in line and "float32" in line and "int4" in line

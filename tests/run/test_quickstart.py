@@ -219,7 +219,7 @@ def test_minutes_that_make_no_sense(minutes, words, capsys):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["--minutes", "soon"], "argument --minutes: invalid float value: 'soon'"),
+        (["--minutes", "soon"], "--minutes: must be a number, got soon"),
         (["--recipe", "nowhere.yaml"], "nowhere.yaml: no such recipe file"),
         (["--training.init_from", "null"], "training.init_from: must be set for the quickstart, got null"),
         (["--evaluate.trees", "[]"], "evaluate.trees: must be set for the quickstart, got []"),

@@ -117,13 +117,14 @@ def test_all_stages(folder, capsys):
     assert cli.main(["run", "tiny.yaml", *words]) == 0
     assert ran(capsys.readouterr().out) == ["classifier", "calibrate"]
 
-    assert cli.main(["view-corpus", "runs/tiny/corpus", "-n", "1"]) == 0
+    assert cli.main(["corpus", "runs/tiny/corpus", "--view", "1"]) == 0
     assert "trained" in capsys.readouterr().out
     words = ["generate", "--bundle", "runs/tiny/bundle", "--prompt", "the fox", "--max-new-tokens", "12"]
     assert cli.main([*words, "--dtype", "float32"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("accept_len ") and "speedup" in last and last.endswith("same output")
-    assert cli.main(["compare", "runs/tiny/bundle", "--prompts", "prompts.jsonl", "--dtype", "float32"]) == 0
+    words = ["benchmark", "--table", "texts", "--method", "runs/tiny/bundle", "--task", "prompts.jsonl"]
+    assert cli.main([*words, "--dtype", "float32"]) == 0
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
 
 
@@ -135,8 +136,35 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
     assert cli.main(["run", "tiny.yaml", *words]) == 0
     assert ran(capsys.readouterr().out) == ["fetch-target", "train", "calibrate", "evaluate", "export"]
     assert json.loads(Path("runs/tiny/summary.json").read_text())["train_tokens"] == 0
-    assert cli.main(["build-corpus", "tiny.yaml", *words]) == 2
+    assert cli.main(["corpus", "tiny.yaml", *words]) == 2
     assert "corpus: this recipe does not ask for it" in capsys.readouterr().err
+
+
+def test_tracking_makes_nothing_outdated_and_a_stage_can_be_repeated(folder, capsys):
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train", "--hidden_states.mode", "online"]
+    assert cli.main(words) == 0
+    tracked = [*words, "--training.report_to", "wandb", "--training.wandb_mode", "offline"]
+    assert cli.main(tracked) == 0
+    assert ran(capsys.readouterr().out) == ["fetch-target", "corpus", "train"]
+    assert cli.main([*tracked, "--again", "train"]) == 0
+    assert ran(capsys.readouterr().out) == ["train"]
+    assert list(Path("runs/tiny/drafter/.wandb").glob("offline-run-*"))
+    assert cli.main(["train", "tiny.yaml", *words[2:4], *words[6:], "--again"]) == 0
+    assert ran(capsys.readouterr().out) == ["train"]
+
+
+def test_a_hopeless_training_is_told(folder, capsys):
+    """By the dry run, and by the training before it begins and after its first evaluation."""
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train", "--hidden_states.mode", "online"]
+    words += ["--training.lr", "1e-4", "--training.warmup_steps", "9", "--drafter.draft_vocab_size", "5"]
+    warnings = ["training.warmup_steps: 9 in", "4 optimizer steps: too few", "training.lr: 0.0001 is too low"]
+    assert cli.main([*words, "--dry-run"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(f"WARNING: {warning}" in told for warning in warnings)
+    assert cli.main(words) == 0
+    told = capsys.readouterr().out
+    warnings += ["of the held-out text is outside", "of the target's probability is outside"]
+    assert all(told.count(warning) == 1 for warning in warnings)
 
 
 def test_time_was_up_before_the_first_answer(folder, capsys):

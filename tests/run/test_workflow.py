@@ -138,11 +138,11 @@ def recipe(tmp_path) -> FakeRecipe:
     return FakeRecipe(str(tmp_path / "run"), str(tmp_path / "in.txt"))
 
 
-def run(recipe, fakes, **selection) -> tuple[list[str], str]:
+def run(recipe, fakes, again=(), **selection) -> tuple[list[str], str]:
     """Names of the stages that ran, and what was printed."""
     fakes.ran.clear()
     console = Console(file=io.StringIO(), width=200)
-    Workflow(recipe, fakes.stages, console).run(**selection)
+    Workflow(recipe, fakes.stages, console, again).run(**selection)
     return list(fakes.ran), console.file.getvalue()
 
 
@@ -173,6 +173,20 @@ def test_skips_what_is_up_to_date(recipe, fakes):
     assert [line.split()[:2] for line in printed.splitlines()] == [
         [n, "skip"] for n in ("words", "upper", "last")
     ]
+
+
+def test_a_stage_is_repeated_when_asked(recipe, fakes):
+    """What follows runs only where the repeated stage has made something else."""
+    run(recipe, fakes)
+    ran, printed = run(recipe, fakes, again=["upper"])
+    assert ran == ["upper"] and "upper        run    asked for again" in printed
+    assert (Path(recipe.output) / "previous" / "upper_made-1" / "upper.txt").exists()
+    for again, wrong in (
+        (["uper"], "uper: no such stage"),
+        (["last"], "--again: must name a stage that runs"),
+    ):
+        with pytest.raises(UserError, match=wrong):
+            run(recipe, fakes, again=again, last="upper")
 
 
 def test_changed_section_reruns_it_and_what_follows(recipe, fakes):

@@ -15,7 +15,8 @@ from drafttrain.data.conversation import Conversation, Message
 from drafttrain.run.cli import main
 from drafttrain.self_draft import build
 from drafttrain.self_draft import tuning as self_draft
-from drafttrain.self_draft.build import NgramConfig, build_ngrams
+from drafttrain.self_draft.build import build_ngrams
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.corpus_cache import DATA, FILE, CorpusCache
 from drafttrain.utils.errors import UserError
 from tests.conftest import SENTENCES, write_jsonl
@@ -151,14 +152,14 @@ def test_evaluation_prompts_stay_out(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"sources": []}, "no source; name at least one"),
-        ({"gram": 1}, "gram is 1: at least 2"),
-        ({"gram": 17}, "gram is 17: at most 16"),
-        ({"min_count": 0}, "min_count is 0: at least 1"),
+        ({"sources": []}, "SOURCE: must name at least one file"),
+        ({"gram": 1}, "--gram: must be >= 2, got 1"),
+        ({"gram": 17}, "--gram: must be <= 16, got 17"),
+        ({"min_count": 0}, "--min-count: must be >= 1, got 0"),
         ({"top": 0}, "top is 0"),
         ({"processes": 0}, "processes is 0"),
-        ({"memory": 0.0}, "memory is 0.0 GB"),
-        ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"memory": 0.0}, "--memory: must be > 0 GB, got 0.0"),
+        ({"held_out": 1.0}, "--held-out: must be >= 0 and < 1, got 1.0"),
         ({"sources": [Source("nowhere.txt")]}, "nowhere.txt: no such file or folder"),
         ({"sources": [Source("blank.txt")]}, "blank.txt: none of its 1 rows can be trained on"),
         (
@@ -221,8 +222,7 @@ def test_the_page_about_it(smollm2, tmp_path, monkeypatch, capsys):
     assert main(shlex.split(command)) == 0
     assert "to help you" in capsys.readouterr().out
     monkeypatch.setattr(self_draft, "ROUNDS", 1)
-    monkeypatch.setattr(self_draft, "BRANCHES", ((0, 6),))
-    (command,) = re.findall(r"^drafttrain (tune-self-draft .*)$", page, re.MULTILINE)
+    (command,) = re.findall(r"^drafttrain (calibrate .*)$", page, re.MULTILINE)
     assert main([*shlex.split(command), "--limit", "1", "--max-new-tokens", "8"]) == 0
     (command,) = re.findall(r"^drafttrain (generate --target \S+ --ngrams .*)$", page, re.MULTILINE)
     assert main([*shlex.split(command), "--max-new-tokens", "12"]) == 0

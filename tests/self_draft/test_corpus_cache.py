@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from drafttrain.self_draft.build import NgramConfig, write_cache
+from drafttrain.self_draft.build import write_cache
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.corpus_cache import DATA, FILE, CorpusCache, Matches, token_dtype
 from drafttrain.self_draft.counting import TokenFile
 from drafttrain.utils.errors import UserError

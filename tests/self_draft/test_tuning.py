@@ -15,15 +15,15 @@ from drafttrain.export.write import export
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.run.cli import main
-from drafttrain.self_draft import tuning as self_draft
-from drafttrain.self_draft.build import NgramConfig, build_ngrams
+from drafttrain.self_draft.build import build_ngrams
 from drafttrain.self_draft.candidates import CandidateModel
+from drafttrain.self_draft.config import NgramConfig, TuneConfig
 from drafttrain.self_draft.corpus_cache import DATA
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS as FILE
 from drafttrain.self_draft.settings import SelfDraftSettings, load_self_draft, open_corpus
-from drafttrain.self_draft.tuning import TuneConfig, fit_odds, tune_self_draft
+from drafttrain.self_draft.tuning import fit_odds, tune_self_draft
 from drafttrain.trees.costs import CostCurve
 from drafttrain.utils.errors import UserError
 from tests.conftest import SENTENCES
@@ -150,21 +150,26 @@ def test_in_python(tiny_target_folder, cache):
     assert result.token_ids == decoder.autoregressive("The quick brown", 12).token_ids
 
 
-def test_on_the_command_line(tiny_target_folder, cache, questions, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(self_draft, "BRANCHES", ((0, 6),))
+def test_on_the_command_line(tiny_target_folder, cache, questions, tmp_path, capsys):
     target = ["--target", str(tiny_target_folder)]
     words = ["--prompts", str(questions), "--limit", "2", "--max-new-tokens", "6", "--dtype", "float32"]
     out = tmp_path / "settings"
-    assert main(["tune-self-draft", *target, "--ngrams", str(cache), *words, "--out", str(out)]) == 0
+    assert main(["calibrate", *target, "--ngrams", str(cache), *words, "--out", str(out)]) == 0
     assert "fastest:" in capsys.readouterr().out and (out / FILE).exists()
     generate = ["generate", *target, "--prompt", "The quick", "--max-new-tokens", "6", "--dtype", "float32"]
     assert main([*generate, "--ngrams", str(cache)]) == 0
     assert "same output" in capsys.readouterr().out
     for words, message in (
-        (["tune-self-draft", *target, "--prompts", "x"], "name an n-gram cache with --ngrams"),
-        (["tune-self-draft", *target, "--prompts", "x", "--ngrams", str(tmp_path)], "no n-gram cache here"),
-        (["generate", "--prompt", "x"], "without --bundle the target drafts for itself"),
-        ([*generate, "--tree", "chain"], "without --bundle the target drafts for itself"),
+        (["calibrate", *target, "--prompts", "x"], "--out: must be given without --ngrams"),
+        (["calibrate", *target, "--prompts", "x", "--ngrams", str(tmp_path)], "no n-gram cache here"),
+        (
+            ["generate", "--prompt", "x"],
+            "--bundle: must be given, got none; without one --target drafts for itself",
+        ),
+        (
+            [*generate, "--tree", "chain"],
+            "--bundle: must be given, got none; without one --target drafts for itself",
+        ),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err

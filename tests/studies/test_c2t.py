@@ -12,7 +12,7 @@ import pytest
 from drafttrain.classifier.data import read_rows
 from drafttrain.classifier.dump import SCHEMA
 from drafttrain.classifier.model import Classifier
-from drafttrain.trees.c2t import FEATURES
+from drafttrain.trees.features import FEATURES
 from studies.c2t import features, figure2, figure7, figure11, figures9_10, table4, table7, thresholds
 
 

@@ -10,7 +10,8 @@ from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.data.config import PromptSet, Source
 from drafttrain.run.calibrate import calibrate
 from drafttrain.self_draft import tuning as self_draft
-from drafttrain.self_draft.build import NgramConfig, build_ngrams
+from drafttrain.self_draft.build import build_ngrams
+from drafttrain.self_draft.config import NgramConfig
 from studies import goals as figures
 from studies.goals import Run
 from tests.conftest import SENTENCES

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from drafttrain.trees.c2t import FEATURES, C2tPolicy, Plain
+from drafttrain.trees.c2t import C2tPolicy, Plain
 from drafttrain.trees.eagle2 import expand_best
 from drafttrain.trees.expand import top_entropy
+from drafttrain.trees.features import FEATURES
 from drafttrain.utils.errors import UserError
 from tests.trees.test_policies import TableDrafter, drafters, rows_of
 

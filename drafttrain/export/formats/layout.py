@@ -273,7 +273,7 @@ def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
     if not isinstance(config.get(OWN), dict):
         raise UserError(
             f"config.json: no key {OWN}, which names target and draft vocabulary; give a folder that "
-            "`drafttrain export-to` wrote"
+            "`drafttrain export --to` wrote"
         )
     own = dict(config[OWN])
     check_own_config(own)

@@ -1,0 +1,159 @@
+"""Command-line options made from the dataclasses that declare the settings: name, type, default, explanation.
+
+An option that is not given is absent from the parsed arguments, so that its dataclass or function supplies
+the default.
+"""
+
+import argparse
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn
+
+from docstring_parser import parse_from_object
+
+from drafttrain.utils.errors import UserError
+
+NONE_MEANS = re.compile(r"^(.*?)\.? (?:null|None): (.*)$")  # the end of a field's explanation
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """One column of options and one of explanations; options of several values are written `TREE ...`."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=26)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.nargs == argparse.ONE_OR_MORE:
+            return f"{action.metavar or default_metavar} ..."
+        return super()._format_args(action, default_metavar)
+
+
+class Parser(argparse.ArgumentParser):
+    """The options of one command; a wrong argument gives one line instead of the whole usage text."""
+
+    def __init__(self, name: str, **settings: Any):
+        super().__init__(
+            prog=f"drafttrain {name}",
+            formatter_class=_Formatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            **settings,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice:
+            allowed = choice[3].replace("'", "")
+            raise UserError(f"{choice[1]}: must be one of {allowed}, got {choice[2]}")
+        if message.startswith("argument "):
+            raise UserError(message.removeprefix("argument "))
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def add_settings(parser: argparse._ActionsContainer, cls: type, *names: str) -> None:
+    """Add an option for each named field of a settings dataclass."""
+    hints, texts = typing.get_type_hints(cls), explanations(cls)
+    for name in names:
+        item, flag = cls.__dataclass_fields__[name], flag_of(name)
+        options = _options(hints[name])
+        if "type" in options:
+            options["metavar"] = _metavar(options["type"], name)
+        text = _help(texts[name], default_of(item))
+        parser.add_argument(flag, dest=name, help=text.replace("%", "%%"), **options)
+
+
+def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The named arguments that the user has given."""
+    return {name: getattr(args, name) for name in names if name in args}
+
+
+def flag_of(name: str) -> str:
+    """The option that fills an argument of this name."""
+    singular = {"methods": "method", "tasks": "task", "temperatures": "temperature", "start": "from"}
+    return f"--{singular.get(name, name).replace('_', '-')}"
+
+
+def require(args: argparse.Namespace, *names: str) -> None:
+    """Raises:
+    UserError: one of the named options was not given.
+    """
+    if missing := [flag_of(name) for name in names if name not in args]:
+        remedy = f"see drafttrain {args.command} --help"
+        raise UserError(f"the following arguments are required: {', '.join(missing)}; {remedy}")
+
+
+def refuse(args: argparse.Namespace, where: str, *names: str) -> None:
+    """Raises:
+    UserError: one of the named options was given, which `where` does not know.
+    """
+    for name, value in given(args, *names).items():
+        remedy = f"see drafttrain {args.command} --help"
+        raise UserError(f"{flag_of(name)}: must be left out {where}, got {value}; {remedy}")
+
+
+def explanations(cls: type) -> dict[str, str]:
+    """What the docstring of a dataclass says of each field, on one line."""
+    params = parse_from_object(cls).params
+    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
+
+
+def default_of(item: dataclasses.Field) -> Any:
+    """The value of a field that is not given; MISSING where it must be."""
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default
+
+
+def whole(text: str) -> int:
+    """Read a whole number from 0 up."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1 up."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text}")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """Read a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text}") from None
+
+
+def _options(hint: Any) -> dict[str, Any]:
+    """The keywords of `add_argument` for a field's type."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    if hint is bool:
+        return {"action": "store_true"}
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint)}
+    if typing.get_origin(hint) in (list, tuple, Sequence):
+        return {**_options(typing.get_args(hint)[0]), "nargs": "+", "action": "extend"}
+    return {"type": {int: whole, float: number}.get(hint, str)}
+
+
+def _metavar(kind: Any, name: str) -> str:
+    if kind is whole:
+        return "N"
+    return "X" if kind is number else name.upper()
+
+
+def _help(text: str, default: Any) -> str:
+    """The explanation of a field with its default: "limit. None: all." becomes "limit (default: all)"."""
+    if match := NONE_MEANS.match(text):
+        text, default = match[1], match[2].rstrip(".") if default is None else default
+    values = default if isinstance(default, list | tuple) else [default]
+    shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    text = text.rstrip(".")
+    hidden = default is None or default is False or default is dataclasses.MISSING or default == []
+    return text if hidden else f"{text} (default: {shown})"

@@ -1,0 +1,54 @@
+"""What the trees of a recipe ask of its other sections.
+
+Policies import torch, which takes seconds; so a recipe's trees are read last, when it has no other mistake.
+"""
+
+from typing import TYPE_CHECKING
+
+from drafttrain.trees.costs import EXAMPLE_COSTS
+from drafttrain.trees.parse import parse_policy, takes_classifier, uses_calibration
+from drafttrain.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from drafttrain.run.recipe import Recipe
+
+
+def check_trees(recipe: "Recipe") -> None:
+    """Validate `evaluate.trees`.
+
+    Raises:
+        UserError: there is no such tree, or the recipe does not make what it needs.
+    """
+    recipe.evaluate.check_trees()
+    if "heads" in recipe.drafter.settings:
+        _check_medusa(recipe)
+    for needs, is_made, remedy in (
+        (needs_calibration, recipe.calibrate.is_asked, "calibrate.prompts or calibrate.quick"),
+        (takes_classifier, recipe.classifier.prompts is not None, "classifier.prompts"),
+    ):
+        trees = [tree for tree in recipe.evaluate.trees if needs(tree)]
+        if trees and not is_made:
+            raise UserError(f"evaluate.trees: must come with {remedy} for {trees[0]}, got none")
+
+
+def needs_calibration(tree: str) -> bool:
+    """Return whether a tree cannot be grown without a calibration: C2T can, and a tree with all settings."""
+    return not takes_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
+
+
+def _check_medusa(recipe: "Recipe") -> None:
+    """Refuse trees that go by the cost of depth, or are deeper than MEDUSA has heads."""
+    if trees := [tree for tree in recipe.evaluate.trees if needs_calibration(tree)]:
+        raise UserError(
+            f"evaluate.trees: must not depend on costs for medusa, got {trees[0]}; its heads cost the same "
+            "at any depth"
+        )
+    if recipe.training.init_from or not recipe.evaluate.prompts:  # as many heads as that drafter has
+        return
+    heads = recipe.drafter.heads
+    for tree in recipe.evaluate.trees:
+        # a classifier is not there yet
+        if not takes_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
+            raise UserError(
+                f"evaluate.trees: must be at most drafter.heads {heads} tokens deep, got {tree} with {depth}"
+            )

@@ -1,0 +1,20 @@
+"""What is known of a node when it is drafted, for policies and classifiers that judge by it."""
+
+from collections.abc import Sequence
+
+from drafttrain.utils.errors import UserError
+
+# By the names of the C2T paper where it has one: joint probability of the path (P), entropy of the
+# distribution that the node comes from, in nats over the top 1000 (H), depth, 1 for the root's children (d);
+# the node's own probability given its parent (p), its place among its siblings from 0 (rank).
+FEATURES = ("P", "H", "d", "p", "rank")
+
+
+def check_features(features: Sequence[str]) -> None:
+    """Raises:
+    UserError: none, one that does not exist, or one twice.
+    """
+    if not features or len(set(features)) < len(features) or not set(features) <= set(FEATURES):
+        raise UserError(
+            f"features: must be some of {','.join(FEATURES)}, each once, got {','.join(map(str, features))}"
+        )
