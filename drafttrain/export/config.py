@@ -1,6 +1,7 @@
 """Settings of the export stage."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -17,6 +18,7 @@ class ExportConfig:
         command: the command that made it, for the card.
         hardware: what it was trained on, for the card. null: the machine that training recorded.
         notes: what else the card tells, one line each, such as how an n-gram cache was made.
+        dtype: of the bundle's weights. "auto": "float32" where target.dtype is that, else "bfloat16".
         ngrams: folder of an n-gram cache that the bundle takes along. null: none.
     """
 
@@ -29,4 +31,5 @@ class ExportConfig:
     command: str | None = None
     hardware: str | None = None
     notes: list[str] | None = None
+    dtype: Literal["auto", "bfloat16", "float32"] = field(default="auto", metadata={"settled": True})
     ngrams: str | None = None
