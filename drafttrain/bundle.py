@@ -17,7 +17,7 @@ from drafttrain.calibration.calibration import Calibration
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.config import read_config
+from drafttrain.drafters.config import drafter_folder, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.self_draft.hybrid import HybridProposer
@@ -162,7 +162,7 @@ def find_bundle(path: str | os.PathLike) -> Path:
     Raises:
         UserError: there is none.
     """
-    folder = Path(path)
+    folder = drafter_folder(path)
     if folder.is_dir():
         if not (folder / "config.json").exists():
             if (folder / "drafter" / "config.json").exists():  # the training stage's folder

@@ -231,6 +231,14 @@ def test_an_untrained_folder_is_refused(missing, trained_folder, tmp_path):
     assert not (tmp_path / "bundle").exists()
 
 
+def test_the_folder_of_the_stage_train_is_taken_for_the_drafter_in_it(trained_folder, tmp_path):
+    """Which is one deeper, beside its log and checkpoints."""
+    assert (
+        find_bundle(trained_folder) == find_bundle(trained_folder / "drafter") == trained_folder / "drafter"
+    )
+    assert find_bundle(trained_folder).joinpath("config.json").exists()
+
+
 def test_what_is_no_bundle_is_refused(target_folder, tmp_path):
     with pytest.raises(UserError, match="no config.json there"):
         find_bundle(tmp_path)

@@ -118,6 +118,13 @@ class DrafterConfig:
             )
 
 
+def drafter_folder(path: str | os.PathLike) -> Path:
+    """The folder with a drafter's files: the given one, or the drafter in the folder of the stage train."""
+    inner = Path(path) / "drafter"
+    is_stage = not (Path(path) / "config.json").exists() and (inner / "config.json").exists()
+    return inner if is_stage else Path(path)
+
+
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:
     """Return the `config.json` of a drafter's folder.
 

@@ -1,6 +1,7 @@
 """Settings of the export stage."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -18,6 +19,7 @@ class ExportConfig:
         command: the command that trained the drafter. null: the one that training recorded.
         hardware: what it was trained on. null: the machine that training recorded.
         notes: further lines for the card, such as how an n-gram cache was made.
+        dtype: of the bundle's weights. "auto": "float32" where target.dtype is that, else "bfloat16".
         ngrams: folder of an n-gram cache to put into the bundle. null: none.
     """
 
@@ -30,4 +32,5 @@ class ExportConfig:
     command: str | None = None
     hardware: str | None = None
     notes: list[str] | None = None
+    dtype: Literal["auto", "bfloat16", "float32"] = field(default="auto", metadata={"settled": True})
     ngrams: str | None = None

@@ -23,6 +23,7 @@ from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.settings import SETTINGS as SELF_DRAFT
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import new_folder, require_free_disk
+from drafttrain.utils.machine import dtype_name
 
 
 def bundled_files(config: ExportConfig) -> list[str]:
@@ -41,7 +42,7 @@ def export(
     calibration: str | os.PathLike | None = None,
     classifier: str | os.PathLike | None = None,
 ) -> Path:
-    """Write the bundle: bf16 weights without copies of the target's, config, training log, results, card.
+    """Write the bundle: weights without copies of the target's, config, training log, results, card.
 
     Prints which settings are still missing for publishing it.
 
@@ -65,10 +66,11 @@ def export(
     require_free_disk(out, sum(tensor.nbytes for tensor in tensors.values()), "the bundle")
     files = _results(drafter, evaluation, calibration, classifier) + bundled_files(config)
     with new_folder(out) as folder:
-        narrow = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in tensors.items()}
-        save_file(narrow, folder / WEIGHTS, metadata={"format": "pt"})
+        dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+        tensors = {k: v.to(dtype) if v.is_floating_point() else v for k, v in tensors.items()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
-        settings["dtype"] = "bfloat16"
+        settings["dtype"] = dtype_name(dtype)
         (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for file in files:
             shutil.copyfile(file, folder / Path(file).name)

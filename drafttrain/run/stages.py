@@ -90,6 +90,24 @@ def _settle_evaluation(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
     return settled
 
 
+def _follow_float32(section: Any, recipe: Recipe) -> Any:
+    """A section with its `dtype: auto` settled: float32 where target.dtype is, as bf16 files would round."""
+    dtype = "float32" if recipe.target.dtype == "float32" else "bfloat16"
+    return dataclasses.replace(section, dtype=dtype) if section.dtype == "auto" else section
+
+
+def _settle_collection(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    settled = _settle_products(recipe, begun)
+    settled.hidden_states = _follow_float32(recipe.hidden_states, recipe)
+    return settled
+
+
+def _settle_export(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    settled = copy.copy(recipe)
+    settled.export = _follow_float32(recipe.export, recipe)
+    return settled
+
+
 def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
     """A server has a dtype of its own."""
     return recipe if recipe.regenerate.server else _settle_products(recipe, begun)
@@ -101,8 +119,7 @@ def _settle_training(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
     if bf16 == "auto":
         bf16 = begun.get("training", {}).get("bf16", "auto")
     if bf16 == "auto":
-        fastest = choose_dtype(target_model(recipe), "auto", recipe.target.device)
-        bf16 = dtype_name(fastest) == "bfloat16"
+        bf16 = settled.target.dtype != "float32"
     settled.training = dataclasses.replace(recipe.training, bf16=bf16)
     return settled
 
@@ -322,7 +339,7 @@ STAGES = [
             "hidden_states": recipe.hidden_states,
             "drafter": {"tapped_blocks": estimates.stored_blocks(recipe)},
         },
-        settle=_settle_products,
+        settle=_settle_collection,
         needs=lambda recipe: ["fetch-target", "corpus"],
         enabled=_is_offline,
         resumes=True,
@@ -407,6 +424,7 @@ STAGES = [
         folder="bundle",
         run=_export,
         section=lambda recipe: {"export": recipe.export},
+        settle=_settle_export,
         files=lambda recipe: bundled_files(recipe.export),
         needs=lambda recipe: [
             "fetch-target",

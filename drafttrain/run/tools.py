@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from drafttrain.run.commands import TARGET, add_plan, importing, recipe_alone, run_stage
+from drafttrain.run.commands import TARGET, add_dtype, add_plan, importing, recipe_alone, run_stage
 from drafttrain.run.options import add_settings, given, positive, refuse, require, whole
 from drafttrain.utils.errors import UserError
 
@@ -418,9 +418,7 @@ def push(args: argparse.Namespace) -> None:
 def _add_target(parser) -> None:
     """Add --target and --dtype."""
     parser.add_argument("--target", metavar="NAME", help="target model (default: the one the bundle names)")
-    text = "auto (the fastest here), bfloat16, float32, float16"
-    choices = ["auto", "bfloat16", "float32", "float16"]  # float16 for the GPU; a CPU refuses it
-    parser.add_argument("--dtype", choices=choices, metavar="DTYPE", help=text)
+    add_dtype(parser)
 
 
 def _add_prompts(parser) -> None:

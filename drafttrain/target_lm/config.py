@@ -20,6 +20,7 @@ class CollectConfig:
         max_skipped: share of documents without usable states (NaN) above which collection stops.
         tapped_blocks: blocks whose outputs are stored, for drafters of several kinds. null: what the drafter
             reads. Final states are stored anyway.
+        dtype: of the stored states. "auto": "float32" where target.dtype is that, else "bfloat16".
     """
 
     mode: Literal["online", "offline"] = "online"
@@ -28,6 +29,7 @@ class CollectConfig:
     shard_tokens: int = 65536
     max_skipped: float = 0.01
     tapped_blocks: list[int] | None = None
+    dtype: Literal["auto", "bfloat16", "float32"] = field(default="auto", metadata={"settled": True})
 
     def check(self) -> None:
         """Raises:
@@ -40,7 +42,15 @@ class CollectConfig:
             raise UserError(f"hidden_states.max_skipped is {self.max_skipped}: it must lie within 0 and 1")
 
 
-def stored_bytes(n_tokens: int, n_documents: int, n_shards: int, hidden_size: int, n_tapped: int) -> int:
+def stored_bytes(
+    n_tokens: int,
+    n_documents: int,
+    n_shards: int,
+    hidden_size: int,
+    n_tapped: int,
+    dtype: str = "bfloat16",
+) -> int:
     """Bytes of a store, but for the manifest and the headers of the shards (about 400 bytes each)."""
-    per_token = 4 + 2 * hidden_size * (n_tapped + 1)  # an int32 and n_tapped + 1 bf16 states
+    per_number = 4 if dtype == "float32" else 2
+    per_token = 4 + per_number * hidden_size * (n_tapped + 1)  # an int32 and n_tapped + 1 states
     return n_tokens * per_token + 8 * (n_documents + n_shards)

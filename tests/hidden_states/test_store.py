@@ -122,6 +122,26 @@ def test_bytes_are_as_estimated(folder):
     assert headers < 3 * 512
 
 
+def test_states_may_be_stored_in_fp32(folder, tmp_path):
+    """Bit for bit; a store in bf16 keeps the key that it had before there was a choice."""
+    written = [dataclasses.replace(one, tapped=one.tapped.float() * 1.001) for one in documents()]
+    place, bounds = tmp_path / "wide", [0, len(written)]
+    place.mkdir()
+    args = ("t", INFO, corpus_fingerprint(SPLIT), "float32", len(LENGTHS), sum(LENGTHS), bounds)
+    manifest, narrow = Manifest(*args, stored="float32"), Manifest(*args)
+    assert manifest.key != narrow.key == Manifest(*args, stored="bfloat16").key
+    written = [dataclasses.replace(one, final=one.final.float() * 1.001) for one in written]
+    write_shard(place, 0, manifest, written, ["one"])
+    manifest.complete, manifest.skipped = True, ["one"]
+    manifest.write(place)
+    store = HiddenStateStore.open(place, INFO, SPLIT)
+    assert all(same(read, one) for read, one in zip(store, written, strict=True))
+    (path,) = place.glob("shard-*")
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    expected = stored_bytes(sum(LENGTHS), len(LENGTHS), 1, HIDDEN, TAPPED, "float32")
+    assert path.stat().st_size == header + expected
+
+
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 60))
 def test_plan_is_greedy_and_covers_all(lengths, budget):
     bounds = plan_shards(lengths, budget)

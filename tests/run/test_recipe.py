@@ -274,6 +274,16 @@ def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
     assert "old: holds a llama model" in error_of(path, *words[:2])
 
 
+def test_a_drafter_to_start_from_may_be_named_by_its_stage(write):
+    Path("run/drafter/drafter").mkdir(parents=True)
+    config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}}
+    Path("run/drafter/drafter/config.json").write_text(json.dumps(config), encoding="utf-8")
+    for name in ("run/drafter", "run/drafter/drafter"):
+        found = load_recipe(write(MINIMAL), ["--training.init_from", name]).training.init_from
+        assert found == "run/drafter/drafter"
+    assert load_recipe(write(MINIMAL), ["--training.init_from", "run//x"]).training.init_from == "run//x"
+
+
 def test_a_drafter_to_start_from_has_the_shape_asked_for(write):
     """The old drafter decides what the section drafter leaves out."""
     path = write(MINIMAL)

@@ -140,6 +140,24 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
     assert "corpus: this recipe does not ask for it" in capsys.readouterr().err
 
 
+def test_one_dtype_for_all_of_a_run(folder, capsys):
+    """target.dtype: float32 is that of training, stored states and the bundle, too; without it computing
+    goes by what is fastest, and files are bf16."""
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--classifier.prompts", "null", *OFF]
+    words += ["--evaluate.prompts", "[]"]
+    for given, used in (("float32", "float32"), ("bfloat16", "bfloat16"), ("auto", "bfloat16")):
+        out = Path(f"runs/{given}")
+        asked = [*words, "--target.dtype", given, "--output", str(out)]
+        assert cli.main(asked) == 0
+        assert load_file(out / "bundle/model.safetensors")["norm.weight"].dtype == getattr(torch, used)
+        assert json.loads((out / "bundle/config.json").read_text())["dtype"] == used
+        assert json.loads((out / "hidden_states/train/manifest.json").read_text())["stored"] == used
+        made = json.loads((out / "drafter/stage.json").read_text())["made_from"]["section"]
+        assert made["training"]["bf16"] == (used == "bfloat16")
+        capsys.readouterr()
+        assert cli.main(asked) == 0 and ran(capsys.readouterr().out) == []
+
+
 def test_tracking_makes_nothing_outdated_and_a_stage_can_be_repeated(folder, capsys):
     words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train", "--hidden_states.mode", "online"]
     assert cli.main(words) == 0
@@ -223,7 +241,7 @@ def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
     assert cli.main(["run", small_recipe, *words]) == 0
     run = Path("runs/small")
     before, after = load_file("small/model.safetensors"), load_file(run / "bundle/model.safetensors")
-    changed = {name for name in before if not torch.equal(before[name].bfloat16(), after[f"lm.{name}"])}
+    changed = {name for name in before if not torch.equal(before[name], after[f"lm.{name}"])}
     assert after.keys() == {"draft_to_target", *(f"lm.{name}" for name in before)}
     if rank is None:
         assert {"lm_head.weight", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= changed
