@@ -446,9 +446,7 @@ def test_nan_is_an_error(run_training, target_folder, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (target_folder / name).exists():
             shutil.copy(target_folder / name, broken)
-    with pytest.raises(
-        UserError, match="finite states, got NaN or infinity for all tokens of 3 batches"
-    ):
+    with pytest.raises(UserError, match="finite states, got NaN or infinity for all tokens of 3 batches"):
         run_training(target=broken)
     assert not (tmp_path / "run" / "drafter").exists()
 
