@@ -363,7 +363,7 @@ def test_a_short_target_or_none_at_all(loaded, monkeypatch):
     found = quick_calibration(*made)
     assert [curve.context for curve in found.target] == [36]
     monkeypatch.setattr(loaded.target.config, "max_position_embeddings", 40)
-    with pytest.raises(UserError, match="has 40 positions, too few to calibrate"):
+    with pytest.raises(UserError, match="must have more than 64 positions to be timed, got 40"):
         quick_calibration(*made)
 
 

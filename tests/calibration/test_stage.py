@@ -163,10 +163,10 @@ def test_a_damaged_calibration_can_be_replaced(tiny_bundle, questions, tmp_path)
     "changes, message",
     [
         ({"prompts": None}, "calibrate.prompts is missing"),
-        ({"rounds": 0}, "calibrate.rounds is 0"),
-        ({"max_new_tokens": 1}, "calibrate.max_new_tokens is 1"),
-        ({"prompts": PromptSet("a", "b", limit=1)}, "limit 1 is too few"),
-        ({"prompts": PromptSet("a", "b", turns=2)}, "turns must be 1"),
+        ({"rounds": 0}, "calibrate.rounds: must be >= 1, got 0"),
+        ({"max_new_tokens": 1}, "calibrate.max_new_tokens: must be >= 2, got 1"),
+        ({"prompts": PromptSet("a", "b", limit=1)}, "calibrate.prompts.limit: must be >= 2, got 1"),
+        ({"prompts": PromptSet("a", "b", turns=2)}, "calibrate.prompts.turns: must be 1, .* got 2"),
         ({"prompts": PromptSet("a", "nowhere.jsonl")}, "nowhere.jsonl: no such file"),
     ],
 )
