@@ -1,7 +1,8 @@
 """Draws from the target's distribution: temperature, top-k, top-p, and reproducible uniform numbers.
 
-A number belongs to a seed and a position of the output, whatever else is decoded beside it and however many
-tokens a forward brings. So the same seed gives the same text with drafts and without, alone and in a batch.
+A number belongs to a seed and a position of the output; neither the rest of a batch nor the number of tokens
+per forward changes it. So the same seed gives the same text with drafts and without, alone and in a batch, in
+decoding and in regeneration.
 """
 
 from collections.abc import Sequence
@@ -35,21 +36,21 @@ class SamplingParams:
         for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", (int,))):
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UserError(
-                    f"{name}: must be a {'whole ' if kinds == (int,) else ''}number, got {value!r}"
-                )
+                kind = "whole number" if kinds == (int,) else "number"
+                raise UserError(f"{name}: must be a {kind}, got {value!r}")
         if self.top_k is not None and (not isinstance(self.top_k, int) or isinstance(self.top_k, bool)):
             raise UserError(f"top_k: must be a whole number or None, got {self.top_k!r}")
         if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}: it must be a number from 0 on")
+            raise UserError(f"temperature: must be >= 0 and finite, got {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}: it must lie above 0 and be at most 1")
+            raise UserError(f"top_p: must be > 0 and <= 1, got {self.top_p}")
         if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: at least 1 token must be left")
+            raise UserError(f"top_k: must be >= 1 or None, got {self.top_k}")
 
 
 def uniform(seed: int, position: int, number: int = 0) -> float:
-    """A number in [0, 1) of a seed and a position of the output (SplitMix64, Steele et al. 2014).
+    """Return a number in [0, 1) that a seed and a position of the output determine (SplitMix64, Steele et al.
+    2014).
 
     Args:
         number: which of those that belong to the position; 0 draws its token.
@@ -68,7 +69,8 @@ def pick_tokens(
     uniform: torch.Tensor,
     top_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Greedy choice, or a draw from the nucleus by inverting its cumulative distribution.
+    """Choose each row's most probable token, or draw one from its nucleus by inverting the cumulative
+    distribution. A row with NaN or an infinite maximum gets the token of that.
 
     Args:
         logits: [B, V].
@@ -78,8 +80,8 @@ def pick_tokens(
     Returns:
         token ids [B]
     """
-    tokens = logits.max(-1).indices  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
-    sampled = temperature > 0  # [B]
+    best, tokens = logits.max(-1)  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
+    sampled = (temperature > 0) & best.isfinite()  # [B]
     if not sampled.any():
         return tokens
     probs = torch.softmax(logits[sampled].float() / temperature[sampled, None], dim=-1)  # [S, V]
@@ -126,7 +128,7 @@ def _invert(
 
 
 def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
+    """Return the distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
     logits = logits.double()
     if params.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
@@ -138,7 +140,7 @@ def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def draw(probs: torch.Tensor, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the cumulative distribution [V]."""
+    """Return the token at `uniform` in [0, 1) of the cumulative distribution [V]."""
     cumulative = probs.cumsum(-1)
     index = int((cumulative <= uniform * cumulative[-1]).sum())
     return min(index, int(probs.nonzero()[-1]))  # rounding may leave the last token's share open
@@ -151,7 +153,7 @@ class Sampler:
         self.params = list(params)
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, n] from logits [B, n, V], for these positions of the outputs, int64 [B, n]."""
+        """Return tokens [B, n] from logits [B, n, V], for these positions of the outputs, int64 [B, n]."""
         batch, n, vocabulary = logits.shape
         numbers = [
             [uniform(params.seed, position) for position in row]

@@ -231,7 +231,7 @@ def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
         ({"tasks": [TaskSpec("a", "x"), TaskSpec("a", "y")]}, "task a is named twice"),
         ({"methods": [MethodSpec("lookahead")] * 2}, "method lookahead is named twice"),
         ({"temperatures": [1.0, 1.0]}, "each temperature once"),
-        ({"temperatures": [-1.0]}, "temperature is -1"),
+        ({"temperatures": [-1.0]}, "temperature: must be >= 0 and finite, got -1"),
         ({"tasks": [TaskSpec("a", "nowhere.jsonl")]}, "nowhere.jsonl: no such file"),
     ],
 )
