@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.conversation import Message
 from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
-from drafttrain.inference.decode import decode
+from drafttrain.inference.decode import Row, decode
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
@@ -285,36 +285,24 @@ class SpeculativeDecoder:
             raise UserError(f"max_new_tokens: must be a whole number >= 1, got {max_new_tokens!r}")
         texts = [(TextStream(self.target.tokenizer), StopStrings(strings)) for _ in ids]
         rule = AcceptMatching([sampling] * len(ids)) if sampling.temperature else accept_greedy
-        running = set(range(len(ids)))
         for step in decode(self.target, proposer, ids, max_new_tokens, accept=rule, stats=stats):
-            for number in sorted(running):
-                tokens, reason = step.tokens[number], step.finish_reason[number]
-                if tokens or reason:
-                    piece = _piece(number, tokens, step.drafted[number], reason, *texts[number])
-                    running -= {number} if piece.finish_reason else set()
-                    yield piece
-            if not running:  # with stop strings the loop does not know
-                return
+            for row in step.rows:
+                piece = _piece(row, *texts[row.number])
+                row.finish_reason = piece.finish_reason  # a stop string ends it as well
+                yield piece
 
 
-def _piece(
-    number: int,
-    tokens: list[int],
-    drafted: int,
-    reason: str | None,
-    text: "TextStream",
-    stops: "StopStrings",
-) -> Piece:
-    """Return the output of a step for a prompt, up to a stop string."""
-    new_text = ""
-    for i, token in enumerate(tokens, 1):
+def _piece(row: Row, text: "TextStream", stops: "StopStrings") -> Piece:
+    """Return what a step emitted for a prompt, up to a stop string."""
+    new_text, reason = "", row.finish_reason
+    for i, token in enumerate(row.tokens, 1):
         new_text += stops.push(text.push([token]))
         if stops.found:
-            return Piece(new_text, tokens[:i], min(i, drafted), "stop", number)
+            return Piece(new_text, row.tokens[:i], min(i, row.drafted), "stop", row.number)
     if reason:
         new_text += stops.push(text.flush())
         new_text, reason = (new_text, "stop") if stops.found else (new_text + stops.flush(), reason)
-    return Piece(new_text, tokens, drafted, reason, number)
+    return Piece(new_text, row.tokens, row.drafted, reason, row.number)
 
 
 def _is_batch(prompt: Prompt | Sequence[Prompt]) -> bool:

@@ -132,7 +132,7 @@ def test_without_a_tokenizer_token_ids_still_work(tiny_llama):
 
 def test_empty_prompt(tiny_llama):
     decoder = SpeculativeDecoder(FrozenTarget(*tiny_llama, "llama"), NoProposer())
-    with pytest.raises(UserError, match="prompt 0 has no tokens"):
+    with pytest.raises(UserError, match="prompt 0: must have at least one token, got none"):
         decoder.generate([])
     for empty in ("", ["The sun", ""]):
         with pytest.raises(UserError, match="prompt: must not be empty"):
@@ -156,6 +156,8 @@ def test_a_list_of_prompts_gives_what_each_gives_alone(tiny_llama, draws):
                 other.token_ids,
                 other.finish_reason,
             )
+        # nothing is decoded after a stop string, while the others go on
+        assert together[0].stats.new_tokens == sum(len(one.token_ids) for one in alone)
         texts = [""] * len(prompts)
         for piece in decoder.stream(prompts, 12, stop=stops, **draws):
             texts[piece.prompt] += piece.text

@@ -13,6 +13,7 @@ import torch
 
 from drafttrain.calibration.calibration import Curve
 from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
@@ -136,8 +137,7 @@ class _Clock:
         ids = torch.randint(target.vocab_size, (1, context), generator=generator).to(target.device)
         self.cache = target.new_cache(1, context + max(VERIFIED))
         order = torch.arange(context, device=target.device)  # [c]
-        causal = torch.ones(context, context, dtype=torch.bool, device=target.device).tril()  # [c, c]
-        states = target.forward(self.cache, ids, order, causal)
+        states = target.forward(self.cache, ids, order, causal(context, target.device))
         count = torch.tensor([context], device=target.device)
         self.cache.commit(order[None], count)
         self.root = ids[:, -1]  # [1]

@@ -18,9 +18,10 @@ from drafttrain.drafters.model_config import TOKENIZER_PROBE, DraftModelConfig, 
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import make_native
 from drafttrain.target_lm import attention
-from drafttrain.target_lm.cache import TreeCache, attention_mask
+from drafttrain.target_lm.cache import TreeCache
 from drafttrain.target_lm.cpu_linear import pack_linears
 from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.masks import allowed_slots, attention_mask, causal
 from drafttrain.target_lm.model import FrozenTarget, run_packed
 from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.trees.tree import TokenTree
@@ -176,8 +177,9 @@ class CausalLmModel(DraftModel):
         state.cache.select_rows(rows)
         return state
 
-    def replace_rows(self, state: CausalLmState, rows: torch.Tensor, other: CausalLmState) -> None:
-        state.cache.replace_rows(rows, other.cache)
+    def append_rows(self, state: CausalLmState, other: CausalLmState) -> CausalLmState:
+        state.cache.append_rows(other.cache)
+        return state
 
     @torch.no_grad()
     def update(
@@ -188,8 +190,7 @@ class CausalLmModel(DraftModel):
         order = torch.arange(n, device=tokens.device)  # [n]
         cache.reserve(n)
         slots, _ = cache.open(n)  # [B, n]
-        causal = (order <= order[:, None]).expand(batch, n, n)
-        self._run(state, tokens, slots, slots, causal)
+        self._run(state, tokens, slots, slots, causal(n, tokens.device))
         cache.commit(order.expand(batch, n), counts)
 
     @torch.no_grad()
@@ -215,21 +216,16 @@ class CausalLmModel(DraftModel):
         ancestors: torch.Tensor,
     ) -> torch.Tensor:
         """Return the head's inputs [B, n, H] for tokens [B, n] at positions and slots [B, n]. Each sees the
-        verified slots and, after them, those of `ancestors`, bool [B, n, w]."""
+        verified slots and, after them, those of `ancestors`, bool [B, n, w] or [n, w]."""
         config, cache, view = self.lm.config.get_text_config(), state.cache, state.cache.view
-        starts = cache.lengths[:, None]  # [B, 1]
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             x = self.lm.get_input_embeddings().weight[tokens].float()  # [B, n, H]
             return self.native(x, cache.kv, cache.lengths, positions, slots, ancestors, view)[1]
-        every = torch.arange(view, device=tokens.device)  # [view]
-        seen = (every < starts)[:, None].expand(-1, tokens.shape[1], -1).clone()  # [B, n, view]
-        after = starts + torch.arange(ancestors.shape[2], device=tokens.device)  # [B, w]
-        seen.scatter_(2, after[:, None].expand_as(ancestors), ancestors)
+        allowed = allowed_slots(cache.lengths, ancestors, view)  # [B, n, view]
         # a window counts positions; those of verified tokens are their slots, and a tree is far from its edge
-        mask = attention_mask(
-            seen, every.expand(len(tokens), view), positions, config, self._head.weight.dtype
-        )
+        kv_positions = torch.arange(view, device=tokens.device).expand(len(tokens), view)  # [B, view]
+        mask = attention_mask(allowed, kv_positions, positions, config, self._head.weight.dtype)
         return self.lm.base_model(
             input_ids=tokens,
             attention_mask=mask,

@@ -49,10 +49,11 @@ class EagleState(KvCache):
         if self.last is not None:
             self.last, self.nodes = self.last[rows], self.nodes[rows]
 
-    def replace_rows(self, rows: torch.Tensor, other: "EagleState") -> None:
-        super().replace_rows(rows, other)
+    def append_rows(self, other: "EagleState") -> None:
+        super().append_rows(other)
         if self.last is not None:
-            self.last[rows] = other.last
+            self.last = torch.cat([self.last, other.last])
+            self.nodes = F.pad(self.nodes, (0, 0, 0, 0, 0, len(other.last)))
 
 
 class EagleModel(LayeredDrafter):

@@ -39,10 +39,9 @@ class EddState(KvCache):
         super().select_rows(rows)
         self.last = None if self.last is None else self.last[rows]
 
-    def replace_rows(self, rows: torch.Tensor, other: "EddState") -> None:
-        super().replace_rows(rows, other)
-        if self.last is not None:
-            self.last[rows] = other.last
+    def append_rows(self, other: "EddState") -> None:
+        super().append_rows(other)
+        self.last = None if self.last is None else torch.cat([self.last, other.last])
 
 
 class EddModel(LayeredDrafter):

@@ -19,6 +19,7 @@ from drafttrain.kernels.blocks import BlockParts, NativeBlocks
 from drafttrain.kernels.linear import NativeLinear
 from drafttrain.target_lm.attention import grouped_attention
 from drafttrain.target_lm.cache import KvCache
+from drafttrain.target_lm.masks import allowed_slots
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
@@ -272,8 +273,9 @@ class LayeredDrafter(DraftModel):
         state.select_rows(rows)
         return state
 
-    def replace_rows(self, state: KvCache, rows: torch.Tensor, other: KvCache) -> None:
-        state.replace_rows(rows, other)
+    def append_rows(self, state: KvCache, other: KvCache) -> KvCache:
+        state.append_rows(other)
+        return state
 
     def read(self, state: KvCache, x: torch.Tensor, counts: torch.Tensor) -> None:
         """Append every layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
@@ -288,19 +290,6 @@ class LayeredDrafter(DraftModel):
         for i, layer in enumerate(self.layers):
             state.write(i, slots, *layer.keys_values(layer.input_layernorm(x), cos, sin))
         state.lengths = state.lengths + counts
-
-    @staticmethod
-    def _seen(state: KvCache, tree: TokenTree, frontier: torch.Tensor, view: int) -> torch.Tensor:
-        """Return which slots in view the frontier's nodes attend to, bool [B, f, view]."""
-        n = tree.width
-        ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
-        if len(frontier) == 1:  # the block ends where the view does
-            return F.pad(ancestors, (view - n, 0), value=True)
-        slots = torch.arange(view, device=frontier.device)  # [view]
-        seen = slots < state.lengths[:, None]  # [B, view]
-        seen = seen[:, None].expand(-1, frontier.shape[1], -1).clone()  # [B, f, view]
-        block = state.lengths[:, None] + slots[:n]  # [B, n]
-        return seen.scatter_(2, block[:, None].expand_as(ancestors), ancestors)
 
     def draft_inputs(
         self, state: Any, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
@@ -334,19 +323,19 @@ class LayeredDrafter(DraftModel):
         positions = starts + tree.depths.gather(1, frontier)  # [B, f]
         tokens = tree.tokens.gather(1, frontier)  # [B, f]
         x = self.draft_inputs(state, tree, frontier, tokens)  # [B, f, H]
+        ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, tree.width))  # [B, f, n]
         if self.native is not None:
-            seen = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, tree.width))  # [B, f, n]
-            _, x = self.native(x.float(), state.kv, state.lengths, positions, slots, seen, view)
+            _, x = self.native(x.float(), state.kv, state.lengths, positions, slots, ancestors, view)
             self.keep_outputs(state, frontier, x)
             return x
         cos, sin = self.rope(positions, view)
-        seen = self._seen(state, tree, frontier, view)[:, None]  # [B, 1, f, view]
+        allowed = allowed_slots(state.lengths, ancestors, view)[:, None]  # [B, 1, f, view]
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
             state.write(i, slots, *layer.keys_values(normed, cos, sin))
             k, v = state.kv[i, 0, :, :, :view], state.kv[i, 1, :, :, :view]
             q = layer.queries(normed, cos, sin)
-            attended = grouped_attention(q, k, v, seen)  # [B, f, heads, dim]
+            attended = grouped_attention(q, k, v, allowed)  # [B, f, heads, dim]
             x = layer.finish(x, attended.flatten(2))
         x = self.norm(x)
         self.keep_outputs(state, frontier, x)

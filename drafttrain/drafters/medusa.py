@@ -98,8 +98,8 @@ class MedusaModel(DraftModel):
     def select_rows(self, state: MedusaState, rows: torch.Tensor) -> MedusaState:
         return MedusaState(state.last[rows])
 
-    def replace_rows(self, state: MedusaState, rows: torch.Tensor, other: MedusaState) -> None:
-        state.last[rows], state.log_probs = other.last, None
+    def append_rows(self, state: MedusaState, other: MedusaState) -> MedusaState:
+        return MedusaState(torch.cat([state.last, other.last]))
 
     @torch.no_grad()
     def update(

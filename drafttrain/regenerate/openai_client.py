@@ -1,8 +1,8 @@
 """Client for servers with OpenAI's completions protocol: vLLM, SGLang, llama.cpp, hosted ones.
 
-`OpenAIClient.generate` has the interface of `inference.batched.generate_batch`, with many simultaneous
-requests. A small request before the work finds out whether the server returns token ids, which the protocol
-does not require.
+`OpenAIClient.generate` takes and yields what the engine in this process does (`engines.py`), with many
+simultaneous requests. A small request before the work finds out whether the server returns token ids, which
+the protocol does not require.
 """
 
 import os
@@ -18,8 +18,7 @@ import requests
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.config import ServerConfig
-from drafttrain.inference.batched import Completion
-from drafttrain.regenerate.dialogues import ChatRequest
+from drafttrain.regenerate.dialogues import ChatRequest, Completion
 from drafttrain.utils.errors import UserError, brief
 
 CONNECT_TIMEOUT_S = 10.0
@@ -156,7 +155,7 @@ class OpenAIClient:
     def generate(
         self, requests: Iterable[ChatRequest | None], on_step: Callable[[int], None] | None = None
     ) -> Iterator[Reply]:
-        """Yield replies as they arrive; `requests` is read as by `generate_batch`.
+        """Yield replies as they arrive; `requests` is read as by `decode_requests`.
 
         Args:
             on_step: called with the number of tokens of each reply, and at least once a second.
@@ -262,15 +261,15 @@ class OpenAIClient:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_new_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
         }
         if self.config.endpoint == "completions":
             body["prompt"] = request.prompt_ids
         else:
             body["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
-        if self.config.seeds and request.temperature > 0:
-            body["seed"] = request.seed
+        if self.config.seeds and request.sampling.temperature > 0:
+            body["seed"] = request.sampling.seed
         if self.returns_ids:
             body["return_token_ids"] = True
         return body
@@ -321,7 +320,7 @@ class OpenAIClient:
 
 
 def _base_url(url: str) -> str:
-    """`http://host:8000`, `http://host:8000/v1/` and `…/v1/chat/completions` → `http://host:8000/v1`."""
+    """Return `http://host/v1` for `http://host`, `http://host/v1/` and `http://host/v1/chat/completions`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UserError(f"regenerate.server.url: must be a URL such as http://localhost:8000/v1, got {url!r}")

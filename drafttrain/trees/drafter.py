@@ -18,14 +18,15 @@ class Drafter(Protocol):
     draft_vocab_size: int
 
     def new_state(self, batch: int, max_len: int) -> Any:
-        """Return the empty state of `batch` sequences of at most `max_len` tokens, drafts included."""
+        """Return the empty state of `batch` sequences, with room for `max_len` tokens of each, drafts
+        included."""
 
     def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
         """Return the state of the sequences of these numbers, int64 [b]; one that is named twice becomes two
         independent ones, and those that are not named have ended."""
 
-    def replace_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
-        """Put the sequences of another state in the place of those of these numbers, int64 [b]."""
+    def append_rows(self, state: Any, other: Any) -> Any:
+        """Return the state of these sequences and, after them, those of another state."""
 
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         """Append what the target has verified: tokens [B, m] and their tapped states [B, m, K·H], of which

@@ -88,10 +88,10 @@ def test_rows_come_and_go(kind, anchor, make_target, make_drafter):
     for row in (0, 1):
         found = first(state, [0, 1])[row]
         torch.testing.assert_close(found, first(alone(row), [row])[0], atol=1e-5, rtol=1e-5)
-    drafter.replace_rows(state, torch.tensor([0]), alone(2))
-    for row, place in ((2, 0), (1, 1)):
-        found = first(state, [2, 1])[place]
+    state = drafter.append_rows(drafter.select_rows(state, torch.tensor([1])), alone(2))
+    for row, place in ((1, 0), (2, 1)):
+        found = first(state, [1, 2])[place]
         torch.testing.assert_close(found, first(alone(row), [row])[0], atol=1e-5, rtol=1e-5)
     turned = drafter.select_rows(state, torch.tensor([1, 0]))
-    kept = drafter.select_rows(turned, torch.tensor([0]))
+    kept = drafter.select_rows(turned, torch.tensor([1]))
     torch.testing.assert_close(first(kept, [1]), first(alone(1), [1]), atol=1e-5, rtol=1e-5)

@@ -55,8 +55,9 @@ def test_a_row_that_takes_anothers_place_forgets_it(pair):
     drafter.update(first, ids[:1], tapped[:1], torch.tensor([6]))
     drafter.expand(first, tree, root)  # keeps its predictions
     drafter.update(second, ids[1:], tapped[1:], torch.tensor([6]))
-    drafter.replace_rows(first, torch.tensor([0]), second)
-    torch.testing.assert_close(drafter.expand(first, tree, root)[0, 0], predicted(drafter, tapped[1, 5], 0))
+    both = drafter.append_rows(first, second)
+    kept = drafter.select_rows(both, torch.tensor([1]))
+    torch.testing.assert_close(drafter.expand(kept, tree, root)[0, 0], predicted(drafter, tapped[1, 5], 0))
 
 
 def test_loss_is_a_decaying_sum_over_heads(pair):
@@ -92,6 +93,6 @@ def test_loss_is_a_decaying_sum_over_heads(pair):
 
 
 def test_trees_deeper_than_its_heads_are_refused(pair):
-    with pytest.raises(UserError, match="up to 4 tokens deep and this drafter reaches 3"):
+    with pytest.raises(UserError, match="at most 3 tokens deep for this drafter, got one of up to 4"):
         TreeProposer(pair[1], ChainPolicy(4))
     TreeProposer(pair[1], ChainPolicy(3))

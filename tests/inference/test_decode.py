@@ -9,8 +9,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
-from drafttrain.inference.decode import DRAFT_SLOTS, decode, decode_all
+from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.session import DRAFT_SLOTS
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.c2t import Plain
@@ -246,7 +247,11 @@ def test_positions_are_never_exceeded(replay):
 
 
 @pytest.mark.parametrize(
-    "bad, new, message", [([[3], []], 4, "prompt 1 has no tokens"), ([[3]], 0, "max_new_tokens is 0")]
+    "bad, new, message",
+    [
+        ([[3], []], 4, "prompt 1: must have at least one token, got none"),
+        ([[3]], 0, "max_new_tokens: must be at least 1, got 0"),
+    ],
 )
 def test_bad_requests(llama, bad, new, message):
     with pytest.raises(UserError, match=message):

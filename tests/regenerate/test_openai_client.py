@@ -17,9 +17,12 @@ from rich.console import Console
 from drafttrain.data.chat import encode_conversation, encode_prompt
 from drafttrain.data.config import RegenerateConfig, ServerConfig, Source
 from drafttrain.data.readers import read_conversations
-from drafttrain.inference.batched import Request, generate_batch
+from drafttrain.inference.acceptance import AcceptMatching
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.sampling import SamplingParams
 from drafttrain.regenerate.openai_client import _base_url, _message
-from drafttrain.regenerate.stage import answer_anew
+from drafttrain.regenerate.stage import answer_conversations
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 
@@ -61,17 +64,17 @@ class StandIn(ThreadingHTTPServer):
         prompt = encode_prompt(tokenizer, body["messages"]) if is_chat else body["prompt"]
         if self.refuse and self.refuse in tokenizer.decode(prompt):
             return 400, {"error": {"message": "I will not answer that."}}
-        sampling = (body["temperature"], body["top_p"], body.get("seed", 0))
+        sampling = SamplingParams(body["temperature"], body["top_p"], seed=body.get("seed", 0))
         with self.lock:
-            request = Request("x", prompt, body["max_tokens"], *sampling)
-            (done,) = generate_batch(self.target, [request], 1, 512)
-        text = tokenizer.decode(done.token_ids, skip_special_tokens=True)
-        choice = {"index": 0, "finish_reason": done.finish_reason}
+            rule = AcceptMatching([sampling])
+            ((ids,), _) = decode_all(self.target, NoProposer(), [prompt], body["max_tokens"], accept=rule)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        choice = {"index": 0, "finish_reason": "stop" if ids[-1] in self.target.eos_token_ids else "length"}
         choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
         answer = {"object": "completion", "model": body["model"], "choices": [choice]}
         if self.returns_ids is True and body.get("return_token_ids"):
-            trimmed = self.trims_stop and done.finish_reason == "stop"
-            choice["token_ids"] = done.token_ids[:-1] if trimmed else done.token_ids
+            trimmed = self.trims_stop and choice["finish_reason"] == "stop"
+            choice["token_ids"] = ids[:-1] if trimmed else ids
             (answer if is_chat else choice)["prompt_token_ids"] = prompt
         return 200, answer
 
@@ -194,7 +197,7 @@ def config_for(source: Path, url: str | None, limits: dict | None = None, **serv
 
 def run(config: RegenerateConfig, out: Path, target: FrozenTarget, console: Console | None = None):
     local = target if config.server is None else None
-    return answer_anew(config, out, local, target.tokenizer, console=console or Console(quiet=True))
+    return answer_conversations(config, out, local, target.tokenizer, console=console or Console(quiet=True))
 
 
 def rows_of(out: Path, name: str = "responses.jsonl") -> list[dict]:
