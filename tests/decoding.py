@@ -86,10 +86,8 @@ class ReplayDrafter(Drafter):
         kept = {name: [state[name][row] for row in rows.tolist()] for name in ("seen", "rows")}
         return {**state, **kept}
 
-    def replace_rows(self, state: dict, rows: torch.Tensor, other: dict) -> None:
-        for name in ("seen", "rows"):
-            for row, value in zip(rows.tolist(), other[name], strict=True):
-                state[name][row] = value
+    def append_rows(self, state: dict, other: dict) -> dict:
+        return {**state, **{name: state[name] + other[name] for name in ("seen", "rows")}}
 
     def update(self, state: dict, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         for row, count in enumerate(counts.tolist()):
@@ -106,7 +104,7 @@ class ReplayDrafter(Drafter):
             assert state["seen"][row] <= state["max_len"]
 
     def next_token(self, row: int, position: int) -> int:
-        """What it believes to stand at a position of a row's text."""
+        """Return the token that it predicts at a position of a row's text."""
         text = self.texts[row]
         token = text[position] if position < len(text) else 0
         return token if self.right(row, position) else (token + 1) % self.draft_vocab_size

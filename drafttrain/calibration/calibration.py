@@ -1,8 +1,9 @@
-"""`calibration.json`: what drafting and verifying cost on one machine, and what confidence is worth."""
+"""`calibration.json`: costs of drafting and verifying on one machine, and the reliability of confidence."""
 
 import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,32 @@ from typing import Any
 import torch
 
 from drafttrain.kernels.machine import describe_machine, machine_difference
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.machine import dtype_name
+from drafttrain.utils.provenance import versions
 from drafttrain.utils.quantiles import quartiles
 
 FILE = "calibration.json"
 FORMAT_VERSION = 1
 BINS = 10  # of confidence, of equal width
-CONTEXT = 256  # tokens; whose curves the policies use
+CONTEXT = 256  # tokens; policies use the curves of the context closest to it
 
 
 @dataclass
 class Reliability:
-    """Confidence against acceptance over some judged tokens.
+    """Confidence compared with acceptance over some drafted tokens whose parents were accepted.
 
     Attributes:
-        tokens: how many were judged.
+        tokens: their number.
         accepted: share of them that was accepted.
         confidence: mean confidence.
         ece: expected calibration error: mean distance of confidence and acceptance over ten bins of equal
             width, weighted by tokens.
-        auroc: chance that an accepted token has more confidence than a rejected one; None if there are only
-            tokens of one kind.
+        auroc: probability that an accepted token has more confidence than a rejected one; None if all or
+            none were accepted.
         brier: mean squared distance of confidence and outcome.
         bins: for each bin [tokens, mean confidence, share accepted]; None in an empty one.
     """
@@ -65,39 +68,39 @@ class Curve:
 
     @classmethod
     def of(cls, context: int, seconds: dict[int, list[float]]) -> "Curve":
-        """From all measurements at each size."""
+        """Return the quartiles of all measurements at each size."""
         sizes = sorted(seconds)
-        lower, median, upper = zip(*(quartiles(seconds[size]) for size in sizes))
-        return cls(context, sizes, list(lower), list(median), list(upper))
+        quarters = [quartiles(seconds[size]) for size in sizes]
+        return cls(context, sizes, *([quarter[i] for quarter in quarters] for i in range(3)))
 
     def cost(self) -> CostCurve:
-        """The medians, evened out where they fall: more tokens do not take less time, so that is noise."""
+        """Return the medians as a non-decreasing curve: more tokens do not take less time."""
         return CostCurve(tuple(self.sizes), tuple(non_decreasing(self.median)))
 
 
 @dataclass
 class Calibration:
-    """What was measured on one machine.
+    """Measurements on one machine.
 
     Attributes:
-        machine: as `describe_machine` has it, with the `load` meanwhile.
+        machine: from `describe_machine`, with the `load` during the measurement.
         dtype: of target and drafter.
         versions: of the libraries.
-        measured: when.
+        measured: time of the measurement.
         made_for: fingerprints of "target" and "drafter", and of the "classifier" that `beta` is for.
         target: s_t(n), seconds of the target's forward by tokens, for each context.
         drafter: s_d(f), seconds of a drafting step by expanded nodes, for each context.
         step_overhead: seconds of a step outside both.
-        rate: tokens per second that a step has to beat in `timed`; of those tried, the one that was fastest.
-        reached: tokens per second of `timed` with it on the prompts, their own forwards left out.
+        rate: tokens per second that a step has to beat in `timed`; the fastest of those tried.
+        reached: tokens per second of `timed` with it on the prompts, without prefill.
         acceptance: accepted children of an accepted node that was expanded, at each depth from 0 on.
         promise: share of nodes accepted, by joint log-probability.
         tree: policy that `acceptance`, `promise` and `step_overhead` were measured with.
         temperature: under which the drafter's confidence predicts acceptance best.
-        beta: threshold of C2T with which the measured costs promise most tokens per second; None where the
-            bundle had no classifier.
+        beta: threshold of C2T with the most tokens per second by the measured costs; None without a
+            classifier.
         expand: likewise of the nodes that it expands; None: all that it verifies.
-        top_k: children of a node that both were found with.
+        top_k: children of a node with both.
         quick: whether this is a short calibration, whose `rate` and thresholds come from the curves and whose
             `reached` is predicted.
         confidence: "raw" and "scaled" (by the temperature of the other half of the prompts), each by depth
@@ -126,6 +129,33 @@ class Calibration:
     format_version: int = FORMAT_VERSION
 
     @classmethod
+    def of(
+        cls,
+        target: FrozenTarget,
+        fingerprints: Mapping[str, str],
+        curves: tuple[list[Curve], list[Curve]],
+        **rest: Any,
+    ) -> "Calibration":
+        """Return a calibration of this machine, made now, with no step overhead yet.
+
+        Args:
+            fingerprints: of "target" and "drafter".
+            curves: of the target and of the drafter.
+            rest: the other attributes without a default.
+        """
+        return cls(
+            machine=describe_machine(target.device, target.dtype),
+            dtype=dtype_name(target.dtype),
+            versions=versions(),
+            measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            made_for=dict(fingerprints),
+            target=curves[0],
+            drafter=curves[1],
+            step_overhead=0.0,
+            **rest,
+        )
+
+    @classmethod
     def load(cls, path: str | os.PathLike) -> "Calibration":
         """Read the file, or that of a folder.
 
@@ -151,8 +181,10 @@ class Calibration:
         return found
 
     def check(self) -> None:
-        """Raises:
-        ValueError, TypeError, AttributeError, KeyError: numbers that no measurement gives.
+        """Validate a file's values.
+
+        Raises:
+            ValueError, TypeError, AttributeError, KeyError: a value that no measurement gives.
         """
         curves = self.target + self.drafter
         for curve in curves:
@@ -171,7 +203,7 @@ class Calibration:
         if not (self.target and self.drafter and self.acceptance and max(self.acceptance) <= 1):
             raise ValueError("something is empty")
         if not isinstance(self.machine, dict) or not {"target", "drafter"} <= set(self.made_for):
-            raise ValueError("what it is of is missing")
+            raise ValueError("machine or made_for is incomplete")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -188,8 +220,8 @@ class Calibration:
         return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise, *thresholds)
 
     def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
-        """Return in a few words what differs if it was measured on another machine, with other instructions
-        or threads than these, in another dtype, or of another target or drafter; else None."""
+        """Return what differs if it was measured on another machine, with other instructions or threads, in
+        another dtype, or for another target or drafter; else None."""
         difference = machine_difference(self.machine, describe_machine(device))
         pairs = [("dtype", self.dtype, dtype_name(dtype))]
         pairs += [(name, self.made_for[name], made_for[name]) for name in ("target", "drafter")]
@@ -199,14 +231,15 @@ class Calibration:
         return difference and f"calibrated for {difference}"
 
 
-def non_decreasing(values: Sequence[float]) -> list[float]:
-    """Return the non-decreasing sequence closest to `values` in squared distance (isotonic regression by
-    pooling neighbours that fall; scikit-learn's gives the same and takes a second to import)."""
-    pools: list[tuple[float, int]] = []  # mean and number of values
-    for value in values:
+def non_decreasing(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """Return the non-decreasing sequence closest to `values` in weighted squared distance by pooling adjacent
+    violators (scikit-learn's isotonic regression takes a second to import)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight and number of values
+    for value, weight in zip(values, weights or [1.0] * len(values)):
         mean, count = value, 1
         while pools and pools[-1][0] > mean:
-            other, n = pools.pop()
-            mean, count = (mean * count + other * n) / (count + n), count + n
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+            other, heft, n = pools.pop()
+            mean = (mean * weight + other * heft) / (weight + heft)
+            weight, count = weight + heft, count + n
+        pools.append((mean, weight, count))
+    return [mean for mean, _, count in pools for _ in range(count)]

@@ -1,6 +1,6 @@
-"""How far a drafter's confidence can be taken for the probability that its token is accepted.
+"""Reliability of a drafter's confidence as the probability that its token is accepted.
 
-Judged are tokens whose parents were all accepted; what follows a rejection is left out (EDD paper, §4).
+Only tokens whose parents were all accepted are considered; those after a rejection are not (EDD paper, §4).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ TEMPERATURES = tuple(round(0.5 + 0.05 * i, 2) for i in range(31))  # 0.5 to 2
 
 
 def reliability(confidence: Sequence[float], accepted: Sequence[bool]) -> Reliability:
-    """Compares confidences with outcomes, [tokens] each, at least one.
+    """Compare confidences with outcomes, [tokens] each, at least one.
 
     A confidence of exactly 1 belongs to the last bin.
     """
@@ -38,7 +38,7 @@ def reliability(confidence: Sequence[float], accepted: Sequence[bool]) -> Reliab
 
 
 def best_temperature(confidence: np.ndarray, accepted: np.ndarray) -> float:
-    """The temperature under which the outcomes are likeliest (Guo et al. 2017, temperature scaling).
+    """Return the temperature with the highest likelihood of the outcomes (Guo et al. 2017).
 
     Args:
         confidence: of each token at each of `TEMPERATURES`, [tokens, temperatures].

@@ -1,8 +1,7 @@
 """The full calibration: costs of target and drafter on this machine, and how well the drafter's confidence
-predicts what the target accepts."""
+predicts acceptance."""
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,22 +15,20 @@ from drafttrain.calibration.judged import (
     JudgedChains,
     JudgedTrees,
     PredictedPolicy,
-    judge,
+    drafter_facts,
     step_overhead,
     steps_rate,
 )
 from drafttrain.calibration.plots import plot_confidence, plot_costs
 from drafttrain.calibration.timing import CONTEXTS, VERIFIED, WARM_UP, measure_costs
 from drafttrain.drafters.model import DraftModel
-from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.c2t import C2tPolicy, Confidence
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.utils.files import write_json
-from drafttrain.utils.machine import OtherLoad, dtype_name
+from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted
-from drafttrain.utils.provenance import versions
 
 ROUND_TOKENS = 2 * len(VERIFIED)  # new tokens whose decoding takes about as long as a round of all sizes
 
@@ -45,13 +42,13 @@ def full_calibration(
     classifier: Confidence | None = None,
     console: Console | None = None,
 ) -> Calibration:
-    """Measure what drafting and verifying cost here, and judge the drafter's confidence on decoded prompts.
+    """Measure the costs of drafting and verifying here, and the reliability of confidence on decoded prompts.
 
     Args:
         fingerprints: of "target" and "drafter", for the record.
         prompts: token ids of each.
-        classifier: to look for the thresholds of C2T.
-        console: where progress goes.
+        classifier: to find the thresholds of C2T for.
+        console: for progress.
     """
     runs = 2 + len(STRICTNESS) + (C2T_TRIALS if classifier else 0)
     rounds, tokens = len(CONTEXTS) * (WARM_UP + config.rounds), config.max_new_tokens
@@ -59,56 +56,56 @@ def full_calibration(
     load = OtherLoad()
     with counted("calibrating", work, "tokens", console or Console()) as step:
         on_round = partial(step, ROUND_TOKENS)
-        verified, drafted = measure_costs(
-            target, drafter, config.width, rounds=config.rounds, on_round=on_round
-        )
+        curves = measure_costs(target, drafter, config.width, rounds=config.rounds, on_round=on_round)
         decoding = Decoding(target, drafter, prompts, tokens, partial(step, tokens))
         chains = JudgedChains(config.chain_length, target.eos_token_ids)
         decoding.run(chains, chains, chains.next_prompt)
-        temperature, confidence = judge(chains.judged)
-        full = Eagle2Policy(config.width, max_depth=5, total=None)
-        judged_trees = JudgedTrees()
-        wide = decoding.run(full, judged_trees)
-        found = Calibration(
-            machine=describe_machine(target.device, target.dtype),
-            dtype=dtype_name(target.dtype),
-            versions=versions(),
-            measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            made_for=dict(fingerprints),
-            target=verified,
-            drafter=drafted,
-            step_overhead=0.0,
-            rate=steps_rate(wide),
-            reached=steps_rate(wide),
-            # 0 where nothing was accepted or nothing reached that depth: no probability can be 0 for good
-            acceptance=[max(0.01, share) for share in wide.acceptance_by_depth] or [0.01],
-            promise=judged_trees.promise(),
-            tree=f"eagle2:top_k={config.width},max_depth=5,total=none",
-            temperature=temperature,
-            confidence=confidence,
-        )
-        found.step_overhead = step_overhead(found, wide, full)
-        # The rate that a step has to beat is, in theory, the rate that such steps reach. What the curves
-        # leave out makes trees that pay in theory a little too large, so stricter ones are tried as well.
-        reached, settings = {}, found.costs.for_timed()
-        for rate in (strictness * found.rate for strictness in STRICTNESS):
-            policy = TimedPolicy(**{**settings, "rate": rate}, width=config.width)
-            reached[rate] = steps_rate(decoding.run(policy))
-        found.rate = max(reached, key=reached.__getitem__)
-        found.reached = max(reached.values())
+        wide_policy = Eagle2Policy(config.width, max_depth=5, total=None)
+        trees = JudgedTrees()
+        wide = decoding.run(wide_policy, trees)
+        rate = steps_rate(wide)
+        tree = f"eagle2:top_k={config.width},max_depth=5,total=none"
+        facts = drafter_facts(chains, trees, wide, tree)
+        found = Calibration.of(target, fingerprints, curves, rate=rate, reached=rate, **facts)
+        found.step_overhead = step_overhead(found, wide, wide_policy)
+        found.rate, found.reached = _fastest_rate(found, decoding, config.width)
         if classifier:
-            promised = {}
-            pairs = [found.costs.worth(strictness * steps_rate(wide)) for strictness in STRICTNESS]
-            for beta, expand in [*((beta, None) for beta in BETAS), *pairs]:
-                policy = C2tPolicy(classifier, beta, top_k=config.width, expand=expand)
-                predicted = PredictedPolicy(policy, found.costs)
-                stats = decoding.run(predicted)
-                promised[beta, expand] = (stats.new_tokens - stats.prompts) / predicted.seconds
-            found.beta, found.expand = max(promised, key=promised.__getitem__)
-            found.top_k = config.width
-            found.made_for["classifier"] = weights_hash(classifier)
+            _find_thresholds(found, decoding, classifier, rate, config.width)
     found.machine["load"] = load.lap()
     return found
+
+
+def _fastest_rate(found: Calibration, decoding: Decoding, width: int) -> tuple[float, float]:
+    """Return the rate to beat with which `timed` is fastest, and the tokens per second with it.
+
+    The rate to beat is, in theory, the rate reached. The curves leave some costs out, so trees that pay by
+    them are a little too large, and stricter rates are tried as well.
+    """
+    reached, settings = {}, TimedPolicy.calibrated(found.costs)
+    for rate in (strictness * found.rate for strictness in STRICTNESS):
+        policy = TimedPolicy(**{**settings, "rate": rate}, width=width)
+        reached[rate] = steps_rate(decoding.run(policy))
+    best = max(reached, key=reached.__getitem__)
+    return best, reached[best]
+
+
+def _find_thresholds(
+    found: Calibration, decoding: Decoding, classifier: Confidence, rate: float, width: int
+) -> None:
+    """Set the thresholds of C2T with the most tokens per second by the measured costs.
+
+    Args:
+        rate: tokens per second of EAGLE-2 trees; thresholds that pay at multiples of it are tried.
+    """
+    predicted_rates = {}
+    pairs = [found.costs.worth(strictness * rate) for strictness in STRICTNESS]
+    for beta, expand in [*((beta, None) for beta in BETAS), *pairs]:
+        predicted = PredictedPolicy(C2tPolicy(classifier, beta, top_k=width, expand=expand), found.costs)
+        stats = decoding.run(predicted)
+        predicted_rates[beta, expand] = (stats.new_tokens - stats.prompts) / predicted.seconds
+    found.beta, found.expand = max(predicted_rates, key=predicted_rates.__getitem__)
+    found.top_k = width
+    found.made_for["classifier"] = weights_hash(classifier)
 
 
 def write_calibration(found: Calibration, out: str | os.PathLike) -> None:

@@ -1,12 +1,13 @@
-"""Decoding with whose drafts are judged: what the target accepts of them, by how sure the drafter was."""
+"""Decode prompts and record which drafts the target accepts, by the drafter's confidence."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from drafttrain.calibration.calibration import Calibration, Reliability
+from drafttrain.calibration.calibration import Calibration, Reliability, non_decreasing
 from drafttrain.calibration.confidence import TEMPERATURES, best_temperature, reliability
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import decode_all
@@ -20,14 +21,14 @@ from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
-# bounds of the classes of joint probability, in thousandths, over which acceptance in trees is averaged
+# bounds of the bins of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
-LEAST = -9.0  # natural logarithm of the least joint probability that is told apart
+LEAST = -9.0  # natural logarithm of the least joint probability that is distinguished
 
 
 @dataclass
 class Decoding:
-    """Decodes all prompts one by one with some policy."""
+    """Decodes all prompts one by one with a policy."""
 
     target: FrozenTarget
     drafter: Drafter
@@ -68,12 +69,12 @@ class Judged:
 
 
 class JudgedChains(TreePolicy, AcceptanceRule):
-    """Drafts chains and, as the acceptance rule of the same decoding, notes what the target thinks of them
+    """Drafts chains and, as the acceptance rule of the same decoding, records which tokens are accepted
     (batch 1, greedy).
 
     Args:
         length: of the chains.
-        stop: tokens behind which nothing is judged.
+        stop: tokens after which nothing is recorded.
     """
 
     def __init__(self, length: int, stop: Collection[int]):
@@ -83,7 +84,7 @@ class JudgedChains(TreePolicy, AcceptanceRule):
         self._confidence: list[list[float]] = []
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts a chain behind the root token [1]."""
+        """Draft a chain after the root token [1]."""
         tree = TokenTree.root_only(root)
         temperatures = torch.tensor(TEMPERATURES, device=root.device)[:, None]  # [t, 1]
         self._confidence = []
@@ -110,15 +111,15 @@ class JudgedChains(TreePolicy, AcceptanceRule):
         """Do nothing: one prompt is decoded at a time."""
 
     def next_prompt(self) -> None:
-        """Says that what follows belongs to another prompt."""
+        """Start the next prompt."""
         self._prompt += 1
 
 
 @dataclass
 class PredictedPolicy(TreePolicy):
-    """Grows by a policy and adds up what its steps cost by the measured curves, not what they take now: what
-    a policy computes beyond them (C2T's entropies and classifier, an eighth of drafting) is left out. What
-    the policy gets as its drafter is this object, which counts.
+    """Grows trees by a policy and adds up the cost of its steps by the measured curves. Computation beyond
+    them (C2T's entropies and classifier, an eighth of drafting) is left out. The policy's drafter is this
+    object, which counts.
 
     Attributes:
         seconds: of all steps so far, for one sequence.
@@ -132,7 +133,7 @@ class PredictedPolicy(TreePolicy):
         self.max_depth = self.policy.max_depth
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]."""
+        """Draft trees after root tokens [B]."""
         self.draft_vocab_size, self.to_target = drafter.draft_vocab_size, drafter.to_target
         self._top, self._expand = drafter.top, drafter.expand
         tree = self.policy.grow(self, state, root)
@@ -151,7 +152,7 @@ class PredictedPolicy(TreePolicy):
 
 
 class JudgedTrees(AcceptanceRule):
-    """As an acceptance rule (batch 1, greedy), notes what trees promise and what is accepted of them."""
+    """Records, as an acceptance rule (batch 1, greedy), the joint probability and acceptance of nodes."""
 
     def __init__(self) -> None:
         self.log_joint: list[torch.Tensor] = []
@@ -166,33 +167,32 @@ class JudgedTrees(AcceptanceRule):
         return accepted
 
     def promise(self) -> AcceptanceCurve:
-        """Share accepted by joint probability, over classes of it, evened out where it falls (isotonic
-        regression)."""
-        from sklearn.isotonic import isotonic_regression  # a second, which a kept calibration does not take
-
+        """Return the share accepted by joint probability, over bins of it, by isotonic regression."""
         log_joint = torch.cat(self.log_joint).clamp(min=LEAST)  # [nodes]
         accepted = torch.cat(self.accepted).float()  # [nodes]
         which = torch.bucketize(log_joint, (torch.tensor(PER_MILLE) / 1000).log())  # [nodes]
-        counts = torch.bincount(which, minlength=len(PER_MILLE) + 1)  # [classes]
+        counts = torch.bincount(which, minlength=len(PER_MILLE) + 1)  # [bins]
         sums = [torch.bincount(which, weights=x, minlength=len(counts)) for x in (log_joint, accepted)]
         places, shares = ((x[counts > 0] / counts[counts > 0]).tolist() for x in sums)
-        weights = counts[counts > 0].tolist()
-        shares = isotonic_regression(shares, sample_weight=weights, y_min=0, y_max=1).tolist()
-        # straight lines from there to probabilities of nothing and of one
+        shares = non_decreasing(shares, counts[counts > 0].tolist())
+        # interpolated from there to joint probabilities of 0 and 1
         return AcceptanceCurve((LEAST - 1, *places, 1e-6), (0.0, *shares, max(shares[-1], 1 - 1e-6)))
 
 
 def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:
-    """The best temperature of all tokens, and how reliable confidence is, raw and scaled, by depth.
+    """Return the best temperature of all tokens, and the reliability of confidence, raw and scaled, by depth.
 
-    What is reported as scaled is so by the temperature of the other half of the prompts.
+    Scaled is by the best temperature of the other half of the prompts.
 
     Raises:
         UserError: no tokens in one half.
     """
     even = np.array([item.prompt % 2 == 0 for item in judged], dtype=bool)  # [tokens]
     if even.all() or not even.any():
-        raise UserError("calibrate: too few drafted tokens were judged; give more prompts or more new tokens")
+        raise UserError(
+            f"calibrate: must have drafts of two prompts or more, got {len(judged)} drafted tokens of "
+            f"{len({item.prompt for item in judged})}; give more prompts or more new tokens"
+        )
     confidence = np.array([item.confidence for item in judged])  # [tokens, temperatures]
     accepted = np.array([item.accepted for item in judged])  # [tokens]
     depth = np.array([item.depth for item in judged])
@@ -211,13 +211,31 @@ def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliabil
     return best_temperature(confidence, accepted), rows
 
 
+def drafter_facts(chains: JudgedChains, trees: JudgedTrees, stats: DecodeStats, tree: str) -> dict[str, Any]:
+    """Return the part of a calibration that does not depend on the machine.
+
+    Args:
+        stats: of decoding with trees.
+        tree: the policy of these trees.
+    """
+    temperature, confidence = judge(chains.judged)
+    return {
+        # 0 where nothing was accepted or nothing reached that depth: no probability can be 0 for good
+        "acceptance": [max(0.01, share) for share in stats.acceptance_by_depth] or [0.01],
+        "promise": trees.promise(),
+        "tree": tree,
+        "temperature": temperature,
+        "confidence": confidence,
+    }
+
+
 def steps_rate(stats: DecodeStats) -> float:
-    """Tokens per second of steps, the prompts' own forwards left out."""
+    """Return the tokens per second of steps, without prefill."""
     return (stats.new_tokens - stats.prompts) / max(stats.seconds - stats.prefill_seconds, 1e-9)
 
 
 def step_overhead(found: Calibration, stats: DecodeStats, policy: Eagle2Policy) -> float:
-    """Seconds of a step that neither the target's nor the drafter's curve accounts for."""
+    """Return the seconds of a step that neither the target's nor the drafter's curve accounts for."""
     costs = found.costs
     layers, nodes = stats.tree_depths / stats.steps, stats.verify_tokens / stats.steps
     drafting = costs.draft(1) + max(0.0, layers - 1) * costs.draft(policy.top_k)

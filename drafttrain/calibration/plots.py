@@ -1,4 +1,4 @@
-"""Pictures of a calibration."""
+"""Plots of a calibration."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from drafttrain.utils.files import save_figure
 
 
 def plot_costs(found: Calibration, folder: Path) -> None:
-    """`costs.png`: milliseconds by tokens verified and by nodes expanded, with quartiles."""
+    """Write `costs.png`: milliseconds by tokens verified and by nodes expanded, with quartiles."""
     figure = Figure(figsize=(10, 4))
     axes = figure.subplots(1, 2)
     for axis, curves, what in (
@@ -30,7 +30,7 @@ def plot_costs(found: Calibration, folder: Path) -> None:
 
 
 def plot_confidence(found: Calibration, folder: Path) -> None:
-    """`reliability.png`: share of accepted tokens by confidence, raw and scaled, and by depth."""
+    """Write `reliability.png`: share of accepted tokens by confidence, raw and scaled, and by depth."""
     figure = Figure(figsize=(14, 4))
     axes = figure.subplots(1, 3)
     for axis, kind in zip(axes, ("raw", "scaled")):

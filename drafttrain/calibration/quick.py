@@ -1,21 +1,21 @@
 """The short calibration: costs of target and drafter on this machine in some seconds, for policies that need
 them where a bundle's own calibration comes from another machine, or is missing.
 
-Curves and the time of a step are measured at few sizes and on few steps. What belongs to the drafter
-(acceptance, confidence) is taken from the bundle's own calibration, or else judged on a few built-in prompts.
-The rate of `timed` and the thresholds of C2T follow from both without decoding.
+Curves and the time of a step are measured at few sizes and on few steps. The drafter's acceptance and
+confidence are taken from the bundle's own calibration, or else measured on a few built-in prompts. The rate
+of `timed` and the thresholds of C2T follow from both without decoding.
 """
 
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from drafttrain.calibration.calibration import CONTEXT, Calibration
-from drafttrain.calibration.judged import Decoding, JudgedChains, judge, step_overhead
+from drafttrain.calibration.judged import Decoding, JudgedChains, drafter_facts, step_overhead
 from drafttrain.calibration.replay import RecordedTrees, best_rate
-from drafttrain.calibration.timing import measure_costs
+from drafttrain.calibration.timing import fitting_context, measure_costs
 from drafttrain.data.prompts import Prompt
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.build import SOURCE
@@ -26,14 +26,15 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir, fingerprint, sha256_file, write_json
-from drafttrain.utils.machine import BUSY, OtherLoad, dtype_name
+from drafttrain.utils.machine import BUSY, OtherLoad
 from drafttrain.utils.provenance import versions
 
 VERIFIED = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)  # tokens
 EXPANDED = (1, 2, 4, 8, 16)  # nodes
 ROUNDS = 9
-CURVE_SECONDS, TREE_SECONDS, CHAIN_SECONDS = 4.0, 4.0, 2.0  # after which nothing more of it begins
-WIDTH, DEPTH, NODES, CHAIN = 4, 5, 24, 8  # of the trees and chains that are judged
+CURVE_SECONDS, TREE_SECONDS, CHAIN_SECONDS = 4.0, 4.0, 2.0  # time limits
+WIDTH, DEPTH, NODES, CHAIN = 4, 5, 24, 8  # of trees and chains
+TREE = f"eagle2:top_k={WIDTH},max_depth={DEPTH},total={NODES}"
 NEW_TOKENS = 32  # for each prompt
 PROMPTS = (
     "Why do the leaves of many trees change their color in autumn?",
@@ -56,9 +57,9 @@ def quick_calibration(
 
     Args:
         fingerprints: of "target" and "drafter".
-        own: a calibration from elsewhere, for what belongs to the drafter; one of another target or drafter
-            is not used.
-        classifier: to give thresholds for.
+        own: a calibration from elsewhere, for the drafter's acceptance and confidence; ignored if it is of
+            another target or drafter.
+        classifier: to set thresholds for.
 
     Raises:
         UserError: the target has too few positions.
@@ -84,34 +85,28 @@ def _measure(
     target: FrozenTarget, drafter: Drafter, fingerprints: dict[str, str], own: Calibration | None
 ) -> Calibration:
     load = OtherLoad()
-    positions = getattr(target.config, "max_position_embeddings", None) or CONTEXT + max(VERIFIED)
-    context = max(1, min(CONTEXT, positions - max(VERIFIED)))
+    context = fitting_context(target, CONTEXT, VERIFIED)
     options = {"verified": VERIFIED, "expanded": EXPANDED, "seconds": CURVE_SECONDS}
     curves = measure_costs(target, drafter, WIDTH, (context,), ROUNDS, **options)
-    policy, judged = Eagle2Policy(WIDTH, max_depth=DEPTH, total=NODES), RecordedTrees()
-    stats = _decode(target, drafter, TREE_SECONDS, lambda decoding: decoding.run(policy, judged))
-    if not judged.trees:
+    policy, recorded = Eagle2Policy(WIDTH, max_depth=DEPTH, total=NODES), RecordedTrees()
+    stats = _decode(target, drafter, TREE_SECONDS, lambda decoding: decoding.run(policy, recorded))
+    if not recorded.trees:
         raise UserError(
             f"calibration: {target.name} must answer with more than one token, got none for the built-in "
             "prompts; run drafttrain calibrate with --prompts FILE"
         )
-    found = Calibration(
-        machine=describe_machine(target.device, target.dtype),
-        dtype=dtype_name(target.dtype),
-        versions=versions(),
-        measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        made_for=dict(fingerprints),
-        target=curves[0],
-        drafter=curves[1],
-        step_overhead=0.0,
-        rate=1.0,
-        reached=1.0,
-        quick=True,
-        **(_of_drafter(own) if own else _judge_drafter(target, drafter, policy, judged, stats)),
-    )
+    if own is not None:
+        names = ("acceptance", "promise", "tree", "temperature", "confidence")
+        facts = {name: getattr(own, name) for name in names}
+    else:
+        chains = JudgedChains(CHAIN, target.eos_token_ids)
+        run = partial(Decoding.run, policy=chains, accept=chains, before_prompt=chains.next_prompt)
+        _decode(target, drafter, CHAIN_SECONDS, run)
+        facts = drafter_facts(chains, recorded, stats, TREE)
+    found = Calibration.of(target, fingerprints, curves, rate=1.0, reached=1.0, quick=True, **facts)
     found.step_overhead = step_overhead(found, stats, policy)
     found.rate = 1 / found.costs.verify(1)
-    found.rate, found.reached = best_rate(judged.trees, found.costs, WIDTH)
+    found.rate, found.reached = best_rate(recorded.trees, found.costs, WIDTH)
     found.machine["load"] = load.lap()
     return found
 
@@ -119,7 +114,7 @@ def _measure(
 def _decode(
     target: FrozenTarget, drafter: Drafter, seconds: float, run: Callable[[Decoding], DecodeStats]
 ) -> DecodeStats:
-    """Decode the built-in prompts one by one, at least two of them and no more than fit into the time."""
+    """Decode the built-in prompts one by one, at least two, until the time limit."""
     begun, total = time.perf_counter(), DecodeStats()
     limit = getattr(target.config, "max_position_embeddings", None) or NEW_TOKENS * 8
     for number, text in enumerate(PROMPTS):
@@ -128,28 +123,6 @@ def _decode(
         ids = Prompt(str(number), [text]).token_ids(target.tokenizer)[: limit - NEW_TOKENS - DEPTH]
         total += run(Decoding(target, drafter, [ids], NEW_TOKENS, lambda: None))
     return total
-
-
-def _of_drafter(own: Calibration) -> dict[str, Any]:
-    """What another machine's calibration says of the drafter."""
-    names = ("acceptance", "promise", "tree", "temperature", "confidence")
-    return {name: getattr(own, name) for name in names}
-
-
-def _judge_drafter(
-    target: FrozenTarget, drafter: Drafter, policy: Eagle2Policy, judged: RecordedTrees, stats: DecodeStats
-) -> dict[str, Any]:
-    """The same from the trees just decoded, and from chains."""
-    chains = JudgedChains(CHAIN, target.eos_token_ids)
-    _decode(target, drafter, CHAIN_SECONDS, lambda decoding: decoding.run(chains, chains, chains.next_prompt))
-    temperature, confidence = judge(chains.judged)
-    return {
-        "acceptance": [max(0.01, share) for share in stats.acceptance_by_depth] or [0.01],
-        "promise": judged.promise(),
-        "tree": f"eagle2:top_k={WIDTH},max_depth={DEPTH},total={NODES}",
-        "temperature": temperature,
-        "confidence": confidence,
-    }
 
 
 def calibration_here(
@@ -162,19 +135,19 @@ def calibration_here(
 ) -> Calibration:
     """Return the short calibration for this machine, from the user's cache where it was made before.
 
-    One that other processes disturbed is not kept. What is done, and why, is printed to standard error.
+    One that other processes disturbed is not kept. Progress and reason are printed to standard error.
 
     Args:
-        reason: why it is needed.
+        reason: why it is needed, for the message.
 
     Raises:
         UserError: the target has too few positions.
     """
     depends = [describe_machine(target.device, target.dtype), fingerprints, versions()]
     depends.append(None if classifier is None else weights_hash(classifier))
-    depends.append(sha256_file(SOURCE))  # our own forward may have become faster since
+    depends.append(sha256_file(SOURCE))  # the native forward may have become faster since
     path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
-    if os.path.isfile(path):  # which an unreadable cache has not
+    if os.path.isfile(path):  # False in an unreadable cache
         try:
             return Calibration.load(path)
         except UserError:

@@ -1,5 +1,5 @@
-"""Growth policies over recorded trees, without a model: what they would have drafted there, how much of it
-the target accepted, and what it would have cost."""
+"""Replay growth policies over recorded trees, without a model: what they would have drafted, how much of it
+the target accepted, and the cost by measured curves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
 
-STRICTNESS = (1.0, 1.2, 1.4, 1.7, 2.0)  # times the rate reached, tried as the rate to beat
-CLOSE = 0.01  # relative difference of rates that counts for nothing
+STRICTNESS = (1.0, 1.2, 1.4, 1.7, 2.0)  # rates to beat that are tried, relative to the rate reached
+CLOSE = 0.01  # relative difference of rates that is ignored
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RecordedTree:
 
 
 class RecordedTrees(JudgedTrees):
-    """The same rule, which keeps the trees as well."""
+    """Records the trees as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class RecordedTrees(JudgedTrees):
 
 
 class ReplayDrafter(Drafter):
-    """Drafts what stands in a recorded tree. Its tokens are the numbers of that tree's nodes; where the tree
-    ends, all that it drafts has probability 0."""
+    """Drafts the nodes of a recorded tree. Its tokens are the numbers of that tree's nodes; beyond the tree
+    all have probability 0."""
 
     def __init__(self, recorded: RecordedTree):
         n = self.draft_vocab_size = len(recorded.parents)
@@ -65,8 +65,8 @@ class ReplayDrafter(Drafter):
 
 
 def predicted_rate(trees: Sequence[RecordedTree], policy: TreePolicy, costs: Costs) -> float:
-    """Predict the tokens per second of a policy, from what was accepted of its nodes where they were recorded
-    and from the measured costs of its trees."""
+    """Predict the tokens per second of a policy from the recorded acceptance of its nodes and the measured
+    costs of its trees."""
     predicted, tokens = PredictedPolicy(policy, costs), 0
     for recorded in trees:
         tree = predicted.grow(ReplayDrafter(recorded), None, torch.zeros(1, dtype=torch.int64))
@@ -78,12 +78,12 @@ def predicted_rate(trees: Sequence[RecordedTree], policy: TreePolicy, costs: Cos
 def best_rate(trees: Sequence[RecordedTree], costs: Costs, width: int) -> tuple[float, float]:
     """Find the rate to beat with which `timed` is predicted to be fastest.
 
-    The rate to beat is, in theory, the rate reached with it, which repetition finds. Stricter ones are tried
-    as well, and of those that are as good as the best the strictest is taken: a policy takes time that no
-    curve has, so small trees are faster than predicted.
+    The rate to beat is, in theory, the rate reached with it, found by iteration. Stricter ones are tried as
+    well, and the strictest of those close to the best is taken: no curve includes the policy's own time, so
+    small trees are faster than predicted.
 
     Args:
-        costs: their rate is where the search begins.
+        costs: the search begins at their rate.
         width: children of an expanded node.
 
     Returns:
@@ -91,7 +91,7 @@ def best_rate(trees: Sequence[RecordedTree], costs: Costs, width: int) -> tuple[
     """
 
     def reached(rate: float) -> float:
-        policy = TimedPolicy(**{**costs.for_timed(), "rate": rate}, width=width)
+        policy = TimedPolicy(**{**TimedPolicy.calibrated(costs), "rate": rate}, width=width)
         return predicted_rate(trees, policy, costs)
 
     rate, following = costs.rate, reached(costs.rate)

@@ -1,8 +1,8 @@
-"""How long the target and the drafter take, by number of tokens and length of context.
+"""Time the target and the drafter by number of tokens and length of context.
 
-All sizes are measured by turns, so that a machine that slows down slows all of them, and drafting steps come
-in threes after a forward of the target, as they do when decoding: the target's weights push the drafter's out
-of the caches.
+All sizes are measured interleaved, so that a machine that slows down slows all of them, and drafting steps
+come in threes after a forward of the target, as in decoding: the target's weights push the drafter's out of
+the caches.
 """
 
 import math
@@ -13,6 +13,7 @@ import torch
 
 from drafttrain.calibration.calibration import Curve
 from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
@@ -42,10 +43,10 @@ def measure_costs(
     of `width` children, growth of the tree).
 
     Args:
-        contexts: those that the target has no positions for are left out.
+        contexts: those beyond the target's positions are left out.
         on_round: called after each of the `WARM_UP + rounds` rounds of each context.
-        verified, expanded: sizes that are measured; no more of the latter than of the former.
-        seconds: after which no further round of a context begins, once one has counted.
+        verified, expanded: sizes to measure; no more of the latter than of the former.
+        seconds: time limit of a context; its first counted round is always completed.
 
     Returns:
         the target's curves s_t(n) and the drafter's s_d(f), one for each context.
@@ -53,34 +54,17 @@ def measure_costs(
     Raises:
         UserError: the target has too few positions for any context.
     """
-    positions = getattr(target.config, "max_position_embeddings", None) or max(contexts) + max(verified)
-    target_curves, draft_curves = [], []
-    for context in contexts:
-        if context + max(verified) > positions:
-            continue
-        target_seconds: dict[int, list[float]] = {n: [] for n in verified}
-        draft_seconds: dict[int, list[float]] = {f: [] for f in expanded}
-        begun = time.perf_counter()
-        clock = _Clock(target, drafter, context)
-        for round_ in range(WARM_UP + rounds):
-            if round_ > WARM_UP and time.perf_counter() - begun > seconds:
-                break
-            for i, n in enumerate(verified):
-                forward = clock.verify(n)
-                f = expanded[(i + round_) % len(expanded)]
-                step = clock.draft(f, width)
-                if round_ >= WARM_UP:
-                    target_seconds[n].append(forward)
-                    draft_seconds[f].append(step)
-            on_round()
-        target_curves.append(Curve.of(context, target_seconds))
-        draft_curves.append(Curve.of(context, draft_seconds))
-    if not target_curves:
+    fitting = [context for context in contexts if fitting_context(target, context, verified) == context]
+    if not fitting:
         raise UserError(
-            f"{target.name} has {positions} positions, too few to calibrate with {max(verified)} tokens "
-            f"behind {min(contexts)}"
+            f"{target.name}: must have {min(contexts) + max(verified)} positions to be calibrated, got "
+            f"{target.config.max_position_embeddings}"
         )
-    return target_curves, draft_curves
+    curves = []
+    for context in fitting:
+        clock = _Clock(target, drafter, context)
+        curves.append(_time(clock, context, rounds, on_round, verified, expanded, width, seconds))
+    return [curve for curve, _ in curves], [curve for _, curve in curves]
 
 
 @torch.no_grad()
@@ -88,28 +72,60 @@ def measure_verification(
     target: FrozenTarget, context: int, rounds: int, on_round: Callable[[], None] = lambda: None
 ) -> Curve:
     """Time forwards of the target alone, as `measure_costs` does beside drafting steps; in a shorter context
-    where the target has no positions for this one.
+    if the target has too few positions for this one.
 
     Raises:
-        UserError: the target has too few positions.
+        UserError: the target has too few positions for any.
     """
-    positions = getattr(target.config, "max_position_embeddings", None) or context + max(VERIFIED)
-    context = min(context, positions - max(VERIFIED))
-    if context < 1:
-        raise UserError(f"{target.name} has {positions} positions, too few to time {max(VERIFIED)} tokens")
-    seconds: dict[int, list[float]] = {n: [] for n in VERIFIED}
-    clock = _Clock(target, None, context)
+    context = fitting_context(target, context, VERIFIED)
+    return _time(_Clock(target, None, context), context, rounds, on_round, VERIFIED)[0]
+
+
+def fitting_context(target: FrozenTarget, context: int, verified: Sequence[int]) -> int:
+    """Return the context, or the part of it that fits into the target's positions with the sizes to measure.
+
+    Raises:
+        UserError: not a token fits.
+    """
+    positions = getattr(target.config, "max_position_embeddings", None) or math.inf
+    if positions <= max(verified):
+        raise UserError(
+            f"{target.name}: must have more than {max(verified)} positions to be timed, got {positions}"
+        )
+    return min(context, positions - max(verified))
+
+
+def _time(
+    clock: "_Clock",
+    context: int,
+    rounds: int,
+    on_round: Callable[[], None],
+    verified: Sequence[int],
+    expanded: Sequence[int] = (),
+    width: int = 0,
+    seconds: float = math.inf,
+) -> tuple[Curve, Curve]:
+    """Return the curves of a clock's target and drafter; see `measure_costs`."""
+    target_seconds: dict[int, list[float]] = {n: [] for n in verified}
+    draft_seconds: dict[int, list[float]] = {f: [] for f in expanded}
+    begun = time.perf_counter()
     for round_ in range(WARM_UP + rounds):
-        for n in VERIFIED:
-            taken = clock.verify(n)
+        if round_ > WARM_UP and time.perf_counter() - begun > seconds:
+            break
+        for i, n in enumerate(verified):
+            taken = [(target_seconds[n], clock.verify(n))]
+            if expanded:
+                f = expanded[(i + round_) % len(expanded)]
+                taken.append((draft_seconds[f], clock.draft(f, width)))
             if round_ >= WARM_UP:
-                seconds[n].append(taken)
+                for measured, passed in taken:
+                    measured.append(passed)
         on_round()
-    return Curve.of(context, seconds)
+    return Curve.of(context, target_seconds), Curve.of(context, draft_seconds)
 
 
 class _Clock:
-    """A sequence with a context of random tokens, behind which forwards are timed and forgotten.
+    """A sequence with a context of random tokens, after which forwards are timed and discarded.
 
     Args:
         drafter: None to time the target alone.
@@ -121,8 +137,7 @@ class _Clock:
         ids = torch.randint(target.vocab_size, (1, context), generator=generator).to(target.device)
         self.cache = target.new_cache(1, context + max(VERIFIED))
         order = torch.arange(context, device=target.device)  # [c]
-        causal = torch.ones(context, context, dtype=torch.bool, device=target.device).tril()  # [c, c]
-        states = target.forward(self.cache, ids, order, causal)
+        states = target.forward(self.cache, ids, order, causal(context, target.device))
         count = torch.tensor([context], device=target.device)
         self.cache.commit(order[None], count)
         self.root = ids[:, -1]  # [1]
@@ -131,9 +146,9 @@ class _Clock:
             drafter.update(self.state, ids, states.tapped, count)
 
     def verify(self, n: int) -> float:
-        """Seconds of a forward over a chain of n tokens."""
+        """Return the seconds of a forward over n tokens."""
         tree = TokenTree.root_only(self.root)
-        if n > 1:  # depth 1 for all: positions stay within the model's, and time does not depend on shape
+        if n > 1:  # depth 1 for all, within the model's positions: time does not depend on the tree's shape
             tokens = torch.arange(n - 1, device=self.root.device)[None]  # [1, n - 1]
             tree = tree.append(torch.zeros_like(tokens), tokens, torch.zeros_like(tokens, dtype=torch.float))
         self._wait()
@@ -143,7 +158,7 @@ class _Clock:
         return time.perf_counter() - started
 
     def draft(self, f: int, width: int) -> float:
-        """Mean seconds of some drafting steps that expand f nodes each."""
+        """Return the mean seconds of some drafting steps that expand f nodes each."""
         tokens = torch.arange(f, device=self.root.device)[None]  # [1, f]
         nothing = torch.zeros_like(tokens, dtype=torch.float)
         start = TokenTree.root_only(self.root).append(torch.zeros_like(tokens), tokens, nothing)

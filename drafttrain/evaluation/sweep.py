@@ -30,7 +30,7 @@ from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
-from drafttrain.trees.parse import CLASSIFIED, uses_calibration
+from drafttrain.trees.parse import takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json, save_figure, write_json
 from drafttrain.utils.machine import dtype_name
@@ -133,7 +133,7 @@ def sweep(
         costs = loaded.costs_for(tree)
         if uses_calibration(tree, costs):
             made_from.append(repr(costs))
-        if tree.partition(":")[0] in CLASSIFIED:
+        if takes_classifier(tree):
             made_from.append(weights_hash(loaded.classifier))
         # a file of its own: more policies, or fewer, do not repeat what is measured
         place, shown = out / "measurements" / fingerprint(tree), f"{tree} ({number} of {len(trees)})"

@@ -1,4 +1,4 @@
-"""Acceptance rules: which drafted nodes the target would have produced itself, and what it says next."""
+"""Acceptance rules: which drafted nodes the target would have produced itself, and the token after them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Accepted:
 
 
 class AcceptanceRule(ABC):
-    """Compares trees with what the target gives after each of their nodes."""
+    """Compare trees with the target's logits after each of their nodes."""
 
     @abstractmethod
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
@@ -43,7 +43,7 @@ class AcceptanceRule(ABC):
 
 
 class AcceptGreedy(AcceptanceRule):
-    """Accepts the longest path whose every token is the target's most probable one (temperature 0).
+    """Accept the longest path whose every token is the target's most probable one (temperature 0).
 
     Among equal logits the smallest token id wins, in drafting and in plain decoding alike.
     """
@@ -56,8 +56,8 @@ accept_greedy = AcceptGreedy()
 
 
 class AcceptMatching(AcceptanceRule):
-    """Sampling with deterministic candidates (trees of most probable tokens): what the target says after each
-    node is drawn from its own distribution, and the path goes on as long as a child is what was drawn.
+    """Sampling with deterministic candidates (trees of most probable tokens): the target's token after each
+    node is drawn from its own distribution, and the path goes on as long as a child has the token drawn.
 
     Exact, because a draw never depends on the tree, and no rule can accept more of candidates that were not
     drawn themselves: a token is accepted with the target's probability of it. A draw belongs to its position
@@ -66,13 +66,18 @@ class AcceptMatching(AcceptanceRule):
     One object serves one call of `decode`.
 
     Args:
-        params: of each prompt.
+        params: of each prompt; `add` takes those of further prompts.
     """
 
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
-        self.emitted = torch.zeros(len(self.params), dtype=torch.long)  # tokens of each prompt so far
+        self.emitted = [0] * len(self.params)  # tokens of each prompt so far
         self.set_active(range(len(self.params)))
+
+    def add(self, params: SamplingParams) -> None:
+        """Take the next prompt's parameters."""
+        self.params.append(params)
+        self.emitted.append(0)
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
@@ -80,21 +85,24 @@ class AcceptMatching(AcceptanceRule):
         self.sampler = Sampler([self.params[number] for number in numbers])
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        emitted = self.emitted[self.numbers].to(tree.sizes.device)  # [B]
-        rows = torch.arange(len(tree.sizes), device=tree.sizes.device)  # [B]
+        device = tree.sizes.device
+        emitted = torch.tensor([self.emitted[number] for number in self.numbers], device=device)  # [B]
+        rows = torch.arange(len(emitted), device=device)  # [B]
         node = torch.zeros_like(tree.sizes)  # [B] the last accepted one
         path, counts = [node], torch.ones_like(tree.sizes)
         while True:  # only what the path reaches is drawn: a draw sorts thousands of probabilities
             position = emitted + tree.depths[rows, node]  # [B]
-            token = self.sampler.pick(logits[rows, node][:, None], position[:, None])[:, 0]  # [B]
-            found = (tree.parents == node[:, None]) & (tree.tokens == token[:, None]) & tree.valid  # [B, n]
-            if not found.any():
+            after = logits if tree.width == 1 else logits[rows, node][:, None]  # [B, 1, V]
+            token = self.sampler.pick(after, position[:, None])[:, 0]  # [B]
+            child = (tree.parents == node[:, None]) & (tree.tokens == token[:, None]) & tree.valid  # [B, n]
+            if not child.any():
                 break
             # a row whose path has ended draws the same again and finds no child again
-            counts = counts + found.any(1)
-            node = torch.where(found.any(1), found.byte().argmax(1), node)
+            counts = counts + child.any(1)
+            node = torch.where(child.any(1), child.byte().argmax(1), node)
             path.append(node)
-        self.emitted[self.numbers] += counts.cpu()
+        for number, count in zip(self.numbers, counts.tolist()):
+            self.emitted[number] += count
         return Accepted(torch.stack(path, 1), counts, token)
 
 
@@ -139,7 +147,8 @@ class RejectionSampling(AcceptanceRule):
         )
 
     def _walk(self, tree: TokenTree, logits: torch.Tensor, row: int, number: int) -> tuple[list[int], int]:
-        """Accepted nodes of a row from the root on, and the target's own token after them; logits [n, V]."""
+        """Return a row's accepted nodes from the root on, and the target's own token after them, from logits
+        [n, V]."""
         params = self.params[number]
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents[row, : int(tree.sizes[row])].tolist()):
@@ -154,12 +163,13 @@ class RejectionSampling(AcceptanceRule):
                 q[tree.drawn_from.ids] = tree.drawn_from.probs[row, node].double()
                 for candidate, child in enumerate(children[node], 1):
                     token = int(tree.tokens[row, child])
-                    share, offered = float(p[token]), float(q[token])
-                    if offered == 0:  # q had nothing left to draw
+                    target_prob, draft_prob = float(p[token]), float(q[token])
+                    if draft_prob == 0:  # q had nothing left to draw
                         break
                     rest = (p - q).clamp(min=0)
                     # without a rest p is q up to rounding, and nothing is ever rejected
-                    if uniform(params.seed, position, candidate) * offered < share or not rest.any():
+                    drawn = uniform(params.seed, position, candidate)
+                    if drawn * draft_prob < target_prob or not rest.any():
                         accepted = child
                         break
                     p, q[token] = rest / rest.sum(), 0
@@ -177,20 +187,20 @@ def _different(numbers: Sequence[int]) -> list[int]:
 
 
 def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:
-    """The longest path whose every token is what the target says after the node before it.
+    """Return the longest path whose every token is the target's choice after the node before it.
 
     Args:
-        choices: what the target says after each node, int64 [B, n].
+        choices: the target's token after each node, int64 [B, n].
     """
     if tree.width == 1:  # plain decoding
         return Accepted(torch.zeros_like(choices), torch.ones_like(tree.sizes), choices[:, 0])
     # a walk on the host: a tree has some dozens of nodes, and each of torch's operators takes as long
     facts = torch.stack([choices, tree.tokens, tree.parents, tree.depths]).tolist()  # [4, B, n]
     paths = []
-    for said, tokens, parents, depths in zip(*facts):
+    for chosen, tokens, parents, depths in zip(*facts):
         right, leaf = [True], 0
         for node in range(1, tree.width):
-            right.append(right[parents[node]] and tokens[node] == said[parents[node]])
+            right.append(right[parents[node]] and tokens[node] == chosen[parents[node]])
             if right[node] and depths[node] > depths[leaf]:  # a padding node has depth 0
                 leaf = node
         path = [leaf]
@@ -199,8 +209,8 @@ def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:
         paths.append(path[::-1])
     longest = max(map(len, paths))
     rows = []
-    for path, said in zip(paths, facts[0]):
+    for path, chosen in zip(paths, facts[0]):
         others = [node for node in range(tree.width) if node not in path]
-        rows.append([*[*path, *others][:longest], len(path), said[path[-1]]])
-    found = torch.tensor(rows, device=choices.device)  # [B, m + 2]
-    return Accepted(found[:, :longest], found[:, longest], found[:, longest + 1])
+        rows.append([*[*path, *others][:longest], len(path), chosen[path[-1]]])
+    columns = torch.tensor(rows, device=choices.device)  # [B, m + 2]
+    return Accepted(columns[:, :longest], columns[:, longest], columns[:, longest + 1])

@@ -1,33 +1,96 @@
-"""The decode loop: propose a tree, verify it with one target forward, keep what is accepted, tell the
-proposer.
+"""The decode loop: encode prompts, then propose trees, verify them with one target forward and update the
+proposer until every output has ended.
 
 It knows token ids only; text is `decoder.py`'s business. With `NoProposer` it is plain autoregressive
-decoding. Prompts beyond `max_rows` wait until one that is being decoded has ended.
+decoding. `decode` takes a list of prompts; `decode_requests`, which it is built on, takes requests as they
+come.
 """
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted, AcceptMatching, accept_greedy
 from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.session import NOT_FINITE, Session, prefill, propose, update, verify
 from drafttrain.inference.stats import DecodeStats, ModuleClock
 from drafttrain.kernels.team import native_team
-from drafttrain.target_lm.cache import TreeCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
-DRAFT_SLOTS = 64  # cache slots for the tree in flight beyond the longest output; more are added as needed
+PREFILL_TOKENS = 1024  # of prompts that are encoded together, padding included: activations stay small
+
+
+@dataclass
+class Request:
+    """A prompt that is to be continued.
+
+    Attributes:
+        prompt_ids: its tokens.
+        max_new_tokens: limit of the output; never exceeded, not even by accepted drafts.
+        sampling: how its tokens are drawn; greedily if left out.
+        id: the caller's name for it.
+    """
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    id: str = ""
+
+
+@dataclass(eq=False)
+class Row:
+    """A request that is being decoded, and what the last forward gave it.
+
+    Attributes:
+        number: of the request, in the order in which they were taken.
+        output: its tokens so far.
+        tokens: those of the last forward; the drafted ones come first.
+        drafted: how many of `tokens` were drafted.
+        verified: draft tokens that the last forward had of it.
+        finish_reason: "stop" (a stop token was emitted), "length", or "not_finite" (the logits are NaN or
+            infinite; `output` is what came before) once the output has ended, else None. A caller may set it
+            to end an output.
+        step_sizes: how many tokens each forward gave it, its prompt's left out.
+    """
+
+    number: int
+    request: Request
+    output: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    drafted: int = 0
+    verified: int = 0
+    finish_reason: str | None = None
+    step_sizes: list[int] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """How many tokens it may still emit."""
+        return self.request.max_new_tokens - len(self.output)
+
+    def add(self, tokens: list[int], stop: Collection[int]) -> None:
+        """Emit the tokens up to the first in `stop`; they are within the limit."""
+        end = next((i for i, token in enumerate(tokens, 1) if token in stop), None)
+        self.tokens = tokens[:end]
+        if end:
+            self.finish_reason = "stop"
+        elif self.tokens[-1] == NOT_FINITE:
+            self.finish_reason = "not_finite"
+            self.tokens.pop()
+        self.output += self.tokens
+        if self.finish_reason is None and not self.left:
+            self.finish_reason = "length"
 
 
 @dataclass
 class Step:
-    """What one target forward brought, prompt by prompt. Prompts without a part in it have an empty share.
+    """What one target forward gave, prompt by prompt. Prompts without a part in it have an empty share.
 
     Attributes:
         tokens: emitted tokens; the drafted ones come first.
@@ -35,119 +98,24 @@ class Step:
         verified: draft tokens sent to the target.
         finish_reason: "stop" (a stop token was emitted) or "length" in the step in which an output ends, else
             None.
+        rows: the prompts with a part in it. To end an output, set its row's `finish_reason` before the next
+            step.
     """
 
     tokens: list[list[int]]
     drafted: list[int]
     verified: list[int]
     finish_reason: list[str | None]
+    rows: list[Row]
 
-
-@dataclass
-class Session:
-    """Rows that are decoded together: what the target and the proposer keep of them.
-
-    Attributes:
-        cache: the target's keys and values.
-        state: the proposer's.
-        root: the last emitted tokens, which no forward has had yet, int64 [B].
-    """
-
-    target: FrozenTarget
-    proposer: Proposer
-    cache: TreeCache
-    state: object
-    root: torch.Tensor
-
-    def replace_rows(self, rows: torch.Tensor, other: "Session") -> None:
-        """Put another session's rows in the place of these, int64 [b]."""
-        self.cache.replace_rows(rows, other.cache)
-        self.proposer.replace_rows(self.state, rows, other.state)
-        self.root[rows] = other.root
-
-    def select_rows(self, rows: torch.Tensor) -> None:
-        """Go on with these rows alone, int64 [b]; one that is named twice goes on as two independent ones."""
-        self.cache.select_rows(rows)
-        self.state, self.root = self.proposer.select_rows(self.state, rows), self.root[rows]
-
-
-@dataclass
-class Verified:
-    """What one forward of the target gave for a session's trees.
-
-    Attributes:
-        tree: the trees that were verified.
-        accepted: the path of each row, and the target's own token after it.
-        tokens: of the paths, root first, int64 [B, m].
-        tapped: the target's tapped hidden states on the paths, [B, m, K*H].
-        logits: after every node, [B, n, V].
-    """
-
-    tree: TokenTree
-    accepted: Accepted
-    tokens: torch.Tensor
-    tapped: torch.Tensor
-    logits: torch.Tensor
-
-
-def prefill(
-    target: FrozenTarget,
-    proposer: Proposer,
-    prompts: Sequence[Sequence[int]],
-    max_len: int,
-    accept: AcceptanceRule,
-) -> Session:
-    """Encode prompts as chains, padded on the right, and choose the first token of each.
-
-    Args:
-        prompts: token ids of each.
-        max_len: tokens of the longest row at its end, prompt included.
-
-    Raises:
-        UserError: the target gives NaN.
-    """
-    device = target.device
-    cache = target.new_cache(len(prompts), max_len + DRAFT_SLOTS)
-    state = proposer.new_state(len(prompts), max_len)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [B]
-    n = max(map(len, prompts))
-    padded = [[*prompt, *[0] * (n - len(prompt))] for prompt in prompts]
-    tokens = torch.tensor(padded, device=device)  # [B, n]
-    order = torch.arange(n, device=device)  # [n]
-    states = target.forward(cache, tokens, order, torch.ones(n, n, dtype=torch.bool, device=device).tril())
-    cache.commit(order.expand(len(prompts), n), lengths)
-    rows = torch.arange(len(prompts), device=device)  # [B]
-    logits = target.head(states.final[rows, lengths - 1])  # [B, V]
-    if torch.isnan(logits).any():
-        raise UserError(f"{target.name} gives NaN in {target.dtype}: load it in another dtype")
-    proposer.update(state, tokens, states.tapped, lengths)
-    # the last prompt token plays the root of a tree without drafts
-    root = accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits[:, None]).next_token  # [B]
-    return Session(target, proposer, cache, state, root)
-
-
-def propose(session: Session) -> TokenTree:
-    """Return the proposer's trees after the session's last tokens."""
-    return session.proposer.propose(session.state, session.root)
-
-
-def verify(session: Session, tree: TokenTree, accept: AcceptanceRule) -> Verified:
-    """Run the target over trees, commit the accepted paths to its cache, and set the roots after them."""
-    session.cache.reserve(tree.width)
-    states = session.target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors())
-    logits = session.target.head(states.final)  # [B, n, V]
-    accepted = accept(tree, logits)
-    session.cache.commit(accepted.path, accepted.counts)
-    session.root = accepted.next_token  # [B]
-    tokens = tree.tokens.gather(1, accepted.path)  # [B, m]
-    wide_path = accepted.path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
-    return Verified(tree, accepted, tokens, states.tapped.gather(1, wide_path), logits)
-
-
-def update(session: Session, verified: Verified) -> None:
-    """Give the proposer what the target has verified."""
-    session.proposer.harvest(session.state, verified.tree, verified.logits)
-    session.proposer.update(session.state, verified.tokens, verified.tapped, verified.accepted.counts)
+    @classmethod
+    def of(cls, prompts: int, rows: list[Row]) -> "Step":
+        """Return the step of these rows, of this many prompts."""
+        step = cls([[] for _ in range(prompts)], [0] * prompts, [0] * prompts, [None] * prompts, rows)
+        for row in rows:
+            step.tokens[row.number], step.drafted[row.number] = row.tokens, row.drafted
+            step.verified[row.number], step.finish_reason[row.number] = row.verified, row.finish_reason
+        return step
 
 
 @torch.no_grad()
@@ -161,7 +129,7 @@ def decode(
     stats: DecodeStats | None = None,
     max_rows: int | None = None,
 ) -> Iterator[Step]:
-    """Decodes prompts; yields a step for each target forward, those that encode prompts included.
+    """Decode prompts; yield a step for each target forward, those that encode prompts included.
 
     Every prompt gives what it would give alone and without a draft (in exact arithmetic; in fp32 up to exact
     ties).
@@ -176,90 +144,243 @@ def decode(
 
     Raises:
         UserError: a prompt is empty, it and max_new_tokens exceed the positions of the target, max_rows is
-            below 1, or the target gives NaN.
+            below 1, or the target gives NaN or infinite logits.
     """
-    _check_lengths(target, prompts, max_new_tokens)
     if max_rows is not None and max_rows < 1:
-        raise UserError(f"max_rows is {max_rows}: at least one prompt has to be decoded at a time")
+        raise UserError(f"max_rows: must be at least 1, got {max_rows}")
+    requests = [Request(prompt, max_new_tokens) for prompt in prompts]
+    for number, request in enumerate(requests):
+        _check(target, request, number)
+    max_len = max(map(len, prompts), default=0) + max_new_tokens
+    batch = max_rows or len(prompts)
+    for rows in decode_requests(target, proposer, requests, batch, max_len, stop, accept, stats):
+        if any(row.finish_reason == "not_finite" for row in rows):
+            raise UserError(
+                f"{target.name}: logits must be finite, got NaN or infinity in {target.dtype}; load it in "
+                "another dtype"
+            )
+        yield Step.of(len(prompts), rows)
+
+
+@torch.no_grad()
+def decode_requests(
+    target: FrozenTarget,
+    proposer: Proposer,
+    requests: Iterable[Request | None],
+    max_rows: int,
+    max_len: int,
+    stop: Collection[int] | None = None,
+    accept: AcceptanceRule | None = None,
+    stats: DecodeStats | None = None,
+    refill: int = 1,
+) -> Iterator[list[Row]]:
+    """Decode requests as they come, `max_rows` at a time; yield the rows of each target forward.
+
+    A request gives the same output in any company. Requests of similar length should follow each other: a
+    cache's view is as long as its longest row.
+
+    Args:
+        requests: asked for whenever rows are free, and not before. None says that none is ready until the
+            caller has seen another output end (a chat's next turn waits for the answer to the one before).
+        max_rows: requests decoded at a time.
+        max_len: tokens for which a row gets room at once, prompt included; longer ones take time.
+        stop: tokens that end an output. They are emitted, nothing after them is. None: the target's own.
+        accept: the rule that compares trees with the target's logits. None: by each request's `sampling`.
+        stats: counts and times are added to it.
+        refill: wait until this many rows are free (or all are) before prompts are encoded.
+
+    Raises:
+        UserError: a prompt is empty, or it and its max_new_tokens exceed the positions of the target.
+    """
+    stop = frozenset(target.eos_token_ids if stop is None else stop)
     stats = DecodeStats() if stats is None else stats
-    stop = target.eos_token_ids if stop is None else stop
-    rows = _Rows(len(prompts), max_rows or len(prompts), max_new_tokens, stop, stats)
-    stats.prompts += len(prompts)
-    stats.prompt_tokens += sum(map(len, prompts))
-    max_len = max(map(len, prompts)) + max_new_tokens
-    loop = _Loop(target, proposer, prompts, max_len, accept, rows, stats)
+    loop = _Loop(target, proposer, requests, max_rows, max_len, stop, accept, stats, refill)
+    team = nullcontext if target.native is None else native_team  # the caller has all threads
     with loop.clock.on(*target.timed_modules):
-        while rows.active:
-            with native_team() if target.native is not None else nullcontext():  # the caller has all threads
-                step = loop.encode() if rows.new else loop.step()
-            yield step
+        while True:
+            with team():
+                rows = loop.forward()
+            if not rows:
+                return
+            yield rows
 
 
-@dataclass
 class _Loop:
-    """What `decode` goes round."""
+    """The state of `decode_requests`, whose arguments it takes.
 
-    target: FrozenTarget
-    proposer: Proposer
-    prompts: Sequence[Sequence[int]]
-    max_len: int
-    accept: AcceptanceRule
-    rows: "_Rows"
-    stats: DecodeStats
-    session: Session | None = None
+    Attributes:
+        rows: in the order of the session's.
+        session: None if there are no rows.
+        chunks: rows whose prompts wait to be encoded, in parts that are encoded together.
+    """
 
-    def __post_init__(self) -> None:
-        self.clock = ModuleClock(self.target.device)
+    def __init__(
+        self,
+        target: FrozenTarget,
+        proposer: Proposer,
+        requests: Iterable[Request | None],
+        max_rows: int,
+        max_len: int,
+        stop: Collection[int],
+        accept: AcceptanceRule | None,
+        stats: DecodeStats,
+        refill: int,
+    ):
+        self.target, self.proposer, self.requests = target, proposer, iter(requests)
+        self.max_rows, self.max_len, self.refill = max_rows, max_len, refill
+        self.stop, self.stats, self.clock = stop, stats, ModuleClock(target.device)
+        self.sampled = AcceptMatching([]) if accept is None else None
+        self.accept = accept or self.sampled
+        self.rows: list[Row] = []
+        self.session: Session | None = None
+        self.chunks: deque[list[Row]] = deque()
+        self.taken, self.exhausted = 0, False
 
-    def encode(self) -> Step:
-        """Encode the prompts whose turn it is; each emits its first token."""
-        started = time.perf_counter()
-        rows = self.rows
-        numbers = [rows.active[place] for place in rows.new]
-        self._set_active(numbers)
-        chosen = [self.prompts[number] for number in numbers]
-        # rows that are put into a session need no room of their own for what follows
-        room = self.max_len if self.session is None else max(map(len, chosen))
-        encoded = prefill(self.target, self.proposer, chosen, room, self.accept)
-        if self.session is None:
-            self.session = encoded
-        else:
-            self.session.replace_rows(torch.tensor(rows.new, device=self.target.device), encoded)
-        step = rows.first_step(encoded.root)
+    def forward(self) -> list[Row]:
+        """Run the target once; return the rows that took part, none if nothing is left to do."""
         self._drop_ended()
+        if not self.chunks:
+            self.chunks.extend(_chunks(self._take()))
+        if self.chunks:
+            return self._encode(self.chunks.popleft())
+        return self._step() if self.rows else []
+
+    def _take(self) -> list[Row]:
+        """Take the requests that are ready if enough rows are free for them."""
+        free, taken = self.max_rows - len(self.rows), []
+        if self.rows and free < self.refill:
+            return []
+        while len(taken) < free and not self.exhausted:
+            try:
+                request = next(self.requests)
+            except StopIteration:
+                self.exhausted = True
+                break
+            if request is None:
+                if not taken and not self.rows:
+                    raise RuntimeError("no request is ready, but none is running that it could wait for")
+                break
+            _check(self.target, request, self.taken)
+            if self.sampled is not None:
+                self.sampled.add(request.sampling)
+            taken.append(Row(self.taken, request))
+            self.taken += 1
+        return taken
+
+    def _encode(self, rows: list[Row]) -> list[Row]:
+        """Encode the prompts of new rows; each emits its first token."""
+        started = time.perf_counter()
+        self._set_active(rows)
+        prompts = [row.request.prompt_ids for row in rows]
+        # rows that join others need no room of their own for what follows
+        room = max(map(len, prompts)) if self.session else self.max_len
+        encoded = prefill(self.target, self.proposer, prompts, room, self.accept)
+        for row, token in zip(rows, encoded.root.tolist()):
+            row.add([token], self.stop)
+            self.stats.prompts += 1
+            self.stats.prompt_tokens += len(row.request.prompt_ids)
+            self.stats.new_tokens += len(row.tokens)
+        if self.session:
+            self.session.append_rows(encoded)
+        else:
+            self.session = encoded
+            encoded.cache.reserve_rows(self.max_rows)
+        self.rows = self.rows + rows
         self.stats.prefill_seconds += time.perf_counter() - started
         self.stats.seconds += time.perf_counter() - started
-        return step
+        return rows
 
-    def step(self) -> Step:
-        """Propose trees, verify them with one forward, commit the accepted paths, update the proposer."""
+    def _step(self) -> list[Row]:
+        """Propose trees, verify them with one forward, and update the proposer."""
         started = time.perf_counter()
         session, stats, proposer = self.session, self.stats, self.proposer
-        self._set_active(self.rows.active)
+        self._set_active(self.rows)
         in_model = proposer.model_seconds
-        tree = self.rows.trim(propose(session))
+        tree = self._trim(propose(session))
         drafted, modules_before = time.perf_counter(), self.clock.seconds
         verified = verify(session, tree, self.accept)
-        step = self.rows.step(tree, verified.accepted)
+        self._emit(tree, verified.accepted)
         verified_at = time.perf_counter()
-        if self.rows.go_on:
+        if any(row.finish_reason is None for row in self.rows):
             update(session, verified)
         updated = time.perf_counter()
-        self._drop_ended()
         stats.draft_seconds += drafted - started + updated - verified_at
         stats.draft_model_seconds += proposer.model_seconds - in_model
         stats.verify_seconds += self.clock.seconds - modules_before
-        stats.seconds += time.perf_counter() - started
-        return step
+        stats.seconds += updated - started
+        return self.rows
 
-    def _set_active(self, numbers: Sequence[int]) -> None:
+    def _set_active(self, rows: list[Row]) -> None:
+        numbers = [row.number for row in rows]
         self.accept.set_active(numbers)
         self.proposer.set_active(numbers)
 
+    def _trim(self, tree: TokenTree) -> TokenTree:
+        """Drop nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
+
+        So no node ever lies beyond the last position that plain decoding would use.
+        """
+        if tree.width == 1:
+            return tree
+        left = [row.left for row in self.rows]
+        if int(tree.depths.max()) < min(left):
+            return tree
+        return tree.select(tree.depths < torch.tensor(left, device=tree.depths.device)[:, None])
+
+    def _emit(self, tree: TokenTree, accepted: Accepted) -> None:
+        """Give each row its accepted path (but for the root, which it has already) and the target's token."""
+        if tree.width == 1:
+            for row, own in zip(self.rows, self.session.root.tolist()):
+                self._count(row, [own], 0, False, 0, 0)
+            return
+        columns = torch.stack([accepted.counts, self.session.root, tree.sizes], 1)  # [B, 3]
+        parts = [columns, accepted.path, tree.tokens, tree.parents, tree.depths]
+        facts = torch.cat(parts, 1).tolist()  # one transfer from the device
+        n, m = tree.width, accepted.path.shape[1]
+        for row, (count, own, size, *nodes) in zip(self.rows, facts):
+            path, tokens = nodes[:count], nodes[m : m + n]
+            parents, depth = nodes[m + n : m + n + size], max(nodes[m + 2 * n :])
+            has_children = path[-1] in parents
+            self._count(
+                row, [*(tokens[node] for node in path[1:]), own], count - 1, has_children, size - 1, depth
+            )
+
+    def _count(
+        self, row: Row, tokens: list[int], drafted: int, has_children: bool, verified: int, depth: int
+    ) -> None:
+        """Let a row emit tokens, and add its share of the step to the statistics.
+
+        Args:
+            drafted: how many of the tokens were drafted.
+            has_children: whether drafts follow the last of those.
+            verified: draft tokens in its tree.
+            depth: of its tree.
+        """
+        row.add(tokens, self.stop)
+        emitted = len(row.tokens)
+        row.drafted, row.verified = min(emitted, drafted), verified
+        # a draft was refused if there are any after the path, and the output has not ended in the draft
+        rejected = has_children and emitted == len(tokens)
+        self.stats.count_step(emitted, row.drafted, rejected, verified, depth)
+        if emitted:
+            row.step_sizes.append(emitted)
+        if row.finish_reason:
+            self.stats.count_repetition(row.output, row.step_sizes)
+
     def _drop_ended(self) -> None:
-        kept = self.rows.turn_over()
-        if kept is not None:
-            self.session.select_rows(torch.tensor(kept, device=self.session.root.device))
+        """Go on without the rows that have ended. The last rows move into their places: few are copied."""
+        started = time.perf_counter()
+        going = [place for place, row in enumerate(self.rows) if row.finish_reason is None]
+        if len(going) == len(self.rows):
+            return
+        moving = (place for place in going if place >= len(going))
+        places = [next(moving) if self.rows[i].finish_reason else i for i in range(len(going))]
+        self.rows = [self.rows[place] for place in places]
+        if self.rows:
+            self.session.select_rows(torch.tensor(places, device=self.session.root.device))
+        else:
+            self.session = None
+        self.stats.seconds += time.perf_counter() - started
 
 
 def decode_all(
@@ -271,7 +392,7 @@ def decode_all(
     accept: AcceptanceRule = accept_greedy,
     max_rows: int | None = None,
 ) -> tuple[list[list[int]], DecodeStats]:
-    """Runs `decode` to its end; returns the emitted tokens of each prompt and the statistics."""
+    """Run `decode` to its end; return the emitted tokens of each prompt and the statistics."""
     stats = DecodeStats()
     outputs: list[list[int]] = [[] for _ in prompts]
     for step in decode(target, proposer, prompts, max_new_tokens, stop, accept, stats, max_rows):
@@ -280,115 +401,19 @@ def decode_all(
     return outputs, stats
 
 
-def _check_lengths(target: FrozenTarget, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}: ask for at least one token")
-    limit = getattr(target.config, "max_position_embeddings", None)
-    for i, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise UserError(f"prompt {i} has no tokens: give it some text")
-        if limit and len(prompt) + max_new_tokens > limit:
-            raise UserError(
-                f"prompt {i} has {len(prompt)} tokens, which with max_new_tokens {max_new_tokens} exceeds "
-                f"the {limit} positions of {target.name}: shorten the prompt or lower max_new_tokens"
-            )
+def _check(target: FrozenTarget, request: Request, number: int) -> None:
+    if request.max_new_tokens < 1:
+        raise UserError(f"max_new_tokens: must be at least 1, got {request.max_new_tokens}")
+    if not len(request.prompt_ids):
+        raise UserError(f"prompt {number}: must have at least one token, got none")
+    target.check_length(request.prompt_ids, request.max_new_tokens, f"prompt {number}")
 
 
-class _Rows:
-    """What has been emitted for each prompt, and which prompts are being decoded.
-
-    Attributes:
-        active: numbers of the prompts that take part, in the order of the batch.
-        new: places of those that have not been encoded yet.
-    """
-
-    def __init__(
-        self, prompts: int, max_rows: int, max_new_tokens: int, stop: Collection[int], stats: DecodeStats
-    ):
-        self.stop, self.stats = frozenset(stop), stats
-        self.left = [max_new_tokens] * prompts  # tokens that each may still emit; 0 once it has ended
-        self.active = list(range(min(max_rows, prompts)))
-        self.new = list(self.active)
-        self.waiting = deque(range(len(self.active), prompts))
-        self.outputs: list[list[int]] = [[] for _ in range(prompts)]
-        self.step_sizes: list[list[int]] = [[] for _ in range(prompts)]
-
-    @property
-    def go_on(self) -> bool:
-        """Whether any output of the present batch has not ended."""
-        return any(self.left[number] for number in self.active)
-
-    def turn_over(self) -> list[int] | None:
-        """Gives the places of outputs that have ended to prompts that wait; places without one fall away.
-
-        Returns:
-            the places that stay, in order; None if all do, or none.
-        """
-        ended = [place for place, number in enumerate(self.active) if not self.left[number]]
-        taken = ended[: len(self.waiting)]
-        for place in taken:
-            self.active[place] = self.waiting.popleft()
-        gone = set(ended[len(taken) :])
-        kept = [place for place in range(len(self.active)) if place not in gone]
-        self.active = [self.active[place] for place in kept]
-        self.new = [kept.index(place) for place in taken]
-        return kept if gone and kept else None
-
-    def trim(self, tree: TokenTree) -> TokenTree:
-        """Drops nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
-
-        So no node ever lies beyond the last position that plain decoding would use.
-        """
-        left = [self.left[row] for row in self.active]
-        if int(tree.depths.max()) < min(left):
-            return tree
-        return tree.select(tree.depths < torch.tensor(left, device=tree.depths.device)[:, None])
-
-    def first_step(self, tokens: torch.Tensor) -> Step:
-        """Emits the first token of each prompt that is new, [B]."""
-        step = self._nothing()
-        for row, token in zip([self.active[place] for place in self.new], tokens.tolist()):
-            emitted, reason = self._emit(row, [token])
-            self.stats.new_tokens += 1
-            self._put(step, row, emitted, 0, 0, reason)
-        return step
-
-    def step(self, tree: TokenTree, accepted: Accepted) -> Step:
-        """Emits each accepted path (but for its root, which is emitted already) and the target's token."""
-        columns = torch.stack([accepted.counts, accepted.next_token, tree.sizes], 1)  # [B, 3]
-        parts = [columns, accepted.path, tree.tokens, tree.parents, tree.depths]
-        facts = torch.cat(parts, 1).tolist()  # one transfer from the device
-        n, m = tree.width, accepted.path.shape[1]
-        step = self._nothing()
-        for row, (count, own, size, *nodes) in zip(self.active, facts):
-            path, tokens = nodes[:count], nodes[m : m + n]
-            parents, depth = nodes[m + n : m + n + size], max(nodes[m + 2 * n :])
-            emitted, reason = self._emit(row, [*(tokens[node] for node in path[1:]), own])
-            drafted = min(len(emitted), count - 1)
-            self.step_sizes[row].append(len(emitted))
-            # drafts behind the path exist, and the output has not ended in the draft
-            rejected = path[-1] in parents and len(emitted) == count
-            self.stats.count_step(len(emitted), drafted, rejected, size - 1, depth)
-            self._put(step, row, emitted, drafted, size - 1, reason)
-            if reason:
-                self.stats.count_repetition(self.outputs[row], self.step_sizes[row])
-        return step
-
-    def _emit(self, row: int, tokens: list[int]) -> tuple[list[int], str | None]:
-        """Cuts tokens after the first stop token and notes them; `trim` has kept them within the limit."""
-        end = next((i + 1 for i, token in enumerate(tokens) if token in self.stop), None)
-        tokens = tokens[:end]
-        self.outputs[row] += tokens
-        self.left[row] = 0 if end else self.left[row] - len(tokens)
-        return tokens, "stop" if end else None if self.left[row] else "length"
-
-    def _nothing(self) -> Step:
-        n = len(self.outputs)
-        return Step([[] for _ in range(n)], [0] * n, [0] * n, [None] * n)
-
-    @staticmethod
-    def _put(
-        step: Step, row: int, tokens: list[int], drafted: int, verified: int, reason: str | None
-    ) -> None:
-        step.tokens[row], step.drafted[row] = tokens, drafted
-        step.verified[row], step.finish_reason[row] = verified, reason
+def _chunks(rows: Sequence[Row]) -> list[list[Row]]:
+    """Split rows into those whose prompts are encoded together: few, and of similar length, to pad little."""
+    chunks: list[list[Row]] = [[]]
+    for row in sorted(rows, key=lambda row: len(row.request.prompt_ids)):
+        if chunks[-1] and (len(chunks[-1]) + 1) * len(row.request.prompt_ids) > PREFILL_TOKENS:
+            chunks.append([])
+        chunks[-1].append(row)
+    return [sorted(chunk, key=lambda row: row.number) for chunk in chunks if chunk]

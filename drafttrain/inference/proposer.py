@@ -1,4 +1,4 @@
-"""Who the decode loop asks for trees: a model drafter with a growth policy, or nobody."""
+"""What the decode loop asks for trees: a model drafter with a growth policy, or nothing."""
 
 import copy
 import time
@@ -26,7 +26,8 @@ class Proposer(ABC):
 
     @abstractmethod
     def new_state(self, batch: int, max_len: int) -> Any:
-        """Return the empty state of `batch` sequences of at most `max_len` tokens, prompt included."""
+        """Return the empty state of `batch` sequences, with room for `max_len` tokens of each: prompt, output
+        and the tree in flight."""
 
     @abstractmethod
     def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
@@ -34,8 +35,8 @@ class Proposer(ABC):
         independent ones, and those that are not named have ended."""
 
     @abstractmethod
-    def replace_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
-        """Put the sequences of another state in the place of those of these numbers, int64 [b]."""
+    def append_rows(self, state: Any, other: Any) -> Any:
+        """Return the state of these sequences and, after them, those of another state."""
 
     @abstractmethod
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
@@ -60,8 +61,8 @@ class Proposer(ABC):
 
 @dataclass
 class TreeProposer(Proposer):
-    """A model drafter whose trees grow by a policy. What the policy gets as its drafter is this object, which
-    looks at the clock.
+    """A model drafter whose trees grow by a policy. The policy gets this object as its drafter, so that the
+    drafter's forwards are timed.
 
     Raises:
         UserError: the drafter does not reach as deep as the policy's trees.
@@ -75,12 +76,12 @@ class TreeProposer(Proposer):
         reach = getattr(self.drafter, "max_depth", None)
         if reach is not None and self.policy.max_depth > reach:
             raise UserError(
-                f"the tree is up to {self.policy.max_depth} tokens deep and this drafter reaches {reach}: "
-                "use a shallower one"
+                f"tree: must be at most {reach} tokens deep for this drafter, got one of up to "
+                f"{self.policy.max_depth}; use a shallower one"
             )
 
     def new_state(self, batch: int, max_len: int) -> Any:
-        return self.drafter.new_state(batch, max_len + self.policy.max_depth)
+        return self.drafter.new_state(batch, max_len)
 
     def set_active(self, numbers: Sequence[int]) -> None:
         self.policy.set_active(numbers)
@@ -88,8 +89,8 @@ class TreeProposer(Proposer):
     def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
         return self.drafter.select_rows(state, rows)
 
-    def replace_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
-        self.drafter.replace_rows(state, rows, other)
+    def append_rows(self, state: Any, other: Any) -> Any:
+        return self.drafter.append_rows(state, other)
 
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         started = self._now(counts)
@@ -115,9 +116,9 @@ class TreeProposer(Proposer):
         self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         started = self._now(frontier)
-        found = self.drafter.top(state, tree, frontier, k)
+        best = self.drafter.top(state, tree, frontier, k)
         self.model_seconds += self._now(frontier) - started
-        return found
+        return best
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         return self.drafter.to_target(ids)
@@ -130,18 +131,17 @@ class TreeProposer(Proposer):
 
 
 class PerSequence(Proposer):
-    """What proposers share whose state is a list with an item for each sequence, and who run no model."""
+    """Base of proposers whose state is a list with an item for each sequence, and which run no model."""
 
     def select_rows(self, state: list, rows: torch.Tensor) -> list:
-        kept: list = []
+        selected: list = []
         for place, row in enumerate(rows.tolist()):
             is_first = row not in rows[:place].tolist()
-            kept.append(state[row] if is_first else copy.deepcopy(state[row]))
-        return kept
+            selected.append(state[row] if is_first else copy.deepcopy(state[row]))
+        return selected
 
-    def replace_rows(self, state: list, rows: torch.Tensor, other: list) -> None:
-        for row, sequence in zip(rows.tolist(), other, strict=True):
-            state[row] = sequence
+    def append_rows(self, state: list, other: list) -> list:
+        return [*state, *other]
 
 
 class NoProposer(Proposer):
@@ -155,8 +155,8 @@ class NoProposer(Proposer):
     def select_rows(self, state: None, rows: torch.Tensor) -> None:
         return None
 
-    def replace_rows(self, state: None, rows: torch.Tensor, other: None) -> None:
-        pass
+    def append_rows(self, state: None, other: None) -> None:
+        return None
 
     def update(self, state: None, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         pass

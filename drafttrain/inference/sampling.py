@@ -1,7 +1,8 @@
 """Draws from the target's distribution: temperature, top-k, top-p, and reproducible uniform numbers.
 
-A number belongs to a seed and a position of the output, whatever else is decoded beside it and however many
-tokens a forward brings. So the same seed gives the same text with drafts and without, alone and in a batch.
+A number belongs to a seed and a position of the output; neither the rest of a batch nor the number of tokens
+per forward changes it. So the same seed gives the same text with drafts and without, alone and in a batch, in
+decoding and in regeneration.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ _MASK = 2**64 - 1
 
 
 def uniform(seed: int, position: int, number: int = 0) -> float:
-    """A number in [0, 1) of a seed and a position of the output (SplitMix64, Steele et al. 2014).
+    """Return a number in [0, 1) that a seed and a position of the output determine (SplitMix64, Steele et al.
+    2014).
 
     Args:
         number: which of those that belong to the position; 0 draws its token.
@@ -34,7 +36,8 @@ def pick_tokens(
     uniform: torch.Tensor,
     top_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Greedy choice, or a draw from the nucleus by inverting its cumulative distribution.
+    """Choose each row's most probable token, or draw one from its nucleus by inverting the cumulative
+    distribution. A row with NaN or an infinite maximum gets the token of that.
 
     Args:
         logits: [B, V].
@@ -44,8 +47,8 @@ def pick_tokens(
     Returns:
         token ids [B]
     """
-    tokens = logits.max(-1).indices  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
-    sampled = temperature > 0  # [B]
+    best, tokens = logits.max(-1)  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
+    sampled = (temperature > 0) & best.isfinite()  # [B]
     if not sampled.any():
         return tokens
     probs = torch.softmax(logits[sampled].float() / temperature[sampled, None], dim=-1)  # [S, V]
@@ -92,7 +95,7 @@ def _invert(
 
 
 def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
+    """Return the distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
     logits = logits.double()
     if params.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
@@ -104,7 +107,7 @@ def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def draw(probs: torch.Tensor, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the cumulative distribution [V]."""
+    """Return the token at `uniform` in [0, 1) of the cumulative distribution [V]."""
     cumulative = probs.cumsum(-1)
     index = int((cumulative <= uniform * cumulative[-1]).sum())
     return min(index, int(probs.nonzero()[-1]))  # rounding may leave the last token's share open
@@ -117,7 +120,7 @@ class Sampler:
         self.params = list(params)
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, n] from logits [B, n, V], for these positions of the outputs, int64 [B, n]."""
+        """Return tokens [B, n] from logits [B, n, V], for these positions of the outputs, int64 [B, n]."""
         batch, n, vocabulary = logits.shape
         numbers = [
             [uniform(params.seed, position) for position in row]

@@ -1,5 +1,4 @@
-"""What a decoding run is judged by. One definition of each number, for training, benchmarks and the command
-line."""
+"""Statistics of decoding runs: one definition of each, for training, benchmarks and the command line."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ class DecodeStats:
     Attributes:
         prompts: sequences decoded.
         prompt_tokens: their tokens.
-        new_tokens: emitted tokens, stop tokens included; what an acceptance rule granted beyond a stop token
+        new_tokens: emitted tokens, stop tokens included; what an acceptance rule accepted beyond a stop token
             or the length limit is not counted.
         steps: target forwards after the prompt's, counted once for each unfinished sequence that takes part.
         verify_tokens: draft tokens sent to the target, roots excluded.
@@ -39,8 +38,7 @@ class DecodeStats:
         draft_seconds: in the proposer, all of it (drafter, tree policy, observing).
         draft_model_seconds: in the drafter's own forwards, part of draft_seconds.
         verify_seconds: in the target's modules alone; masks, gathers and hooks are left out.
-        seconds: everything in the decode loop; the time between two steps, while the caller has them, is left
-            out.
+        seconds: everything in the decode loop, but for the time between two steps, which is the caller's.
     """
 
     prompts: int = 0
@@ -63,7 +61,7 @@ class DecodeStats:
     # what one row of one step adds
 
     def count_step(self, emitted: int, drafted: int, rejected: bool, verified: int, depth: int) -> None:
-        """Counts one sequence's share of a step.
+        """Count one sequence's share of a step.
 
         Args:
             emitted: tokens emitted.
@@ -85,7 +83,7 @@ class DecodeStats:
             self.granted[i] += i < drafted
 
     def count_repetition(self, token_ids: Sequence[int], step_sizes: Sequence[int]) -> None:
-        """Counts a finished output.
+        """Count a finished output.
 
         Args:
             token_ids: all its tokens; the first comes from the prompt's forward.
@@ -167,8 +165,8 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def in_repeated_grams(token_ids: Sequence[int]) -> list[bool]:
-    """Which tokens lie in a 4-gram that began earlier in the same sequence; its first occurrence does not
-    count.
+    """Return which tokens lie in a 4-gram that began earlier in the same sequence; its first occurrence does
+    not count.
 
     Example: for 1 2 3 4 5 1 2 3 4 the last four.
     """
@@ -183,7 +181,7 @@ def in_repeated_grams(token_ids: Sequence[int]) -> list[bool]:
 
 
 class ModuleClock:
-    """Wall time spent inside calls of some modules (`seconds`), so far.
+    """A stopwatch for calls of some modules: `seconds` is the wall time spent in them so far.
 
     Args:
         device: the modules'; a GPU is waited for before and after each call.
@@ -195,7 +193,7 @@ class ModuleClock:
 
     @contextmanager
     def on(self, *modules: nn.Module) -> Iterator["ModuleClock"]:
-        """Watches these modules, which must not contain each other, for as long as the block lasts."""
+        """Watch these modules, which must not contain each other, for as long as the block lasts."""
 
         def before(module: nn.Module, args) -> None:
             self._wait()

@@ -184,7 +184,7 @@ class NativeBlocks(nn.Module):
 
         Args:
             x: fp32 [B, n, H], overwritten by the output of the last block.
-            kv: fp32 [blocks, 2, B, kv_heads, max_len, head_dim].
+            kv: fp32 [blocks, 2, B, kv_heads, max_len, head_dim], the first rows of a contiguous buffer.
             lengths: verified slots of each row, int64 [B]; every node sees them (but for a sliding window).
             positions: int64 [B, n].
             slots: slot of each node, int64 [B, n].
@@ -261,6 +261,6 @@ class NativeBlocks(nn.Module):
             width,
             kv.data_ptr(),
             kv.shape[4],
-            kv.shape[2],
+            kv.stride(1) // kv.stride(2),  # rows of the buffer, of which kv may be the first ones
         )
         return structure, tuple(held)

@@ -1,6 +1,6 @@
-"""Chats whose assistant turns are to be written anew: what is asked, in which order, and what came back.
+"""Chats whose assistant turns are to be rewritten: what is asked, in which order, and what came back.
 
-Knows nothing of files, nor of who answers.
+Knows neither files nor the engine that answers.
 """
 
 import hashlib
@@ -11,19 +11,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drafttrain.data.conversation import Conversation, Message, tidy
-from drafttrain.inference.batched import Request
+from drafttrain.inference.decode import Request
 
 
 @dataclass
 class ChatRequest(Request):
-    """One turn to be answered; `messages` says in words what `prompt_ids` says in tokens."""
+    """One turn to be answered; `messages` is the text of `prompt_ids`."""
 
     messages: list[Message] = field(default_factory=list)
 
 
 @dataclass
+class Completion:
+    """The answer to a request.
+
+    Attributes:
+        id: the request's.
+        token_ids: the stop token included.
+        finish_reason: "stop", "length", "not_finite" (NaN or infinite logits) or "failed" (no reply from the
+            server); an answer for the first two alone.
+    """
+
+    id: str
+    token_ids: list[int]
+    finish_reason: str
+
+
+@dataclass
 class Dialogue:
-    """One conversation on its way.
+    """One conversation in progress.
 
     Attributes:
         id: unique in this run.
@@ -50,18 +66,18 @@ class Dialogue:
         return len(self.answers) == len(self.questions)
 
     def said(self) -> list[Message]:
-        """The system turn and every question that has an answer, with it."""
+        """Return the system turn and the questions that have answers, with these."""
         turns = list(self.system)
         for question, answer in zip(self.questions, self.answers):
             turns += [Message("user", question), answer]
         return turns
 
     def prompt(self) -> list[Message]:
-        """What the next answer answers."""
+        """Return the prompt of the next answer."""
         return [*self.said(), Message("user", self.questions[len(self.answers)])]
 
     def to_row(self) -> dict[str, Any]:
-        """A ShareGPT row of the exchanges so far, with the ids of every answer."""
+        """Return a ShareGPT row of the exchanges so far, with the ids of every answer."""
         names = {"system": "system", "user": "human", "assistant": "gpt"}
         turns = [{"from": names[message.role], "value": message.content} for message in self.said()]
         for turn, message in zip(turns, self.said()):
@@ -74,7 +90,7 @@ class Dialogue:
         return row
 
     def matches(self, row: dict[str, Any]) -> bool:
-        """Whether a row written earlier answers these very questions at this temperature."""
+        """Return whether a row written earlier answers the same questions at this temperature."""
         turns = row.get("conversations", [])
         asked = [turn["value"] for turn in turns if turn["from"] != "gpt"]
         wanted = [message.content for message in self.system] + self.questions
@@ -82,7 +98,7 @@ class Dialogue:
 
 
 def hashed(*parts: Any) -> int:
-    """A number in [0, 2⁶⁴) that depends on the parts alone."""
+    """Return a number in [0, 2⁶⁴) that depends on the parts alone."""
     return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:8], "big")
 
 
@@ -96,7 +112,7 @@ def plan_dialogues(
     seed: int,
     deduplicate: bool,
 ) -> Iterator[Dialogue]:
-    """Strips conversations down to what the target is to answer.
+    """Strip conversations down to what the target is to answer.
 
     Assistant turns go. A chat ends before its first tool result, which answers a call that the target may not
     make. An id that occurs again gets a number ("x", "x#2", …), in reading order. Whether a chat is answered
@@ -139,7 +155,7 @@ def plan_dialogues(
 
 
 def _is_unicode(texts: list[str]) -> bool:
-    """False for half a surrogate pair, which JSON can hold but neither files nor tokenizers can."""
+    """Return False for half a surrogate pair, which JSON can hold but neither files nor tokenizers can."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
@@ -165,11 +181,11 @@ def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:
 
 
 class TurnQueue:
-    """Hands out the turns that can be asked now, those of similar prompt length one after the other.
+    """An iterator of the turns that can be asked now, those of similar prompt length one after the other.
 
     Ready turns are kept sorted by prompt length and taken in a sweep from short to long, again and again. New
     conversations join at the start of a sweep, next turns whenever the answer before them is there. An
-    iterator of `ChatRequest`s in the sense of `generate_batch`: None means that all that is left waits for an
+    iterator of `ChatRequest`s as `decode_requests` takes it: None means that all that is left waits for an
     answer.
     """
 
@@ -209,11 +225,11 @@ class TurnQueue:
         raise StopIteration
 
     def answered(self, id: str) -> Dialogue:
-        """The dialogue whose running turn has come back; the queue forgets it until it is put in again."""
+        """Return the dialogue whose running turn was answered; it leaves the queue until `put`."""
         return self._running.pop(id)
 
     def put(self, dialogue: Dialogue) -> bool:
-        """Queues a dialogue's next turn; False when `to_request` gives it up."""
+        """Queue a dialogue's next turn; return False when `to_request` gives it up."""
         request = self._to_request(dialogue)
         if request is None:
             return False

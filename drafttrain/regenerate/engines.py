@@ -1,4 +1,4 @@
-"""Who answers: the target in this process, or a server. Both take requests and yield completions alike."""
+"""What answers: the target in this process, or a server. Both take requests and yield completions alike."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,22 +9,25 @@ from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import ServerConfig
 from drafttrain.data.conversation import Message
 from drafttrain.data.template import end_of_turn_text, template_of
-from drafttrain.inference.batched import Completion, generate_batch
-from drafttrain.regenerate.dialogues import ChatRequest
+from drafttrain.inference.decode import Request, decode_requests
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.session import DRAFT_SLOTS
+from drafttrain.regenerate.dialogues import ChatRequest, Completion
 from drafttrain.regenerate.openai_client import OpenAIClient
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 
 CPU_CACHE_BYTES = 4e9
 
-# (requests, on_step) -> completions; see `generate_batch`
+# (requests as `decode_requests` takes them, called with the number of tokens of each step) -> completions
 Engine = Callable[[Iterable[ChatRequest | None], Callable[[int], None]], Iterator[Completion]]
 
 
 def in_process(
     target: FrozenTarget, rows: int, max_prompt_tokens: int, max_new_tokens: int, max_cache_gb: float | None
 ) -> Engine:
-    """The target itself, with `rows` answers at once or as many as memory allows.
+    """Return the engine that runs the target here, with `rows` answers at once or as many as memory allows.
 
     Args:
         max_cache_gb: for keys and values (10^9 bytes); None: half of what is free on the GPU, 4 on a CPU.
@@ -36,10 +39,10 @@ def in_process(
     context = getattr(target.config, "max_position_embeddings", None)
     if context is not None and max_len > context:
         raise UserError(
-            f"regenerate: max_prompt_tokens + max_new_tokens is {max_len}, and {target.name} has room for "
-            f"{context} tokens; lower one of them"
+            f"regenerate: max_prompt_tokens + max_new_tokens must be at most the {context} positions of "
+            f"{target.name}, got {max_len}; lower one of them"
         )
-    bytes_per_row = _bytes_per_token(target) * max_len
+    bytes_per_row = _bytes_per_token(target) * (max_len + DRAFT_SLOTS)
     if max_cache_gb is not None:
         budget = max_cache_gb * 1e9
     elif target.device.type == "cuda":
@@ -49,15 +52,24 @@ def in_process(
     rows = min(rows, int(budget // bytes_per_row))
     if rows < 1:
         raise UserError(
-            f"regenerate: one answer of up to {max_len} tokens needs {bytes_per_row / 1e9:.3g} GB of keys "
-            f"and values, and {budget / 1e9:.3g} GB are allowed; raise max_cache_gb or lower max_new_tokens"
+            f"regenerate: keys and values of one answer of up to {max_len} tokens must fit into "
+            f"{budget / 1e9:.3g} GB, got {bytes_per_row / 1e9:.3g} GB; raise max_cache_gb or lower "
+            "max_new_tokens"
         )
-    refill = max(1, rows // 8)
-    return lambda requests, on_step: generate_batch(target, requests, rows, max_len, refill, on_step)
+
+    def answer(requests: Iterable[Request | None], on_step: Callable[[int], None]) -> Iterator[Completion]:
+        refill = max(1, rows // 8)  # prompts encoded together cost less than one by one
+        for step in decode_requests(target, NoProposer(), requests, rows, max_len, refill=refill):
+            on_step(sum(len(row.tokens) for row in step))
+            for row in step:
+                if row.finish_reason:
+                    yield Completion(row.request.id, row.output, row.finish_reason)
+
+    return answer
 
 
 def _bytes_per_token(target: FrozenTarget) -> int:
-    """Measured, because configs name the sizes of keys and values differently."""
+    """Measure the size of a token's keys and values: configs name what it depends on differently."""
     cache = target.new_cache(1, 1)
     token = torch.zeros(1, 1, dtype=torch.long, device=target.device)  # [1, 1]
     target.forward(cache, token, token[0], token == 0)
@@ -69,13 +81,13 @@ def server(
     tokenizer: PreTrainedTokenizerBase,
     temperature: float,
     top_p: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Engine:
-    """An OpenAI-compatible server, after a small request that shows whether it can be used.
+    """Return the engine that asks an OpenAI-compatible server, after a small request to check it.
 
     Args:
         temperature, top_p: of that request.
-        tell: receives what the user ought to know about the server.
+        report: receives what the user should know about the server.
 
     Raises:
         UserError: as `OpenAIClient.probe`.
@@ -84,11 +96,8 @@ def server(
     end_ids = tokenizer(end_of_turn, add_special_tokens=False)["input_ids"]
     client = OpenAIClient(config, tokenizer, end_ids)
     messages = [Message("user", "Count from one to ten.")]
-    client.probe(
-        ChatRequest(
-            "probe", encode_prompt(tokenizer, messages), 8, temperature, top_p, seed=0, messages=messages
-        )
-    )
+    prompt_ids, sampling = encode_prompt(tokenizer, messages), SamplingParams(temperature, top_p)
+    client.probe(ChatRequest(prompt_ids, 8, sampling, "probe", messages))
     for note in client.notes:
-        tell(f"{client.base_url}: {note}")
+        report(f"{client.base_url}: {note}")
     return client.generate

@@ -25,7 +25,7 @@ class RegenerateReport:
     Attributes:
         read: rows of the sources.
         written: conversations in `responses.jsonl`.
-        failed: conversations in `failed.jsonl`, where the reason stands.
+        failed: conversations in `failed.jsonl`, with the reason.
         skipped: reason → rows that were not tried.
         failures: reason → conversations.
         turns: answers written.
@@ -53,7 +53,7 @@ class RegenerateReport:
         return self.read == self.written + self.failed + sum(self.skipped.values())
 
     def add(self, row: dict[str, Any], n_asked: int) -> None:
-        """Counts a written row, of whose conversation `n_asked` turns were wanted."""
+        """Count a written row, of whose conversation `n_asked` turns were to be answered."""
         answers = [turn for turn in row["conversations"] if turn["from"] == "gpt"]
         self.written += 1
         self.turns += len(answers)
@@ -64,7 +64,7 @@ class RegenerateReport:
         self.retokenized += row.get("retokenized", False)
 
     def describe(self) -> str:
-        """The counts in a few lines."""
+        """Return the counts in a few lines."""
         lines = [
             f"{self.read} rows read = {self.written} written + {self.failed} failed + "
             f"{sum(self.skipped.values())} skipped",
@@ -77,7 +77,7 @@ class RegenerateReport:
             lines.append(f"see {FAILED}; the same command tries them again")
         if self.retokenized:
             lines.append(
-                f"{self.retokenized} conversations tokenized from text: the server told no token ids"
+                f"{self.retokenized} conversations tokenized from text: the server returned no token ids"
             )
         return "\n  ".join(lines)
 
@@ -97,7 +97,7 @@ class ResponseFile:
         self._failures: IO[bytes] | None = None
 
     def recover(self) -> Iterator[dict[str, Any]]:
-        """Opens the file, cuts off a half-written last line and yields the rows that are there.
+        """Open the file, cut off a half-written last line and yield the rows that are there.
 
         Earlier failures are forgotten: those conversations are tried again.
 
@@ -127,7 +127,7 @@ class ResponseFile:
         self._failures = open(self.failed, "wb")
 
     def append(self, row: dict[str, Any]) -> None:
-        """Writes one row; once this returns, only the machine's death can lose it."""
+        """Write one row; once this returns, the row survives the end of the process."""
         start = self._file.seek(0, os.SEEK_END)
         self.places[row["id"]] = (start, _write(self._file, row))
 
@@ -135,7 +135,7 @@ class ResponseFile:
         _write(self._failures, row)
 
     def finish(self, order: Sequence[str]) -> None:
-        """Makes `responses.jsonl`, its rows in the given order of ids; an empty `failed.jsonl` goes."""
+        """Make `responses.jsonl`, its rows in the given order of ids; remove an empty `failed.jsonl`."""
         temporary = self.folder / f".{RESPONSES}.tmp"
         try:
             with open(temporary, "wb") as file:
@@ -153,7 +153,7 @@ class ResponseFile:
         self.partial.unlink()
 
     def close(self) -> None:
-        """Closes the files; the state stays as it is and `recover` goes on from it."""
+        """Close the files; `recover` goes on from their state."""
         for file in (self._file, self._failures):
             if file is not None:
                 with contextlib.suppress(OSError):  # a full disk, which was reported when the row was written
@@ -163,7 +163,7 @@ class ResponseFile:
 
 
 def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """The whole rows of another run's folder, finished or not; the folder is not changed."""
+    """Yield the whole rows of another run's folder, finished or not, without changing it."""
     for path in (folder / RESPONSES, folder / PARTIAL):
         if path.exists():
             with open(path, "rb") as file:
@@ -172,7 +172,7 @@ def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A whole line's row, or None."""
+    """Return a whole line's row, or None."""
     try:
         row = json.loads(line)
     except ValueError:

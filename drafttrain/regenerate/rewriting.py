@@ -1,6 +1,6 @@
-"""One call of the regeneration stage: what is pending, what comes back, and what becomes of it.
+"""One call of the regeneration stage: what is pending, what comes back, and where it is written.
 
-Knows nothing of who answers.
+Does not know what answers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.conversation import Conversation, Message
 from drafttrain.data.readers import ReadReport, read_conversations
-from drafttrain.inference.batched import Completion
-from drafttrain.regenerate.dialogues import ChatRequest, Dialogue, TurnQueue, hashed, plan_dialogues
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.regenerate.dialogues import (
+    ChatRequest,
+    Completion,
+    Dialogue,
+    TurnQueue,
+    hashed,
+    plan_dialogues,
+)
 from drafttrain.regenerate.engines import Engine
 from drafttrain.regenerate.openai_client import Reply
 from drafttrain.regenerate.responses import RegenerateReport, ResponseFile
@@ -40,7 +47,7 @@ class _LimitReached(Exception):
 
 
 def plan(config: RegenerateConfig, skipped: Counter) -> tuple[dict[str, Dialogue], int]:
-    """The conversations of all sources by id, in order, and the number of rows read."""
+    """Return the conversations of all sources by id, in order, and the number of rows read."""
     reports = [ReadReport() for _ in config.sources]
 
     def conversations() -> Iterator[Conversation]:
@@ -59,7 +66,7 @@ def plan(config: RegenerateConfig, skipped: Counter) -> tuple[dict[str, Dialogue
 
 
 class Rewriting:
-    """What is still to be answered, what became of the rest, and the files that the answers go to."""
+    """The conversations that are still to be answered, the counts of the others, and the files of answers."""
 
     def __init__(self, config: RegenerateConfig, out: Path, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
@@ -72,7 +79,7 @@ class Rewriting:
         self.limit = ""  # the setting that ended it early
 
     def recover(self) -> None:
-        """Counts what an earlier call has written and leaves it out of what is pending."""
+        """Count what an earlier call has written; it is not pending any more."""
         for row in self.file.recover():
             dialogue = self.pending.pop(row["id"], None)
             if dialogue is None or not dialogue.matches(row):
@@ -83,7 +90,7 @@ class Rewriting:
             self.report.add(row, len(dialogue.questions))
 
     def take_over(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Writes the rows of another run that answer what is pending here."""
+        """Write the rows of another run that answer what is pending here."""
         for row in rows:
             dialogue = self.pending.get(row["id"])
             if dialogue is not None and dialogue.matches(row):
@@ -125,8 +132,10 @@ class Rewriting:
             self.skipped[f"not reached before {self.limit}"] += len(self.pending)
 
     def check_rows(self) -> None:
-        """Raises:
-        _LimitReached: there are as many conversations as wanted, those of earlier calls included.
+        """Check that there are fewer conversations than `max_rows`, those of earlier calls included.
+
+        Raises:
+            _LimitReached: there are not.
         """
         done = self.report.written + self.report.failed
         if self.config.max_rows is not None and done >= self.config.max_rows and self.pending:
@@ -150,7 +159,7 @@ class Rewriting:
         )
 
     def to_request(self, dialogue: Dialogue) -> ChatRequest | None:
-        """The request of a dialogue's next turn. Where the prompt is too long the dialogue ends: None."""
+        """Return the request of a dialogue's next turn; None where the prompt is too long, which ends it."""
         turn, messages = len(dialogue.answers), dialogue.prompt()
         try:
             prompt_ids = encode_prompt(self.tokenizer, messages)
@@ -163,18 +172,15 @@ class Rewriting:
                 self.skipped["prompt longer than max_prompt_tokens"] += 1
                 del self.pending[dialogue.id]
             return None
-        return ChatRequest(
-            id=dialogue.id,
-            prompt_ids=prompt_ids,
-            max_new_tokens=self.config.max_new_tokens,
+        sampling = SamplingParams(
             temperature=dialogue.temperature,
             top_p=self.config.top_p if dialogue.temperature else 1.0,
             seed=hashed(self.config.seed, turn, dialogue.id) % 2**31,  # servers take 31 bits
-            messages=messages,
         )
+        return ChatRequest(prompt_ids, self.config.max_new_tokens, sampling, dialogue.id, messages)
 
     def receive(self, completion: Completion, turns: TurnQueue) -> None:
-        """Adds an answer to its dialogue and queues the next turn, or writes the dialogue."""
+        """Add an answer to its dialogue and queue the next turn, or write the dialogue."""
         dialogue = turns.answered(completion.id)
         if completion.finish_reason not in ("stop", "length"):
             self.fail(dialogue, completion)
@@ -210,13 +216,13 @@ class Rewriting:
         failed = self.report.failed
         if failed >= ENOUGH_TO_JUDGE and failed > self.config.max_failed * self.tried:
             raise UserError(
-                f"{failed} of {self.tried} conversations failed ({counts(self.failures)}); mend the "
+                f"{failed} of {self.tried} conversations failed ({counts(self.failures)}); remove the "
                 "cause, or raise regenerate.max_failed"
             )
 
 
 class _Shown:
-    """What the progress line says of a call: its tokens, and how many are still to come."""
+    """The progress line of a call: its tokens, and how many are still to come."""
 
     def __init__(self, run: Rewriting, advance: Callable[..., None]):
         self.run, self.advance, self.begun = run, advance, time.monotonic()
@@ -247,5 +253,5 @@ class _Shown:
 
 
 def counts(reasons: Counter) -> str:
-    """The most frequent reasons in one line."""
+    """Return the most frequent reasons in one line."""
     return "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5)) or "no reason known"

@@ -1,7 +1,7 @@
 """Prompts that the target writes itself: it continues the user header of its own chat template.
 
 A chat model that is shown nothing but the start of a user turn writes what its users tend to ask (Magpie,
-Xu et al. 2024, §2). Such prompts carry no licence but the target's, and its answers are at home with them.
+Xu et al. 2024, §2). Such prompts carry no licence but the target's, and they suit its answers.
 """
 
 import json
@@ -14,7 +14,9 @@ from rich.console import Console
 from drafttrain.data.conversation import Message
 from drafttrain.data.overlap import fold
 from drafttrain.data.template import render
-from drafttrain.inference.batched import Request, generate_batch
+from drafttrain.inference.decode import Request
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.regenerate.engines import in_process
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.progress import counted
@@ -24,7 +26,7 @@ SHORTEST = 15  # characters; "Hi!" teaches nothing
 
 
 def user_header(target: FrozenTarget) -> list[int]:
-    """Token ids of an empty chat up to where the user's first words begin.
+    """Return token ids of an empty chat up to where the user's first words begin.
 
     Raises:
         UserError: the template does not show the user's words as they are.
@@ -48,7 +50,7 @@ def write_self_prompts(
     batch_rows: int = 128,
     console: Console | None = None,
 ) -> int:
-    """Lets the target write prompts and stores them as JSON lines {"id", "conversations"}, in ShareGPT form.
+    """Let the target write prompts and store them as JSON lines {"id", "conversations"}, in ShareGPT form.
 
     Unfinished, very short and repeated ones are left out, so fewer than `number` arrive. An interrupted call
     goes on from `<out>.part`; `out` appears when all is done.
@@ -66,17 +68,17 @@ def write_self_prompts(
     found = dict(_read_part(part))
     header = user_header(target)
     requests = (
-        Request(str(i), header, max_new_tokens, temperature, top_p, seed * 1_000_003 + i)
+        Request(header, max_new_tokens, SamplingParams(temperature, top_p, seed=seed * 1_000_003 + i), str(i))
         for i in range(number)
         if i not in found
     )
     rows = max(min(batch_rows, number - len(found)), 1)
+    engine = in_process(target, rows, len(header), max_new_tokens, None)
     with (
         open(part, "a", encoding="utf-8") as file,
         counted("prompts", number, "prompts", console, len(found)) as advance,
     ):
-        max_len = len(header) + max_new_tokens
-        for completion in generate_batch(target, requests, rows, max_len, refill=max(rows // 8, 1)):
+        for completion in engine(requests, lambda n_tokens: None):
             text = target.tokenizer.decode(completion.token_ids, skip_special_tokens=True).strip()
             prompt = text if completion.finish_reason == "stop" else None
             found[int(completion.id)] = prompt
@@ -99,7 +101,7 @@ def write_self_prompts(
 
 
 def _read_part(part: Path) -> Iterator[tuple[int, str | None]]:
-    """What an interrupted call has done; a half-written last line is passed over and cut off."""
+    """Yield what an interrupted call has done; cut off a half-written last line."""
     if not part.exists():
         return
     whole = part.read_bytes()

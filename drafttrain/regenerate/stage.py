@@ -1,9 +1,9 @@
-"""The regeneration stage: conversations in, the same questions answered by the target out.
+"""The regeneration stage: reads conversations and writes the same questions answered by the target.
 
-A drafter learns what the target says, so text of the target's own teaches it far more per token than anybody
-else's. Every assistant turn is replaced, one after the other: the prompt of turn k holds the new turns before
-it. The target runs here (`inference.batched`) or behind any OpenAI-compatible server. What is done is never
-lost: rows are appended as they come, and the same command goes on where it was stopped.
+A drafter learns to predict the target, so the target's own text teaches it far more per token than any other.
+Every assistant turn is replaced, one after the other: the prompt of turn k holds the new turns before it. The
+target runs here (`inference.decode`) or behind any OpenAI-compatible server. What is done is never lost: rows
+are appended as they come, and the same command goes on where it was stopped.
 """
 
 from collections import Counter
@@ -37,19 +37,19 @@ def regenerate(
     device: str = "auto",
     earlier: Iterable[str | Path] = (),
 ) -> RegenerateReport:
-    """Loads the target, or its tokenizer alone where a server generates, and calls `answer_anew`.
+    """Load the target, or its tokenizer alone where a server generates, and call `answer_conversations`.
 
     Args:
         model, dtype, device: as `load_target`.
     """
     config.check()
     if config.server is not None:
-        return answer_anew(config, out, None, load_tokenizer(model), earlier)
+        return answer_conversations(config, out, None, load_tokenizer(model), earlier)
     target = load_target(model, dtype, device)
-    return answer_anew(config, out, target, target.tokenizer, earlier)
+    return answer_conversations(config, out, target, target.tokenizer, earlier)
 
 
-def answer_anew(
+def answer_conversations(
     config: RegenerateConfig,
     out: str | Path,
     target: FrozenTarget | None,
@@ -57,7 +57,7 @@ def answer_anew(
     earlier: Iterable[str | Path] = (),
     console: Console | None = None,
 ) -> RegenerateReport:
-    """Answers conversations with the target and writes `responses.jsonl` (ShareGPT rows with token ids).
+    """Answer conversations with the target and write `responses.jsonl` (ShareGPT rows with token ids).
 
     A folder that holds a part of the result, or a result with failed conversations, is continued.
 
@@ -101,7 +101,7 @@ def answer_anew(
 
 
 def estimate(config: RegenerateConfig) -> dict[str, int]:
-    """How much there is to answer, found by reading the sources; nothing is written."""
+    """Return how much there is to answer, from reading the sources; nothing is written."""
     dialogues, _ = plan(config, Counter())
     answers = sum(len(dialogue.questions) for dialogue in dialogues.values())
     at_most = answers * config.max_new_tokens
@@ -121,16 +121,16 @@ def _engine(
         return engines.in_process(target, rows, *limits)
     temperature = config.temperature if config.greedy_fraction < 1 else 0.0
 
-    def tell(note: str) -> None:
+    def report(note: str) -> None:
         console.print(escape(note), style="yellow", highlight=False, soft_wrap=True)
 
-    return engines.server(config.server, tokenizer, temperature, config.top_p if temperature else 1.0, tell)
+    return engines.server(config.server, tokenizer, temperature, config.top_p if temperature else 1.0, report)
 
 
 def _settings(
     config: RegenerateConfig, target: FrozenTarget | None, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """What an answer depends on besides the question; answers made with other settings must not be mixed."""
+    """Return what an answer depends on besides the question; folders of other settings are not continued."""
     names = ("max_turns", "max_new_tokens", "max_prompt_tokens", "greedy_fraction")
     names += ("temperature", "top_p", "seed")
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}

@@ -151,8 +151,8 @@ class NotedTrees(Proposer):
     def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
         return self._proposer.select_rows(state, rows)
 
-    def replace_rows(self, state: Any, rows: torch.Tensor, other: Any) -> None:
-        self._proposer.replace_rows(state, rows, other)
+    def append_rows(self, state: Any, other: Any) -> Any:
+        return self._proposer.append_rows(state, other)
 
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         self._proposer.update(state, tokens, tapped, counts)

@@ -347,7 +347,7 @@ def _check_values(recipe: Recipe) -> None:
             "corpus.validation_fraction: must be > 0, got 0; training reports the loss on what is held out"
         )
     stored, read = recipe.hidden_states.tapped_blocks, recipe.drafter.tapped_blocks
-    own = recipe.drafter.kind == "edd" and not recipe.training.init_from  # whose shape holds
+    own = "tapped_blocks" in recipe.drafter.settings and not recipe.training.init_from  # whose shape holds
     if stored is not None and own and not set(read) <= set(stored):
         raise UserError(
             f"hidden_states.tapped_blocks: must include drafter.tapped_blocks {read}, got {stored}; write "
@@ -359,7 +359,7 @@ def _check_values(recipe: Recipe) -> None:
             f"corpus.max_length: must be <= training.row_length {row}, got {longest}; a row holds the "
             "longest example"
         )
-    if recipe.drafter.kind == "medusa" and recipe.calibrate.is_asked:
+    if "heads" in recipe.drafter.settings and recipe.calibrate.is_asked:
         raise UserError(
             "calibrate: must be left out for medusa, whose heads cost the same at any depth, got prompts"
         )

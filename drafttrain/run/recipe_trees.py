@@ -6,7 +6,7 @@ Policies import torch, which takes seconds; so a recipe's trees are read last, w
 from typing import TYPE_CHECKING
 
 from drafttrain.trees.costs import EXAMPLE_COSTS
-from drafttrain.trees.parse import CLASSIFIED, parse_policy, uses_calibration
+from drafttrain.trees.parse import parse_policy, takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ def check_trees(recipe: "Recipe") -> None:
         UserError: there is no such tree, or the recipe does not make what it needs.
     """
     recipe.evaluate.check_trees()
-    if recipe.drafter.kind == "medusa":
+    if "heads" in recipe.drafter.settings:
         _check_medusa(recipe)
     for needs, is_made, remedy in (
         (needs_calibration, recipe.calibrate.is_asked, "calibrate.prompts or calibrate.quick"),
-        (_needs_classifier, recipe.classifier.prompts is not None, "classifier.prompts"),
+        (takes_classifier, recipe.classifier.prompts is not None, "classifier.prompts"),
     ):
         trees = [tree for tree in recipe.evaluate.trees if needs(tree)]
         if trees and not is_made:
@@ -32,12 +32,8 @@ def check_trees(recipe: "Recipe") -> None:
 
 
 def needs_calibration(tree: str) -> bool:
-    """Whether a tree cannot be grown without one: C2T can, and any with what it would take written out."""
-    return not _needs_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
-
-
-def _needs_classifier(tree: str) -> bool:
-    return tree.partition(":")[0] in CLASSIFIED
+    """Return whether a tree cannot be grown without a calibration: C2T can, and a tree with all settings."""
+    return not takes_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
 
 
 def _check_medusa(recipe: "Recipe") -> None:
@@ -52,7 +48,7 @@ def _check_medusa(recipe: "Recipe") -> None:
     heads = recipe.drafter.heads
     for tree in recipe.evaluate.trees:
         # a classifier is not there yet
-        if not _needs_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
+        if not takes_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
             raise UserError(
                 f"evaluate.trees: must be at most drafter.heads {heads} tokens deep, got {tree} with {depth}"
             )

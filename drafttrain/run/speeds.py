@@ -20,7 +20,7 @@ from drafttrain.evaluation.measure import Method, autoregressive, drafting, tran
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.hidden_states.collect import collect_states
 from drafttrain.hidden_states.store import HiddenStateStore
-from drafttrain.inference.batched import Request
+from drafttrain.inference.decode import Request
 from drafttrain.regenerate.engines import in_process
 from drafttrain.run.budget import Speeds
 from drafttrain.run.estimates import stored_blocks
@@ -112,7 +112,7 @@ def _generating(target: FrozenTarget) -> tuple[float, int]:
             if len(times) > 1 and times[-1] - times[0] > ENOUGH_S:
                 raise _Enough
 
-        requests = [Request(str(i), row, 1 + STEPS) for i, row in enumerate(ids)]
+        requests = [Request(row, 1 + STEPS) for row in ids]
         engine = in_process(target, rows, PROMPT, 1 + STEPS, None)
         begun = time.perf_counter()
         try:

@@ -39,8 +39,7 @@ class HybridProposer(Proposer):
         return self.drafter.model_seconds
 
     def new_state(self, batch: int, max_len: int) -> tuple[list, Any]:
-        depth = self.ngrams.config.max_depth
-        return self.ngrams.new_state(batch, max_len), self.drafter.new_state(batch, max_len + depth)
+        return self.ngrams.new_state(batch, max_len), self.drafter.new_state(batch, max_len)
 
     def set_active(self, numbers: Sequence[int]) -> None:
         self.drafter.set_active(numbers)
@@ -48,9 +47,8 @@ class HybridProposer(Proposer):
     def select_rows(self, state: tuple[list, Any], rows: torch.Tensor) -> tuple[list, Any]:
         return self.ngrams.select_rows(state[0], rows), self.drafter.select_rows(state[1], rows)
 
-    def replace_rows(self, state: tuple[list, Any], rows: torch.Tensor, other: tuple[list, Any]) -> None:
-        self.ngrams.replace_rows(state[0], rows, other[0])
-        self.drafter.replace_rows(state[1], rows, other[1])
+    def append_rows(self, state: tuple[list, Any], other: tuple[list, Any]) -> tuple[list, Any]:
+        return self.ngrams.append_rows(state[0], other[0]), self.drafter.append_rows(state[1], other[1])
 
     def update(
         self, state: tuple[list, Any], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

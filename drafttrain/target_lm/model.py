@@ -19,8 +19,9 @@ from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
 from drafttrain.kernels.team import native_team
 from drafttrain.target_lm import attention
-from drafttrain.target_lm.cache import TreeCache, allowed_slots, attention_mask
+from drafttrain.target_lm.cache import TreeCache
 from drafttrain.target_lm.cpu_linear import PackedLinear, can_pack, pack_linears
+from drafttrain.target_lm.masks import allowed_slots, attention_mask
 from drafttrain.target_lm.native import TOLERANCE, NativeCheck, can_run_natively, native_blocks
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
@@ -318,7 +319,7 @@ class FrozenTarget:
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             return self._run_native(cache, tokens, positions, slots, ancestors, view)
-        allowed = allowed_slots(cache.lengths, ancestors, slots, view)  # [B, n, view]
+        allowed = allowed_slots(cache.lengths, ancestors, view)  # [B, n, view]
         kv_positions = torch.arange(view, device=tokens.device).expand(batch, view)  # [B, view]
         if getattr(self.config, "sliding_window", None):
             kv_positions = kv_positions.scatter(1, slots, positions)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
@@ -112,9 +113,7 @@ def _logit_error(
 
     cache = target.new_cache(1, len(prefix) + len(nodes) + 1)
     order = torch.arange(len(prefix), device=device)  # [p]
-    target.forward(
-        cache, prefix[None], order, torch.ones(len(prefix), len(prefix), device=device).tril().bool()
-    )
+    target.forward(cache, prefix[None], order, causal(len(prefix), device))
     cache.commit(order[None], torch.tensor([len(prefix)], device=device))
     parents, depths = (
         torch.tensor(PARENTS, device=device)[None],

@@ -92,7 +92,7 @@ class HalfRight(Drafter):
 
 
 def test_what_is_judged(tiny_target):
-    """Drafts count up to the first that the target rejects, and none behind it."""
+    """Drafts count up to the first that the target rejects, and none after it."""
     prompt = [7, 8, 9, 10]
     [text], _ = decode_all(tiny_target, NoProposer(), [prompt], 20, stop=())
     chains = JudgedChains(4, ())
@@ -130,7 +130,7 @@ def test_too_little_to_judge():
         judge([Judged(0, 1, [0.5] * len(TEMPERATURES), True)] * 3)
 
 
-def test_nothing_is_judged_behind_a_stop_token(tiny_target):
+def test_nothing_is_judged_after_a_stop_token(tiny_target):
     prompt = [7, 8, 9, 10]
     [text], _ = decode_all(tiny_target, NoProposer(), [prompt], 20, stop=())
     drafter = HalfRight(prompt + text, tiny_target.vocab_size)
@@ -163,10 +163,10 @@ def test_a_damaged_calibration_can_be_replaced(tiny_bundle, questions, tmp_path)
     "changes, message",
     [
         ({"prompts": None}, "calibrate.prompts is missing"),
-        ({"rounds": 0}, "calibrate.rounds is 0"),
-        ({"max_new_tokens": 1}, "calibrate.max_new_tokens is 1"),
-        ({"prompts": PromptSet("a", "b", limit=1)}, "limit 1 is too few"),
-        ({"prompts": PromptSet("a", "b", turns=2)}, "turns must be 1"),
+        ({"rounds": 0}, "calibrate.rounds: must be >= 1, got 0"),
+        ({"max_new_tokens": 1}, "calibrate.max_new_tokens: must be >= 2, got 1"),
+        ({"prompts": PromptSet("a", "b", limit=1)}, "calibrate.prompts.limit: must be >= 2, got 1"),
+        ({"prompts": PromptSet("a", "b", turns=2)}, "calibrate.prompts.turns: must be 1, .* got 2"),
         ({"prompts": PromptSet("a", "nowhere.jsonl")}, "nowhere.jsonl: no such file"),
     ],
 )

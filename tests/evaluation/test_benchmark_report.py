@@ -52,7 +52,7 @@ def printed(what: dict) -> str:
     return console.file.getvalue()
 
 
-def test_everything_is_said_in_80_columns():
+def test_everything_fits_80_columns():
     text = printed(summary())
     assert "…" not in text and all(len(line) <= 80 for line in text.split("\n"))
     for title in ("chats, greedy: 12 answers, 3 repeats", "code, temperature 0.7", "all, greedy"):
@@ -78,7 +78,7 @@ def test_names_of_methods_are_no_markup():
     assert printed(what).count("edd [bold] v[/]") == 2  # in the table, and below it
 
 
-def test_flags_of_all_methods_are_said_once():
+def test_flags_of_all_methods_are_printed_once():
     what = summary(("chats",), ("0-255",), (0.0,))
     for row in what["rows"]:
         row["flags"] = ["busy", "slow"] if row["method"] == "prompt_lookup" else ["busy"]

@@ -12,8 +12,8 @@ from drafttrain.evaluation.measure import MeasurementLog, generate_batch
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.target_lm import model as frozen
-from drafttrain.target_lm.cache import allowed_slots
 from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.masks import allowed_slots
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
@@ -49,13 +49,13 @@ def tiny_bf16(tiny_target_folder):
     return load_target(str(tiny_target_folder), dtype="bfloat16", device="cpu")
 
 
-def blind_to_branches(lengths, ancestors, slots, view):
+def blind_to_branches(lengths, ancestors, view):
     """Every node sees all nodes before it, siblings included."""
-    return allowed_slots(lengths, torch.ones_like(ancestors).tril(), slots, view)
+    return allowed_slots(lengths, torch.ones_like(ancestors).tril(), view)
 
 
 def verified_beside_a_sibling(target, prompt: list[int], text: list[int], i: int) -> int:
-    """What greedy verification takes after `text[: i + 1]` where `text[i]` is a draft behind another one."""
+    """Return what greedy verification takes after `text[: i + 1]` where `text[i]` follows another draft."""
     before = [*prompt, *text[:i]]
     cache = target.new_cache(1, len(before) + 2)
     order = torch.arange(len(before) - 1)

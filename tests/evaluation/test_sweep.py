@@ -157,7 +157,7 @@ def test_turns_at_several_prompts_at_a_time(tiny_bundle, tmp_path, monkeypatch):
     assert advanced[6:] == [("chain:length=2 (1 of 1), 2 prompts at a time", 2), 1, 1]
 
 
-def test_a_later_turn_that_cannot_fit_is_told_before_anything_is_decoded(tiny_bundle, tmp_path, monkeypatch):
+def test_a_later_turn_that_cannot_fit_is_an_error_before_decoding(tiny_bundle, tmp_path, monkeypatch):
     file = chat_file(tmp_path / "chats.jsonl", ["A dog"], ["The fox", "over the lazy dog " * 2000])
     decoded = []
     monkeypatch.setattr(module, "decode", lambda *args, **rest: decoded.append(1) or iter(()))
@@ -170,7 +170,7 @@ def test_a_later_turn_that_cannot_fit_is_told_before_anything_is_decoded(tiny_bu
 def test_without_a_classifier(tiny_bundle, questions, tmp_path, capsys):
     words = ["--task", str(questions), "--out", str(tmp_path / "out"), "--trees", "chain:length=1", "c2t"]
     assert main(["benchmark", "--table", "sweep", "--method", str(tiny_bundle), *words]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]  # behind what loading says
+    error = capsys.readouterr().err.splitlines()[-1]  # after what loading prints
     assert error.startswith("drafttrain: ") and error.endswith("train one with drafttrain c2t")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="classifier.json: no such file"):

@@ -305,10 +305,10 @@ def test_token_probs_are_what_is_drawn_from(params):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (dict(temperature=-1), "temperature is -1"),
-        (dict(temperature=float("nan")), "temperature is nan"),
-        (dict(top_p=0.0), "top_p is 0.0"),
-        (dict(top_k=0), "top_k is 0"),
+        (dict(temperature=-1), "temperature: must be >= 0 and finite, got -1"),
+        (dict(temperature=float("nan")), "temperature: must be >= 0 and finite, got nan"),
+        (dict(top_p=0.0), "top_p: must be > 0 and <= 1, got 0.0"),
+        (dict(top_k=0), "top_k: must be >= 1, got 0"),
     ],
 )
 def test_values_without_sense(values, words):

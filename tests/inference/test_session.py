@@ -7,6 +7,7 @@ from drafttrain.bundle import load_bundle
 from drafttrain.inference.acceptance import AcceptMatching, RejectionSampling, accept_greedy
 from drafttrain.inference.decode import prefill, propose, update, verify
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.session import DRAFT_SLOTS
 from drafttrain.kernels.linear import is_available
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 
@@ -50,6 +51,45 @@ def test_forked_rows_are_fresh_ones(loaded, tree):
             length = int(its.lengths[0])
             assert int(ours.lengths[row]) == length > len(PROMPT)
             assert torch.equal(ours.kv[:, :, row, :, :length], its.kv[:, :, 0, :, :length])
+
+
+@pytest.mark.skipif(not is_available(), reason="torch's operators round rows of a batch differently")
+@pytest.mark.parametrize("tree", ["chain:length=3", "eagle2:top_k=2,max_depth=2,total=5"])
+def test_rows_that_come_and_go_leave_the_others_alone(loaded, tree):
+    """Bit for bit, in a buffer with room for more rows than there are."""
+    prompts = [PROMPT, [7, 8, 9], [20] * 12, [30, 31, 32, 33]]
+    target, proposer = loaded.target, loaded.proposer(tree)
+    alone = [prefill(target, proposer, [prompt], 64, accept_greedy) for prompt in prompts]
+    session = prefill(target, proposer, prompts[:3], 64, accept_greedy)
+    session.cache.reserve_rows(6)
+    present = [0, 1, 2]
+    for keep, new in (([2, 0], None), ([0, 1], 3), ([2, 0], 1)):
+        step(session)
+        for row in present:
+            step(alone[row])
+        session.select_rows(torch.tensor(keep))
+        present = [present[place] for place in keep]
+        if new is not None:  # from its start, beside rows that have come further
+            alone[new] = prefill(target, proposer, [prompts[new]], 64, accept_greedy)
+            session.append_rows(prefill(target, proposer, [prompts[new]], len(prompts[new]), accept_greedy))
+            present.append(new)
+    together = step(session)
+    assert present == [3, 2, 1] and session.cache.kv.shape[2] == 3 and session.cache.capacity == 6
+    for place, row in enumerate(present):
+        one = step(alone[row])
+        size = int(one.tree.sizes[0])
+        assert torch.equal(together.tree.tokens[place, :size], one.tree.tokens[0, :size])
+        assert torch.equal(together.logits[place, :size], one.logits[0, :size])
+
+
+def test_caches_are_not_lengthened_at_the_end_of_outputs(loaded):
+    """By trees that are much wider than deep."""
+    proposer = loaded.proposer("eagle2:top_k=3,max_depth=4,total=20")
+    longest = len(PROMPT) + 20
+    session = prefill(loaded.target, proposer, [PROMPT], longest, accept_greedy)
+    while int(session.cache.lengths) < longest - 5:
+        step(session)
+    assert session.cache.max_len == session.state.max_len == longest + DRAFT_SLOTS
 
 
 def test_forked_rows_share_no_caches_of_n_grams(loaded):

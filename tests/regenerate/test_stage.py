@@ -15,9 +15,11 @@ from drafttrain.data.chat import encode_conversation, encode_prompt
 from drafttrain.data.config import RegenerateConfig, Source
 from drafttrain.data.conversation import Message
 from drafttrain.data.readers import read_conversations
-from drafttrain.inference.batched import Request, generate_batch
+from drafttrain.inference.acceptance import AcceptMatching
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
 from drafttrain.regenerate.rewriting import Rewriting
-from drafttrain.regenerate.stage import answer_anew, estimate
+from drafttrain.regenerate.stage import answer_conversations, estimate
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 
@@ -101,7 +103,7 @@ def config_for(source: Path, **changes) -> RegenerateConfig:
 
 
 def run(config: RegenerateConfig, out: Path, target: FrozenTarget, earlier=()):
-    return answer_anew(config, out, target, target.tokenizer, earlier, Console(quiet=True))
+    return answer_conversations(config, out, target, target.tokenizer, earlier, Console(quiet=True))
 
 
 def interrupt(config: RegenerateConfig, out: Path, target: FrozenTarget, rows: int) -> str:
@@ -116,7 +118,7 @@ def interrupt(config: RegenerateConfig, out: Path, target: FrozenTarget, rows: i
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Rewriting, "write", counted)
-        answer_anew(config, out, target, target.tokenizer, console=console)
+        answer_conversations(config, out, target, target.tokenizer, console=console)
     return console.file.getvalue()
 
 
@@ -172,6 +174,20 @@ def test_sampling_depends_on_seed_and_id_alone(target, source, tmp_path):
     assert a == b[::-1]
     assert a != c and [row["id"] for row in a] == [row["id"] for row in c]
     assert all((row["temperature"] == 0) == (row["temperature"] != 1.0) for row in a)
+
+
+def test_an_answers_seed_gives_its_text_in_decoding(target, source, tmp_path, monkeypatch):
+    """Drafted or not, alone or in a batch: sampled answers are those of `decode` with the request's seed."""
+    asked = []
+    to_request = Rewriting.to_request
+    monkeypatch.setattr(Rewriting, "to_request", lambda *args: asked.append(to_request(*args)) or asked[-1])
+    run(config_for(source, greedy_fraction=0.0, temperature=0.9, top_p=0.9), tmp_path / "out", target)
+    rows = read_jsonl(tmp_path / "out" / "responses.jsonl")
+    answers = [turn["token_ids"] for row in rows for turn in row["conversations"] if turn["from"] == "gpt"]
+    assert len(asked) == len(answers) > 10
+    rule = AcceptMatching([request.sampling for request in asked])
+    outputs, _ = decode_all(target, NoProposer(), [request.prompt_ids for request in asked], 12, accept=rule)
+    assert sorted(outputs) == sorted(answers)
 
 
 def test_resumes_from_a_half_written_line(target, source, tmp_path):
@@ -275,35 +291,11 @@ def test_a_long_chat_ends_before_the_turn_that_does_not_fit(target, tmp_path):
     assert report.ended_early == 1 and report.turns == 3 and report.is_balanced
 
 
-def poisoned_model(target):
-    """A model in which one token's embedding is NaN, and that token."""
+def test_logits_that_are_not_finite_fail_one_row_only(target, source, tmp_path):
+    """One token's embedding is NaN; the rows that share the cache with it are untouched."""
     model = copy.deepcopy(target.model)
     (poison,) = target.tokenizer("\x07", add_special_tokens=False)["input_ids"]
     model.get_input_embeddings().weight.data[poison] = float("nan")
-    return model, poison
-
-
-def test_what_follows_a_broken_row_in_the_cache_is_untouched(target):
-    """NaN is left in slots that the row's next, shorter request masks; a long neighbor keeps them in view."""
-    model, poison = poisoned_model(target)
-    target.model.generation_config.eos_token_id = model.generation_config.eos_token_id = None
-    requests = [
-        Request("neighbor", list(range(100, 160)), 30),
-        Request("broken", [*range(200, 240), poison], 30),
-        Request("next", [10, 11, 12], 30),
-    ]
-    done = {
-        c.id: c for c in generate_batch(FrozenTarget(model, target.tokenizer, "tiny"), requests, 2, 100, 1)
-    }
-    assert done["broken"].finish_reason == "not_finite" and not done["broken"].token_ids
-    for request in (requests[0], requests[2]):
-        (alone,) = generate_batch(target, [request], 1, 100)
-        assert done[request.id] == alone and len(alone.token_ids) == 30
-
-
-def test_logits_that_are_not_finite_fail_one_row_only(target, source, tmp_path):
-    """One token's embedding is NaN; the rows that share the cache with it are untouched."""
-    model, _ = poisoned_model(target)
     questions = [QUESTIONS[0], ["Ring the \x07 bell"], *QUESTIONS[1:]]
     poisoned = write_jsonl(tmp_path / "poisoned.jsonl", chats(questions))
     config = config_for(poisoned, batch_rows=2)
@@ -342,7 +334,7 @@ def test_too_many_failures_stop_the_run(target, tmp_path):
 def test_a_limit_ends_the_run_with_what_is_there(target, source, tmp_path):
     console = Console(file=StringIO(), width=200)
     config = config_for(source, max_rows=5)
-    report = answer_anew(config, tmp_path / "out", target, target.tokenizer, console=console)
+    report = answer_conversations(config, tmp_path / "out", target, target.tokenizer, console=console)
     assert "stopped at regenerate.max_rows (5); with a higher one" in console.file.getvalue()
     assert report.written == 5 and report.skipped == {"not reached before max_rows": 3} and report.is_balanced
     assert len(read_jsonl(tmp_path / "out" / "responses.jsonl")) == 5
@@ -352,7 +344,7 @@ def test_a_limit_ends_the_run_with_what_is_there(target, source, tmp_path):
 def test_a_limit_before_the_first_answer_is_no_error(target, source, tmp_path):
     console = Console(file=StringIO(), width=200)
     config = config_for(source, max_minutes=0)
-    report = answer_anew(config, tmp_path / "out", target, target.tokenizer, console=console)
+    report = answer_conversations(config, tmp_path / "out", target, target.tokenizer, console=console)
     assert report.written == 0 and report.skipped == {"not reached before max_minutes": 8}
     assert (tmp_path / "out" / "responses.jsonl").read_bytes() == b""
     assert "no answer was finished before regenerate.max_minutes (0): the corpus" in console.file.getvalue()
@@ -388,12 +380,12 @@ def test_what_was_made_otherwise_is_not_continued(target, source, tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"max_prompt_tokens": 600}, "612, and tiny has room for 512"),
+        ({"max_prompt_tokens": 600}, "at most the 512 positions of tiny, got 612"),
         ({"max_cache_gb": 1e-6}, "raise max_cache_gb"),
-        ({"greedy_fraction": 1.5}, "greedy_fraction: 1.5 is not within 0 and 1"),
-        ({"temperature": -1}, "temperature must not be negative"),
-        ({"max_turns": 0}, "max_turns: 0 is too small"),
-        ({"sources": []}, "sources: empty"),
+        ({"greedy_fraction": 1.5}, "greedy_fraction: must be >= 0 and <= 1, got 1.5"),
+        ({"temperature": -1}, "regenerate.temperature: must be >= 0 and < inf, got -1"),
+        ({"max_turns": 0}, "regenerate.max_turns: must be >= 1, got 0"),
+        ({"sources": []}, "regenerate.sources: must not be empty"),
         ({"sources": [Source("nowhere.jsonl")]}, "nowhere.jsonl"),
     ],
 )
@@ -407,7 +399,7 @@ def test_settings_that_cannot_work(target, source, tmp_path, change, message):
 def test_progress_is_shown(target, source, tmp_path, monkeypatch, is_terminal):
     monkeypatch.setattr("drafttrain.utils.progress.LOG_EVERY_S", 0.0)
     console = Console(file=StringIO(), force_terminal=is_terminal, width=120)
-    answer_anew(config_for(source), tmp_path / "out", target, target.tokenizer, console=console)
+    answer_conversations(config_for(source), tmp_path / "out", target, target.tokenizer, console=console)
     text = console.file.getvalue()
     assert "8/8" in text if is_terminal else "regenerate: 8 of 8 conversations" in text
     assert "8 rows read = 8 written + 0 failed + 0 skipped" in text
@@ -426,7 +418,7 @@ def test_time_left_counts_answers_under_way(tiny_llama, source, tmp_path, monkey
     report = run(config, tmp_path / "out", FrozenTarget(*tiny_llama, "tiny"))
     assert report.cut == report.written == 8 and report.tokens == 160
     assert shares[0] == config.batch_rows / 160 and shares == sorted(shares)
-    assert shares[-1] == 152 / 160 and lines[-1].startswith("152 tokens, ")  # all but each answer's first
+    assert shares[-1] == 1 and lines[-1].startswith("160 tokens, ")
 
 
 def test_less_memory_means_fewer_rows(target, source, tmp_path):
@@ -447,7 +439,7 @@ def test_the_corpus_trains_the_very_ids(target, source, tmp_path):
         trained = [token for token, mask in zip(encoded.input_ids, encoded.loss_mask) if mask]
         generated = [message.token_ids for message in conversation.messages if message.role == "assistant"]
         assert trained == [token for ids in generated for token in ids]
-        # behind an answer that did not end with it, the template's end-of-turn token stands untrained
+        # after an answer that did not end with it, the template's end-of-turn token is untrained
         ends = encoded.input_ids.count(target.tokenizer.eos_token_id)
         assert ends == len(conversation.messages)
         n_cut += sum(ids[-1] != target.tokenizer.eos_token_id for ids in generated)

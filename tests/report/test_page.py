@@ -232,7 +232,7 @@ def test_operating_points_beyond_what_was_timed_are_in_the_frame(folder, tmp_pat
     assert "by extrapolation from 128" in text and "extrapolation" not in page(folder, bundles=[BUNDLE])
 
 
-def test_losses_that_are_no_numbers_are_told_and_not_drawn(folder, tmp_path):
+def test_losses_that_are_no_numbers_are_reported_and_not_drawn(folder, tmp_path):
     losses = [3.0, math.nan, 2.0, math.inf, None, "x", 1.0]
     log = [{"step": i, "loss": loss} for i, loss in enumerate(losses)]
     for name, entries in (("a", [*log, {"step": 9, "eval_accept_len": 1.5}]), ("b", log)):
@@ -249,7 +249,7 @@ def test_losses_that_are_no_numbers_are_told_and_not_drawn(folder, tmp_path):
     assert re.findall(r"<span>(.*?)</span>", legend) == ["loss (training)", "accept_len (held-out)"]
 
 
-def test_values_stand_below_labels_that_are_long():
+def test_values_are_below_labels_that_are_long():
     label, flags = "eagle2:top_k=10,max_depth=6,total=50", [1, 2]
     bars = [Bar("short", 1.5, "1.50× (1.40–1.60)", flags=flags), Bar(label, 1.5, "1.50× (1.40–1.60)")]
     svg = ElementTree.fromstring(str(draw(Bars("", "", bars, "speedup"), 0)))
@@ -436,7 +436,7 @@ def test_every_number_is_in_a_table(folder):
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in table.split("</tr>")[:-1]]
     assert [row[0] for row in rows] == [html.escape(EVIL), "slow", "autoregressive", "transformers"]
     seconds = total(raw_rows(folder), "chat", "transformers")
-    assert rows[3][1] == f"{63 / seconds:.1f}" and rows[3][4] == ""  # it tells no accept_len
+    assert rows[3][1] == f"{63 / seconds:.1f}" and rows[3][4] == ""  # it reports no accept_len
 
 
 def test_nothing_drafted(tmp_path):
@@ -603,8 +603,8 @@ def test_depths_are_whole_and_marks_have_a_key():
 
     bars = [Bar("x", 1.5, "", 1.2, 1.8, 2.0, "best"), Bar("y", 0.5, "", kind="bad"), Bar("z", 1.1, "")]
     [legend] = png._grid([Bars("", "", bars, "speedup")]).legends
-    told = {text.get_text() for text in legend.get_texts()}
-    assert told == {png.KINDS["best"], png.KINDS["bad"], png.CEILING, "95 % interval"}
+    labels = {text.get_text() for text in legend.get_texts()}
+    assert labels == {png.KINDS["best"], png.KINDS["bad"], png.CEILING, "95 % interval"}
     assert png._grid([Bars("", "", bars[2:], "speedup")]).legends == []
 
 

@@ -43,7 +43,7 @@ class Prophet(PerSequence):
         state[0] += tokens[0, : int(counts[0])].tolist()
 
     def propose(self, state, root):
-        at = len(state[0]) - self.begin + 1  # of the token behind the root in the output
+        at = len(state[0]) - self.begin + 1  # of the token after the root in the output
         right = [*self.output[at : at + 2], 0, 0][:2]
         wrong = [(token + 1) % 512 for token in right]
         tokens = [int(root), wrong[0], right[0], wrong[1], wrong[1], right[1], 5, 6]
@@ -56,7 +56,7 @@ def prophet(loaded, ids) -> Prophet:
 
 
 def greedy_next(target, ids: list[int]) -> int:
-    """The target's choice behind some tokens, by the bare model."""
+    """The target's choice after some tokens, by the bare model."""
     with torch.no_grad():
         return int(target.model(torch.tensor([ids])).logits[0, -1].argmax())
 
@@ -79,7 +79,7 @@ def test_trace_is_what_decoding_does(loaded, ids, tree):
     assert accepted == [step.drafted for step in steps] and sum(stats.granted) == sum(accepted)
 
 
-def test_accepted_path_is_what_the_target_says(loaded, ids):
+def test_accepted_path_is_what_the_target_generates(loaded, ids):
     found = trace(loaded.target, prophet(loaded, ids), ids, 16)
     text = list(ids)
     for step in found.iterations:
@@ -181,7 +181,7 @@ def no_probability(value):
         (lambda value: [], "no trace of format 1"),
     ],
 )
-def test_damage_is_said(loaded, ids, tmp_path, change, expected):
+def test_damage_is_an_error(loaded, ids, tmp_path, change, expected):
     place = tmp_path / "trace.json"
     trace(loaded.target, loaded.proposer(TREES[0]), ids, 6).save(place)
     place.write_text(json.dumps(change(json.loads(place.read_text()))))

@@ -1,5 +1,7 @@
 """Measuring a machine: how long runs are allowed to be, and one real measurement; speeds are not asserted."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from drafttrain.run import speeds
@@ -41,7 +43,7 @@ def test_a_slow_machine_generates_few_answers_at_once(tiny_target, monkeypatch):
         return now[0]
 
     monkeypatch.setattr(speeds, "in_process", engine)
-    monkeypatch.setattr(speeds.time, "perf_counter", clock)
+    monkeypatch.setattr(speeds, "time", SimpleNamespace(perf_counter=clock))
     speed, rows = speeds._generating(tiny_target)
     assert tried == [1, 8] and rows in tried
     assert speed == pytest.approx(16)  # a token of each answer per forward, each forward rows / 16 s

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from drafttrain.target_lm.cache import TreeCache, allowed_slots, attention_mask
+from drafttrain.target_lm.cache import KvCache, TreeCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
@@ -49,7 +49,7 @@ def ragged_trees() -> TokenTree:
 
 
 def check(target: FrozenTarget, cache: TreeCache, tree: TokenTree, texts: list[list[int]]) -> None:
-    """Runs trees behind committed texts; a node's logits must be those of a plain forward over its path."""
+    """Run trees after committed texts; a node's logits must be those of a plain forward over its path."""
     states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
     logits = target.head(states.final)
     for row, text in enumerate(texts):
@@ -120,43 +120,60 @@ def test_reserve_keeps_what_is_committed(llama):
 
 def test_a_full_cache_is_an_error(llama):
     cache = llama.new_cache(1, 4)
-    with pytest.raises(UserError, match="5 tokens do not fit a cache of 4"):
+    with pytest.raises(UserError, match="max_len: must be at least 5, got 4"):
         cache.open(5)
 
 
-def test_allowed_slots_by_brute_force():
-    lengths, tree = torch.tensor(LENGTHS), ragged_trees()
-    slots = lengths[:, None] + torch.arange(tree.width)
-    view = int(slots.max()) + 1
-    allowed = allowed_slots(lengths, tree.ancestors(), slots, view)
-    for row in range(3):
-        for node in range(tree.width):
-            path = tree.ancestors()[row, node].nonzero().flatten().tolist()
-            seen = {*range(LENGTHS[row]), *(LENGTHS[row] + i for i in path)}
-            assert set(allowed[row, node].nonzero().flatten().tolist()) == seen
+def filled_cache(lengths: list[int], first: float, max_len: int = 8) -> KvCache:
+    """A cache of one layer whose row number b holds first + b in its verified slots, and NaN after them."""
+    cache = KvCache(1, len(lengths), max_len, torch.float32, "cpu")
+    cache.allocate(1, 2)
+    cache.lengths = torch.tensor(lengths)
+    for row, n in enumerate(lengths):
+        cache.kv[:, :, row] = first + row
+        cache.kv[:, :, row, :, n:] = torch.nan
+    return cache
 
 
-class Config:
-    """What `attention_mask` reads of a config."""
+def contents(cache: KvCache) -> list[list[float]]:
+    assert cache.kv.shape[2] == cache.batch == len(cache.lengths) == len(cache.rows)
+    rows = [cache.kv[:, :, row, :, :n].flatten().tolist() for row, n in enumerate(cache.lengths.tolist())]
+    assert all(len(set(values)) == 1 for values in rows)
+    return [(values[0], len(values) // 4) for values in rows]
 
-    def __init__(self, **values):
-        self.__dict__.update(values)
+
+def test_rows_are_selected_and_appended():
+    """Dropped, reordered, forked and joined with others, in any order; nothing else changes."""
+    cache = filled_cache([3, 5, 2, 4], 10.0)
+    cache.select_rows(torch.tensor([0, 3, 2]))
+    assert contents(cache) == [(10, 3), (13, 4), (12, 2)]
+    cache.append_rows(filled_cache([1, 6], 20.0, max_len=6))
+    assert contents(cache) == [(10, 3), (13, 4), (12, 2), (20, 1), (21, 6)]
+    cache.select_rows(torch.tensor([4, 0]))
+    cache.append_rows(filled_cache([2], 30.0, max_len=20))
+    assert contents(cache) == [(21, 6), (10, 3), (30, 2)]
+    cache.select_rows(torch.tensor([1, 1, 0, 2, 1, 0]))
+    assert contents(cache) == [(10, 3), (10, 3), (21, 6), (30, 2), (10, 3), (21, 6)]
+    cache.kv[:, :, 1, :, :3] = 99.0
+    assert contents(cache)[0] == contents(cache)[4] == (10, 3)  # independent
+    cache.reserve(5)
+    cache.append_rows(filled_cache([19], 40.0, max_len=19))  # longer than there is room for
+    assert contents(cache)[2:] == [(21, 6), (30, 2), (10, 3), (21, 6), (40, 19)]
 
 
-def test_forms_of_masks():
-    allowed = torch.ones(1, 2, 4, dtype=torch.bool)
-    kv_positions, positions = (
-        torch.tensor([[0, 1, 2, 2]]),
-        torch.tensor([[2, 2]]),
-    )  # two siblings share a position
-    one = attention_mask(allowed, kv_positions, positions, Config(), torch.float32)
-    assert one.dtype == torch.float32 and one.shape == (1, 1, 2, 4) and not one.any()
-    windowed = attention_mask(allowed, kv_positions, positions, Config(sliding_window=2), torch.float32)
-    assert windowed[0, 0].tolist() == [[torch.finfo(torch.float32).min, 0, 0, 0]] * 2
-    kinds = Config(sliding_window=2, layer_types=["full_attention", "sliding_attention", "full_attention"])
-    both = attention_mask(allowed, kv_positions, positions, kinds, torch.bfloat16)
-    assert set(both) == {"full_attention", "sliding_attention"}
-    assert both["full_attention"].tolist() == [[[[0.0] * 4] * 2]]
-    lowest = torch.finfo(torch.bfloat16).min
-    assert both["sliding_attention"].tolist() == [[[[lowest, 0, 0, 0]] * 2]]
-    assert both["sliding_attention"].dtype == torch.bfloat16
+def test_rows_are_dropped_and_appended_without_copying_the_others():
+    cache = filled_cache([3, 5, 2], 10.0)
+    cache.reserve_rows(8)
+    address = cache.kv.data_ptr()
+    cache.select_rows(torch.tensor([0, 2]))
+    for i in range(6):
+        cache.append_rows(filled_cache([1], 20.0 + i))
+    assert cache.kv.data_ptr() == address and cache.batch == 8
+    assert contents(cache)[:3] == [(10, 3), (12, 2), (20, 1)]
+
+
+def test_cleared_rows_hold_no_nan():
+    cache = filled_cache([3, 5, 2], 10.0)
+    cache.clear_rows(torch.tensor([False, True, False]))
+    assert not cache.kv[:, :, 1].any()
+    assert cache.kv[:, :, 0].isnan().any() and contents(cache)[2] == (12, 2)

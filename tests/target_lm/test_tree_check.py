@@ -98,9 +98,9 @@ def test_unsupported_layer_types_are_named():
         check_tree_support(target)
 
 
-def blind_to_branches(lengths, ancestors, slots, view):
+def blind_to_branches(lengths, ancestors, view):
     """Every node sees all nodes before it, siblings included."""
-    return allowed_slots(lengths, torch.ones_like(ancestors).tril(), slots, view)
+    return allowed_slots(lengths, torch.ones_like(ancestors).tril(), view)
 
 
 allowed_slots = frozen.allowed_slots

@@ -1,0 +1,139 @@
+"""Rows that are decoded together, and the four steps that decoding consists of: prefill, then propose, verify
+and update again and again. `decode.py` has the loop around them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted
+from drafttrain.inference.proposer import Proposer
+from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.masks import causal
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.tree import TokenTree
+
+DRAFT_SLOTS = 64  # cache slots for the tree in flight beyond the longest output; more are added as needed
+NOT_FINITE = -1  # in place of a token id: the logits for it are NaN or infinite
+
+
+@dataclass
+class Session:
+    """Rows that are decoded together: what the target and the proposer keep of them.
+
+    Attributes:
+        cache: the target's keys and values.
+        state: the proposer's.
+        root: the last emitted tokens, which no forward has had yet, int64 [B]. NOT_FINITE in a row that
+            cannot go on: drop it.
+    """
+
+    target: FrozenTarget
+    proposer: Proposer
+    cache: TreeCache
+    state: object
+    root: torch.Tensor
+
+    def select_rows(self, rows: torch.Tensor) -> None:
+        """Go on with these rows alone, int64 [b]; one that is named twice goes on as two independent ones."""
+        self.cache.select_rows(rows)
+        self.state, self.root = self.proposer.select_rows(self.state, rows), self.root[rows]
+
+    def append_rows(self, other: "Session") -> None:
+        """Go on with another session's rows as well, after these."""
+        self.cache.append_rows(other.cache)
+        self.state = self.proposer.append_rows(self.state, other.state)
+        self.root = torch.cat([self.root, other.root])
+
+
+@dataclass
+class Verified:
+    """What one forward of the target gave for a session's trees.
+
+    Attributes:
+        tree: the trees that were verified.
+        accepted: the path of each row, and the target's own token after it.
+        tokens: of the paths, root first, int64 [B, m].
+        tapped: the target's tapped hidden states on the paths, [B, m, K*H]; zeros in rows that cannot go on.
+        logits: after every node, [B, n, V].
+    """
+
+    tree: TokenTree
+    accepted: Accepted
+    tokens: torch.Tensor
+    tapped: torch.Tensor
+    logits: torch.Tensor
+
+
+def prefill(
+    target: FrozenTarget,
+    proposer: Proposer,
+    prompts: Sequence[Sequence[int]],
+    max_len: int,
+    accept: AcceptanceRule,
+) -> Session:
+    """Encode prompts as chains, padded on the right, and choose the first token of each.
+
+    Args:
+        prompts: token ids of each.
+        max_len: tokens of the longest row at its end, prompt included.
+    """
+    device, batch, n = target.device, len(prompts), max(map(len, prompts))
+    cache = target.new_cache(batch, max(max_len, n) + DRAFT_SLOTS)
+    state = proposer.new_state(batch, max_len + DRAFT_SLOTS)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [B]
+    padded = [[*prompt, *[0] * (n - len(prompt))] for prompt in prompts]
+    tokens = torch.tensor(padded, device=device)  # [B, n]
+    order = torch.arange(n, device=device)  # [n]
+    states = target.forward(cache, tokens, order, causal(n, device))
+    cache.commit(order.expand(batch, n), lengths)
+    rows = torch.arange(batch, device=device)  # [B]
+    logits = target.head(states.final[rows, lengths - 1])[:, None]  # [B, 1, V]
+    # the last prompt token plays the root of a tree without drafts
+    accepted = accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits)
+    root, tapped = _next_tokens(cache, accepted, logits, states.tapped)
+    proposer.update(state, tokens, tapped, lengths)
+    return Session(target, proposer, cache, state, root)
+
+
+def propose(session: Session) -> TokenTree:
+    """Return the proposer's trees after the session's last tokens."""
+    return session.proposer.propose(session.state, session.root)
+
+
+def verify(session: Session, tree: TokenTree, accept: AcceptanceRule) -> Verified:
+    """Run the target over trees, commit the accepted paths to its cache, and set the roots after them."""
+    session.cache.reserve(tree.width)
+    states = session.target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors())
+    logits = session.target.head(states.final)  # [B, n, V]
+    accepted = accept(tree, logits)
+    session.cache.commit(accepted.path, accepted.counts)
+    tokens = tree.tokens.gather(1, accepted.path)  # [B, m]
+    wide_path = accepted.path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
+    tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
+    session.root, tapped = _next_tokens(session.cache, accepted, logits, tapped)
+    return Verified(tree, accepted, tokens, tapped, logits)
+
+
+def update(session: Session, verified: Verified) -> None:
+    """Give the proposer what the target has verified."""
+    session.proposer.harvest(session.state, verified.tree, verified.logits)
+    session.proposer.update(session.state, verified.tokens, verified.tapped, verified.accepted.counts)
+
+
+def _next_tokens(
+    cache: TreeCache, accepted: Accepted, logits: torch.Tensor, tapped: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the token after each row's path, int64 [B], and the tapped states.
+
+    Where the logits [B, n, V] of that token are not finite, it is NOT_FINITE, and what the row leaves in the
+    cache and to the proposer is zeros: NaN would outlive the row.
+    """
+    rows = torch.arange(len(logits), device=logits.device)  # [B]
+    last = accepted.path[rows, accepted.counts - 1]  # [B]
+    broken = ~logits[rows, last, accepted.next_token].isfinite()  # [B]; the largest of some is NaN if one is
+    if not broken.any():
+        return accepted.next_token, tapped
+    cache.clear_rows(broken)
+    return accepted.next_token.masked_fill(broken, NOT_FINITE), tapped.masked_fill(broken[:, None, None], 0)
