@@ -16,6 +16,10 @@ from drafttrain.utils.errors import UserError, brief
 VALIDATION = 0.05  # share of the trees
 
 
+class NothingToLearn(UserError):
+    """The trees are as they should be, but too few or all alike: of a drafter too weak to be accepted."""
+
+
 @dataclass
 class Rows:
     """Nodes of trees.
@@ -76,7 +80,7 @@ def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
             column[part] = table[name].to_numpy()
         at += table.num_rows
     if not total:
-        raise UserError(f"{folder}: holds no rows; dump trees of more prompts")
+        raise NothingToLearn(f"{folder}: holds no nodes; grow trees of more prompts")
     if broken := int((~(np.isfinite(rows.x).all(1) & np.isfinite(rows.joint))).sum()):
         raise UserError(
             f"{folder}: {broken} rows hold NaN or infinity, which drafttrain c2t leaves out; grow them again"
@@ -87,14 +91,12 @@ def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
 
 def check_labels(rows: Rows, which: str) -> None:
     """Raises:
-    UserError: all rows have the same label.
+    NothingToLearn: all rows have the same label.
     """
     accepted = int(rows.accepted.sum())
     if accepted in (0, len(rows)):
-        what = "none is accepted" if not accepted else "all are accepted"
-        raise UserError(
-            f"{which}: {what} of {len(rows)} rows, so there is nothing to tell apart; dump more trees"
-        )
+        found = f"{which}: must hold accepted and rejected nodes, got {accepted} accepted of {len(rows)}"
+        raise NothingToLearn(f"{found}; {'take more prompts' if accepted else 'train the drafter further'}")
 
 
 def _read_shard(path: Path, features: Sequence[str]) -> pa.Table:
@@ -119,12 +121,12 @@ def split_by_tree(rows: Rows, seed: int, share: float = 1.0) -> tuple[Rows, Rows
         share: of the other trees to train on, as fine-tuning on little does.
 
     Raises:
-        UserError: too few trees, or one of the two lacks a label.
+        NothingToLearn: too few trees, or one of the two lacks a label.
     """
     trees = np.unique(rows.tree)
     if len(trees) * share < 2:
-        raise UserError(
-            f"{len(trees)} trees are too few to train on {share:g} of them and validate; dump more"
+        raise NothingToLearn(
+            f"{len(trees)} trees are too few to train on {share:g} of them and validate; take more prompts"
         )
     others, held_out = train_test_split(trees, test_size=VALIDATION, random_state=seed)
     # the same trees are held out whatever the share, so that classifiers can be compared on them

@@ -5,8 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from drafttrain.bundle import drafter_hash, find_bundle, load_bundle
 from drafttrain.classifier.config import ClassifierStageConfig, DumpConfig
+from drafttrain.classifier.data import NothingToLearn
 from drafttrain.classifier.dump import finished_shards, write_trees
 from drafttrain.classifier.train import train_classifier
 from drafttrain.data.prompts import read_prompts
@@ -69,17 +72,21 @@ def make_classifier(
     device: str = "auto",
 ) -> dict[str, float]:
     """Writes labelled trees of a bundle's drafter, the classifier and its report into the folder `out`;
-    continues an interrupted dump of trees.
+    continues an interrupted dump of trees. A drafter too weak to learn from gets no classifier, with a line.
 
     Returns:
         trees, nodes, and of the classifier on held-out trees recall and positive rate at its threshold,
         AUROC and ECE.
 
     Raises:
-        UserError: prompts, bundle or settings are unusable, or there are too few trees to learn from.
+        UserError: prompts, bundle or settings are unusable.
     """
     trees = dump_trees(config.dump_config(), bundle, Path(out) / TREES, target, dtype, device)
-    report = train_classifier(config.training_config(), Path(out) / TREES, out, baselines=False)
+    figures = {"trees": trees["trees"], "nodes": trees["rows"]}
+    try:
+        report = train_classifier(config.training_config(), Path(out) / TREES, out, baselines=False)
+    except NothingToLearn as error:
+        Console().print(f"no classifier: {error}", style="yellow", markup=False, soft_wrap=True)
+        return figures
     row = report["rows"]["C2T"]["all"]
-    names = ("recall", "theta", "auroc", "ece")
-    return {"trees": trees["trees"], "nodes": trees["rows"], **{name: row[name] for name in names}}
+    return figures | {name: row[name] for name in ("recall", "theta", "auroc", "ece")}

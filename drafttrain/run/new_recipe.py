@@ -112,7 +112,7 @@ def new_recipe(
     keep_answers: bool = False,
     base_model: str | None = None,
     license: str | None = None,
-) -> Path:
+) -> None:
     """Write a recipe, and the held-out prompts beside it, and print what to run next.
 
     Args:
@@ -129,9 +129,7 @@ def new_recipe(
     """
     file = Path(out or f"{Path(target).name.removesuffix('.gguf').lower()}.yaml")
     held_out = file.with_suffix(".prompts.jsonl")
-    for path in (file, held_out):
-        if path.exists():
-            raise UserError(f"--out: must name a new file, got {file}; {path} exists")
+    _refuse_existing(file, held_out)
     prompts, n = _read(chats)
     taken = spread(prompts, min(MOST_HELD_OUT, len(prompts) // SPACING))
     text = _render(
@@ -150,14 +148,17 @@ def new_recipe(
     file.parent.mkdir(parents=True, exist_ok=True)
     print(f"{file}: for {n} conversations")
     if taken:
-        rows = (
-            json.dumps({"id": str(i), "prompt": text}, ensure_ascii=False) for i, text in enumerate(taken)
-        )
+        rows = (json.dumps({"id": str(i), "prompt": prompt}, ensure_ascii=False) for i, prompt in enumerate(taken))
         held_out.write_text("\n".join(rows) + "\n", encoding="utf-8")
         print(f"{held_out}: {len(taken)} of their prompts, to measure on")
     file.write_text(text, encoding="utf-8")
     print(f"next:\n  drafttrain run {shlex.quote(str(file))} --dry-run")
-    return file
+
+
+def _refuse_existing(file: Path, held_out: Path) -> None:
+    for path in (file, held_out):
+        if path.exists():
+            raise UserError(f"--out: must name a new file, got {file}; {path} exists")
 
 
 def _read(paths: Sequence[str]) -> tuple[list[str], int]:

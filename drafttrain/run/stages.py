@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.data.config import Source
 from drafttrain.evaluation.report import print_tables
 from drafttrain.export.write import bundled_files, export
@@ -22,6 +23,7 @@ from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
 from drafttrain.target_lm.fetch import fetch_target, is_known
 from drafttrain.target_lm.loading import choose_dtype, load_tokenizer, resolve_target
+from drafttrain.trees.parse import CLASSIFIED
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, sha256_file, write_json
 from drafttrain.utils.machine import dtype_name
@@ -209,6 +211,12 @@ def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]
     )
 
 
+def _made_classifier(folders: Folders) -> Path | None:
+    """The folder of the run's classifier; None where none is asked for or the drafter was too weak."""
+    folder = folders.get("classifier")
+    return folder if folder and (folder / CLASSIFIER).exists() else None
+
+
 def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
     from drafttrain.run.calibrate import calibrate, calibrate_quickly
 
@@ -217,7 +225,7 @@ def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
         "target": target_model(recipe),
         "dtype": recipe.target.dtype,
         "device": recipe.target.device,
-        "classifier": folders.get("classifier"),
+        "classifier": _made_classifier(folders),
     }
     if recipe.calibrate.quick:
         calibrate_quickly(bundle, out, **options)
@@ -228,15 +236,19 @@ def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
 def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.evaluation.evaluate import evaluate
 
+    config, classifier = recipe.evaluate, _made_classifier(folders)
+    if classifier is None and _has_classifier(recipe):
+        trees = [tree for tree in config.trees if tree.partition(":")[0] not in CLASSIFIED]
+        config = dataclasses.replace(config, trees=trees)  # none: the bundle's own
     return evaluate(
-        recipe.evaluate,
+        config,
         folders["train"] / "drafter",
         out,
         target=target_model(recipe),
         dtype=recipe.target.dtype,
         device=recipe.target.device,
         calibration=folders.get("calibrate"),
-        classifier=folders.get("classifier"),
+        classifier=classifier,
     )
 
 
@@ -247,7 +259,7 @@ def _show_evaluation(out: Path) -> None:
 def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
     config = dataclasses.replace(recipe.export, name=recipe.export.name or recipe.name)
     evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
-    made = folders.get("calibrate"), folders.get("classifier")
+    made = folders.get("calibrate"), _made_classifier(folders)
     export(config, folders["train"] / "drafter", out, evaluation, *made)
 
 
@@ -318,6 +330,7 @@ STAGES = [
         enabled=lambda recipe: recipe.regenerate is not None and _is_trained(recipe),
         resumes=True,
         keep=True,
+        shared=True,
         estimate=estimates.regenerate,
     ),
     Stage(
@@ -328,6 +341,7 @@ STAGES = [
         needs=lambda recipe: ["fetch-target", *(["regenerate"] if recipe.regenerate else [])],
         files=lambda recipe: [*(source.path for source in recipe.corpus.sources), *recipe.corpus.exclude],
         enabled=_is_trained,
+        shared=True,
         estimate=estimates.corpus,
     ),
     Stage(
@@ -344,6 +358,7 @@ STAGES = [
         enabled=_is_offline,
         resumes=True,
         ranks=True,
+        shared=True,
         estimate=estimates.collect,
     ),
     Stage(

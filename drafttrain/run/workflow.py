@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import disk_problem, fingerprint, read_json, write_json
+from drafttrain.utils.files import disk_problem, fingerprint, new_folder, read_json, write_json
 from drafttrain.utils.provenance import RECORD, Hashes, content_hash, git_commit, read_record, versions
 
 STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from
@@ -50,6 +50,7 @@ class Stage:
         enabled: whether the recipe asks for it.
         resumes: it continues from its own unfinished folder; otherwise such a folder is removed first.
         keep: an outdated folder is moved to `previous/`, not removed.
+        shared: a folder of another run beside this one, made from the same, is taken over.
         ranks: several processes (deepspeed, torchrun) may run it together.
         figures: `figures(folder)` reads more of them from the finished folder.
         summary: which of its figures stand in the run's `summary.json`.
@@ -67,6 +68,7 @@ class Stage:
     enabled: Callable[[Any], bool] = lambda recipe: True
     resumes: bool = False
     keep: bool = False
+    shared: bool = False
     ranks: bool = False
     figures: Callable[[Path], dict[str, Any]] = lambda folder: {}
     summary: Sequence[str] = ()
@@ -76,12 +78,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done about a stage: `action` is skip, run, resume or off; `why` gives the reason."""
+    """What is to be done about a stage: `action` is skip, run, resume, share or off; `why` gives the reason.
+
+    Attributes:
+        twin: the folder to share.
+    """
 
     stage: Stage
     action: str
     why: str
     made_from: dict[str, Any] = field(default_factory=dict)
+    twin: Path | None = None
 
 
 class Workflow:
@@ -140,6 +147,8 @@ class Workflow:
         if decision.action == "skip":
             self._say("green", stage, "skip", decision.why)
             stage.show(self.output / stage.folder)
+        elif decision.action == "share":
+            self._share(decision)
         elif decision.action != "off":
             self._execute(decision)
 
@@ -151,7 +160,7 @@ class Workflow:
         for stage in selected:
             decision = self.decide(stage, remade)
             decisions.append(decision)
-            if decision.action in ("run", "resume"):
+            if decision.action in ("run", "resume", "share"):
                 remade.add(stage.name)
         return decisions
 
@@ -193,6 +202,9 @@ class Workflow:
             changes = self._changes(stage, record["made_from"], made_from)
             if not changes:
                 return Decision(stage, "skip", "up to date", made_from)
+        if twin := self._twin(stage, made_from):
+            return Decision(stage, "share", f"{twin} was made from the same", made_from, twin)
+        if record is not None:
             return Decision(stage, "run", "; ".join(changes), made_from)
         if not folder.exists():
             return Decision(stage, "run", "not made yet", made_from)
@@ -237,6 +249,32 @@ class Workflow:
             self._finish(decision, figures, spent)
         self._say("green", stage, "done", _seconds(spent))
         gc.collect()  # a stage's models go before the next one loads its own
+
+    def _twin(self, stage: Stage, made_from: dict[str, Any]) -> Path | None:
+        """A finished folder of another run in the same place that was made from the same."""
+        if not stage.shared or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            return None
+        for path in sorted(self.output.parent.glob(f"*/{stage.folder}/{RECORD}")):
+            with contextlib.suppress(UserError):
+                record = read_record(path.parent) if path.parent.parent != self.output else None
+                if record and not self._changes(stage, record["made_from"], made_from):
+                    return path.parent
+        return None
+
+    def _share(self, decision: Decision) -> None:
+        """Takes over another run's folder, by hard links where the disk has them: no stage changes files of a
+        finished folder in place."""
+        stage, folder = decision.stage, self.output / decision.stage.folder
+        self._say("cyan", stage, "share", decision.why)
+        begun, record = time.monotonic(), read_record(decision.twin)
+        self._clear(stage)
+        with new_folder(folder) as copy:
+            shutil.copytree(decision.twin, copy, copy_function=_link, dirs_exist_ok=True)
+            (copy / RECORD).unlink()
+            spent = round(time.monotonic() - begun, 3)
+            write_json(copy / RECORD, {**record, "wall_seconds": spent, "shared": str(decision.twin)})
+        self._marker(stage).unlink(missing_ok=True)
+        self._say("green", stage, "done", _seconds(spent))
 
     def _killed_after(self, stage: Stage) -> float:
         """Seconds that a killed attempt is known to have worked: until it last wrote into its folder. The
@@ -401,6 +439,14 @@ class Workflow:
         with contextlib.suppress(OSError):
             if {path.name for path in self.output.iterdir()} <= {".lock", HASHES, STARTED}:
                 shutil.rmtree(self.output)
+
+
+def _link(source: str, target: str) -> None:
+    """A hard link, or a copy on a disk that has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _plain(value: Any, known: Any = None) -> Any:

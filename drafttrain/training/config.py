@@ -20,6 +20,13 @@ class TrainingConfig:
         optimizer: "adamw" (the paper's), or "muon" for the layers' matrices with AdamW for the rest, which
             learns more from each token; not under DeepSpeed.
         lr: peak learning rate. The paper's 1e-4 suits 70 M tokens; small budgets need 1e-3 or more.
+        epochs: passes over the corpus.
+        max_steps: limit of optimizer steps. null: epochs decide. 0: take `init_from` without training, which
+            needs neither corpus nor hidden states.
+        max_minutes: limit of training time, evaluations and resumed time included. null: none.
+        rows_per_batch: packed rows in one forward pass of one process.
+        row_length: tokens in a packed row; a batch holds at most rows_per_batch x row_length tokens.
+        gradient_accumulation_steps: forward passes per optimizer step.
         schedule: course of the rate after the warm-up, over steps or, with max_minutes, over time if that is
             further.
         final_lr_ratio: share of the peak rate that is left at the end (linear and cosine).
@@ -27,13 +34,6 @@ class TrainingConfig:
         adam_betas: AdamW's decay rates of both moments.
         weight_decay: decoupled weight decay; with muon only of weights with two dimensions.
         max_grad_norm: gradients are scaled down to this norm.
-        rows_per_batch: packed rows in one forward pass of one process.
-        row_length: tokens in a packed row; a batch holds at most rows_per_batch x row_length tokens.
-        gradient_accumulation_steps: forward passes per optimizer step.
-        epochs: passes over the corpus.
-        max_steps: limit of optimizer steps. null: epochs decide. 0: take `init_from` without training, which
-            needs neither corpus nor hidden states.
-        max_minutes: limit of training time, evaluations and resumed time included. null: none.
         block_length: shortest and longest draft block; L is drawn for each row and step (EDD: 5 to 10).
         loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4), or "ce", cross-entropy with
             the text's tokens. EAGLE adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
@@ -62,18 +62,18 @@ class TrainingConfig:
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = setting(1e-4, gt=0)
+    epochs: float = setting(1.0, gt=0)
+    max_steps: int | None = setting(None, ge=0)
+    max_minutes: float | None = setting(None, gt=0)
+    rows_per_batch: int = setting(8, ge=1)
+    row_length: int = setting(512, ge=2)
+    gradient_accumulation_steps: int = setting(1, ge=1)
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     final_lr_ratio: float = setting(0.0, ge=0, le=1)
     warmup_steps: int = setting(0, ge=0)
     adam_betas: tuple[float, float] = setting((0.9, 0.999), ge=0, lt=1)
     weight_decay: float = setting(0.0, ge=0)
     max_grad_norm: float = setting(1.0, gt=0)
-    rows_per_batch: int = setting(8, ge=1)
-    row_length: int = setting(512, ge=2)
-    gradient_accumulation_steps: int = setting(1, ge=1)
-    epochs: float = setting(1.0, gt=0)
-    max_steps: int | None = setting(None, ge=0)
-    max_minutes: float | None = setting(None, gt=0)
     block_length: tuple[int, int] = setting((5, 10), ge=1)
     loss: Literal["kl", "ce"] = "kl"
     kl_chunk: int = setting(256, ge=1)

@@ -172,9 +172,15 @@ def change(columns, **values):
     "broken, message",
     [
         (lambda c: change(c, H=np.where(c["tree"] == 0, np.nan, c["H"])), "200 rows hold NaN"),
-        (lambda c: change(c, accepted=c["accepted"] & False), "none is accepted of 80000 rows"),
-        (lambda c: change(c, accepted=c["accepted"] | True), "all are accepted of 80000 rows"),
-        (lambda c: {name: values[:0] for name, values in c.items()}, "holds no rows"),
+        (
+            lambda c: change(c, accepted=c["accepted"] & False),
+            "got 0 accepted of 80000; train the drafter further",
+        ),
+        (
+            lambda c: change(c, accepted=c["accepted"] | True),
+            "got 80000 accepted of 80000; take more prompts",
+        ),
+        (lambda c: {name: values[:0] for name, values in c.items()}, "holds no nodes"),
         (lambda c: change(c, tree=c["tree"] * 0), "1 trees are too few"),
     ],
 )

@@ -128,6 +128,20 @@ def test_all_stages(folder, capsys):
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
 
 
+def test_a_drafter_too_weak_for_a_classifier_is_measured_without(folder, capsys):
+    words = ["--classifier.top_k", "1", "--classifier.max_new_tokens", "20", "--regenerate", "null"]
+    words += ["--evaluate.trees", "['c2t:max_depth=3', 'chain:length=2']"]
+    words += ["--evaluate.tune_prompts", "{name: tuning, path: prompts.jsonl}"]
+    assert cli.main(["run", "tiny.yaml", *words]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "no classifier: runs/tiny/classifier/trees: must hold accepted and rejected nodes, got 0" in printed
+    )
+    assert ran(printed) == [stage.name for stage in STAGES if stage.name != "regenerate"]
+    assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "chain:length=2"
+    assert not Path("runs/tiny/bundle/classifier.json").exists()
+
+
 def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
     words = ["--training.max_steps", "0", "--training.init_from", str(tiny_bundle)]
     words += ["--classifier.prompts", "null", "--evaluate.trees", "[chain:length=1]"]

@@ -189,6 +189,32 @@ def test_a_stage_is_repeated_when_asked(recipe, fakes):
             run(recipe, fakes, again=again, last="upper")
 
 
+def test_what_another_run_made_from_the_same_is_taken_over(recipe, fakes):
+    """With its "auto"; not where settings differ, nor where the stage is asked for again."""
+    fakes.stages[1] = dataclasses.replace(fakes.stages[1], shared=True)
+    run(recipe, fakes)
+    other = dataclasses.replace(recipe, output=f"{recipe.output}-2")
+    assert actions(other, fakes) == {
+        "words": "run",
+        "upper": "run",
+        "last": "run",
+    }  # of words it is not known yet
+    fakes.fastest = "fp32"
+    ran, printed = run(other, fakes)
+    assert ran == ["words", "last"] and f"{recipe.output}/upper_made was made from the same" in printed
+    folder = Path(other.output) / "upper_made"
+    assert (folder / "upper.txt").read_text() == "HELLO WORLD!"
+    assert (folder / "upper.txt").samefile(Path(recipe.output) / "upper_made" / "upper.txt")
+    record = json.loads((folder / "stage.json").read_text())
+    assert record["shared"] == f"{recipe.output}/upper_made" and record["figures"]["letters"] == 12
+    assert run(other, fakes)[0] == []
+    assert run(other, fakes, again=["upper"])[0] == ["upper"]
+    changed = dataclasses.replace(other, upper=Upper("?"))
+    assert run(changed, fakes)[0] == ["upper", "last"]
+    assert actions(dataclasses.replace(changed, upper=Upper()), fakes)["upper"] == "share"
+    assert (Path(recipe.output) / "upper_made" / "upper.txt").read_text() == "HELLO WORLD!"
+
+
 def test_changed_section_reruns_it_and_what_follows(recipe, fakes):
     run(recipe, fakes)
     recipe.upper.suffix = "?"
