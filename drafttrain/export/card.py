@@ -195,10 +195,11 @@ def _read_results(path: Path) -> dict[str, Any]:
 
 
 def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value of `card.json` is of one of these types: text, list of texts, None."""
+    """Return whether a value of `card.json` is of one of these types (text, list of texts, None), or one of
+    these values."""
     if isinstance(value, list):
         return list[str] in kinds and all(isinstance(text, str) for text in value)
-    return type(value) in kinds
+    return type(value) in kinds or value in kinds
 
 
 def _is_finite(value: Any) -> bool:
