@@ -39,7 +39,7 @@ PAPER_OF_TREE = {"pct": "edd_pct", "eagle2": "eagle2", "c2t": "c2t", "c2t_chain"
 def write_card(config: ExportConfig, folder: str | os.PathLike) -> None:
     """Write `card.json`, the recipe's facts that no other file of the bundle has, and the card."""
     facts = asdict(config)
-    del facts["ngrams"]  # a path of the maker's; the bundle has the n-grams
+    del facts["ngrams"], facts["dtype"]  # a path of the maker's, and what config.json has
     write_json(Path(folder) / CARD, facts)
     (Path(folder) / README).write_text(model_card(folder), encoding="utf-8")
 
