@@ -258,13 +258,20 @@ def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **sele
     with importing():
         from drafttrain.run.recipe import load_recipe
 
-    recipe = load_recipe(args.recipe, args.overrides)  # its mistakes before the stages are imported
+    recipe = load_recipe(args.recipe, args.overrides, check_trees=False)
 
-    with importing():
-        from drafttrain.run.stages import STAGES
-        from drafttrain.run.workflow import Workflow
+    from drafttrain.run.stages import STAGES
+    from drafttrain.run.workflow import Workflow
 
     workflow = Workflow(recipe, STAGES, again=again or [])
+    workflow.check(**selection)  # before torch is imported
+    with importing():
+        from drafttrain.run.recipe_trees import check_trees
+
+    try:
+        check_trees(recipe)
+    except UserError as error:
+        raise UserError(f"{args.recipe}: {error}") from None
     if "dry_run" in args:
         workflow.print_plan(workflow.plan(**selection))
         return

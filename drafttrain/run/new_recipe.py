@@ -148,7 +148,9 @@ def new_recipe(
     file.parent.mkdir(parents=True, exist_ok=True)
     print(f"{file}: for {n} conversations")
     if taken:
-        rows = (json.dumps({"id": str(i), "prompt": prompt}, ensure_ascii=False) for i, prompt in enumerate(taken))
+        rows = (
+            json.dumps({"id": str(i), "prompt": prompt}, ensure_ascii=False) for i, prompt in enumerate(taken)
+        )
         held_out.write_text("\n".join(rows) + "\n", encoding="utf-8")
         print(f"{held_out}: {len(taken)} of their prompts, to measure on")
     file.write_text(text, encoding="utf-8")

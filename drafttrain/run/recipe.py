@@ -5,6 +5,7 @@ module joins them, reads them from YAML and lays `--section.key value` overrides
 an unknown one is an error that names the file and the closest match. What stages do is not known here.
 """
 
+import ast
 import dataclasses
 import difflib
 import math
@@ -14,6 +15,7 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -102,12 +104,13 @@ class Key(NamedTuple):
     example: str = ""
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bool = True) -> Recipe:
     """Reads a recipe from YAML, with command-line overrides laid over it.
 
     Args:
         path: the YAML file.
         overrides: command-line words such as `["--training.lr", "1e-3", "--seed=3"]`; values are YAML.
+        check_trees: also validate the settings of trees, which imports torch and so takes seconds.
 
     Raises:
         UserError: the file cannot be read, a key is unknown or doubled, or a value has the wrong type.
@@ -132,9 +135,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe.command = shlex.join(["drafttrain", "run", str(path), *overrides])
     try:
         _check_values(recipe)
-        from drafttrain.run.recipe_trees import check_trees  # imports torch
+        if check_trees:
+            from drafttrain.run import recipe_trees
 
-        check_trees(recipe)
+            recipe_trees.check_trees(recipe)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return recipe
@@ -341,6 +345,7 @@ def _check_values(recipe: Recipe) -> None:
         recipe.plan,
     ):
         section.check()
+    _check_policies(recipe.evaluate.trees)
     _check_start(recipe.training.init_from, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
@@ -363,6 +368,18 @@ def _check_values(recipe: Recipe) -> None:
         raise UserError(
             "calibrate: must be left out for medusa, whose heads cost the same at any depth, got prompts"
         )
+
+
+def _check_policies(trees: Sequence[str]) -> None:
+    """Refuses trees of no policy. Their names are read from the source: importing it takes torch."""
+    source = (files("drafttrain.trees") / "parse.py").read_text(encoding="utf-8")
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.AnnAssign)]
+    names = [key.value for node in nodes if node.target.id == "POLICIES" for key in node.value.keys]
+    for name in (tree.partition(":")[0] for tree in trees):
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            remedy = f"; did you mean {close[0]}?" if close else ""
+            raise UserError(f"evaluate.trees: must be policies out of {', '.join(names)}, got {name}{remedy}")
 
 
 def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:

@@ -1,34 +1,53 @@
 """The stages of a run, in order: which settings, files and folders each one takes from the recipe.
 
-Stages know nothing of each other and nothing of recipes; this is the one place that joins them. Each is
-imported when it runs, because what trains or calibrates takes seconds to import. The bundle holds the
-evaluation's result, so the trained drafter is evaluated first and exported last.
+Stages know nothing of each other and nothing of recipes; this is the one place that joins them. What each
+needs is imported when it runs: it takes seconds, and a file that is missing is to be told before. The bundle
+holds the evaluation's result, so the trained drafter is evaluated first and exported last.
 """
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.data.config import Source
-from drafttrain.evaluation.report import print_tables
-from drafttrain.export.write import bundled_files, export
-from drafttrain.kernels.dtype import Work
-from drafttrain.regenerate.responses import RegenerateReport
-from drafttrain.run import estimates
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
-from drafttrain.target_lm.fetch import fetch_target, is_known
-from drafttrain.target_lm.loading import choose_dtype, load_tokenizer, resolve_target
-from drafttrain.trees.parse import CLASSIFIED
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, sha256_file, write_json
-from drafttrain.utils.machine import dtype_name
+
+if TYPE_CHECKING:
+    from drafttrain.kernels.dtype import Work
 
 Folders = dict[str, Path]
+
+
+def _estimate(stage: str) -> Callable[[Recipe, Folders], dict[str, Any]]:
+    """The function of `estimates.py` for a stage."""
+
+    def estimate(recipe: Recipe, folders: Folders) -> dict[str, Any]:
+        from drafttrain.run import estimates
+
+        return getattr(estimates, stage)(recipe, folders)
+
+    return estimate
+
+
+def _stored_blocks(recipe: Recipe) -> list[int]:
+    from drafttrain.run import estimates
+
+    return estimates.stored_blocks(recipe)
+
+
+def _bundled_files(recipe: Recipe) -> list[str]:
+    if recipe.export.ngrams is None:
+        return []
+    from drafttrain.export.write import bundled_files
+
+    return bundled_files(recipe.export)
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -39,6 +58,8 @@ def recorded_target(corpus: str | Path) -> str:
     """
     if not (Path(corpus) / "corpus.json").is_file():
         raise UserError(f"{corpus}: no corpus here; give the folder that drafttrain corpus wrote")
+    from drafttrain.run import estimates
+
     if (place := estimates.recorded_place(Path(corpus).parent / "target")) is None:
         raise UserError(
             f"{corpus}: lies in no run's folder that would name its target; give it with --target"
@@ -48,12 +69,17 @@ def recorded_target(corpus: str | Path) -> str:
 
 def target_model(recipe: Recipe) -> str:
     """What `load_target` is to load: the recipe's name, or the folder where that name can mean two."""
+    from drafttrain.target_lm.fetch import fetch_target, is_known
+
     if is_known(recipe.target.model) and recipe.target.source == "hub":
         return str(fetch_target(recipe.target.model, "hub"))
     return recipe.target.model
 
 
 def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
+    from drafttrain.run import estimates
+    from drafttrain.target_lm.loading import resolve_target
+
     place = Path(resolve_target(target_model(recipe)))
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
@@ -62,7 +88,7 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
 
 
-def _settle_dtype(recipe: Recipe, begun: dict[str, Any], work: Work) -> Recipe:
+def _settle_dtype(recipe: Recipe, begun: dict[str, Any], work: "Work") -> Recipe:
     """The recipe with the dtype that `target.dtype: auto` comes to: that of an unfinished attempt, else the
     fastest here."""
     settled, target = copy.copy(recipe), recipe.target
@@ -70,6 +96,9 @@ def _settle_dtype(recipe: Recipe, begun: dict[str, Any], work: Work) -> Recipe:
     if dtype == "auto":
         dtype = begun.get("target", {}).get("dtype", "auto")
     if dtype == "auto":
+        from drafttrain.target_lm.loading import choose_dtype
+        from drafttrain.utils.machine import dtype_name
+
         dtype = dtype_name(choose_dtype(target_model(recipe), "auto", target.device, work))
     settled.target = dataclasses.replace(target, dtype=dtype)
     return settled
@@ -126,7 +155,7 @@ def _settle_training(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
     return settled
 
 
-def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport:
+def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.regenerate.stage import regenerate
 
     earlier = sorted((out.parent / PREVIOUS).glob(f"{out.name}-*"))
@@ -142,6 +171,7 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> RegenerateReport
 
 def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
     from drafttrain.data.build import build_corpus
+    from drafttrain.target_lm.loading import load_tokenizer
 
     config = recipe.corpus
     if "regenerate" in folders:
@@ -163,7 +193,7 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     return collect(
         recipe.hidden_states,
         target_model(recipe),
-        estimates.stored_blocks(recipe),
+        _stored_blocks(recipe),
         folders["corpus"],
         out,
         dtype=recipe.target.dtype,
@@ -213,6 +243,8 @@ def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]
 
 def _made_classifier(folders: Folders) -> Path | None:
     """The folder of the run's classifier; None where none is asked for or the drafter was too weak."""
+    from drafttrain.classifier.model import FILE as CLASSIFIER
+
     folder = folders.get("classifier")
     return folder if folder and (folder / CLASSIFIER).exists() else None
 
@@ -235,10 +267,11 @@ def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
 
 def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.evaluation.evaluate import evaluate
+    from drafttrain.trees.parse import takes_classifier
 
     config, classifier = recipe.evaluate, _made_classifier(folders)
     if classifier is None and _has_classifier(recipe):
-        trees = [tree for tree in config.trees if tree.partition(":")[0] not in CLASSIFIED]
+        trees = [tree for tree in config.trees if not takes_classifier(tree)]
         config = dataclasses.replace(config, trees=trees)  # none: the bundle's own
     return evaluate(
         config,
@@ -253,10 +286,14 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
 
 
 def _show_evaluation(out: Path) -> None:
+    from drafttrain.evaluation.report import print_tables
+
     print_tables(read_json(out / "summary.json"), Console())
 
 
 def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
+    from drafttrain.export.write import export
+
     config = dataclasses.replace(recipe.export, name=recipe.export.name or recipe.name)
     evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
     made = folders.get("calibrate"), _made_classifier(folders)
@@ -317,7 +354,7 @@ STAGES = [
         run=_fetch_target,
         section=lambda recipe: {"target": {"model": recipe.target.model, "source": recipe.target.source}},
         files=lambda recipe: _paths(recipe.target.model) if Path(recipe.target.model).exists() else [],
-        estimate=estimates.fetch_target,
+        estimate=_estimate("fetch_target"),
     ),
     Stage(
         name="regenerate",
@@ -331,7 +368,7 @@ STAGES = [
         resumes=True,
         keep=True,
         shared=True,
-        estimate=estimates.regenerate,
+        estimate=_estimate("regenerate"),
     ),
     Stage(
         name="corpus",
@@ -342,7 +379,7 @@ STAGES = [
         files=lambda recipe: [*(source.path for source in recipe.corpus.sources), *recipe.corpus.exclude],
         enabled=_is_trained,
         shared=True,
-        estimate=estimates.corpus,
+        estimate=_estimate("corpus"),
     ),
     Stage(
         name="collect",
@@ -351,7 +388,7 @@ STAGES = [
         section=lambda recipe: {
             "target": recipe.target,
             "hidden_states": recipe.hidden_states,
-            "drafter": {"tapped_blocks": estimates.stored_blocks(recipe)},
+            "drafter": {"tapped_blocks": _stored_blocks(recipe)},
         },
         settle=_settle_collection,
         needs=lambda recipe: ["fetch-target", "corpus"],
@@ -359,7 +396,7 @@ STAGES = [
         resumes=True,
         ranks=True,
         shared=True,
-        estimate=estimates.collect,
+        estimate=_estimate("collect"),
     ),
     Stage(
         name="train",
@@ -378,7 +415,7 @@ STAGES = [
         ranks=True,
         figures=_training_figures,
         summary=("train_tokens", "train_tokens_per_second"),
-        estimate=estimates.train,
+        estimate=_estimate("train"),
     ),
     Stage(
         name="classifier",
@@ -390,7 +427,7 @@ STAGES = [
         files=lambda recipe: [recipe.classifier.prompts.path],
         enabled=_has_classifier,
         resumes=True,
-        estimate=estimates.classifier,
+        estimate=_estimate("classifier"),
     ),
     Stage(
         name="calibrate",
@@ -405,7 +442,7 @@ STAGES = [
         needs=lambda recipe: ["fetch-target", "train", *_classified(recipe)],
         files=lambda recipe: [] if recipe.calibrate.quick else [recipe.calibrate.prompts.path],
         enabled=_is_calibrated,
-        estimate=estimates.calibrate,
+        estimate=_estimate("calibrate"),
     ),
     Stage(
         name="evaluate",
@@ -432,7 +469,7 @@ STAGES = [
             "teacher_tokens_per_second",
         ),
         show=_show_evaluation,
-        estimate=estimates.evaluate,
+        estimate=_estimate("evaluate"),
     ),
     Stage(
         name="export",
@@ -440,7 +477,7 @@ STAGES = [
         run=_export,
         section=lambda recipe: {"export": recipe.export},
         settle=_settle_export,
-        files=lambda recipe: bundled_files(recipe.export),
+        files=_bundled_files,
         needs=lambda recipe: [
             "fetch-target",
             "train",
@@ -448,6 +485,6 @@ STAGES = [
             *_calibration(recipe),
             *(["evaluate"] if _is_evaluated(recipe) else []),
         ],
-        estimate=estimates.export,
+        estimate=_estimate("export"),
     ),
 ]

@@ -152,6 +152,12 @@ class Workflow:
         elif decision.action != "off":
             self._execute(decision)
 
+    def check(self, first: str | None = None, last: str | None = None, only: str | None = None) -> None:
+        """Raises:
+        UserError: no such stage, or a selected one misses a file of the user's.
+        """
+        self._select(first, last, only)
+
     def plan(
         self, first: str | None = None, last: str | None = None, only: str | None = None
     ) -> list[Decision]:

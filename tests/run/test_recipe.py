@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from drafttrain.run.recipe import describe_keys, load_recipe, parse_overrides
+from drafttrain.trees.parse import POLICIES
 from drafttrain.utils.errors import UserError
 
 MINIMAL = """\
@@ -143,6 +144,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
         ("evaluate: {repeats: 0}", "evaluate.repeats: must be >= 1, got 0"),
         ("evaluate: {trees: [chain]}", "tree 'chain': length is missing"),
+        ("evaluate: {trees: [timd]}", "evaluate.trees: must be policies out of chain, "),
         (
             "evaluate: {trees: [timed]}",
             "evaluate.trees: must come with calibrate.prompts or calibrate.quick for timed, got none",
@@ -224,6 +226,21 @@ def test_unreadable_files(write, tmp_path):
     assert "cannot be read" in error_of("latin.yaml")
     missing = error_of(write("corpus: {sources: [{path: a}], max_length: 99}\n"))
     assert "missing target" in missing
+
+
+def test_policies_are_known_before_they_are_imported(write):
+    """By the names in the source."""
+    for name in POLICIES:
+        settings = ":length=1" if name == "chain" else ""
+        told = ""
+        try:
+            load_recipe(write(MINIMAL), ["--evaluate.trees", f"[{name}{settings}]"])
+        except UserError as error:
+            told = str(error)
+        assert "must be policies out of" not in told
+    assert f"out of {', '.join(POLICIES)}, got chan; did you mean chain?" in error_of(
+        write(MINIMAL), "--evaluate.trees", "[chan]"
+    )
 
 
 def test_every_key_is_explained():
