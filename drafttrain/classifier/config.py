@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 from drafttrain.data.config import PromptSet
-from drafttrain.inference.params import SamplingParams
 from drafttrain.trees.features import check_features
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
 
 ROW_BYTES = 19.2  # before compression
 
@@ -26,23 +26,21 @@ class DumpConfig:
     """
 
     prompts: PromptSet
-    max_new_tokens: int = 96
-    top_k: int = 10
-    max_depth: int = 11
-    temperature: float = 0.0
+    max_new_tokens: int = setting(96, ge=1)
+    top_k: int = setting(10, ge=1, le=127)
+    max_depth: int = setting(11, ge=1, le=127)
+    temperature: float = setting(0.0, ge=0, lt=math.inf)
     seed: int = 0
-    rows: int = 8
+    rows: int = setting(8, ge=1)
 
-    def check(self) -> None:
-        """Raises:
-        UserError: a value out of range.
+    def check(self, section: str = "") -> None:
+        """Args:
+            section: of the recipe, for the error.
+
+        Raises:
+            UserError: a value out of range.
         """
-        for name in ("max_new_tokens", "top_k", "max_depth", "rows"):
-            value, most = getattr(self, name), 127 if name in ("top_k", "max_depth") else math.inf
-            if not 1 <= value <= most:
-                limit = "" if most == math.inf else f" and <= {most}"
-                raise UserError(f"{name}: must be >= 1{limit}, got {value}")
-        SamplingParams(self.temperature)
+        check_ranges(self, section)
 
     def nodes(self, draft_vocab_size: int) -> int:
         """Nodes of a tree, root excluded."""
@@ -70,33 +68,24 @@ class ClassifierConfig:
     """
 
     features: tuple[str, ...] = ("P", "H", "d")
-    hidden: int = 48
-    lr: float | None = None
-    epochs: int = 10
-    batch_size: int = 1024
-    negatives: float = 20.0
-    share: float = 1.0
-    threshold: float = 0.5
+    hidden: int = setting(48, ge=1)
+    lr: float | None = setting(None, gt=0)
+    epochs: int = setting(10, ge=1)
+    batch_size: int = setting(1024, ge=1)
+    negatives: float = setting(20.0, gt=0)
+    share: float = setting(1.0, gt=0, le=1)
+    threshold: float = setting(0.5, gt=0, le=1)
     seed: int = 0
 
-    def check(self) -> None:
-        """Raises:
-        UserError: a value out of range.
+    def check(self, section: str = "") -> None:
+        """Args:
+            section: of the recipe, for the error.
+
+        Raises:
+            UserError: a value out of range.
         """
-        check_features(self.features)
-        for name in ("hidden", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: must be >= 1, got {getattr(self, name)}")
-        for name, low, high in (
-            ("lr", 0, math.inf),
-            ("negatives", 0, math.inf),
-            ("share", 0, 1),
-            ("threshold", 0, 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low < value <= high:
-                within = "> 0" if high == math.inf else "> 0 and <= 1"
-                raise UserError(f"{name}: must be {within}, got {value}")
+        check_features(self.features, section)
+        check_ranges(self, section)
 
 
 @dataclass
@@ -134,12 +123,11 @@ class ClassifierStageConfig:
         if self.prompts is None:
             return
         if self.prompts.turns != 1:
-            raise UserError("classifier.prompts: turns must be 1, only first turns are decoded")
-        try:
-            self.dump_config().check()
-            self.training_config().check()
-        except UserError as error:
-            raise UserError(f"classifier.{error}") from None
+            raise UserError(
+                f"classifier.prompts: turns must be 1, got {self.prompts.turns}; only first turns are decoded"
+            )
+        self.dump_config().check("classifier")
+        self.training_config().check("classifier")
 
     def dump_config(self) -> DumpConfig:
         """How its trees are grown.
@@ -148,7 +136,7 @@ class ClassifierStageConfig:
             UserError: no prompts.
         """
         if self.prompts is None:
-            raise UserError("classifier.prompts is missing: name a file of prompts that no benchmark uses")
+            raise UserError("classifier.prompts: must be set, got null; name prompts that no benchmark uses")
         return DumpConfig(self.prompts, self.max_new_tokens, self.top_k, self.max_depth, seed=self.seed)
 
     def training_config(self) -> ClassifierConfig:

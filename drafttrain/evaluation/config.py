@@ -10,6 +10,7 @@ from typing import Literal
 from drafttrain.data.config import HUB, PromptSet
 from drafttrain.inference.params import SamplingParams
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
 
 AUTOREGRESSIVE = "autoregressive"  # our own loop without drafts
 TRANSFORMERS = "transformers"  # `generate` of the same model
@@ -41,10 +42,10 @@ class EvaluateConfig:
     prompts: list[PromptSet] = field(default_factory=list)
     tune_prompts: PromptSet | None = None
     trees: list[str] = field(default_factory=lambda: [f"chain:length={n}" for n in range(1, 7)])
-    max_new_tokens: int = 96
-    repeats: int = 1
-    lossless_prompts: int = 16
-    lossless_new_tokens: int = 96
+    max_new_tokens: int = setting(96, ge=1)
+    repeats: int = setting(1, ge=1)
+    lossless_prompts: int = setting(16, ge=0)
+    lossless_new_tokens: int = setting(96, ge=1)
     transformers_dtype: Literal["auto", "fastest", "same"] = field(default="auto", metadata={"settled": True})
     busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
 
@@ -54,14 +55,7 @@ class EvaluateConfig:
         Raises:
             UserError: a value out of range, or there is nothing to choose the tree on.
         """
-        for name, least in (
-            ("max_new_tokens", 1),
-            ("repeats", 1),
-            ("lossless_prompts", 0),
-            ("lossless_new_tokens", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"evaluate.{name}: must be >= {least}, got {getattr(self, name)}")
+        check_ranges(self, "evaluate")
         names = [prompts.name for prompts in self.prompts]
         if len({*names, ALL}) <= len(names):
             raise UserError(

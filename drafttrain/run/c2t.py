@@ -52,8 +52,7 @@ def dump_trees(
     reach = loaded.drafter.max_depth
     if reach is not None and config.max_depth > reach:
         raise UserError(
-            f"{bundle}: its drafter reaches {reach} tokens ahead, and the trees are to be {config.max_depth} "
-            f"deep: set max_depth to {reach} at most"
+            f"max_depth: must be <= {reach}, as deep as the drafter {bundle} drafts, got {config.max_depth}"
         )
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):

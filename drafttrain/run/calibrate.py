@@ -34,10 +34,10 @@ def calibrate(
     """
     config.check()
     if config.prompts is None:
-        raise UserError("calibrate.prompts is missing: name a file of prompts that no benchmark uses")
+        raise UserError("calibrate.prompts: must be set, got null; name prompts that no benchmark uses")
     prompts = read_prompts(config.prompts.path, config.prompts.limit)
     if len(prompts) < 2:
-        raise UserError(f"{config.prompts.path}: one prompt is too few to calibrate on; give some dozens")
+        raise UserError(f"{config.prompts.path}: must hold >= 2 prompts, got 1; give some dozens")
     console = Console()
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
@@ -92,8 +92,8 @@ def calibrate_quickly(
 def _check_depth(loaded: Bundle) -> None:
     if loaded.drafter.max_depth is not None:
         raise UserError(
-            f"{loaded.name}: its drafter reaches {loaded.drafter.max_depth} tokens ahead at one cost, no "
-            "curve tells how deep to draft: leave calibrate out and give the tree's settings"
+            f"{loaded.name}: cannot be calibrated, as its {loaded.drafter.max_depth} heads run in one pass and "
+            "cost does not depend on depth; write out the tree's settings"
         )
 
 

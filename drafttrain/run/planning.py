@@ -9,9 +9,9 @@ sequences of a step. C: bytes of a sequence's keys and values. Left out are atte
 tell each other, evaluations while training, and all time between the forwards.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
 
 
 @dataclass
@@ -31,24 +31,19 @@ class PlanConfig:
     """
 
     target_config: str | None = None
-    corpus_tokens: int | None = None
-    devices: int = 1
-    device_memory_gb: float | None = None
-    device_tflops: float | None = None
-    device_gb_per_s: float | None = None
-    utilisation: float = 0.35
-    decode_utilisation: float = 0.5
+    corpus_tokens: int | None = setting(None, gt=0)
+    devices: int = setting(1, gt=0)
+    device_memory_gb: float | None = setting(None, gt=0)
+    device_tflops: float | None = setting(None, gt=0)
+    device_gb_per_s: float | None = setting(None, gt=0)
+    utilisation: float = setting(0.35, gt=0, le=1)
+    decode_utilisation: float = setting(0.5, gt=0, le=1)
 
     def check(self) -> None:
         """Raises:
-        UserError: a value that makes no sense.
+        UserError: a value out of range.
         """
-        for name, value in asdict(self).items():
-            if isinstance(value, int | float) and not value > 0:  # NaN fails too
-                raise UserError(f"plan.{name} is {value}: it must be above 0")
-        for name in ("utilisation", "decode_utilisation"):
-            if getattr(self, name) > 1:
-                raise UserError(f"plan.{name} is {getattr(self, name)}: it is a share, at most 1")
+        check_ranges(self, "plan")
 
 
 def forward_hours(plan: PlanConfig, flops: float, devices: int | None = None) -> str | None:

@@ -32,7 +32,7 @@ from drafttrain.run.options import default_of, explanations
 from drafttrain.run.planning import PlanConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
 
 @dataclass
@@ -154,11 +154,11 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
     while rest:
         word = rest.pop(0)
         if not re.match(r"--[A-Za-z]", word):
-            raise UserError(f"unexpected argument {word}: overrides are written --section.key value")
+            raise UserError(f"{word}: expected an override such as --training.lr 1e-3, got {word}")
         key, equals, text = word[2:].partition("=")
         if not equals:
             if not rest or re.match(r"--[A-Za-z]", rest[0]):
-                raise UserError(f"{word} needs a value: {word} VALUE")
+                raise UserError(f"{word}: must be followed by a value, got {rest[0] if rest else 'none'}")
             text = rest.pop(0)
         try:
             pairs.append((key.replace("-", "_"), yaml.safe_load(text)))
@@ -240,14 +240,14 @@ def _read_yaml(path: Path) -> dict:
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({error}); name another recipe file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         what = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise UserError(f"{path}: {where}not valid YAML: {what}") from None
+        raise UserError(f"{path}: {where}not valid YAML ({what}); correct it") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: not a recipe: it must hold keys such as target, corpus and training")
+        raise UserError(f"{path}: must hold keys such as target and corpus, got {brief(values, 40)}")
     return values
 
 

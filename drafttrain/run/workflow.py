@@ -223,7 +223,9 @@ class Workflow:
     def _execute(self, decision: Decision) -> None:
         stage, marker = decision.stage, self._marker(decision.stage)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not stage.ranks:
-            raise UserError(f"{stage.name} runs in one process; run it before you launch several")
+            raise UserError(
+                f"{stage.name}: must run in one process, got several; run it before you launch them"
+            )
         folders = {name: self.folder(name) for name in stage.needs(self.recipe)}
         spent, begun = 0.0, {}
         if decision.action == "resume":
@@ -390,7 +392,7 @@ class Workflow:
         end = len(self.stages) if last is None else self.stages.index(self._stage(last)) + 1
         selected = self.stages[begin:end]
         if not selected:
-            raise UserError(f"{last} comes before {first}: there is nothing to run from the one to the other")
+            raise UserError(f"--until: must not come before --from {first}, got {last}")
         if only is not None:
             selected = [self._stage(only)]
             if not selected[0].enabled(self.recipe):

@@ -10,11 +10,15 @@ from drafttrain.utils.errors import UserError
 FEATURES = ("P", "H", "d", "p", "rank")
 
 
-def check_features(features: Sequence[str]) -> None:
-    """Raises:
-    UserError: none, one that does not exist, or one twice.
+def check_features(features: Sequence[str], section: str = "") -> None:
+    """Args:
+        section: of the recipe, for the error.
+
+    Raises:
+        UserError: none, one that does not exist, or one twice.
     """
     if not features or len(set(features)) < len(features) or not set(features) <= set(FEATURES):
+        key = f"{section}.features" if section else "features"
         raise UserError(
-            f"features: must be some of {','.join(FEATURES)}, each once, got {','.join(map(str, features))}"
+            f"{key}: must be some of {','.join(FEATURES)}, each once, got {','.join(map(str, features))}"
         )

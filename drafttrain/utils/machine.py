@@ -77,7 +77,7 @@ def check_quiet(refuse: bool, seconds: float = 2.0) -> str | None:
         return None
     problem = f"other processes take {taken:.1f} of the {torch.get_num_threads()} cores that are to be timed"
     if refuse:
-        raise UserError(f"{problem}: end them, or set OMP_NUM_THREADS lower and repeat")
+        raise UserError(f"busy: {problem}; end them, or set OMP_NUM_THREADS lower and repeat")
     return problem
 
 

@@ -40,5 +40,5 @@ def test_trees_and_classifier(config, tiny_bundle, tmp_path, monkeypatch):
 
 def test_no_prompts(tiny_bundle, tmp_path):
     ClassifierStageConfig().check()  # a recipe that asks for no classifier
-    with pytest.raises(UserError, match="classifier.prompts is missing"):
+    with pytest.raises(UserError, match="classifier.prompts: must be set, got null"):
         make_classifier(ClassifierStageConfig(), tiny_bundle, tmp_path / "out")

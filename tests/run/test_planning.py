@@ -68,9 +68,9 @@ def test_fits():
 @pytest.mark.parametrize(
     "settings, expected",
     [
-        ({"devices": 0}, "plan.devices is 0: it must be above 0"),
-        ({"device_tflops": float("nan")}, "plan.device_tflops is nan"),
-        ({"utilisation": 1.5}, "plan.utilisation is 1.5: it is a share"),
+        ({"devices": 0}, "plan.devices: must be > 0, got 0"),
+        ({"device_tflops": float("nan")}, "plan.device_tflops: must be > 0, got nan"),
+        ({"utilisation": 1.5}, "plan.utilisation: must be > 0 and <= 1, got 1.5"),
     ],
 )
 def test_what_makes_no_sense(settings, expected):

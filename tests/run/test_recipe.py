@@ -128,7 +128,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ),
         ("seed: 1\nseed: 2", "line 7: key seed is given twice"),
         ("training: {lr: 1, lr: 2}", "line 6: key lr is given twice"),
-        ("training: [1", "line 7: not valid YAML: "),
+        ("training: [1", "line 7: not valid YAML ("),
         ("training: {row_length: 256}", "corpus.max_length: must be <= training.row_length 256, got 512"),
         ("regenerate: {}", "regenerate.sources: must not be empty"),
         ("hidden_states: {mode: offlin}", "hidden_states.mode: must be one of online, offline, got offlin"),
@@ -207,9 +207,9 @@ def test_mistakes_in_overrides(write, words, expected):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        (["5"], "unexpected argument 5: overrides are written --section.key value"),
-        (["--training.lr"], "--training.lr needs a value"),
-        (["--training.lr", "--seed", "3"], "--training.lr needs a value"),
+        (["5"], "5: expected an override such as --training.lr 1e-3, got 5"),
+        (["--training.lr"], "--training.lr: must be followed by a value, got none"),
+        (["--training.lr", "--seed", "3"], "--training.lr: must be followed by a value, got --seed"),
         (["--a", "[1"], "cannot be read as a value; quote it"),
     ],
 )
@@ -220,8 +220,8 @@ def test_words_that_are_no_overrides(words, expected):
 
 def test_unreadable_files(write, tmp_path):
     assert "no such recipe file" in error_of("nowhere.yaml")
-    assert "not a recipe" in error_of(write("just text"))
-    assert "not a recipe" in error_of(write(""))
+    assert "must hold keys such as target and corpus, got just text" in error_of(write("just text"))
+    assert "must hold keys such as target and corpus, got None" in error_of(write(""))
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
     assert "cannot be read" in error_of("latin.yaml")
     missing = error_of(write("corpus: {sources: [{path: a}], max_length: 99}\n"))

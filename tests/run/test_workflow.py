@@ -406,7 +406,7 @@ def test_from_and_only(recipe, fakes):
         run(recipe, fakes, first="train")
     with pytest.raises(UserError, match="train: no such stage"):
         run(recipe, fakes, last="train")
-    with pytest.raises(UserError, match="words comes before upper"):
+    with pytest.raises(UserError, match="--until: must not come before --from upper, got words"):
         run(recipe, fakes, first="upper", last="words")
 
 
@@ -517,7 +517,7 @@ def test_second_rank_runs_the_stage_and_writes_no_record(recipe, fakes, monkeypa
 
 def test_stage_for_one_process_refuses_several(recipe, fakes, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="words runs in one process"):
+    with pytest.raises(UserError, match="words: must run in one process"):
         run(recipe, fakes)
 
 
