@@ -1,4 +1,4 @@
-"""What is known of a node when it is drafted, for policies and classifiers that judge by it."""
+"""Features of a drafted node, for C2T's policies and classifiers."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,10 @@ FEATURES = ("P", "H", "d", "p", "rank")
 
 
 def check_features(features: Sequence[str]) -> None:
-    """Raises:
-    UserError: none, one that does not exist, or one twice.
+    """Require some of `FEATURES`, each once.
+
+    Raises:
+        UserError: none, one that does not exist, or one twice.
     """
     if not features or len(set(features)) < len(features) or not set(features) <= set(FEATURES):
         raise UserError(
