@@ -85,7 +85,10 @@ def test_the_policy_decodes_what_the_target_says(tiny_bundle):
     [
         ("beam:width=0", "tree 'beam:width=0': width: must be >= 1, got 0"),
         ("beam:share=2", "tree 'beam:share=2': share: must be > 0 and <= 1, got 2.0"),
-        ("beam:shares=1", "tree 'beam:shares=1': 'shares=1' is none of share=…, .*; did you mean share"),
+        (
+            "beam:shares=1",
+            "settings of share=…, .*, got 'shares=1'; did you mean share",
+        ),
     ],
 )
 def test_the_settings_of_the_policy_are_checked(tree, message):

@@ -45,10 +45,9 @@ SMALLEST_PART = 1 << 20  # occurrences; counted within a second
 
 
 def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> dict[str, Any]:
-    """Builds a corpus cache and prints what is in it; `out` appears, or is replaced, only when all is done.
+    """Build a corpus cache and print its report; `out` appears, or is replaced, only at the end.
 
     Args:
-        config: what to read and what to keep.
         tokenizer: the target's.
         out: folder to write: the cache and `report.json`.
 
@@ -56,8 +55,7 @@ def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: s
         the report.
 
     Raises:
-        UserError: a setting or a source is unusable, the text is too short to repeat anything, or `out`
-            holds something else.
+        UserError: a setting or a source is unusable, the text repeats nothing, or `out` holds something else.
     """
     config.check()
     _check_place(Path(out))
@@ -76,7 +74,7 @@ def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: s
             write_json(folder / REPORT, report)
     except BrokenProcessPool:
         raise UserError(
-            "build-ngrams: a process was killed, most likely for lack of memory; lower memory or processes"
+            "build-ngrams: a process was killed, probably for lack of memory; lower memory or processes"
         ) from None
     print_report(report, Console(file=sys.stdout))
     return report
@@ -85,14 +83,14 @@ def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: s
 def write_cache(
     config: NgramConfig, file: TokenFile, folder: Path, facts: dict[str, Any], console: Console
 ) -> tuple[CorpusCache, list[int]]:
-    """Counts a file of token ids, and writes the cache into a folder.
+    """Count a file of token ids, and write the cache into a folder.
 
     Args:
-        file: its folder takes the counts of the parts.
-        facts: goes into the header, `tokenizer_hash` at least.
+        file: its folder receives the counts of the parts.
+        facts: for the header, `tokenizer_hash` at least.
 
     Returns:
-        the cache, and for each length the n-grams whose prefix is frequent enough, before rare ones go.
+        the cache, and for each length the n-grams whose prefix is frequent enough, rare ones included.
 
     Raises:
         UserError: nothing is repeated, or the disk is too small.
@@ -125,7 +123,7 @@ def write_cache(
 
 
 def _origin(config: NgramConfig) -> dict[str, Any]:
-    """What a cache was made from; names without folders, which say nothing to whoever it is published for."""
+    """Return the origin of a cache for its header; names without folders, as it may be published."""
     return {
         "sources": [
             {
@@ -143,14 +141,14 @@ def _origin(config: NgramConfig) -> dict[str, Any]:
 
 
 def _check_place(out: Path) -> None:
-    """What is no cache is not replaced by one, nor is a bundle that has one beside its drafter."""
+    """Require a place where nothing is replaced but a cache that is not part of a bundle."""
     is_cache = (out / FILE).is_file() and not (out / "config.json").exists()
     if out.exists() and not (out.is_dir() and (is_cache or not any(out.iterdir()))):
         raise UserError(f"{out}: holds something else than an n-gram cache; name another folder with --out")
 
 
 def take_out(file: TokenFile, texts: Texts, share: float) -> list[np.ndarray]:
-    """Blanks a share of the texts in a file of token ids, and returns their stretches of tokens."""
+    """Blank a share of the texts in a file of token ids, and return their stretches of tokens."""
     chosen = np.flatnonzero(held_out_groups(texts.ids, share, seed=0))
     ends = np.cumsum(texts.lengths)
     tokens, stretches = file.open("r+"), []
@@ -165,9 +163,9 @@ def take_out(file: TokenFile, texts: Texts, share: float) -> list[np.ndarray]:
 def _count(
     config: NgramConfig, file: TokenFile, counts: np.ndarray, console: Console
 ) -> tuple[list[Part], list[Counted]]:
-    """Counts all parts, and tells in their order what they hold."""
+    """Count all parts, in order."""
     fitting = int(config.memory * 1e9 / config.processes / BYTES_PER_POSITION)
-    shared = int(counts.sum()) // (2 * config.processes)  # all processes have something to do until the end
+    shared = int(counts.sum()) // (2 * config.processes)  # so that all processes are busy until the end
     most = max(1, min(fitting, max(shared, SMALLEST_PART)))
     parts = plan_parts(file, counts, config.min_count, most, file.path.parent)
     count = partial(count_part, file, counts=counts, gram=config.gram, min_count=config.min_count)
@@ -176,19 +174,16 @@ def _count(
         run = worker_pool(config.processes, stack).map if many else map
         step = stack.enter_context(counted("counting n-grams", len(parts), "parts", console))
         found = []
-        for one in run(count, parts):
-            found.append(one)
+        for result in run(count, parts):
+            found.append(result)
             step()
         return parts, found
-
-
-# ------------------------------------------------------------------------------------------------ joining
 
 
 def _join(
     path: Path, file: TokenFile, counts: np.ndarray, parts: Sequence[Part], sizes: Sequence[int], top: int
 ) -> Shape:
-    """Writes the arrays of a cache from those of its parts."""
+    """Write the arrays of a cache from those of its parts."""
     gram = len(sizes)
     plain = Shape(file.vocabulary, top, tuple(sizes), ())
     with open(path, "wb") as out:
@@ -212,7 +207,7 @@ def _join(
 
 
 def _write(out: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
-    """Appends an array that comes in pieces."""
+    """Append an array given in pieces, padded."""
     n_bytes = 0
     for chunk in chunks:
         out.write(chunk)
@@ -221,9 +216,9 @@ def _write(out: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
 
 
 def _offsets(parts: Sequence[Part], level: int, size: int) -> Iterator[np.ndarray]:
-    """Where the children of each entry begin, from their numbers in the parts."""
+    """Yield where the children of each entry begin, from their numbers in the parts."""
     numbers = (np.fromfile(part.file("children", level), "<u4") for part in parts)
-    if level == 1:  # every part tells of all tokens; the followers of a frequent one may lie in several
+    if level == 1:  # every part has all tokens; the followers of a frequent one may be in several parts
         numbers = iter([sum(numbers, np.zeros(size, np.int64))])
     begin = 0
     for number in numbers:
@@ -234,7 +229,7 @@ def _offsets(parts: Sequence[Part], level: int, size: int) -> Iterator[np.ndarra
 
 
 def _rank(cache: CorpusCache, level: int, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """Entries of a level with more than `top` children [h], and the most frequent of those [h * top]."""
+    """Return the entries of a level with more than `top` children [h], and their most frequent [h * top]."""
     children, counts = cache.arrays["children", level], cache.arrays["count", level + 1]
     entries, ranked = [], []
     for at in range(0, len(children) - 1, BLOCK):

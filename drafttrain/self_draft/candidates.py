@@ -1,9 +1,9 @@
-"""Candidates out of n-gram caches, merged into one tree that holds the most promising of them.
+"""Candidates from n-gram caches, merged into one tree of the most probable ones.
 
-Each cache says which tokens followed the present text before. How likely such a token is accepted depends on
-which caches offer it, how much of the text it continues there and how it ranks there (its `Features`). A
-logistic model of these, fitted while tuning, learns on in each sequence, and the tree grows best first by the
-products of its shares.
+Each cache returns the tokens that followed the end of the text before. The probability that such a token is
+accepted depends on the caches that offer it, the length of the match and the token's rank there (its
+`Features`). A logistic model of these, fitted while tuning, is updated in each sequence, and the tree grows
+best first by the products of its probabilities.
 Self-Draft orders candidates by source, length and frequency alone (paper, "Draft Cache Initialization").
 """
 
@@ -16,8 +16,8 @@ from drafttrain.self_draft.context_cache import ContextCache
 from drafttrain.self_draft.corpus_cache import CorpusCache
 
 CORPUS = "corpus"
-RANKS = 3  # followers of a context prefix that are told apart by rank; the others are as good as the last
-SHARES = 5  # shares of a corpus prefix that are told apart, by halves
+RANKS = 3  # ranks of the followers of a context prefix; further ones have the last rank
+SHARES = 5  # classes of the share of a corpus prefix, by halves
 
 Feature = tuple[str, int, int]  # source, matched tokens, rank or class of share
 Features = tuple[Feature, ...]  # of one token: an offer from each cache that has it
@@ -25,13 +25,13 @@ Features = tuple[Feature, ...]  # of one token: an offer from each cache that ha
 
 @dataclass
 class CandidateModel:
-    """How likely candidates are accepted: a logistic model, additive in the offers and in their number.
+    """Probability that candidates are accepted: a logistic model, additive in the offers and in their number.
 
     Attributes:
         bias: log-odds of any candidate.
-        weights: what an offer adds; offers without one, as `unknown` says.
-        agreement: what it adds that so many caches offer the token.
-        rate: step of learning from each candidate that is judged.
+        weights: log-odds that an offer adds; of others, `unknown`.
+        agreement: log-odds that the number of caches offering the token adds.
+        rate: learning rate of the updates.
     """
 
     bias: float = -1.2
@@ -41,43 +41,41 @@ class CandidateModel:
 
     @staticmethod
     def unknown(offer: Feature) -> float:
-        """A rough weight for an offer that tuning has not met: the longer its match the better, the lower its
-        rank the worse."""
+        """Return a rough weight for an offer that tuning has not seen, by length of its match and rank."""
         return 0.7 * (offer[1] - 1 - offer[2])
 
     def weight(self, offer: Feature) -> float:
-        """What an offer adds to the log-odds."""
+        """Return the log-odds that an offer adds."""
         found = self.weights.get(offer)
         return self.unknown(offer) if found is None else found
 
     def __call__(self, evidence: Features) -> float:
-        """Share of such candidates that is accepted."""
+        """Return the probability that such a candidate is accepted."""
         odds = self.bias + self.agreement.get(len(evidence), 0.0) + sum(map(self.weight, evidence))
         return 1 / (1 + math.exp(-odds))
 
     def learn(self, evidence: Features, accepted: bool) -> None:
-        """A step of gradient descent on the log-loss of a candidate that was judged."""
+        """Take a step of gradient descent on the log-loss of a verified candidate."""
         step = self.rate * (accepted - self(evidence))
         self.agreement[len(evidence)] = self.agreement.get(len(evidence), 0.0) + step
         for offer in evidence:
             self.weights[offer] = self.weight(offer) + step
 
     def copy(self) -> "CandidateModel":
-        """For one sequence to learn with."""
+        """Return a copy, for the updates of one sequence."""
         return CandidateModel(self.bias, dict(self.weights), dict(self.agreement), self.rate)
 
 
 @dataclass
 class Candidates:
-    """A tree of candidates, the root first, in the order in which they were found; parents come before
-    children.
+    """A tree of candidates, the root first; parents come before children.
 
     Attributes:
         tokens: of each node.
         parents: index of each node's parent, -1 for the root.
         depths: distance from the root.
-        joint: expected share of each that is accepted.
-        evidence: why each was proposed; empty for the root.
+        joint: probability that each is accepted.
+        evidence: features of each; empty for the root.
     """
 
     tokens: list[int]
@@ -91,39 +89,43 @@ class Candidates:
         return cls([root], [-1], [0], [1.0], [()])
 
     def judged(self, accepted: Sequence[int]) -> list[tuple[Features, bool]]:
-        """The candidates whose parent was accepted, and whether they were, from the accepted tokens."""
+        """Return the features of all candidates whose parent was accepted, and whether they were.
+
+        Args:
+            accepted: the accepted tokens after the root.
+        """
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
-        found, node = [], 0
+        outcomes, node = [], 0
         for token in [*accepted, None]:
             following = None
             for child in children.get(node, ()):
                 right = following is None and self.tokens[child] == token
                 following = child if right else following
-                found.append((self.evidence[child], right))
+                outcomes.append((self.evidence[child], right))
             if following is None:
                 break
             node = following
-        return found
+        return outcomes
 
     def paths(self, before: Sequence[int]) -> list[list[int]]:
-        """The tokens from the root to each node, behind others."""
+        """Return the tokens from the root to each node, after the given ones."""
         paths: list[list[int]] = []
         for token, parent in zip(self.tokens, self.parents):
             paths.append([*(paths[parent] if parent >= 0 else before), token])
         return paths
 
     def index(self) -> dict[tuple[int, int], int]:
-        """Nodes by parent and token."""
+        """Return the nodes by parent and token."""
         return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
 
     def with_nodes(self, other: "Candidates", least: float) -> "Candidates":
-        """The tree with another one's nodes of a joint share from `least` on, where it has not got them."""
+        """Return the tree with another one's nodes of a probability >= `least` added."""
         tree = Candidates(*([*values] for values in vars(self).values()))
         index, place = tree.index(), {0: 0}
         for node, (parent, token, joint) in enumerate(zip(other.parents, other.tokens, other.joint)):
-            if node and joint >= least:  # and so have its ancestors
+            if node and joint >= least:  # as are its ancestors
                 above = place[parent]
                 if (above, token) not in index:
                     index[above, token] = tree.add(above, token, joint, other.evidence[node])
@@ -133,11 +135,8 @@ class Candidates:
     def with_chains(
         self, chains: Sequence[Sequence[int]], evidence: Features
     ) -> tuple["Candidates", list[list[int]]]:
-        """The tree, in breadth-first order, with chains behind its root.
-
-        Returns:
-            the tree and the node of each token of each chain; nodes that are there already are shared.
-        """
+        """Return the tree in breadth-first order with chains after its root, and the node of each token of
+        each chain; existing nodes are shared."""
         tree = Candidates(*([*values] for values in vars(self).values()))
         index = tree.index()
         nodes: list[list[int]] = []
@@ -156,7 +155,7 @@ class Candidates:
         return moved, [[place[node] for node in passed] for passed in nodes]
 
     def add(self, parent: int, token: int, joint: float, evidence: Features) -> int:
-        """Appends a node; returns its index."""
+        """Append a node; return its index."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
@@ -173,15 +172,15 @@ def grow(
     max_depth: int,
     context: int,
 ) -> Candidates:
-    """The tree of the candidates that are most likely accepted.
+    """Return the tree of the candidates that are most probably accepted.
 
     Args:
-        text: what has been emitted; its last token is the root.
-        followers: candidates behind a text, with their shares.
+        text: emitted tokens; the last one is the root.
+        followers: returns the candidates after a text, with their probabilities.
         budget: nodes at most, root excluded.
-        worth: share that the nth node has to reach, root excluded, n from 1.
+        worth: least probability of the nth node, root excluded, n from 1.
         max_depth: layers at most.
-        context: tokens that `followers` looks at.
+        context: tokens that `followers` reads.
     """
     tree = Candidates.of(text[-1])
     paths: list[list[int]] = [list(text[-context:])]
@@ -208,13 +207,13 @@ def grow(
 
 @dataclass
 class Sources:
-    """The caches of one sequence, asked together.
+    """The caches of one sequence.
 
     Attributes:
         text: n-grams of the prompt and of the accepted text; None to leave it out.
-        drafted: n-grams of branches and of what the target said behind drafts.
-        corpus: of a large text; None to leave it out.
-        odds: how likely their candidates are accepted.
+        drafted: n-grams of branches and of the target's predictions after drafts.
+        corpus: n-grams of a large text; None to leave it out.
+        odds: model of their acceptance.
         width: followers taken from each.
     """
 
@@ -225,7 +224,7 @@ class Sources:
     width: int = 4
 
     def followers(self, text: Sequence[int]) -> dict[int, tuple[float, Features]]:
-        """Candidates behind a text."""
+        """Return the candidates after a text, with probabilities and features."""
         offers: dict[int, list[Feature]] = {}
         for cache in (self.text, self.drafted):
             if cache is not None:
@@ -241,5 +240,5 @@ class Sources:
 
 
 def share_class(count: int, total: int) -> int:
-    """0 for more than half of all occurrences, 1 for more than a quarter, and so on."""
+    """Return 0 for more than half of all occurrences, 1 for more than a quarter, and so on."""
     return min(int(math.log2(total / count)), SHARES - 1)

@@ -5,15 +5,15 @@ from typing import Literal
 
 from drafttrain.data.config import PromptSet, Source
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
 
-LARGEST_GRAM = 16  # beyond any use; a slip of the keyboard should not count for hours
 BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
-STRICTNESS = (0.5, 0.8, 1.2, 1.8)  # times the rate reached, tried as the rate to beat
+STRICTNESS = (0.5, 0.8, 1.2, 1.8)  # rates to beat that are tried, relative to the rate reached
 
 
 @dataclass
 class NgramConfig:
-    """What a corpus cache is made from.
+    """How a corpus cache is built.
 
     Attributes:
         sources: read in this order; chats give their assistant turns. Equal texts are counted once.
@@ -28,28 +28,22 @@ class NgramConfig:
 
     sources: list[Source] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
-    gram: int = 5
-    min_count: int = 2
-    top: int = 16
-    held_out: float = 0.02
-    processes: int = 2
-    memory: float = 1.0
+    gram: int = setting(5, ge=2, le=16)
+    min_count: int = setting(2, ge=1)
+    top: int = setting(16, ge=1)
+    held_out: float = setting(0.02, ge=0, lt=1)
+    processes: int = setting(2, ge=1)
+    memory: float = setting(1.0, gt=0)
 
     def check(self) -> None:
-        """Raises:
-        UserError: no source, or a value out of range.
+        """Validate the settings.
+
+        Raises:
+            UserError: no source, or a value out of range.
         """
         if not self.sources:
             raise UserError("SOURCE: must name at least one file, folder or archive of text, got none")
-        for name, low in (("gram", 2), ("min_count", 1), ("top", 1), ("processes", 1)):
-            if getattr(self, name) < low:
-                raise UserError(f"--{name.replace('_', '-')}: must be >= {low}, got {getattr(self, name)}")
-        if self.gram > LARGEST_GRAM:
-            raise UserError(f"--gram: must be <= {LARGEST_GRAM}, got {self.gram}")
-        if not 0 <= self.held_out < 1:
-            raise UserError(f"--held-out: must be >= 0 and < 1, got {self.held_out}")
-        if not self.memory > 0:
-            raise UserError(f"--memory: must be > 0 GB, got {self.memory}")
+        check_ranges(self)
 
 
 @dataclass

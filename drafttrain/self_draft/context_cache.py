@@ -1,9 +1,9 @@
-"""The context cache of Self-Draft: what followed what in the text at hand, the newest first.
+"""The context cache of Self-Draft: n-grams of the current text, the newest first.
 
-Every n-gram of the prompt, of the accepted text, of the target's branches and of what it said behind rejected
-drafts is put in, under its prefixes of 1 … `longest` tokens. A prefix of one token is the paper's key; the
-longer ones tell which of many entries continues the present text. Prefixes and the followers of each are
-bounded, the least recently used go first (Self-Draft paper, "Self-Draft Model Forward").
+Every n-gram of the prompt, of the accepted text, of the target's branches and of its predictions after
+rejected drafts is added under its prefixes of 1 … `longest` tokens. A prefix of one token is the paper's key;
+longer ones distinguish its entries by the text before. Prefixes and the followers of each are bounded, the
+least recently used are dropped first (Self-Draft paper, "Self-Draft Model Forward").
 """
 
 from collections import OrderedDict
@@ -23,19 +23,18 @@ class ContextCache:
 
     def __init__(self, longest: int = 4, followers: int = 8, prefixes: int = 50_000):
         self.longest, self.followers, self.prefixes = longest, followers, prefixes
-        # followers with their sources, the newest last; so are the prefixes, and a plain dict would look long
-        # for the oldest
+        # followers with their sources, and prefixes, the newest last; a plain dict finds its oldest slowly
         self._entries: OrderedDict[tuple[int, ...], dict[int, str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, tokens: Sequence[int], source: str, known: int = 1) -> None:
-        """Puts in every n-gram of consecutive tokens.
+        """Add every n-gram of consecutive tokens.
 
         Args:
-            source: where they come from, told by `after`.
-            known: the first so many tokens are only prefixes: n-grams that end in them are in already.
+            source: of the n-grams, returned by `after`.
+            known: number of first tokens that are only prefixes: n-grams that end in them are there already.
         """
         for end in range(max(known, 1), len(tokens)):
             for start in range(max(0, end - self.longest), end):
@@ -52,13 +51,13 @@ class ContextCache:
             del found[next(iter(found))]
 
     def after(self, suffix: Sequence[int]) -> tuple[int, list[tuple[int, str]]]:
-        """What followed the longest end of a text that is known here.
+        """Return the followers of the longest known suffix of a text.
 
         Args:
             suffix: the text so far, or its end.
 
         Returns:
-            length of that end (0 if none is known), and (token, source) pairs, the newest first.
+            length of that suffix (0 for none), and (token, source) pairs, the newest first.
         """
         for length in range(min(len(suffix), self.longest), 0, -1):
             if (found := self._entries.get(tuple(suffix[-length:]))) is not None:

@@ -1,10 +1,9 @@
-"""The corpus cache of Self-Draft: which tokens followed which in a large text, and how often.
+"""The corpus cache of Self-Draft: n-grams of a large text with their counts.
 
 A folder with `ngrams.json` (header) and `ngrams.bin` (arrays, little-endian, memory-mapped). The n-grams are
-a trie in levels: an entry of level n is an n-gram, and all n-grams that begin with it by one more token lie
-side by side in level n + 1, sorted by that token. Level 1 holds every token of the vocabulary, by id; the
-others only n-grams that occur `min_count` times, so there is never one without its prefix. Arrays, each
-padded to 8 bytes, in this order:
+a trie in levels: an entry of level n is an n-gram, and its extensions by one token are adjacent in level
+n + 1, sorted by that token. Level 1 holds every token of the vocabulary, by id; the others only n-grams that
+occur `min_count` times, so the prefix of each is there. Arrays, each padded to 8 bytes, in this order:
 
     for n = 1 … gram      token     last token, uint16 or (vocabularies above 65,535) uint32; not in level 1
                           count     occurrences in the text
@@ -13,11 +12,11 @@ padded to 8 bytes, in this order:
     for n = 1 … gram - 1  heavy     entries with more than `top` children, ascending
                           ranked    the `top` most frequent children of each, as entries of level n + 1
 
-all but `token` as uint32. The children of other entries are few enough to be sorted when they are asked for.
-An n-gram takes 10 bytes, 6 in the last level and 2 more where the vocabulary is large; `heavy` and `ranked`
-add little.
+all but `token` as uint32. The children of other entries are few enough to be sorted when looked up. An
+n-gram takes 10 bytes, 6 in the last level and 2 more where the vocabulary is large; `heavy` and `ranked` add
+little.
 
-Knows nothing of text or tokenizers beyond their hash.
+This module knows nothing of text or tokenizers beyond their hash.
 """
 
 import os
@@ -36,18 +35,18 @@ FILE = "ngrams.json"
 DATA = "ngrams.bin"
 FORMAT_VERSION = 1
 _ALIGNMENT = 8  # bytes
-_REMEDY = "build it again with drafttrain build-ngrams, or copy it anew"
+_REMEDY = "build it again with drafttrain build-ngrams, or copy it again"
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What followed a suffix in the corpus.
+    """Followers of a suffix in the corpus.
 
     Attributes:
-        tokens: most frequent first, the smaller id first where counts are equal.
-        counts: occurrences of the suffix with each token behind it.
+        tokens: most frequent first, the smaller id first among equal counts.
+        counts: occurrences of the suffix followed by each token.
         matched: length of the suffix that was found; 0 if none was.
-        total: occurrences of that suffix, whatever followed, so that counts / total are probabilities.
+        total: occurrences of that suffix with any follower, so that counts / total are probabilities.
     """
 
     tokens: list[int]
@@ -61,7 +60,7 @@ NO_MATCHES = Matches([], [], 0, 0)
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a cache, from which the place of each array in the file follows.
+    """The sizes of a cache, which determine the place of each array in the file.
 
     Attributes:
         vocabulary: tokens have ids below it.
@@ -77,11 +76,11 @@ class Shape:
 
     @property
     def token_dtype(self) -> np.dtype:
-        """Of token ids; `vocabulary` itself fits too."""
+        """Return the type of token ids; `vocabulary` itself fits too."""
         return token_dtype(self.vocabulary)
 
     def arrays(self) -> list[tuple[str, int, np.dtype, int]]:
-        """(name, level, dtype, length) of every array, in the order of the file."""
+        """Return (name, level, dtype, length) of every array, in the order of the file."""
         index, gram = np.dtype("<u4"), len(self.sizes)
         found = []
         for level, size in enumerate(self.sizes, 1):
@@ -94,7 +93,7 @@ class Shape:
 
     @property
     def n_bytes(self) -> int:
-        """Length of the file."""
+        """Return the length of the file."""
         return sum(padded(dtype.itemsize * length) for _, _, dtype, length in self.arrays())
 
 
@@ -103,7 +102,7 @@ class CorpusCache:
 
     Attributes:
         path: its folder.
-        header: what `ngrams.json` holds.
+        header: content of `ngrams.json`.
         shape: sizes of the arrays.
         gram: tokens of the longest n-gram.
         max_prefix: gram - 1, the longest suffix that is looked up.
@@ -120,8 +119,8 @@ class CorpusCache:
             end = at + dtype.itemsize * length
             self.arrays[name, level] = data[at:end].view(dtype)
             at += padded(end - at)
-        # Single numbers come out of a memoryview several times faster than out of a numpy array. Lists by
-        # level, those that do not exist as None.
+        # Reading single numbers is several times faster from a memoryview than from a numpy array. Lists by
+        # level, with None where there is no array.
         views = {key: memoryview(array) for key, array in self.arrays.items()}
         self._tokens, self._counts, self._children, self._heavy, self._ranked = (
             [views.get((name, level)) for level in range(self.gram + 1)]
@@ -129,16 +128,16 @@ class CorpusCache:
         )
 
     def __deepcopy__(self, memo: dict) -> "CorpusCache":
-        """Return the cache itself, which nobody writes to: a copied sequence reads the same one."""
+        """Return the cache itself: it is read-only, so copied sequences share it."""
         return self
 
     @classmethod
     def open(cls, path: str | os.PathLike, tokenizer_hash: str | None = None) -> "CorpusCache":
-        """Opens a cache without reading its arrays.
+        """Open a cache without reading its arrays.
 
         Args:
             path: folder that `build_ngrams` wrote.
-            tokenizer_hash: of the tokenizer whose ids will be looked up (`corpus.chat.tokenizer_hash`); None
+            tokenizer_hash: of the tokenizer whose ids will be looked up (`data.chat.tokenizer_hash`); None
                 leaves out the check.
 
         Raises:
@@ -171,7 +170,7 @@ class CorpusCache:
         return cls(path, header, shape, data)
 
     def verify(self) -> None:
-        """Reads the whole file and compares its checksum, which `open` does not.
+        """Check the whole file against its checksum, which `open` does not.
 
         Raises:
             UserError: the arrays are not those that were written.
@@ -180,16 +179,16 @@ class CorpusCache:
             raise UserError(f"{self.path / DATA}: damaged (its checksum differs); {_REMEDY}")
 
     def next_tokens(self, suffix: Sequence[int], limit: int, longest: int | None = None) -> Matches:
-        """The most frequent tokens behind the longest end of a text that the corpus holds.
+        """Return the most frequent tokens after the longest suffix of a text that the corpus holds.
 
         Args:
             suffix: the text so far, or its last `max_prefix` tokens; ids beyond the vocabulary match nothing.
             limit: how many tokens at most; there are never more than the `top` the cache was built with.
-            longest: look up no longer ends than this, to get at what shorter ones say: `matched - 1` of the
-                last call goes back by one step.
+            longest: length of the longest suffix to look up; `matched - 1` of the last call gives the next
+                shorter one.
 
         Raises:
-            UserError: the arrays lead nowhere, because the file is damaged.
+            UserError: an offset is invalid, because the file is damaged.
         """
         longest = self.max_prefix if longest is None else min(longest, self.max_prefix)
         if longest < 1 or limit < 1:
@@ -210,7 +209,7 @@ class CorpusCache:
             raise UserError(f"{self.path / DATA}: damaged (an offset leads nowhere); {_REMEDY}") from None
 
     def _find(self, prefix: list[int]) -> int | None:
-        """The entry of an n-gram, if it is there and has children."""
+        """Return the entry of an n-gram, if it is there and has children."""
         node = prefix[0]
         if not 0 <= node < self.shape.vocabulary:
             return None
@@ -224,7 +223,7 @@ class CorpusCache:
         return node if children[node] < children[node + 1] else None
 
     def _best(self, level: int, node: int, limit: int) -> tuple[list[int], list[int]]:
-        """Tokens and counts of an entry's most frequent children."""
+        """Return tokens and counts of an entry's most frequent children."""
         tokens, counts, top = self._tokens[level + 1], self._counts[level + 1], self.shape.top
         start, end = self._children[level][node], self._children[level][node + 1]
         if end - start > top:
@@ -232,13 +231,13 @@ class CorpusCache:
             best = self._ranked[level][at : at + min(limit, top)].tolist()
             return [tokens[i] for i in best], [counts[i] for i in best]
         found, times = tokens[start:end].tolist(), counts[start:end].tolist()
-        if len(found) > 1:  # children lie in the order of their ids, which a stable sort keeps among equals
+        if len(found) > 1:  # children are in the order of their ids, which a stable sort keeps among equals
             best = sorted(range(len(found)), key=times.__getitem__, reverse=True)[:limit]
             return [found[i] for i in best], [times[i] for i in best]
         return found[:limit], times[:limit]
 
     def most_frequent(self, length: int, number: int) -> list[tuple[list[int], int]]:
-        """The most frequent n-grams of a length with their counts, for people to look at."""
+        """Return the most frequent n-grams of a length with their counts, for the report."""
         counts = self.arrays["count", length]
         number = min(number, len(counts))
         if number < 1:
@@ -249,7 +248,7 @@ class CorpusCache:
         return [(self._tokens_of(length, int(entry)), int(counts[entry])) for entry in entries]
 
     def _tokens_of(self, level: int, entry: int) -> list[int]:
-        """The tokens of an n-gram."""
+        """Return the tokens of an n-gram."""
         tokens: list[int] = []
         for above in range(level, 1, -1):
             tokens.insert(0, int(self.arrays["token", above][entry]))
@@ -258,17 +257,17 @@ class CorpusCache:
 
 
 def token_dtype(vocabulary: int) -> np.dtype:
-    """The smallest type for ids up to and including `vocabulary`."""
+    """Return the smallest type for ids up to and including `vocabulary`."""
     return np.dtype("<u2") if vocabulary < 1 << 16 else np.dtype("<u4")
 
 
 def padded(n_bytes: int) -> int:
-    """Length of an array in the file."""
+    """Return the length of an array in the file."""
     return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _shape(path: Path, header: dict[str, Any]) -> Shape:
-    """The sizes a header tells.
+    """Return the sizes in a header.
 
     Raises:
         UserError: they are missing or impossible.

@@ -1,7 +1,7 @@
-"""Counts n-grams level by level, in parts that fit into memory, whose results lie side by side in the cache.
+"""Count n-grams level by level, in parts that fit into memory.
 
-A part is a range of pairs (first token, second token). As the cache is sorted by just that, parts can be
-counted in any order and by any number of processes, and are then written one behind the other.
+A part is a range of pairs (first token, second token). The cache is sorted by these, so parts can be counted
+in any order and by any number of processes, and their results are concatenated.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ import numpy as np
 
 from drafttrain.self_draft.corpus_cache import token_dtype
 
-BLOCK = 1 << 22  # tokens or entries that are looked at together
+BLOCK = 1 << 22  # tokens or entries that are read together
 BYTES_PER_POSITION = 64  # of a part, while its n-grams are sorted
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Token ids of a whole corpus on disk, stretches of text parted by the id `vocabulary`.
+    """Token ids of a whole corpus on disk, stretches of text separated by the id `vocabulary`.
 
     Attributes:
         path: the file, as `token_dtype(vocabulary)`.
@@ -29,33 +29,33 @@ class TokenFile:
     vocabulary: int
 
     def open(self, mode: str = "r") -> np.ndarray:
-        """The ids [T], memory-mapped."""
+        """Return the ids [T], memory-mapped."""
         return np.memmap(self.path, dtype=token_dtype(self.vocabulary), mode=mode)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A range of pairs, as `first * (vocabulary + 1) + second`, and where its counts go."""
+    """A range of pairs, as `first * (vocabulary + 1) + second`, and the folder of its counts."""
 
     begin: int
     end: int
     folder: Path
 
     def file(self, name: str, level: int) -> Path:
-        """An array of the part: `token`, `count` or `children` (their number, not where they begin)."""
+        """Return the file of an array: `token`, `count` or `children` (their number, not their offset)."""
         return self.folder / f"{name}-{level}"
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What a part holds: n-grams of 2 … gram tokens whose prefix is frequent enough, and those kept."""
+    """Number of n-grams of 2 … gram tokens in a part: those with a frequent prefix, and those kept."""
 
     distinct: list[int]
     kept: list[int]
 
 
 def token_counts(file: TokenFile) -> np.ndarray:
-    """Occurrences of each token, int64 [V]."""
+    """Return the occurrences of each token, int64 [V]."""
     tokens = file.open()
     counts = np.zeros(file.vocabulary + 1, np.int64)
     for at in range(0, len(tokens), BLOCK):
@@ -64,9 +64,9 @@ def token_counts(file: TokenFile) -> np.ndarray:
 
 
 def plan_parts(file: TokenFile, counts: np.ndarray, min_count: int, most: int, folder: Path) -> list[Part]:
-    """Cuts the pairs into ranges of at most `most` occurrences each.
+    """Cut the pairs into ranges of at most `most` occurrences each.
 
-    A single pair is never cut, so that one which alone is more frequent than `most` is a part of its own.
+    A single pair is never cut: one that is more frequent than `most` is a part of its own.
 
     Args:
         counts: as `token_counts`.
@@ -85,7 +85,7 @@ def plan_parts(file: TokenFile, counts: np.ndarray, min_count: int, most: int, f
 
 
 def _cuttable(file: TokenFile, counts: np.ndarray, min_count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Pairs where a part may begin, and occurrences from there to the next."""
+    """Yield pairs where a part may begin, and the occurrences from there to the next."""
     width = file.vocabulary + 1
     for first in np.flatnonzero(counts >= min_count).tolist():
         if counts[first] <= most:
@@ -101,10 +101,10 @@ def _cuttable(file: TokenFile, counts: np.ndarray, min_count: int, most: int) ->
 
 
 def count_part(file: TokenFile, part: Part, counts: np.ndarray, gram: int, min_count: int) -> Counted:
-    """Counts the n-grams of a part and writes them into its folder.
+    """Count the n-grams of a part and write them into its folder.
 
-    An n-gram's key is (number of its prefix among those kept, last token), so none is counted whose prefix
-    is too rare, and each level is in the order of the level above.
+    An n-gram's key is (number of its prefix among those kept, last token), so n-grams with a rare prefix are
+    not counted, and each level is in the order of the level above.
 
     Args:
         counts: as `token_counts`.
@@ -140,9 +140,9 @@ def count_part(file: TokenFile, part: Part, counts: np.ndarray, gram: int, min_c
 
 
 def _positions(tokens: np.ndarray, part: Part, is_frequent: np.ndarray, width: int) -> np.ndarray:
-    """Where the pairs of a part are, uint32 [P]."""
+    """Return the positions of a part's pairs, uint32 [P]."""
     lowest, highest = part.begin // width, (part.end - 1) // width
-    known = np.append(is_frequent, False)  # the id that parts texts is no token
+    known = np.append(is_frequent, False)  # the separator is no token
     found = [np.empty(0, np.uint32)]
     for at in range(0, len(tokens) - 1, BLOCK):
         first = tokens[at : min(at + BLOCK, len(tokens) - 1)]

@@ -1,7 +1,7 @@
-"""N-gram candidates beside a trained drafter's, in one tree (`ngram+…`).
+"""N-gram candidates and a trained drafter's in one tree (`ngram+…`).
 
-Where the caches are sure, they are verified alone and the drafter is not even asked: that saves its forwards.
-Elsewhere what they are fairly sure of is added to the drafter's tree.
+Where the caches' candidates are probable enough, they are verified alone, which saves the drafter's forwards.
+Elsewhere the more probable ones are added to the drafter's tree.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class HybridProposer(Proposer):
     """A drafter whose trees get the caches' candidates as further branches.
 
     Attributes:
-        ngrams: the caches. What they learn includes what the target says behind the drafter's nodes.
+        ngrams: the caches. They also learn the target's predictions after the drafter's nodes.
         drafter: with its growth policy.
-        sure: sum of the candidates' shares from which the drafter is not asked.
-        least: share of accepted ones that a candidate beside the drafter's is expected to reach.
+        sure: sum of the candidates' probabilities from which the drafter is not used.
+        least: least probability of a candidate beside the drafter's.
     """
 
     ngrams: SelfDraft
@@ -77,10 +77,10 @@ class HybridProposer(Proposer):
         )
 
     def _join(self, tokens: list[int], parents: list[int], ngrams: Candidates) -> Candidates:
-        """The drafter's nodes, and behind them the candidates that are likely enough."""
+        """Return the drafter's nodes with the candidates that are probable enough."""
         tree, known, same = Candidates.of(tokens[0]), ngrams.index(), {0: 0}
         for node, (token, parent) in enumerate(zip(tokens[1:], parents[1:]), 1):
-            # what the caches hold as well is theirs to learn from
+            # nodes that the caches have as well update their model
             both = known.get((same.get(parent), token))
             if both is not None:
                 same[node] = both

@@ -1,9 +1,8 @@
 """Lookahead decoding (Fu et al. 2024), a baseline of Self-Draft: a window of guesses at the next W positions
 is refined by Jacobi iterations inside the forwards that verify, and every column of it gives an n-gram.
 
-The window is a tree: its first level is the root and a chain behind it, and behind the token of column i
-hang the guesses of the later levels for that column, each one position further on. So it goes through the
-same loop.
+The window is a tree: its first level is the root and a chain after it, and the token of column i is followed
+by the guesses of the later levels for that column, each one position further on. So the same loop decodes it.
 """
 
 import random
@@ -22,11 +21,10 @@ WINDOW: Features = ((BRANCH, 0, 0),)
 
 @dataclass
 class _Sequence:
-    """What is known of one sequence.
+    """State of one sequence.
 
     Attributes:
-        levels: of the window, the oldest first: W - 1 tokens, as the root comes before them, and W in the
-            others.
+        levels: of the window, the oldest first: W - 1 tokens after the root, and W in the others.
         pool: continuations of N - 1 tokens by the token before them; the newest last.
         columns: nodes of each column in the tree that is being verified, without the root.
         root: of that tree.
@@ -83,10 +81,10 @@ class Lookahead(PerSequence):
         )
 
     def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
-        """Takes in the target's next guess for each column, from logits [B, n, V]."""
+        """Learn the target's next guess for each column, from logits [B, n, V]."""
         said = logits.max(-1).indices.tolist()  # [B, n]
         for sequence, row, size in zip(state, said, tree.sizes.tolist()):
-            if size == sequence.size:  # not when the end of the output has cut it
+            if size == sequence.size:  # else the end of the output has cut it
                 self._refine(sequence, [row[column[-1] if column else 0] for column in sequence.columns])
 
     def _refine(self, sequence: _Sequence, guesses: list[int]) -> None:

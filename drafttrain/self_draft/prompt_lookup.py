@@ -1,5 +1,5 @@
 """Prompt lookup: the tokens that followed the longest recent match of the text's end (Saxena 2023; `generate`
-of transformers has it as `prompt_lookup_num_tokens`). What Self-Draft is compared with."""
+of transformers has it as `prompt_lookup_num_tokens`), a baseline of Self-Draft."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from drafttrain.trees.tree import TokenTree
 
 @dataclass
 class PromptLookup(PerSequence):
-    """A proposer of chains out of the prompt and the accepted text.
+    """A proposer of chains from the prompt and the accepted text.
 
     Attributes:
         length: tokens of a chain at most.
-        longest: tokens of the text's end that are looked for at first; then one less, down to one.
+        longest: tokens of the longest suffix to match; then one less, down to one.
     """
 
     length: int = 10
@@ -36,7 +36,7 @@ class PromptLookup(PerSequence):
         return TokenTree.from_lists(chains, parents, root.device)
 
     def continuation(self, text: list[int]) -> list[int]:
-        """What followed the most recent match of the longest end of a text."""
+        """Return the tokens after the most recent match of the longest suffix of a text."""
         for n in range(min(self.longest, len(text) - 1), 0, -1):
             end = text[-n:]
             for start in range(len(text) - n - 1, -1, -1):

@@ -1,12 +1,12 @@
 """Self-Draft: the target drafts for itself, with n-gram caches and branches of its own (Self-Draft paper,
 Algorithm 1).
 
-One tree behind the root holds the candidates of the caches and N branches, chains of L tokens that the target
-goes on guessing in every forward. A branch sees the text, the root and itself. It is verified like any other
-part of the tree, which is as exact as candidates are, and shares the nodes it has in common with them. What
-it holds and what the target says behind it go into the context cache. Two more sources cost no forward and
-are ours: the prompt and the accepted text, and what the target says behind drafts, rejected ones too
-(`recycle`, the idea of Token Recycling, Luo et al. 2024).
+One tree holds the candidates of the caches and N branches, chains of L tokens that the target extends by a
+guess in every forward. A branch sees the text, the root and itself. It is verified like any other part of the
+tree, so the output is exact, and shares nodes with the candidates. Its tokens and the target's prediction
+after it are added to the context cache. Two more sources cost no forward and are ours: the prompt and the
+accepted text, and the target's predictions after drafts, rejected ones too (`recycle`, the idea of Token
+Recycling, Luo et al. 2024).
 """
 
 import random
@@ -24,8 +24,9 @@ from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
 
-LIVE: Features = ((BRANCH, 0, 0),)  # a token of a branch as it is being guessed, not out of the cache
+LIVE: Features = ((BRANCH, 0, 0),)  # a token of a branch, not from a cache
 
 
 @dataclass(frozen=True)
@@ -33,54 +34,39 @@ class SelfDraftConfig:
     """How the target drafts for itself.
 
     Attributes:
-        branches: N; 0 goes without.
+        branches: N; 0 for none.
         branch_length: L.
         gram: G, tokens of a branch that are stored with their successor.
-        budget: candidates sent to the target at most, branches not counted.
-        least: share of accepted ones that a candidate is expected to reach.
+        budget: candidates verified at most, branches not counted.
+        least: least probability of a candidate.
         max_depth: of the tree of candidates.
-        context: put the prompt and the accepted text into the cache.
-        recycle: most probable tokens behind each node that are put into the cache; 0 for none.
+        context: add the prompt and the accepted text to the cache.
+        recycle: most probable tokens after each node that are added to the cache; 0 for none.
         longest: tokens of the longest prefix that is looked up in the context.
         width: followers taken from each cache.
         seed: of the tokens that branches start from.
     """
 
-    branches: int = 0
-    branch_length: int = 6
-    gram: int = 4
-    budget: int = 12
-    least: float = 0.05
-    max_depth: int = 10
+    branches: int = setting(0, ge=0)
+    branch_length: int = setting(6, ge=1)
+    gram: int = setting(4, ge=1)
+    budget: int = setting(12, ge=0)
+    least: float = setting(0.05, ge=0, lt=1)
+    max_depth: int = setting(10, ge=1)
     context: bool = True
-    recycle: int = 4
-    longest: int = 4
-    width: int = 4
+    recycle: int = setting(4, ge=0)
+    longest: int = setting(4, ge=1)
+    width: int = setting(4, ge=1)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        names = [name for name, kind in get_type_hints(SelfDraftConfig).items() if kind is int]
-        for name in names:
-            if type(getattr(self, name)) is not int:
-                raise UserError(f"self-draft: {name} is {getattr(self, name)!r}: a whole number is needed")
-        for name, least in (
-            ("branches", 0),
-            ("branch_length", 1),
-            ("gram", 1),
-            ("budget", 0),
-            ("max_depth", 1),
-            ("recycle", 0),
-            ("longest", 1),
-            ("width", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"self-draft: {name} is {getattr(self, name)}: at least {least} is needed")
-        if not 0 <= self.least < 1:
-            raise UserError(f"self-draft: least is {self.least}: it must be at least 0 and below 1")
+        for name, kind in get_type_hints(SelfDraftConfig).items():
+            if kind is int and type(getattr(self, name)) is not int:
+                raise UserError(f"self_draft.{name}: must be a whole number, got {getattr(self, name)!r}")
+        check_ranges(self, "self_draft")
         if self.branches and self.gram > self.branch_length:
             raise UserError(
-                f"self-draft: gram {self.gram} is longer than branches of {self.branch_length}: lower gram "
-                "or raise branch_length"
+                f"self_draft.gram: must be <= branch_length ({self.branch_length}), got {self.gram}"
             )
 
 
@@ -89,7 +75,7 @@ class _Sequence:
     """One sequence's caches and branches.
 
     Attributes:
-        text: what has been observed.
+        text: verified tokens.
         sources: its caches.
         branches: tokens of each.
         sent: the tree that the target is verifying, root included.
@@ -110,17 +96,17 @@ class SelfDraft(PerSequence):
         config: how much of what.
         vocab_size: of the target; branches start from any token below it.
         special: tokens that no branch starts from.
-        corpus: n-grams of a large text; None goes without.
+        corpus: n-grams of a large text; None for none.
         odds: how likely candidates are accepted, as `tune_self_draft` found; None for a rough guess.
-        verify: what a forward costs by its tokens; with `rate` it cuts the tree where a node takes more time
-            than it is worth. None: `budget` and `least` alone.
+        verify: seconds of a forward by its tokens; with `rate` it limits the tree to nodes that are worth
+            their time. None: `budget` and `least` alone.
         rate: tokens per second that a step has to beat.
 
     Attributes:
-        accepted: accepted candidates by the source that spoke most for them, over all sequences.
-        judged: candidates whose parent was accepted, by evidence and by whether they were, likewise. The last
-            step of an output is not counted.
-        warning: why trees may be of a wrong size, in one line.
+        accepted: accepted candidates by the source of the largest weight, over all sequences.
+        judged: candidates whose parent was accepted, by features and acceptance, likewise. The last step of
+            an output is not counted.
+        warning: why trees may have a wrong size, in one line.
     """
 
     def __init__(
@@ -137,7 +123,10 @@ class SelfDraft(PerSequence):
         self.corpus, self.odds, self.verify, self.rate = corpus, odds or CandidateModel(), verify, rate
         self.warning: str | None = None
         if config.branches > vocab_size - len(self.special):
-            raise UserError(f"self-draft: {config.branches} branches are more than there are tokens")
+            raise UserError(
+                f"self_draft.branches: must be <= {vocab_size - len(self.special)}, the target's tokens, got "
+                f"{config.branches}"
+            )
         self.accepted: Counter[str] = Counter()
         self.judged: Counter[tuple[Features, bool]] = Counter()
 
@@ -176,7 +165,7 @@ class SelfDraft(PerSequence):
                 self.judged[evidence, accepted] += 1
                 if accepted:
                     self.accepted[max(evidence, key=odds.weight)[0]] += 1
-                if evidence[0][1]:  # something matched: it is a cache's, no branch's or drafter's
+                if evidence[0][1]:  # from a cache: those of branches and drafters match nothing
                     odds.learn(evidence, accepted)
             sequence.sent = None
 
@@ -189,32 +178,32 @@ class SelfDraft(PerSequence):
         )
 
     def candidates(self, sequence: _Sequence, root: int) -> Candidates:
-        """The caches' candidates behind a sequence's root token."""
+        """Return the caches' candidates after a sequence's root token."""
         config, sources = self.config, sequence.sources
         context = config.longest if self.corpus is None else max(config.longest, self.corpus.max_prefix)
         text = [*sequence.text[-context:], root]
         return grow(text, sources.followers, config.budget, self._worth, config.max_depth, context)
 
     def send(self, sequence: _Sequence, tree: Candidates) -> None:
-        """Puts the branches behind the root of the tree that is verified next."""
+        """Add the branches to the tree that is verified next."""
         sequence.sent, sequence.ends = tree.with_chains(sequence.branches, LIVE)
 
     def _worth(self, n: int) -> float:
-        """Share that the nth candidate has to reach."""
+        """Return the least probability of the nth candidate."""
         if self.verify is None:
             return self.config.least
-        first = 1 + self.config.branches * self.config.branch_length  # sent in any case
+        first = 1 + self.config.branches * self.config.branch_length  # verified in any case
         slope = (self.verify(first + n) - self.verify(first)) / n  # of the stretch: single steps are noisy
         return max(self.config.least, self.rate * slope)
 
     def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
-        """Takes in what the target says behind each node of the trees that were proposed, [B, n, V]."""
+        """Learn the target's predictions after each node of the proposed trees, from logits [B, n, V]."""
         config = self.config
         if not (config.recycle or config.branches):
             return
         said = logits.topk(max(config.recycle, 1)).indices.tolist()  # [B, n, k]
         for sequence, rows, size in zip(state, said, tree.sizes.tolist()):
-            if size == len(sequence.sent.tokens):  # not when the end of the output has cut it
+            if size == len(sequence.sent.tokens):  # else the end of the output has cut it
                 self._harvest(sequence, rows)
 
     def _harvest(self, sequence: _Sequence, said: list[list[int]]) -> None:

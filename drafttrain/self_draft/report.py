@@ -1,4 +1,4 @@
-"""What went into a corpus cache, what was filtered, what came out, and how often it is right."""
+"""The report of a corpus cache: its sources, its n-grams, and how often it is right."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ CANDIDATES = 4
 
 
 def hit_rate(cache: CorpusCache, held_out: Sequence[np.ndarray]) -> list[dict[str, int]]:
-    """How often the most frequent continuations of the longest suffix hold the next token.
+    """Count how often the most frequent continuations of the longest suffix contain the next token.
 
     Args:
         held_out: stretches of token ids that the cache has not seen.
@@ -57,11 +57,11 @@ def describe(
     distinct: Sequence[int],
     hits: Sequence[dict[str, int]],
 ) -> dict[str, Any]:
-    """The report of a cache as a plain dict.
+    """Return the report of a cache as a plain dict.
 
     Args:
-        distinct: n-grams of each length whose prefix is frequent enough, before the rare ones are dropped.
-        hits: as `hit_rate`.
+        distinct: n-grams of each length whose prefix is frequent enough, rare ones included.
+        hits: from `hit_rate`.
     """
     levels = range(1, cache.gram + 1)
     frequent = cache.arrays["count", 1] >= cache.header["min_count"]  # level 1 holds the others too
@@ -93,7 +93,7 @@ def describe(
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """Prints a report as tables."""
+    """Print a report as tables."""
     table = Table("", "count", title="text", title_justify="left")
     table.columns[1].justify = "right"
     total: Counter = Counter()

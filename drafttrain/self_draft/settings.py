@@ -1,4 +1,4 @@
-"""Self-Draft out of files: an n-gram cache, tuned settings, or neither."""
+"""Self-Draft from files: an n-gram cache, tuned settings, or neither."""
 
 import os
 from dataclasses import asdict, dataclass, field
@@ -22,13 +22,13 @@ FORMAT_VERSION = 1
 
 @dataclass
 class SelfDraftSettings:
-    """What `tune_self_draft` found; see `SelfDraft` for most of it.
+    """Result of `tune_self_draft`; see `SelfDraft` for most of it.
 
     Attributes:
-        machine: as `describe_machine` has it.
+        machine: from `describe_machine`.
         made_for: fingerprint of the target.
         corpus: checksum of the n-gram cache; empty without one.
-        tried: settings and tokens per second of all that was tried.
+        tried: settings that were tried, with their tokens per second.
     """
 
     config: SelfDraftConfig = field(default_factory=SelfDraftConfig)
@@ -42,15 +42,15 @@ class SelfDraftSettings:
     tried: list[dict[str, Any]] = field(default_factory=list)
 
     def proposer(self, target: FrozenTarget, corpus: CorpusCache | None) -> SelfDraft:
-        """Self-Draft with these settings."""
+        """Return Self-Draft with these settings."""
         special = target.tokenizer.all_special_ids if target.tokenizer is not None else ()
         found = SelfDraft(self.config, target.vocab_size, special, corpus, self.odds, self.verify, self.rate)
         found.warning = self.foreign(target, corpus)
         return found
 
     def foreign(self, target: FrozenTarget, corpus: CorpusCache | None) -> str | None:
-        """Says so in one line if they were found on another machine, in another type, for another target or
-        with another n-gram cache than these."""
+        """Return one line if they were found on another machine, in another dtype, for another target or with
+        another n-gram cache; else None."""
         if not self.machine:  # not tuned at all
             return None
         difference = machine_difference(self.machine, describe_machine(target.device))
@@ -66,7 +66,7 @@ class SelfDraftSettings:
         )
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes `self_draft.json`."""
+        """Write `self_draft.json`."""
         value = {"format_version": FORMAT_VERSION, **asdict(self)}
         value["odds"]["weights"] = [[*offer, weight] for offer, weight in sorted(self.odds.weights.items())]
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class SelfDraftSettings:
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> "SelfDraftSettings":
-        """Reads what `save` wrote.
+        """Read `self_draft.json`.
 
         Raises:
             UserError: it is damaged or of another format.
@@ -101,16 +101,16 @@ class SelfDraftSettings:
 
 
 def holds_self_draft(folder: str | os.PathLike) -> bool:
-    """Whether a folder has a cache or settings in it."""
+    """Return whether a folder has a cache or settings in it."""
     return any((Path(folder) / name).is_file() for name in (CORPUS, SETTINGS))
 
 
 def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = None) -> SelfDraft:
-    """Self-Draft for a target.
+    """Return Self-Draft for a target.
 
     Args:
-        folder: of `build-ngrams`, of `calibrate`, or of both. None: the text at hand alone, with the
-            settings that Self-Draft has by itself.
+        folder: of `build-ngrams`, of `calibrate`, or of both. None: n-grams of the current text alone, with
+            default settings.
 
     Raises:
         UserError: there is neither in the folder, it is damaged, or the cache is of another tokenizer.
@@ -127,7 +127,7 @@ def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = Non
 
 
 def open_corpus(target: FrozenTarget, folder: str | os.PathLike) -> CorpusCache | None:
-    """The n-gram cache in a folder, if there is one.
+    """Open the n-gram cache in a folder, if there is one.
 
     Raises:
         UserError: it is damaged, or of another tokenizer.

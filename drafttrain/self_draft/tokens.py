@@ -27,11 +27,11 @@ MOST_TOKENS = (1 << 32) - 1  # counts and offsets are stored in 32 bits
 
 @dataclass
 class Texts:
-    """What was tokenized.
+    """The tokenized texts.
 
     Attributes:
         ids: of the documents and conversations, in the order of the file.
-        lengths: ids that each takes in the file, those that part texts included.
+        lengths: of each in the file, separators included.
         words: of the texts that are counted.
         composed: texts with characters that Unicode writes as one (NFC).
     """
@@ -49,13 +49,13 @@ def tokenize_sources(
     processes: int,
     path: Path,
 ) -> tuple[TokenFile, Texts]:
-    """Writes the ids of all texts into a file: of documents everything, of chats the assistant's turns.
+    """Write the ids of all texts into a file: of documents everything, of chats the assistant's turns.
 
-    Turns that carry the ids that a target generated keep them. Each stretch of text ends with the id
-    `vocabulary`, which is no token.
+    Turns with the ids that a target generated keep them. Each stretch of text ends with the id `vocabulary`,
+    which is no token.
 
     Args:
-        sources: what to read; the rest of a corpus' settings is not looked at.
+        sources: what to read; other settings of a corpus are ignored.
         report: receives the counts of the sources.
         processes: of the encoding; does not change the result.
 
@@ -72,7 +72,7 @@ def tokenize_sources(
             n_tokens += len(batch.tokens)
             if n_tokens > MOST_TOKENS:
                 raise UserError(
-                    "build-ngrams: more than 4.29 G tokens, more than a cache can count; leave out sources"
+                    f"build-ngrams: must have at most {MOST_TOKENS} tokens, got more; leave out sources"
                 )
             texts.ids += batch.texts.ids
             texts.lengths += batch.texts.lengths
@@ -82,7 +82,7 @@ def tokenize_sources(
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the tokenizer's highest id; vocabularies may have gaps."""
+    """Return one more than the tokenizer's highest id; vocabularies may have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -112,7 +112,7 @@ def _encoded(
     processes: int,
     stack: ExitStack,
 ) -> Iterator[_Encoded]:
-    """Encodes batches in their order, with few of them in memory."""
+    """Encode batches in their order, with few of them in memory."""
     if processes == 1:
         yield from (_encode(batch, tokenizer, separator) for batch in batches)
         return
@@ -127,10 +127,10 @@ def _encoded(
 
 
 def worker_pool(processes: int, stack: ExitStack, prepare=None, *arguments) -> ProcessPoolExecutor:
-    """Processes that end with `stack`, leave Ctrl-C to their parent and start with `prepare(*arguments)`."""
+    """Start processes that end with `stack`, ignore Ctrl-C and begin with `prepare(*arguments)`."""
     pool = ProcessPoolExecutor(processes, initializer=_start_worker, initargs=(prepare, *arguments))
     stack.callback(pool.shutdown, cancel_futures=True)
-    # all are started now, while no thread of a progress bar runs that a fork might cut in half
+    # all are started now, before a thread of a progress bar runs that a fork might break
     for done in [pool.submit(int) for _ in range(processes)]:
         done.result()
     return pool
@@ -169,7 +169,7 @@ def _encode(batch: list[Conversation], tokenizer: PreTrainedTokenizerBase, separ
         encoded = encode_conversation(tokenizer, replace(conversation, messages=messages))
         ids = np.array(encoded.input_ids, token_dtype(separator))  # [T]
         counted = np.array(encoded.loss_mask, bool)  # [T]
-        # what is not counted becomes one separator behind each stretch that is
+        # each stretch that is not counted becomes one separator
         ids[~counted] = separator
         ids = ids[counted | np.concatenate([[False], counted[:-1]])]
         if len(ids) and ids[-1] != separator:

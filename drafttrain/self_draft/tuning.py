@@ -1,7 +1,7 @@
-"""`drafttrain calibrate --target NAME`: what Self-Draft needs to know of a target and a machine.
+"""`drafttrain calibrate --target NAME`: settings of Self-Draft for a target and a machine, found by decoding.
 
-How likely candidates are accepted, by evidence; what a forward costs, by tokens; and with both, how many
-branches, how long, and how strict a rate is fastest. The paper leaves that to a grid search (its conclusion).
+First the probability of acceptance by features and the seconds of a forward by tokens; with both, the fastest
+number and length of branches and rate to beat. The paper leaves these to a grid search (its conclusion).
 """
 
 import json
@@ -29,18 +29,18 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.machine import OtherLoad, check_quiet, dtype_name
 from drafttrain.utils.progress import counted
 
-CONTEXT = 256  # committed tokens behind which forwards are timed
+CONTEXT = 256  # committed tokens before the timed forwards
 ROUNDS = 15
-WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # with which candidates are judged
+WIDE = SelfDraftConfig(branches=2, budget=24, least=0.0)  # to record acceptance with
 
 
 def tune_self_draft(
     config: TuneConfig, target: FrozenTarget, corpus: CorpusCache | None, out: str | os.PathLike
 ) -> SelfDraftSettings:
-    """Finds the settings that are fastest on this machine; writes them to `self_draft.json` in `out`.
+    """Find the fastest settings on this machine; write them to `self_draft.json` in `out`.
 
     Args:
-        corpus: the n-gram cache that is to be used.
+        corpus: the n-gram cache to use.
 
     Raises:
         UserError: the prompts are unusable, or the machine is busy and `busy` says refuse.
@@ -87,7 +87,7 @@ def tune_self_draft(
                 settings.append(replace(found, config=tried, rate=rate))
         totals = [DecodeStats() for _ in settings]
         for number, prompt_ids in enumerate(ids):
-            for turn in range(len(settings)):  # by turns, so that a machine that slows down slows all
+            for turn in range(len(settings)):  # interleaved, so that a machine that slows down slows all
                 i = (turn + number) % len(settings)
                 proposer = settings[i].proposer(target, corpus)
                 totals[i] += decode_all(target, proposer, [prompt_ids], config.max_new_tokens)[1]

@@ -12,7 +12,7 @@ OUTSIDE = 0.1  # share of the target's probability outside the draft vocabulary
 
 
 def doubts(config: TrainingConfig, steps: int, tokens_per_step: int) -> list[str]:
-    """What is known to go wrong with so many optimizer steps, one line each."""
+    """Return warnings for this number of optimizer steps, one line each."""
     lines = []
     if steps <= config.warmup_steps:
         lines.append(
@@ -35,7 +35,7 @@ def doubts(config: TrainingConfig, steps: int, tokens_per_step: int) -> list[str
 
 
 def doubts_about_vocabulary(share: float, of_what: str) -> list[str]:
-    """A line where a large share of some text or probability cannot be drafted."""
+    """Return a warning if a large share of some text or probability cannot be drafted."""
     if share <= OUTSIDE:
         return []
     return [

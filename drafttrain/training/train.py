@@ -84,13 +84,13 @@ class WarnOfVocabulary(TrainerCallback):
     """Warns after the first evaluation where the draft vocabulary lacks much of what the target generates."""
 
     def __init__(self, console: Console):
-        self.console, self.is_told = console, False
+        self.console, self.is_done = console, False
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
-        if not self.is_told:
+        if not self.is_done:
             share = metrics.get("eval_lost_mass", 0.0)
             warn(self.console, doubts_about_vocabulary(share, "the target's probability"))
-        self.is_told = True
+        self.is_done = True
 
 
 class ShowSteps(TrainerCallback):

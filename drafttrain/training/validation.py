@@ -23,7 +23,7 @@ from drafttrain.utils.errors import UserError
 if TYPE_CHECKING:
     from drafttrain.training.config import TrainingConfig
 
-EVAL_ROWS = 16  # packed rows of held-out text behind eval_loss
+EVAL_ROWS = 16  # packed rows of held-out text for eval_loss
 TEXT_PROMPT = 32  # tokens of a plain text that serve as a prompt
 
 
@@ -32,7 +32,7 @@ class Validation:
 
     loss: KL per position with blocks of `eval_draft_length`.
     top1_agreement: share of the positions where the most likely tokens agree (within the draft vocabulary).
-    lost_mass: share of the target's probability that lies outside the draft vocabulary.
+    lost_mass: share of the target's probability outside the draft vocabulary.
     accept_len, accept_len_fresh, repetition: of greedy chains of `eval_draft_length` on the prompts.
 
     Args:

@@ -1,4 +1,4 @@
-"""What is known of a node when it is drafted, for policies and classifiers that judge by it."""
+"""Features of a drafted node, for C2T's policies and classifiers."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,14 @@ from drafttrain.utils.errors import UserError
 FEATURES = ("P", "H", "d", "p", "rank")
 
 
+<<<<<<< HEAD
 def check_features(features: Sequence[str], section: str = "") -> None:
     """Args:
         section: of the recipe, for the error.
+=======
+def check_features(features: Sequence[str]) -> None:
+    """Require some of `FEATURES`, each once.
+>>>>>>> w-ext
 
     Raises:
         UserError: none, one that does not exist, or one twice.

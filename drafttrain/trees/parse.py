@@ -68,9 +68,7 @@ def parse_policy(
     for key, kind in _parameters(make).items():
         if kind is Confidence:
             if confidence is None:
-                raise UserError(
-                    f"tree {text!r} takes a classifier and there is none; train one with drafttrain c2t"
-                )
+                raise UserError(f"tree {text!r}: needs a classifier; train one with drafttrain c2t")
             settings[key] = confidence
     settings |= _written(text, rest, _parameters(make))
     required = [key for key, p in inspect.signature(make).parameters.items() if p.default is p.empty]
@@ -126,16 +124,18 @@ def _written(text: str, rest: str, kinds: dict[str, Any]) -> dict[str, Any]:
         if key not in names or not equals:
             close = difflib.get_close_matches(key, names, 1)
             hint = f"; did you mean {close[0]}?" if close and equals else ""
-            raise UserError(f"tree {text!r}: {part!r} is none of {', '.join(f'{n}=…' for n in names)}{hint}")
+            known = ", ".join(f"{name}=…" for name in names)
+            raise UserError(f"tree {text!r}: must have settings of {known}, got {part!r}{hint}")
         try:
             settings[key] = _value(value, kinds[key])
         except ValueError:
-            raise UserError(f"tree {text!r}: {value!r} is no value for {key}") from None
+            kind = getattr(kinds[key], "__name__", kinds[key])
+            raise UserError(f"tree {text!r}: {key}: must be {kind}, got {value!r}") from None
     return settings
 
 
 def _value(text: str, kind: Any) -> Any:
-    """Return a number, a list of numbers joined by dashes, a text, or None, as the annotation says."""
+    """Return the number, list of numbers joined by dashes, text or None that a text stands for."""
     options = typing.get_args(kind)
     if type(None) in options and text == "none":
         return None

@@ -1,8 +1,8 @@
 """`timed`: the tree that emits most tokens per second on this machine, by measured costs.
 
-PCT expands a node where its confidence exceeds s_d / s_t (EDD paper, eq. 5): one drafting step against one
-verification, both constant, whatever the other nodes are. Here the costs are curves, drafting time by
-frontier width and verification time by tokens, and what a second is worth is the rate at which this decoder
+PCT expands a node if its confidence exceeds s_d / s_t (EDD paper, eq. 5): one drafting step against one
+verification, both constant and independent of other nodes. Here the costs are curves, drafting time by
+frontier width and verification time by tokens, and the value of a second is the rate at which this decoder
 emits tokens anyway: by the renewal-reward theorem, decoding is fastest if every step takes the tree with the
 greatest `expected tokens - rate * seconds`, where `rate` is the best attainable one.
 """

@@ -169,7 +169,7 @@ def test_one_tree_needs_no_tuning(small, tiny_bundle, tmp_path):
 
 def test_each_classifier_is_measured_by_itself(small, tiny_bundle, tmp_path):
     small = dataclasses.replace(small, trees=["c2t:beta=0.1,max_depth=2"])
-    with pytest.raises(UserError, match="takes a classifier and there is none"):
+    with pytest.raises(UserError, match="needs a classifier"):
         evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
     Classifier(hidden=2).save(tmp_path / "one", {})
     Classifier(hidden=3).save(tmp_path / "two", {})

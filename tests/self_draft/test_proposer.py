@@ -301,10 +301,10 @@ def test_joined_with_a_drafter(edd, prompts, corpus, sure, max_rows):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"branches": 2, "branch_length": 3}, "gram 4 is longer than branches of 3"),
-        ({"budget": -1}, "budget is -1: at least 0"),
-        ({"longest": 0}, "longest is 0: at least 1"),
-        ({"least": 1.0}, "least is 1.0"),
+        ({"branches": 2, "branch_length": 3}, "self_draft.gram: must be <= branch_length .3., got 4"),
+        ({"budget": -1}, "self_draft.budget: must be >= 0, got -1"),
+        ({"longest": 0}, "self_draft.longest: must be >= 1, got 0"),
+        ({"least": 1.0}, "self_draft.least: must be >= 0 and < 1, got 1.0"),
     ],
 )
 def test_bad_settings(settings, message):
