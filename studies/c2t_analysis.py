@@ -32,7 +32,7 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.train import predict, train_classifier
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task, read_prompts, spread
-from drafttrain.evaluation.evaluate import progress, try_trees
+from drafttrain.evaluation.evaluate import try_trees
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.sweep import compare_families, sweep
 from drafttrain.inference.decode import decode_all
@@ -191,8 +191,7 @@ def thresholds(bundle: str, classifier: str | None, limit: int | None, out: Path
     task = Task("tuning", spread(read_prompts(TUNING), limit))
     depends = [content_hash(bundle), THRESHOLDS, limit, weights_hash(loaded.classifier)]
     log = MeasurementLog(out / "thresholds.jsonl", fingerprint(depends))
-    with progress("decoding", [task]) as step:
-        rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=NEW_TOKENS, on_turn=step)
+    rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=NEW_TOKENS)
     machine = describe_machine(loaded.target.device, loaded.target.dtype)
     [pct] = [row for row in rows if row["tree"].startswith("pct")]
     for row in rows:

@@ -30,7 +30,6 @@ from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.data.build import build_corpus, load_corpus
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Prompt, Task, first_of_each, read_prompts, spread
-from drafttrain.evaluation.batches import batch_mismatches, batch_times
 from drafttrain.evaluation.config import EXAMPLE_COSTS
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.exactness import check_lossless
@@ -66,6 +65,7 @@ from studies import (
     figures_self_draft,
     figures_vllm,
 )
+from studies.batches import batch_mismatches, batch_times
 from studies.goals import (
     AT_LEAST,
     FIRST_TURNS,
@@ -151,7 +151,7 @@ def speed(run: Run) -> Measured:
     }
     if row["flags"]:
         notes["flags"] = row["flags"]
-    repeated = {"repetition": row["repetition"], "without_repeats": row["accept_len_fresh"]}
+    repeated = {"repetition": row["repetition"], "without_repeats": row["accept_len_nonrepeated"]}
     return {
         "quickstart_speedup_ar": {
             "value": figures["speedup"],
@@ -208,7 +208,7 @@ def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, An
     first = tabulate([m for m in measured if m.turn == 0])["chain"]
     notes = {
         "repetition": first.repetition,
-        "without_repeats": first.accept_len_fresh,
+        "without_repeats": first.accept_len_nonrepeated,
         "acceptance_by_depth": first.acceptance_by_depth,
         "size": size_of(measured),
     }
@@ -217,7 +217,7 @@ def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, An
         notes["both_turns"] = {
             "accept_len": both.accept_len,
             "repetition": both.repetition,
-            "without_repeats": both.accept_len_fresh,
+            "without_repeats": both.accept_len_nonrepeated,
         }
     return {"value": first.accept_len, **notes}
 

@@ -20,7 +20,7 @@ from drafttrain.export.papers import papers
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
 
-NUMBERS = ("prompts", "accept_len", "accept_len_fresh", "repetition", "tokens_per_second", "speedup")
+NUMBERS = ("prompts", "accept_len", "accept_len_nonrepeated", "repetition", "tokens_per_second", "speedup")
 NUMBERS += ("speedup_transformers",)  # of a task; what was not measured is null
 ADDED = ("repeats", "identical")  # the same; files of earlier versions may lack these and the intervals
 INTERVALS = ("speedup_interval", "speedup_transformers_interval")  # 95 % over prompts

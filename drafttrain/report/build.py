@@ -202,7 +202,9 @@ def _tiles(
             low, high = row.speedup_transformers_interval
             text = f"95 % interval {low:.2f} to {high:.2f}"
             tiles.append(Tile("against transformers' generate", f"{row.speedup_transformers:.2f}×", text))
-        repeats = f"{row.accept_len_fresh:.2f} without repeats ({row.repetition:.0%} of tokens)"
+        length = row.accept_len_nonrepeated
+        alone = "–" if length is None else f"{length:.2f}"
+        repeats = f"{alone} without repeats ({row.repetition:.0%} of tokens)"
         tiles.append(Tile("accept_len, tokens per forward", f"{row.accept_len:.2f}", repeats))
         tiles.append(Tile("tokens per second", f"{row.tokens_per_second:.1f}", "prompts included"))
         chosen = f"the fastest of {found.of} methods on these very prompts"

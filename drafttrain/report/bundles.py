@@ -11,7 +11,7 @@ from drafttrain.report.rows import Headline
 from drafttrain.report.sections import FEW, Section
 
 ALL = "all"  # the row of eval.json over all tasks
-CURVES = ("loss", "eval_loss", "eval_accept_len", "eval_accept_len_fresh")  # of the training log
+CURVES = ("loss", "eval_loss", "eval_accept_len", "eval_accept_len_nonrepeated")  # of the training log
 
 
 def reliability(bundles: Sequence[BundleFiles]) -> Section:
@@ -168,7 +168,7 @@ def training(bundles: Sequence[BundleFiles]) -> Section:
             section.panels.append(_training_chart(f"{bundle.name}: loss", series, "loss", span([ys[0], top])))
             section.legend += [(s.style, s.name, True) for s in series]
         lengths = _curve("accept_len (held-out)", 2, entries, "eval_accept_len")
-        fresh = _curve("without repeats", 3, entries, "eval_accept_len_fresh")
+        fresh = _curve("without repeats", 3, entries, "eval_accept_len_nonrepeated")
         series = [s for s in (lengths, fresh) if s.xs]
         if series:
             ys = [y for s in series for y in s.ys]

@@ -152,7 +152,7 @@ COLUMNS = (  # heading, key of the row, format
     ("speedup", "speedup", "{:.2f}"),
     ("against generate", "speedup_transformers", "{:.2f}"),
     ("accept_len", "accept_len", "{:.2f}"),
-    ("without repeats", "accept_len_fresh", "{:.2f}"),
+    ("without repeats", "accept_len_nonrepeated", "{:.2f}"),
     ("repeated tokens", "repetition", "{:.0%}"),
     ("accept_rate", "accept_rate", "{:.2f}"),
     ("drafts per step", "verify_per_step", "{:.1f}"),

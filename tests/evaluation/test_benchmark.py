@@ -10,9 +10,9 @@ import torch
 from drafttrain.data.prompts import Prompt, Task
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.evaluation import benchmark as module
-from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark, bucket, limited, make_rows
+from drafttrain.evaluation.benchmark import BenchmarkConfig, TaskSpec, benchmark, limited, make_rows
 from drafttrain.evaluation.methods import MethodSpec
-from drafttrain.evaluation.metrics import Measurement
+from drafttrain.evaluation.metrics import Measurement, context_range
 from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
 from tests.conftest import write_jsonl
@@ -91,7 +91,7 @@ def test_end_to_end_and_resumed(config, tmp_path, capsys):
     names = [*OURS[:1], "transformers", *OURS[1:]]
     assert list(summary["methods"]) == names
     assert summary["methods"]["transformers"] == {"dtype": "float32", "tokens_per_second": {}}
-    assert "generate of transformers in float32" in printed
+    assert "float32 (transformers in float32)" in " ".join(printed.split())
     assert list(summary["tasks"]) == ["chats", "bench/a", "bench/b"]
 
     # both turns of a chat, a prompt of each group; two repeats, two temperatures
@@ -260,9 +260,9 @@ def test_tasks_are_spelled_name_and_source(text):
         (5000, "4096-8191"),
     ],
 )
-def test_buckets(tokens, expected):
-    low, high = map(int, bucket(tokens).split("-"))
-    assert bucket(tokens) == expected and low <= tokens <= high
+def test_ranges_of_context(tokens, expected):
+    low, high = map(int, context_range(tokens).split("-"))
+    assert context_range(tokens) == expected and low <= tokens <= high
 
 
 def test_a_limit_is_for_each_group():

@@ -133,7 +133,7 @@ def test_results_of_format_1_knew_chains_only(bundle):
 
 
 RESULTS = {"tree": "chain:length=3", "dtype": "float32", "threads": 1}
-ROW = {"prompts": 8, "accept_len": 2.0, "accept_len_fresh": None, "repetition": None, "speedup": 1.5}
+ROW = {"prompts": 8, "accept_len": 2.0, "accept_len_nonrepeated": None, "repetition": None, "speedup": 1.5}
 ROW |= {"tokens_per_second": 50.0, "speedup_transformers": None}
 
 

@@ -72,7 +72,7 @@ def test_long_labels_and_flags_do_not_cover_each_other(browser, tmp_path):
     trees += ("pct:width=10,max_depth=10,min_confidence=0.0075,threshold=0.0075", "short")
     found = measurements("chat", methods={"autoregressive": 2.0} | {tree: 2.2 for tree in trees})
     for one in found:
-        one.crowding = 0.6  # a flag for all, besides that of slow rows
+        one.cpu_contention = 0.6  # a flag for all, besides that of slow rows
     browser.open(write_report(written(tmp_path, found), tmp_path / "report.html"), 390)
     places = browser.evaluate(
         "[...document.querySelectorAll('g.row')].map(row => {"
