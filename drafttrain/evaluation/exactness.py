@@ -37,8 +37,8 @@ class Difference:
         expected, found: the two tokens there; -1 where an output had ended.
         top2: the target's two most probable tokens at this place, from one forward over everything before it.
         gap: difference of their logits.
-        behind: distance of the worse of the two differing tokens from the best logit; None where an output
-            had ended. Up to the noise it is a tie, above that a bug.
+        below_best: distance of the worse of the two differing tokens from the best logit; None where an
+            output had ended. Up to the noise it is a tie, above that a bug.
         logit_std: standard deviation of the logits, to compare the gap with.
         noise: by how much rounding was seen to change a difference of two logits here (`rounding_noise`).
     """
@@ -48,13 +48,13 @@ class Difference:
     found: int
     top2: list[int]
     gap: float
-    behind: float | None
+    below_best: float | None
     logit_std: float
     noise: float
 
     def is_tie(self) -> bool:
         """Return True if rounding alone can have decided between the two tokens."""
-        return self.behind is not None and self.behind <= self.noise
+        return self.below_best is not None and self.below_best <= self.noise
 
 
 @torch.no_grad()
@@ -103,9 +103,9 @@ def first_difference(
     best = logits.topk(2)
     tokens = [list(text)[position] if position < len(text) else -1 for text in (expected, output)]
     gap = (best.values[0] - best.values[1]).item()
-    behind = (best.values[0] - logits[tokens].min()).item() if min(tokens) >= 0 else None
+    below_best = (best.values[0] - logits[tokens].min()).item() if min(tokens) >= 0 else None
     noise = rounding_noise(target, prompt_ids, expected[:position])
-    return Difference(position, *tokens, best.indices.tolist(), gap, behind, logits.std().item(), noise)
+    return Difference(position, *tokens, best.indices.tolist(), gap, below_best, logits.std().item(), noise)
 
 
 def check_lossless(

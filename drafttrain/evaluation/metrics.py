@@ -110,7 +110,7 @@ class Row:
             rounding decides near-ties by the shape of a forward); None for other engines that sample, which
             have their own random numbers.
         accept_len: tokens per target forward, the target's own included.
-        accept_len_nonrepeated: the same over tokens outside repeated 4-grams; None if all lie in them.
+        accept_len_nonrepeated: the same over tokens outside repeated 4-grams; None if there are none.
         repetition: share of tokens in repeated 4-grams.
         accept_rate: accept_len per layer of tree.
         steps: target forwards after the prompt's.
@@ -301,7 +301,7 @@ def _flags(method: str, row: Row, measurements: Sequence[Measurement]) -> list[s
             flags.append("slower than autoregressive decoding")
         low, _, high = row.speedup_repeats
         if row.spread > NOISY:
-            flags.append(f"noisy: half of the repeats lie outside {low:.2f} to {high:.2f}")
+            flags.append(f"noisy: half of the repeats are outside {low:.2f} to {high:.2f}")
     taken = cpu_contention(measurements)
     if taken is not None and taken > CONTENDED:
         flags.append(f"other processes took {taken:.1f} cores meanwhile")

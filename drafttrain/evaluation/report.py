@@ -138,11 +138,11 @@ def describe_difference(difference: dict[str, Any]) -> str:
         f"{d['task']}, prompt {d['prompt']}, token {d['position'] + 1}: {d['expected']} by plain decoding, "
         f"{d['found']} by {d['method']}; the target's two best logits differ by {d['gap']:.3g} there"
     )
-    if d["behind"] is None:  # an output had ended
+    if d["below_best"] is None:  # an output had ended
         return line
-    share = d["behind"] / d["logit_std"]
+    share = d["below_best"] / d["logit_std"]
     return (
-        f"{line}, the worse token is {d['behind']:.3g} ({share:.2g} standard deviations) below the best, "
+        f"{line}, the worse token is {d['below_best']:.3g} ({share:.2g} standard deviations) below the best, "
         f"rounding up to {d['noise']:.3g}"
     )
 

@@ -43,8 +43,8 @@ class Point:
         tree: its text.
         accept_len: tokens emitted per target forward, the target's own token included.
         verify_per_step: draft tokens sent to the target per forward, root excluded.
-        verify_tokens, steps, new_tokens: the counts behind them.
-        accept_len_nonrepeated: accept_len outside repeated 4-grams; None if all tokens are in them.
+        verify_tokens, steps, new_tokens: the counts.
+        accept_len_nonrepeated: accept_len outside repeated 4-grams; None if there are no such tokens.
         repetition: share of emitted tokens in them.
         tokens_per_second: prompt encoding included; policies do not take turns, so only a hint. 0: not timed,
             because several prompts were decoded at a time.

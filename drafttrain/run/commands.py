@@ -181,11 +181,13 @@ def tune_self_draft(args: argparse.Namespace) -> None:
 def sweep(args: argparse.Namespace) -> None:
     from drafttrain.data.config import PromptSet
     from drafttrain.evaluation.sweep import sweep
+    from drafttrain.report.pictures import write_sweep
 
     prompts = PromptSet("prompts", args.prompts, args.limit, args.turns)
     names = ("trees", "out", "reference", "max_new_tokens", "target", "dtype", "rows")
     names += ("calibration", "classifier")
-    sweep(args.bundle, prompts, **{name: getattr(args, name) for name in names})
+    points, _ = sweep(args.bundle, prompts, **{name: getattr(args, name) for name in names})
+    write_sweep(points, Path(args.out) / "sweep.png")
 
 
 def benchmark(args: argparse.Namespace) -> None:

@@ -72,7 +72,7 @@ def raw(out: Path) -> list[Measurement]:
     return [Measurement.from_json(json.loads(line)) for line in lines]
 
 
-def test_a_warning_is_printed_as_it_is(small, tmp_path, monkeypatch, capsys):
+def test_a_warning_is_printed_without_markup(small, tmp_path, monkeypatch, capsys):
     class Warned(module.Methods):
         def __init__(self, *args, **rest):
             super().__init__(*args, **rest)
@@ -99,7 +99,7 @@ def test_end_to_end_and_resumed(config, tmp_path, capsys):
     assert len(measured) == 2 * 2 * (2 + 1 + 1)
     for one in measured:
         ours = {tuple(one.runs[name].token_ids) for name in OURS}
-        assert len(ours) == 1  # exact, whatever is drafted; sampled too, because draws belong to positions
+        assert len(ours) == 1  # exact with any drafts; sampled too, because draws belong to positions
         if not one.temperature:
             assert one.runs["transformers"].token_ids in map(list, ours)
         assert one.harness_seconds > 0
@@ -111,7 +111,7 @@ def test_end_to_end_and_resumed(config, tmp_path, capsys):
         texts.append([run.token_ids for _, run in sorted(one.runs.items())])
     assert all(len(texts) == 2 and texts[0] == texts[1] for texts in by_place.values())  # repeats, all alike
 
-    # the rows say the same as the raw file
+    # the rows follow from the raw file
     assert summary["rows"] == json.loads(json.dumps(make_rows(measured, names)))
     whole = [row for row in summary["rows"] if row["context"] is None]
     assert len(whole) == 2 * 4 * len(names)

@@ -103,7 +103,7 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
     }
     assert figures["accept_len"] >= 1 and figures["teacher_tokens_per_second"] == 100
 
-    # what the bundle carries tells how its trees should grow
+    # the bundle carries the tree to decode with
     carried = json.loads((out / "eval.json").read_text())
     assert carried["tree"] == summary["tree"] and carried["dtype"] == "float32"
     assert (
@@ -122,7 +122,7 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
     assert again == summary
 
 
-def test_another_drafter_is_measured_anew(small, tiny_bundle, tmp_path):
+def test_another_drafter_is_measured_again(small, tiny_bundle, tmp_path):
     evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
     before = lines(tmp_path / "out" / "measurements.jsonl")
     other = tmp_path / "other"

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_each_peak_begins_anew():
+def test_each_peak_begins_again():
     if not reset_peak(CPU):
         pytest.skip("this system does not let a process reset its peak")
     before = peak_bytes(CPU)

@@ -43,7 +43,7 @@ def measured(prompt, runs, repeat=0, contention=None) -> Measurement:
 # slow references
 
 
-def lies_in_repeated_gram(tokens: list[int], i: int) -> bool:
+def is_in_repeated_gram(tokens: list[int], i: int) -> bool:
     grams = [tokens[s : s + 4] for s in range(len(tokens) - 3)]
     return any(grams[s] in grams[:s] for s in range(max(0, i - 3), min(i, len(grams) - 1) + 1))
 
@@ -54,7 +54,7 @@ def reference(outputs: list[tuple[list[int], list[int]]]) -> dict[str, float]:
     for ids, sizes in outputs:
         position = 1
         for size in sizes:
-            again = [lies_in_repeated_gram(ids, i) for i in range(position, position + size)]
+            again = [is_in_repeated_gram(ids, i) for i in range(position, position + size)]
             tokens, steps, repeated = tokens + size, steps + 1, repeated + sum(again)
             fresh += size - sum(again)
             fresh_steps += (size - sum(again)) / size

@@ -63,7 +63,7 @@ DIFFERENCE = {
     "found": 12,
     "top2": [11, 12],
     "gap": 0.00012,
-    "behind": 0.00025,
+    "below_best": 0.00025,
     "logit_std": 2.5,
     "noise": 0.001,
 }
@@ -177,5 +177,5 @@ def test_a_difference_in_one_line():
     line = describe_difference(DIFFERENCE)
     assert "GSM8K, prompt 7, token 4" in line and "0.00012" in line and "0.00025" in line
     assert "(0.0001 standard deviations)" in line and "up to 0.001" in line and "\n" not in line
-    ended = describe_difference({**DIFFERENCE, "behind": None, "found": "the end"})
+    ended = describe_difference({**DIFFERENCE, "below_best": None, "found": "the end"})
     assert "the end by drafting" in ended and "rounding" not in ended

@@ -154,7 +154,7 @@ def test_turns_at_several_prompts_at_a_time(tiny_bundle, tmp_path, monkeypatch):
     assert advanced[6:] == [("chain:length=2 (1 of 1)", 2), 1, 1]
 
 
-def test_a_later_turn_that_cannot_fit_is_told_before_anything_is_decoded(tiny_bundle, tmp_path, monkeypatch):
+def test_a_later_turn_that_cannot_fit_fails_before_anything_is_decoded(tiny_bundle, tmp_path, monkeypatch):
     file = chat_file(tmp_path / "chats.jsonl", ["A dog"], ["The fox", "over the lazy dog " * 2000])
     decoded = []
     monkeypatch.setattr(module, "decode", lambda *args, **rest: decoded.append(1) or iter(()))
@@ -164,10 +164,17 @@ def test_a_later_turn_that_cannot_fit_is_told_before_anything_is_decoded(tiny_bu
     assert not decoded
 
 
+def test_the_command_draws_the_points(tiny_bundle, questions, tmp_path):
+    words = ["--prompts", str(questions), "--limit", "1", "--out", str(tmp_path), "--max-new-tokens", "4"]
+    trees = ["--trees", "chain:length=1", "chain:length=2"]
+    assert main(["sweep", str(tiny_bundle), "--dtype", "float32", *words, *trees]) == 0
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_without_a_classifier(tiny_bundle, questions, tmp_path, capsys):
     words = ["--prompts", str(questions), "--out", str(tmp_path / "out"), "--trees", "chain:length=1", "c2t"]
     assert main(["sweep", str(tiny_bundle), *words]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]  # behind what loading says
+    error = capsys.readouterr().err.splitlines()[-1]  # after the lines of loading
     assert error.startswith("drafttrain: ") and error.endswith("train one with drafttrain train-classifier")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="classifier.json: no such file"):
