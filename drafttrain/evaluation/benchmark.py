@@ -141,7 +141,7 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     log = MeasurementLog(out / "measurements.jsonl", key, replace=False)
     loading = peak_bytes(target.device)
     measured, too_long = _measure(config, methods, tasks, log)
-    peaks = [loading, *(run.peak_bytes for one in measured for run in one.runs.values())]
+    peaks = [loading, *(run.peak_bytes for m in measured for run in m.runs.values())]
     peak = max((peak for peak in peaks if peak is not None), default=None)
     sources = {spec.name: spec.source for spec in config.tasks}
     summary = {
@@ -227,10 +227,10 @@ def make_rows(measured: Sequence[Measurement], methods: Sequence[str]) -> list[d
     lengths: `Row` as a dictionary, with `temperature`, `task`, `context` (None for all lengths) and
     `method`."""
     rows = []
-    for temperature in dict.fromkeys(one.temperature for one in measured):
-        here = [one for one in measured if one.temperature == temperature]
-        names = dict.fromkeys(one.task for one in here)
-        parts = {(name, None): [one for one in here if one.task == name] for name in names}
+    for temperature in dict.fromkeys(m.temperature for m in measured):
+        here = [m for m in measured if m.temperature == temperature]
+        names = dict.fromkeys(m.task for m in here)
+        parts = {(name, None): [m for m in here if m.task == name] for name in names}
         parts[ALL, None] = here
         parts |= {(ALL, context): part for context, part in by_context(here).items()}
         for (task, context), part in parts.items():
@@ -243,7 +243,7 @@ def make_rows(measured: Sequence[Measurement], methods: Sequence[str]) -> list[d
 def harness_share(measured: Sequence[Measurement]) -> dict[str, float]:
     """Return what measuring itself took: seconds of the measured turns outside the methods' runs, and their
     share of the turns' time. Loading and warm-up are in neither."""
-    known = [one for one in measured if one.harness_seconds is not None]
-    outside = sum(one.harness_seconds for one in known)
-    inside = sum(run.seconds for one in known for run in one.runs.values())
+    known = [m for m in measured if m.harness_seconds is not None]
+    outside = sum(m.harness_seconds for m in known)
+    inside = sum(run.seconds for m in known for run in m.runs.values())
     return {"seconds": outside, "share": outside / (outside + inside) if known else 0.0}

@@ -152,7 +152,7 @@ def _measure_speed(
         tree: drafting(target, loaded.proposer(tree)),
     }
     measured = measure_tasks(target, methods, tasks, log, **options)
-    parts = {task.name: [one for one in measured if one.task == task.name] for task in tasks}
+    parts = {task.name: [m for m in measured if m.task == task.name] for task in tasks}
     rows = {name: tabulate(part) for name, part in {**parts, ALL: measured}.items()}
     return {
         "tree": tree,

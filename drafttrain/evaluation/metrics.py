@@ -205,7 +205,7 @@ def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) 
 
 def cpu_contention(measurements: Sequence[Measurement]) -> float | None:
     """Return the mean over measurements of the cores that other processes took; None if none is known."""
-    known = [one.cpu_contention for one in measurements if one.cpu_contention is not None]
+    known = [m.cpu_contention for m in measurements if m.cpu_contention is not None]
     return statistics.fmean(known) if known else None
 
 
@@ -220,9 +220,9 @@ def context_range(tokens: int) -> str:
 def by_context(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     """Group measurements by range of context lengths, the shortest first."""
     parts: dict[str, list[Measurement]] = {}
-    lengths = sorted({one.prompt_tokens for one in measurements})
+    lengths = sorted({m.prompt_tokens for m in measurements})
     for name in dict.fromkeys(map(context_range, lengths)):
-        parts[name] = [one for one in measurements if context_range(one.prompt_tokens) == name]
+        parts[name] = [m for m in measurements if context_range(m.prompt_tokens) == name]
     return parts
 
 

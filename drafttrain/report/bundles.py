@@ -19,18 +19,18 @@ def reliability(bundles: Sequence[BundleFiles]) -> Section:
     for bundle in bundles:
         if bundle.calibration is not None:
             kinds, temperature = bundle.calibration.confidence, bundle.calibration.temperature
-            found = [
+            rows = [
                 (f"temperature {value:g}: ECE {kinds[kind]['all'].ece:.3f}", kinds[kind]["all"].bins)
                 for kind, value in (("raw", 1.0), ("scaled", temperature))
                 if kind in kinds
             ]
-            if found:
+            if rows:
                 tokens = kinds["raw"]["all"].tokens
-                section.panels.append(_reliability(f"{bundle.name}: drafter, {tokens} tokens", found))
+                section.panels.append(_reliability(f"{bundle.name}: drafter, {tokens} tokens", rows))
         if bundle.classifier is not None:
-            rows = {name: row["all"] for name, row in bundle.classifier["rows"].items()}
-            found = [(f"{name}: ECE {row['ece']:.4f}", row["bins"]) for name, row in rows.items()]
-            section.panels.append(_reliability(f"{bundle.name}: classifier, validation trees", found))
+            report = {name: row["all"] for name, row in bundle.classifier["rows"].items()}
+            rows = [(f"{name}: ECE {row['ece']:.4f}", row["bins"]) for name, row in report.items()]
+            section.panels.append(_reliability(f"{bundle.name}: classifier, validation trees", rows))
     return section
 
 
@@ -58,23 +58,23 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, tuple[str, float]]) 
     """
     section = Section("costs", pairs=True)
     for bundle in bundles:
-        if (found := bundle.calibration) is None:
+        if (calibration := bundle.calibration) is None:
             continue
-        machine = found.machine
+        machine = calibration.machine
         where = machine.get("gpu") or f"{machine.get('threads')} threads of {machine.get('processor')}"
         section.words.append(
-            f"{bundle.name} was timed in {found.dtype} on {where}: medians, quartiles as bands."
+            f"{bundle.name} was timed in {calibration.dtype} on {where}: medians, quartiles as bands."
         )
         marks = []
         if bundle.name in points:
             name, tokens = points[bundle.name]
-            words, mark = _operating_point(found, name, tokens)
+            words, mark = _operating_point(calibration, name, tokens)
             section.words.append(words)
             marks.append((tokens, mark))
         verifying = f"{bundle.name}: the target's forward", "tokens verified (the root included)"
         drafting = f"{bundle.name}: a drafting step", "nodes expanded"
-        section.panels.append(_cost_chart(*verifying, found.target, marks))
-        section.panels.append(_cost_chart(*drafting, found.drafter, []))
+        section.panels.append(_cost_chart(*verifying, calibration.target, marks))
+        section.panels.append(_cost_chart(*drafting, calibration.drafter, []))
         section.legend = section.legend or [(s.name, s.style, True) for s in section.panels[0].series]
     return section
 
@@ -103,7 +103,7 @@ def _cost_chart(title: str, label: str, curves: Sequence[Curve], marks: list[tup
     return Chart(title, series, label, "ms", (1.0, last), y_range, log_x=True, marks=marks)
 
 
-def operating_points(bundles: Sequence[BundleFiles], found: Headline | None) -> dict[str, tuple[str, float]]:
+def operating_points(bundles: Sequence[BundleFiles], head: Headline | None) -> dict[str, tuple[str, float]]:
     """Return for each bundle the tree that was chosen for it and its mean tokens per step, root included: by
     its own evaluation, or else the benchmark's first method."""
     points = {}
@@ -113,8 +113,8 @@ def operating_points(bundles: Sequence[BundleFiles], found: Headline | None) -> 
         if steps := sum(row["steps"] for row in rows):
             tokens = 1 + sum(row["verify_tokens"] for row in rows) / steps
             points[bundle.name] = bundle.evaluation["tree"], tokens
-        elif found is not None and found.row.verify_per_step is not None:
-            points[bundle.name] = found.method, 1 + found.row.verify_per_step
+        elif head is not None and head.row.verify_per_step is not None:
+            points[bundle.name] = head.method, 1 + head.row.verify_per_step
     return points
 
 

@@ -104,15 +104,15 @@ def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | N
     coldest = min(m.group.temperature for m in measured)
     tree = benchmark.settings.get("tree")
 
-    def rank(one: Measured) -> tuple[bool, bool, int]:
-        return tree in one.drafting, one.group.has_baseline, len(one.group.measurements)
+    def rank(task: Measured) -> tuple[bool, bool, int]:
+        return tree in task.drafting, task.group.has_baseline, len(task.group.measurements)
 
     # a task that was measured with several sets of methods (another tree was chosen) counts once: the last of
     # the best, because the file has the newest last
     by_task: dict[str, Measured] = {}
-    for one in (m for m in measured if m.group.temperature == coldest):
-        if one.group.task not in by_task or rank(one) >= rank(by_task[one.group.task]):
-            by_task[one.group.task] = one
+    for task in (m for m in measured if m.group.temperature == coldest):
+        if task.group.task not in by_task or rank(task) >= rank(by_task[task.group.task]):
+            by_task[task.group.task] = task
     chosen = list(by_task.values())
     repeats = {next(iter(m.rows.values())).repeats for m in chosen}
     common = [name for name in chosen[0].rows if all(name in m.rows for m in chosen)]
@@ -122,7 +122,7 @@ def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | N
         common, drafting = list(chosen[0].rows), chosen[0].drafting
     if not drafting:
         return None
-    rows = tabulate([one for m in chosen for one in m.group.only(common)])
+    rows = tabulate([task for m in chosen for task in m.group.only(common)])
     method = tree if tree in drafting else max(drafting, key=lambda name: rows[name].tokens_per_second)
     return Headline(method, tree in drafting, rows[method], len(drafting), [m.group.name for m in chosen])
 
@@ -130,14 +130,16 @@ def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | N
 def joined(measured: Sequence[Measured]) -> list[Measured]:
     """Join the tasks that were measured with the same methods, repeats and temperature."""
     by_key: dict[tuple, list[Measured]] = {}
-    for one in measured:
-        key = one.group.temperature, frozenset(one.rows), next(iter(one.rows.values())).repeats
-        by_key.setdefault(key, []).append(one)
-    tasks, result = {one.group.task for one in measured}, []
+    for task in measured:
+        key = task.group.temperature, frozenset(task.rows), next(iter(task.rows.values())).repeats
+        by_key.setdefault(key, []).append(task)
+    every, result = {task.group.task for task in measured}, []
     for parts in by_key.values():
-        names = [one.group.task for one in parts]
-        name = "all tasks" if len(names) > 1 and tasks <= {*names} else ", ".join(names)
-        group = Group(name, parts[0].group.temperature, [m for one in parts for m in one.group.measurements])
+        names = [task.group.task for task in parts]
+        name = "all tasks" if len(names) > 1 and every <= {*names} else ", ".join(names)
+        group = Group(
+            name, parts[0].group.temperature, [m for task in parts for m in task.group.measurements]
+        )
         result.append(parts[0] if len(parts) == 1 else Measured.of(group))
     return result
 
@@ -145,18 +147,18 @@ def joined(measured: Sequence[Measured]) -> list[Measured]:
 def speed(measured: Sequence[Measured], best: str | None) -> Section:
     """Return bars of speedup by task and method, and all rows."""
     section, kinds = Section("speed"), set()
-    for one in measured:
-        table, numbers = rows_table(one)
+    for task in measured:
+        table, numbers = rows_table(task)
         section.tables.append(table)
-        if not one.group.has_baseline:
+        if not task.group.has_baseline:
             section.notes.append(
-                f"{one.group.name}: autoregressive decoding was not measured with these methods, so there "
+                f"{task.group.name}: autoregressive decoding was not measured with these methods, so there "
                 "is no speedup."
             )
             continue
-        bars = [_speed_bar(one, name, best, numbers[name]) for name in one.rows if name != AUTOREGRESSIVE]
+        bars = [_speed_bar(task, name, best, numbers[name]) for name in task.rows if name != AUTOREGRESSIVE]
         section.panels.append(
-            Bars(f"{one.group.name}: {one.answers}", bars, "speedup", 1.0, "autoregressive")
+            Bars(f"{task.group.name}: {task.answers}", bars, "speedup", 1.0, "autoregressive")
         )
         kinds |= {"whisker", *(bar.kind for bar in bars)}
         kinds |= {"ceiling" for bar in bars if bar.ceiling is not None}
@@ -164,8 +166,8 @@ def speed(measured: Sequence[Measured], best: str | None) -> Section:
     return section
 
 
-def _speed_bar(one: Measured, name: str, best: str | None, flags: list[int]) -> Bar:
-    row = one.rows[name]
+def _speed_bar(task: Measured, name: str, best: str | None, flags: list[int]) -> Bar:
+    row = task.rows[name]
     low, high = row.speedup_interval
     kind = "baseline" if name in BASELINES else "bad" if row.speedup < 1 else "plain"
     if name == best and kind == "plain":
@@ -178,18 +180,18 @@ def _speed_bar(one: Measured, name: str, best: str | None, flags: list[int]) -> 
     return Bar(name, row.speedup, text, note, kind, low, high, row.accept_len, flags)
 
 
-def rows_table(one: Measured) -> tuple[Table, dict[str, list[int]]]:
+def rows_table(task: Measured) -> tuple[Table, dict[str, list[int]]]:
     """Return all numbers of a group, and the numbers of the table's notes that concern each method."""
-    notes = list(dict.fromkeys(flag for row in one.rows.values() for flag in row.flags))
-    numbers = {name: [notes.index(flag) + 1 for flag in row.flags] for name, row in one.rows.items()}
+    notes = list(dict.fromkeys(flag for row in task.rows.values() for flag in row.flags))
+    numbers = {name: [notes.index(flag) + 1 for flag in row.flags] for name, row in task.rows.items()}
     rows = []
-    for name, row in one.rows.items():
+    for name, row in task.rows.items():
         cells = {key: cell(getattr(row, key), form) for _, key, form in COLUMNS}
         if row.speedup_interval:
             cells["speedup"] += " ({:.2f}–{:.2f})".format(*row.speedup_interval)
         rows.append([name, *cells.values(), " ".join(f"⚑{n}" for n in numbers[name])])
     head = ["method", *(heading for heading, _, _ in COLUMNS), "flags"]
-    return Table(f"{one.group.name}: {one.answers}", head, rows, notes), numbers
+    return Table(f"{task.group.name}: {task.answers}", head, rows, notes), numbers
 
 
 def cell(value: float | None, form: str) -> str:
@@ -200,28 +202,30 @@ def cell(value: float | None, form: str) -> str:
 def context(measured: Sequence[Measured], style: dict[str, int]) -> Section:
     """Return speedup by range of context lengths, where there are several."""
     section = Section("context")
-    for one in measured:
-        parts = by_context(one.group.measurements)
-        if len(parts) < 2 or not one.group.has_baseline:
+    for task in measured:
+        parts = by_context(task.group.measurements)
+        if len(parts) < 2 or not task.group.has_baseline:
             continue
         rows = {name: tabulate(part) for name, part in parts.items()}
         xs = [statistics.mean(m.prompt_tokens for m in part) for part in parts.values()]
         series, table = [], []
-        for method in (name for name in one.rows if name != AUTOREGRESSIVE):
-            found = [rows[name][method] for name in parts]
-            texts = ["{:.2f} ({:.2f}–{:.2f})".format(row.speedup, *row.speedup_interval) for row in found]
+        for method in (name for name in task.rows if name != AUTOREGRESSIVE):
+            lengths = [rows[name][method] for name in parts]
+            texts = ["{:.2f} ({:.2f}–{:.2f})".format(row.speedup, *row.speedup_interval) for row in lengths]
             table.append([method, *texts])
             if method in style:
                 notes = [
                     f"{method}, {name} tokens of context: speedup {text}" for name, text in zip(parts, texts)
                 ]
-                series.append(Series(method, style[method], xs, [row.speedup for row in found], notes))
+                series.append(Series(method, style[method], xs, [row.speedup for row in lengths], notes))
         head = [f"{name} tokens: {next(iter(part.values())).prompts} answers" for name, part in rows.items()]
-        section.tables.append(Table(f"{one.group.name}: speedup", ["method", *head], table))
+        section.tables.append(Table(f"{task.group.name}: speedup", ["method", *head], table))
         if series:
             frame = (min(xs) * 0.9, max(xs) * 1.1), span([y for s in series for y in s.ys], 0.0)
             labels = "tokens of context", "speedup"
-            section.panels.append(Chart(f"{one.group.name}: by context", series, *labels, *frame, log_x=True))
+            section.panels.append(
+                Chart(f"{task.group.name}: by context", series, *labels, *frame, log_x=True)
+            )
             section.legend += [(s.name, s.style, True) for s in series]
     section.legend = list(dict.fromkeys(section.legend))
     return section
@@ -230,9 +234,9 @@ def context(measured: Sequence[Measured], style: dict[str, int]) -> Section:
 def time_and_memory(measured: Sequence[Measured]) -> Section:
     """Return time per token, split, and peak memory, by method."""
     section = Section("time")
-    for one in measured:
+    for task in measured:
         bars, table = [], []
-        for name, row in one.rows.items():
+        for name, row in task.rows.items():
             ms, split = 1000 * row.seconds / max(row.new_tokens, 1), row.time_split or {}
             shares = [cell(split.get(part), "{:.0%}") for part in PARTS]
             peak = None if row.peak_bytes is None else row.peak_bytes / 1e9
@@ -240,9 +244,9 @@ def time_and_memory(measured: Sequence[Measured]) -> Section:
             note = ", ".join(f"{words} {share}" for words, share in zip(PARTS.values(), shares))
             parts = [(part, ms * split[part]) for part in PARTS if split]
             bars.append(Bar(name, ms, f"{ms:.1f} ms", f"{name}: {note}", "baseline", parts=parts))
-        section.panels.append(Bars(f"{one.group.name}: time per token", bars, "ms per emitted token"))
+        section.panels.append(Bars(f"{task.group.name}: time per token", bars, "ms per emitted token"))
         head = ["method", "ms per token", *PARTS.values(), "peak GB"]
-        section.tables.append(Table(f"{one.group.name}: {one.answers}", head, table))
+        section.tables.append(Table(f"{task.group.name}: {task.answers}", head, table))
     section.legend = [(words, part, False) for part, words in PARTS.items()]
     section.legend.append(("not split: another engine", "baseline", False))
     return section
@@ -250,17 +254,17 @@ def time_and_memory(measured: Sequence[Measured]) -> Section:
 
 def styles(measured: Sequence[Measured]) -> dict[str, int]:
     """Return a number for each drafting method, the same in all figures."""
-    names = dict.fromkeys(name for one in measured for name in one.drafting)
+    names = dict.fromkeys(name for task in measured for name in task.drafting)
     return {name: i for i, name in enumerate(names)}
 
 
 def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
     """Return acceptance by depth, and the share of steps that got as far into the draft."""
     section, used = Section("acceptance", pairs=True), set()
-    for one in measured:
+    for task in measured:
         depth, position = [], []
-        for name in one.drafting:
-            stats = one.stats[name]
+        for name in task.drafting:
+            stats = task.stats[name]
             if not stats.offered:
                 continue
             used.add(name)
@@ -278,7 +282,7 @@ def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
                 ("depth", depth, "accepted of those judged"),
                 ("position", position, "steps that accepted so far"),
             ):
-                chart = Chart(f"{one.group.name}: by {kind}", series, kind, words, *frame)
+                chart = Chart(f"{task.group.name}: by {kind}", series, kind, words, *frame)
                 chart.percent = chart.counts = True
                 section.panels.append(chart)
     section.legend = [(name, number, True) for name, number in style.items() if name in used]
@@ -294,7 +298,7 @@ def verify_accept(
     numbers = {family: len(style) + i for i, family in enumerate(families)}
     for name, points in sweeps.items():
         section.panels.append(sweep_chart(f"sweep {name}", points, numbers))
-    for one in measured:
+    for task in measured:
         series = [
             Series(
                 name,
@@ -304,11 +308,11 @@ def verify_accept(
                 [f"{name}: {row.verify_per_step:.2f} verified per step, accept_len {row.accept_len:.3f}"],
                 line=False,
             )
-            for name, row in one.rows.items()
-            if name in one.drafting
+            for name, row in task.rows.items()
+            if name in task.drafting
         ]
         if series:
-            section.panels.append(_scatter(one.group.name, series))
+            section.panels.append(_scatter(task.group.name, series))
     section.legend = [(f"{family} (sweep)", number, True) for family, number in numbers.items()]
     section.legend += [(name, number, False) for name, number in style.items()]
     if not sweeps:

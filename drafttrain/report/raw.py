@@ -49,10 +49,6 @@ class Group:
         return self.task if not self.temperature else f"{self.task}, temperature {self.temperature:g}"
 
     @property
-    def methods(self) -> list[str]:
-        return list(self.measurements[0].runs)
-
-    @property
     def has_baseline(self) -> bool:
         return AUTOREGRESSIVE in self.measurements[0].runs
 
@@ -131,8 +127,8 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
             break
     by_key: dict[tuple, list[Measurement]] = {}
     measurements, is_cut = _measurements(file)
-    for one in measurements:
-        by_key.setdefault((one.task, one.temperature, frozenset(one.runs)), []).append(one)
+    for m in measurements:
+        by_key.setdefault((m.task, m.temperature, frozenset(m.runs)), []).append(m)
     groups, unfinished = [], int(is_cut)
     for (task, temperature, _), part in by_key.items():
         if task != TUNING:
