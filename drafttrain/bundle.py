@@ -1,4 +1,4 @@
-"""A bundle: a drafter with what decoding with it takes, in one folder or on the Hub."""
+"""Load a bundle: a drafter with everything for decoding with it, in one folder or on the Hub."""
 
 import os
 import shlex
@@ -32,23 +32,23 @@ from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash
 
 NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
-DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been measured yet
+DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been evaluated
 
 
 @dataclass
 class Bundle:
-    """What decoding takes.
+    """A loaded bundle.
 
     Attributes:
         target: the frozen target.
-        drafter: which reads it.
-        tree: the growth policy that was fastest when measured, as `parse_policy` reads it.
-        calibration: what drafting and verifying cost; None where nothing was calibrated.
+        drafter: for this target.
+        tree: the growth policy that was fastest when evaluated, as `parse_policy` reads it.
+        calibration: the cost of drafting and verifying; None without one.
         fingerprints: of "target" and "drafter".
-        classifier: for the trees of C2T; None where none was trained.
-        ngrams: Self-Draft with the bundle's n-gram cache; None where it has none.
+        classifier: for the trees of C2T; None without one.
+        ngrams: Self-Draft with the bundle's n-gram cache; None without one.
         name: the folder or Hub id that it was loaded from.
-        is_given: whether the calibration was named by the caller, who wants it wherever it was made.
+        is_given: the calibration was passed by the caller, and is used on any machine.
     """
 
     target: FrozenTarget
@@ -60,18 +60,18 @@ class Bundle:
     ngrams: SelfDraft | None = None
     name: str = "BUNDLE"
     is_given: bool = False
-    _here: Calibration | None = field(default=None, repr=False)  # the short one, once it was needed
+    _here: Calibration | None = field(default=None, repr=False)  # the short one, once it is needed
 
     def proposer(self, tree: str | None = None) -> Proposer:
-        """The drafter with a growth policy, by default the fastest. `ngram` drafts without it, out of n-grams
-        alone; `ngram+` before a policy joins both in one tree.
+        """Return the drafter with a growth policy, by default the fastest. `ngram` drafts from n-grams alone,
+        without the drafter; `ngram+` before a policy joins both in one tree.
 
         Raises:
-            UserError: no such policy, or it takes a calibration or a classifier and there is none.
+            UserError: no such policy, or it needs a calibration or a classifier and there is none.
         """
         first, plus, rest = (tree or self.tree).partition("+")
         if first != NGRAM:
-            others = (NGRAM, f"{NGRAM}+POLICY")  # can be named here, and nowhere else
+            others = (NGRAM, f"{NGRAM}+POLICY")
             costs = self.costs_for(tree or self.tree)
             policy = parse_policy(tree or self.tree, costs, self.classifier, others)
             return TreeProposer(self.drafter, policy)
@@ -83,20 +83,20 @@ class Bundle:
 
     @property
     def costs(self) -> Costs | None:
-        """What was calibrated, less thresholds for another classifier."""
+        """Return the calibrated costs, without thresholds for another classifier."""
         return None if self.calibration is None else self._costs_of(self.calibration)
 
     def costs_for(self, policy: str) -> Costs | None:
-        """Return the costs that a growth policy goes by here; None if there are none and it needs none."""
-        found = self.calibration_for(policy)
-        return None if found is None else self._costs_of(found)
+        """Return the costs for a growth policy on this machine; None if there are none and it needs none."""
+        calibration = self.calibration_for(policy)
+        return None if calibration is None else self._costs_of(calibration)
 
     def calibration_for(self, policy: str) -> Calibration | None:
-        """Return the calibration that a growth policy goes by here.
+        """Return the calibration for a growth policy on this machine.
 
-        That is the stored one, unless the policy takes something of it and it is missing or was made on
-        another machine, in another dtype or for another drafter: then it is the short one of this machine,
-        which is made now if the user's cache does not have it. One that the caller named is used as it is.
+        That is the stored one, unless the policy needs it and it is missing or was made on another machine,
+        in another dtype or for another drafter: then it is this machine's short calibration, from the user's
+        cache or made now. One that the caller passed is always used.
         """
         stored = self.calibration
         if not uses_calibration(policy, self.costs or EXAMPLE_COSTS) or self.is_given:
@@ -109,8 +109,8 @@ class Bundle:
         if problem is None:
             return stored
         if self._here is None:
-            parse_policy(policy, EXAMPLE_COSTS, self.classifier)  # a wrong setting is no reason to measure
-            from drafttrain.calibration.quick import calibration_here  # and what reads prompts
+            parse_policy(policy, EXAMPLE_COSTS, self.classifier)  # reports wrong settings before measuring
+            from drafttrain.calibration.quick import calibration_here  # which imports the reader of prompts
 
             made = self.target, self.drafter, self.fingerprints
             self._here = calibration_here(*made, f"{self.name}: {problem}", stored, self.classifier)
@@ -122,25 +122,25 @@ class Bundle:
         return costs if own else replace(costs, beta=None, expand=None, top_k=None)
 
     def proposers(self, trees: Sequence[str]) -> dict[str, Proposer]:
-        """The drafter with each of several growth policies. One that cannot be used here (PCT with a drafter
-        slower than its target) is left out with a warning.
+        """Return the drafter with each of several growth policies. One that cannot be used here (PCT with a
+        drafter slower than its target) is left out with a warning.
 
         Raises:
             UserError: none can be used.
         """
-        found, problem = {}, None
+        proposers, problem = {}, None
         for tree in trees:
             try:
-                found[tree] = self.proposer(tree)
+                proposers[tree] = self.proposer(tree)
             except UserError as error:
                 problem = error
                 warnings.warn(f"{tree} is left out: {error}", stacklevel=2)
-        if problem and not found:
+        if problem and not proposers:
             raise problem
-        return found
+        return proposers
 
     def warning(self, tree: str | None = None) -> str | None:
-        """Says in one line if the policy goes by a calibration of something else, and how to redo it."""
+        """Return a line if the policy uses a calibration of another machine, dtype or model; else None."""
         policy = (tree or self.tree).removeprefix(f"{NGRAM}+")
         if (tree or self.tree).startswith(NGRAM) and self.ngrams is not None and self.ngrams.warning:
             return self.ngrams.warning
@@ -156,7 +156,8 @@ class Bundle:
 
 
 def find_bundle(path: str | os.PathLike) -> Path:
-    """The folder of a bundle given by its path or Hub id, downloaded once; `user/name@branch` names a branch.
+    """Return the folder of a bundle by its path or Hub id, downloaded once; `user/name@branch` names a
+    branch.
 
     Raises:
         UserError: there is none.
@@ -164,20 +165,24 @@ def find_bundle(path: str | os.PathLike) -> Path:
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").exists():
+            if (folder / "drafter" / "config.json").exists():  # the training stage's folder
+                return folder / "drafter"
             raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
         return folder
     repo, _, revision = str(path).partition("@")
     try:
-        known = [*CONTENTS, README]  # what else is there, such as a target's shards, is not fetched
+        known = [*CONTENTS, README]  # other files, such as a target's shards, are not downloaded
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=known))
     except HFValidationError:
-        raise UserError(f"{path}: no such folder, and not a Hub id (user/name) either") from None
+        raise UserError(f"{path}: no such folder; give a bundle's folder or Hub id (user/name)") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(f"{path}: no such folder, and not to be had from the Hub ({brief(error)})") from None
+        raise UserError(
+            f"{path}: no such folder; downloading it from the Hub failed ({brief(error)})"
+        ) from None
 
 
 def drafter_hash(folder: Path) -> str:
-    """Hash of a bundle's drafter, whatever else has been put beside it.
+    """Return a hash of a bundle's drafter, independent of the other files.
 
     Raises:
         UserError: a file cannot be read.
@@ -195,53 +200,49 @@ def load_bundle(
     classifier: str | os.PathLike | None = None,
     ngrams: str | os.PathLike | None = None,
 ) -> Bundle:
-    """Loads a bundle (or the bare folder of a trained drafter) with its target, for decoding.
+    """Load a bundle (or the folder of a trained drafter) with its target, for decoding.
 
     Args:
         path: folder or Hub id.
-        target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
-        dtype: of a target that is loaded here, as `load_target` takes it; the drafter takes the target's.
-        calibration: it, its file or its folder, used wherever it was made. None for the bundle's own, if it
-            has one.
-        own_calibration: whether to read the bundle's own; it may be what is to be replaced.
-        classifier: folder of another classifier than the bundle's own, which it may lack.
-        ngrams: folder of another n-gram cache than the bundle's own, or of other settings of Self-Draft.
+        target: a loaded target, or as `load_target` takes it. None: the one that the bundle names.
+        dtype: of a target that is loaded here, as `load_target` takes it; the drafter has the target's.
+        calibration: a calibration, its file or its folder, used on any machine. None: the bundle's own.
+        own_calibration: read the bundle's own calibration; not needed when it is about to be replaced.
+        classifier: folder of a classifier. None: the bundle's own.
+        ngrams: folder of an n-gram cache or of settings of Self-Draft. None: the bundle's own.
 
     Raises:
         UserError: no bundle, damaged, or made for another target.
     """
     folder = find_bundle(path)
-    config = read_config(folder)
+    name = read_config(folder)["target"].get("name")
     if not isinstance(target, FrozenTarget):
-        made_for = config["target"].get("name")
-        if target is None and made_for is None:
-            raise UserError(f"{folder}: config.json names no target; pass one")
+        if target is None and name is None:
+            raise UserError(f"{folder}: no target in config.json; name one with --target")
         try:
-            target = load_for_decoding(target or made_for, dtype=dtype, device=device)
+            target = load_for_decoding(target or name, dtype=dtype, device=device)
         except UserError as error:
-            if target is not None or str(error).startswith("dtype:"):
+            if target is not None or str(error).startswith(("dtype:", "device")):
                 raise
             raise UserError(
-                f"{folder}: its target cannot be loaded; name one with `target` (--target on the command "
-                f"line). {error}"
+                f"{folder}: its target cannot be loaded ({error}); name one with `target` (--target on the "
+                "command line)"
             ) from None
     drafter = load_drafter(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
     is_given = calibration is not None
     results = read_evaluation(folder / EVALUATION) or {}
-    tree = results.get("tree")
-    if "draft_length" in results:  # of format 1, which knew chains only
-        tree = f"chain:length={results['draft_length']}"
     if calibration is None and own_calibration and (folder / CALIBRATION).exists():
         calibration = folder
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
     if classifier is None and (folder / CLASSIFIER).exists():
         classifier = folder
-    found = None if classifier is None else Classifier.load(classifier).to(target.device)
+    loaded = None if classifier is None else Classifier.load(classifier).to(target.device)
     if ngrams is None and holds_self_draft(folder):
         ngrams = folder
     self_draft = None if ngrams is None else load_self_draft(target, ngrams)
-    made = target, drafter, tree or DEFAULT_TREE, calibration, fingerprints, found, self_draft
-    return Bundle(*made, str(path), is_given)
+    tree = results.get("tree") or DEFAULT_TREE
+    parts = target, drafter, tree, calibration, fingerprints, loaded, self_draft
+    return Bundle(*parts, str(path), is_given)

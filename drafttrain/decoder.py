@@ -5,6 +5,7 @@ print(decoder.generate("Why is the sky blue?").text)
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -24,21 +25,22 @@ from drafttrain.trees.interface import TreePolicy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
-# A user's words, a chat ({"role", "content"} dicts or Messages), or token ids that are complete as they are.
+# A user's text, a chat ({"role", "content"} dicts or Messages), or token ids, which are used unchanged.
 Prompt = str | Sequence[Message | Mapping] | Sequence[int] | torch.Tensor
 GREEDY = SamplingParams()
+LENGTHS = ("max_tokens", "max_length")  # as vLLM and transformers call the limit
 
 
 @dataclass
 class Piece:
-    """What one target forward emitted.
+    """The output of one target forward for one prompt.
 
     Attributes:
-        text: what can be printed so far; a character whose bytes are incomplete waits for a later piece.
-        token_ids: tokens emitted in this step.
+        text: the new text; a character whose bytes are incomplete waits for a later piece.
+        token_ids: the emitted tokens.
         drafted: how many of them, the first ones, were drafted.
         finish_reason: "stop" or "length" in the last piece, else None.
-        prompt: number of its prompt, where several are decoded.
+        prompt: index of its prompt, where several are decoded.
     """
 
     text: str
@@ -50,11 +52,11 @@ class Piece:
 
 @dataclass
 class Result:
-    """A finished output.
+    """The whole output for one prompt.
 
     Attributes:
         text: the new text, without special tokens.
-        token_ids: the new tokens, a stop token included.
+        token_ids: the new tokens, including a stop token.
         finish_reason: "stop" or "length".
         stats: counts and times.
     """
@@ -66,16 +68,20 @@ class Result:
 
 
 class SpeculativeDecoder:
-    """A target and what drafts for it.
+    """Text generation with a target and a proposer, which drafts for it.
 
     Args:
         target: a FrozenTarget with a tokenizer, tapped at the blocks that the proposer reads.
-        proposer: what drafts.
+        proposer: a drafter with a growth policy, or Self-Draft.
     """
 
     def __init__(self, target: FrozenTarget, proposer: Proposer):
+        if not isinstance(target, FrozenTarget):
+            raise UserError(
+                f"target: must be a FrozenTarget, got {_shown(target)}; call "
+                "SpeculativeDecoder.from_pretrained"
+            )
         self.target, self.proposer = target, proposer
-        self.warning: str | None = None  # why drafts may be slower than they could be
 
     @classmethod
     def from_pretrained(
@@ -88,16 +94,19 @@ class SpeculativeDecoder:
         calibration: str | None = None,
         ngrams: str | None = None,
     ) -> "SpeculativeDecoder":
-        """Loads a bundle, and the target that it was made for.
+        """Load a bundle and its target.
+
+        Trees that need costs are calibrated here first, where the bundle's own calibration is of another
+        machine or dtype. Where that is not possible, a warning is issued.
 
         Args:
             path: a bundle's folder or its Hub id.
-            target: where it is, or a model loaded with transformers, whose modules are used as they are:
-                slower on a CPU than one that is loaded here. None: what the bundle names.
+            target: folder or Hub id, or a model loaded with transformers, whose modules are used unchanged:
+                slower on a CPU than one that is loaded here. None: the one that the bundle names.
             dtype: "auto" (the fastest here), "bfloat16" or "float32", for a target that is loaded here.
             device: where to load it.
-            tree: how drafts grow: a policy such as `ChainPolicy(4)`, or its name, such as `chain:length=4` or
-                `timed` (`trees/parse.py`). None: what the bundle recommends.
+            tree: the growth policy of drafts, such as `ChainPolicy(4)`, or its name, such as `chain:length=4`
+                or `timed` (`trees/parse.py`). None: the one that the bundle recommends.
             calibration: `calibration.json` for `pct`, `timed` and `c2t`. None: the bundle's own.
             ngrams: folder of an n-gram cache, for `ngram` and `ngram+…`. None: the bundle's own.
 
@@ -106,6 +115,10 @@ class SpeculativeDecoder:
         """
         from drafttrain.bundle import load_bundle
 
+        places = {"path": path, "calibration": calibration or "", "ngrams": ngrams or ""}
+        for name, place in places.items():
+            if not isinstance(place, str | os.PathLike):
+                raise UserError(f"{name}: must be a folder or Hub id, got {_shown(place)}")
         _check_tree(tree)
         target = None if target is None else _as_target(target)
         bundle = load_bundle(
@@ -114,7 +127,8 @@ class SpeculativeDecoder:
         if isinstance(tree, TreePolicy):
             return cls(bundle.target, TreeProposer(bundle.drafter, tree))
         decoder = cls(bundle.target, bundle.proposer(tree))
-        decoder.warning = bundle.warning(tree)
+        if warning := bundle.warning(tree):
+            warnings.warn(warning, stacklevel=2)
         return decoder
 
     @classmethod
@@ -125,11 +139,11 @@ class SpeculativeDecoder:
         dtype: str = "auto",
         device: str = "auto",
     ) -> "SpeculativeDecoder":
-        """A target that drafts for itself, without any drafter.
+        """Load a target that drafts for itself, without a drafter.
 
         Args:
-            target: it, or where it lies.
-            ngrams: folder of `build-ngrams` or `tune-self-draft`. None: n-grams of the text at hand alone.
+            target: a target, or its folder or Hub id.
+            ngrams: folder of `build-ngrams` or `tune-self-draft`. None: n-grams of the context alone.
 
         Raises:
             UserError: no such target or cache, or they do not fit each other.
@@ -140,9 +154,10 @@ class SpeculativeDecoder:
         target = _as_target(target)
         if not isinstance(target, FrozenTarget):
             target = load_for_decoding(target, dtype=dtype, device=device)
-        decoder = cls(target, load_self_draft(target, ngrams))
-        decoder.warning = decoder.proposer.warning
-        return decoder
+        proposer = load_self_draft(target, ngrams)
+        if proposer.warning:
+            warnings.warn(proposer.warning, stacklevel=2)
+        return cls(target, proposer)
 
     def generate(
         self,
@@ -156,19 +171,19 @@ class SpeculativeDecoder:
 
         Args:
             prompt: a text, a chat, or token ids; or a list of such prompts, which are decoded together, each
-                as if alone.
+                with the same output as alone.
             sampling: how tokens are drawn; greedily by default. The output is that of `autoregressive` with
                 the same parameters.
-            stop: strings that end the text; they and what follows are left out of it.
+            stop: strings that end the text and are not part of it.
             draws: temperature, top_p, top_k, seed, instead of `sampling`.
 
         Returns:
-            a result, or one for each prompt of a list; their statistics are those of all of them together,
-            with what was decoded after a stop string while others went on.
+            a result, or one for each prompt of a list. Their statistics are shared: those of all prompts
+            together, including tokens decoded after a stop string while other prompts went on.
 
         Raises:
             UserError: a prompt is empty, has no chat template to go through, or is too long for the target; a
-                parameter is not known or out of range.
+                parameter is unknown or out of range.
         """
         return self._run(prompt, max_new_tokens, self.proposer, _sampling(sampling, draws), stop)
 
@@ -180,7 +195,7 @@ class SpeculativeDecoder:
         stop: str | Sequence[str] = (),
         **draws: float | int | None,
     ) -> Result | list[Result]:
-        """Decode without drafts, in the same loop: what speed is compared with."""
+        """Decode without drafts, in the same loop: the baseline for speed."""
         return self._run(prompt, max_new_tokens, NoProposer(), _sampling(sampling, draws), stop)
 
     def stream(
@@ -195,17 +210,20 @@ class SpeculativeDecoder:
         """Decode as `generate` does, and yield the tokens of each target forward once they are accepted.
 
         Args:
-            stats: counts and times are added to it.
+            stats: receives counts and times.
         """
         prompts = list(prompt) if _is_batch(prompt) else [prompt]
         return self._pieces(prompts, max_new_tokens, self.proposer, stats, _sampling(sampling, draws), stop)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Words go through the chat template as one user turn if the tokenizer has
-        one."""
+        """Return a prompt's token ids. A text becomes one user turn of the chat template, if there is one.
+
+        Raises:
+            UserError: it is no prompt, is empty, or has ids outside the vocabulary.
+        """
         tokenizer = self.target.tokenizer
         if isinstance(prompt, torch.Tensor):
-            if prompt.ndim != 1 and len(prompt) != 1:
+            if prompt.ndim == 0 or prompt.numel() != prompt.shape[-1]:
                 raise UserError(f"prompt: must be one row of token ids, got shape {list(prompt.shape)}")
             prompt = prompt.reshape(-1).tolist()
         if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
@@ -221,11 +239,13 @@ class SpeculativeDecoder:
         if not isinstance(prompt, str) and not all(isinstance(turn, Message | Mapping) for turn in prompt):
             raise _no_prompt(prompt)
         if tokenizer is None:
-            raise UserError(f"{self.target.name} has no tokenizer: pass token ids instead of text")
+            name = self.target.name
+            raise UserError(f"prompt: must be token ids, as {name} has no tokenizer, got {_shown(prompt)}")
         if not isinstance(prompt, str):
             for turn in prompt:
-                if isinstance(turn, Mapping) and not {"role", "content"} <= turn.keys():
-                    raise UserError(f"prompt: a turn must have role and content, got {_shown(dict(turn))}")
+                fields = dict(turn) if isinstance(turn, Mapping) else vars(turn)
+                if not all(isinstance(fields.get(name), str) for name in ("role", "content")):
+                    raise UserError(f"prompt: a turn's role and content must be texts, got {_shown(fields)}")
             return encode_prompt(tokenizer, prompt)
         if tokenizer.chat_template:
             return encode_prompt(tokenizer, [Message("user", prompt)])
@@ -258,9 +278,11 @@ class SpeculativeDecoder:
         stop: str | Sequence[str],
     ) -> Iterator[Piece]:
         ids = [self.encode(prompt) for prompt in prompts]
-        strings = [stop] if isinstance(stop, str) else list(stop or ())
-        if wrong := [string for string in strings if not isinstance(string, str)]:
-            raise UserError(f"stop: must be a text or a list of texts, got {wrong[0]!r}")
+        strings = [stop] if isinstance(stop, str) else stop or ()
+        if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
+            raise UserError(f"stop: must be a text or a list of texts, got {_shown(stop)}")
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise UserError(f"max_new_tokens: must be a whole number >= 1, got {max_new_tokens!r}")
         texts = [(TextStream(self.target.tokenizer), StopStrings(strings)) for _ in ids]
         rule = AcceptMatching([sampling] * len(ids)) if sampling.temperature else accept_greedy
         running = set(range(len(ids)))
@@ -271,7 +293,7 @@ class SpeculativeDecoder:
                     piece = _piece(number, tokens, step.drafted[number], reason, *texts[number])
                     running -= {number} if piece.finish_reason else set()
                     yield piece
-            if not running:  # with stop strings before the loop knows
+            if not running:  # with stop strings the loop does not know
                 return
 
 
@@ -283,7 +305,7 @@ def _piece(
     text: "TextStream",
     stops: "StopStrings",
 ) -> Piece:
-    """Return what a step emitted for a prompt, up to a stop string."""
+    """Return the output of a step for a prompt, up to a stop string."""
     new_text = ""
     for i, token in enumerate(tokens, 1):
         new_text += stops.push(text.push([token]))
@@ -315,7 +337,7 @@ def _as_target(target: object) -> FrozenTarget | str:
     """Return a target as `load_bundle` takes it; a model loaded with transformers is checked to verify trees.
 
     Raises:
-        UserError: it is no target, does not say where its tokenizer is, or does not verify trees.
+        UserError: it is no target, has no name to find its tokenizer by, or does not verify trees.
     """
     from drafttrain.target_lm.loading import load_tokenizer
     from drafttrain.target_lm.tree_check import check_tree_support
@@ -350,11 +372,12 @@ def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> Samp
     """Return the parameters given as an object or one by one.
 
     Raises:
-        UserError: both, an unknown one, or one that is out of range.
+        UserError: both are given, or one is unknown or out of range.
     """
     known = [field.name for field in fields(SamplingParams)]
     if unknown := [name for name in draws if name not in known]:
-        raise UserError(f"{unknown[0]}: must be one of {', '.join(known)}; leave it out")
+        remedy = "write max_new_tokens" if unknown[0] in LENGTHS else "leave it out"
+        raise UserError(f"{unknown[0]}: must be one of {', '.join(known)}; {remedy}")
     if sampling is not None and not isinstance(sampling, SamplingParams):
         raise UserError(f"sampling: must be SamplingParams, got {_shown(sampling)}")
     if sampling is not None and draws:
@@ -363,25 +386,22 @@ def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> Samp
 
 
 class StopStrings:
-    """Passes text through up to the string that is complete first, and holds back what may become one.
-
-    Args:
-        strings: none of them empty.
+    """Pass text through up to the stop string that is complete first; hold back a possible beginning of one.
 
     Raises:
-        UserError: one is.
+        UserError: a string is empty.
     """
 
     def __init__(self, strings: Sequence[str]):
         if not all(strings):
-            raise UserError("a stop string is empty, which every text ends with: leave it out")
+            raise UserError("stop: must not hold an empty text; leave it out")
         self.strings, self.found = list(strings), False
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that no stop string can begin in any more; sets `found` when one is complete."""
+        """Add text and return what can no longer begin a stop string; set `found` when one is complete."""
         for character in text if self.strings else "":
-            self._held += character  # one by one: which string is complete first must not depend on pieces
+            self._held += character  # one by one: the first complete string must not depend on pieces
             if complete := [string for string in self.strings if self._held.endswith(string)]:
                 self.found = True
                 given, self._held = self._held[: -max(map(len, complete))], ""
@@ -393,22 +413,22 @@ class StopStrings:
         return given
 
     def flush(self) -> str:
-        """What is still held back, when no more text follows."""
+        """Return the text still held back, when no more follows."""
         given, self._held = self._held, ""
         return given
 
     def _overlap(self, string: str) -> int:
-        """Length of the longest end of the held text that the string begins with."""
+        """Return the length of the longest end of the held text that the string begins with."""
         longest = min(len(string) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if string.startswith(self._held[-n:])), 0)
 
 
 class TextStream:
-    """Turns tokens into text as they come; what it gives adds up to decoding all of them at once.
+    """Decode tokens to text as they arrive; the pieces add up to the text of all tokens decoded at once.
 
-    A token may hold part of a character, and what a token looks like may depend on the one before it. So each
-    new token is decoded together with those of the last text given out, and while the result ends in a
-    replacement character nothing is given out.
+    A token may hold part of a character, and its text may depend on the token before it. So each new token is
+    decoded together with those of the last piece, and no text is returned while it ends in a replacement
+    character.
 
     Args:
         tokenizer: None gives no text.
@@ -416,15 +436,15 @@ class TextStream:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
         self.tokenizer = tokenizer
-        self._given: list[int] = []  # tokens of the last text given out
+        self._given: list[int] = []  # tokens of the last piece
         self._waiting: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that became certain with these tokens."""
+        """Add tokens and return the text that is now certain."""
         return "".join(self._next(token) for token in token_ids)
 
     def flush(self) -> str:
-        """The text of what still waits, an unfinished character included."""
+        """Return the text of the remaining tokens, including an incomplete character."""
         return self._give()
 
     def _next(self, token: int) -> str:
@@ -433,7 +453,7 @@ class TextStream:
 
     def _give(self) -> str:
         text = self._decode(self._given + self._waiting)[len(self._decode(self._given)) :]
-        # tokens without text of their own leave the window unchanged: the next one needs one with text
+        # tokens without text of their own do not move the window: the next one is decoded after one with text
         self._given, self._waiting = self._waiting if text else self._given + self._waiting, []
         return text
 

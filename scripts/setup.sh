@@ -1,4 +1,4 @@
-# Read by quickstart.sh and test.sh: goes to the repository's root, makes a virtual environment in .venv with
+# Read by quickstart.sh, test.sh and check_vllm.sh: goes to the repository's root, makes a virtual environment in .venv with
 # drafttrain and what it depends on, fetches the quickstart target, and puts .venv first in PATH.
 # What has been done before is skipped. PYTHON=… names another interpreter than python3.
 
@@ -36,5 +36,5 @@ fi
 
 export PATH="$PWD/.venv/bin:$PATH"
 drafttrain fetch-target smollm2-135m-instruct
-# Compiles the native kernels for this machine, once; without a compiler it says so and goes on.
+# Compiles the native kernels for this machine, once; without a compiler it prints so and goes on.
 .venv/bin/python -c 'from drafttrain.kernels.build import library; library()'

@@ -1,1 +1,5 @@
-"""One file for each table or figure of the papers and of the project: `python -m studies.NAME`."""
+"""Tables and figures of the papers, and the project's own figures with their goals; not product."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,7 @@ if [ "${1:-}" = --env ]; then
   env=${2:?check_vllm: --env wants a folder}
   shift 2
 fi
-. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/../scripts/setup.sh"
 [ $# -gt 0 ] || stop "name a bundle: bash studies/check_vllm.sh [--env DIR] BUNDLE …"
 for bundle in "$@"; do # before 3.4 GB are fetched for nothing
   case $bundle in -*) break ;; esac
@@ -27,4 +27,4 @@ if [ ! -e "$env/installed" ]; then
   "$env/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
   touch "$env/installed"
 fi
-exec python -m studies.figures_vllm --vllm-python "$env/bin/python" "$@"
+exec python -m studies.figures.vllm --vllm-python "$env/bin/python" "$@"

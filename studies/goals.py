@@ -1,7 +1,4 @@
-"""Figures with goals: measuring them group by group, judging, printing and recording them.
-
-What is measured is `studies/figures.py`'s business.
-"""
+"""Figures with goals, those of `studies/figures`: measure them by group, judge, print and record them."""
 
 import contextlib
 import json

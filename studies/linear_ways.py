@@ -45,7 +45,7 @@ def compiled(layers: list[nn.Linear]) -> Way:
 
 
 def packed_fp32(weights: list[torch.Tensor]) -> Way:
-    """What `PackedLinear` does, in fp32."""
+    """Multiply as `PackedLinear` does, in fp32."""
     packed = [torch.ops.mkldnn._reorder_linear_weight(weight, 1) for weight in weights]
     product = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: [product(x, weight, None, "none", [], "") for weight in packed] and None

@@ -27,8 +27,8 @@ from drafttrain.evaluation.metrics import MethodRun
 from drafttrain.target_lm.fetch import SMOLLM2, download_gguf
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.utils.errors import UserError
+from studies import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("runs/llamacpp")
 VERSION = "3.22.1"
 PACKAGES = (f"node-llama-cpp@{VERSION}", f"@node-llama-cpp/linux-x64@{VERSION}")

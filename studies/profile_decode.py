@@ -9,7 +9,6 @@ import os
 import pstats
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -18,8 +17,7 @@ from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.utils.errors import UserError
-
-ROOT = Path(__file__).resolve().parent.parent
+from studies import ROOT
 
 
 def main(argv: Sequence[str] | None = None) -> int:

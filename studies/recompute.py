@@ -4,7 +4,7 @@
 
 Nothing is measured. It writes the summaries under docs/results/raw, the committed drafter's eval.json, and
 docs/figures/history: figures that are not ok, because their machine was not recorded, they were measured on
-too little, or they have another definition now. Each says why. New figures come from studies/figures.py.
+too little, or they have another definition now. Each says why. New figures come from `studies/figures`.
 """
 
 import gzip
@@ -20,19 +20,20 @@ from drafttrain.evaluation.metrics import ALL, AUTOREGRESSIVE, Measurement, rati
 from drafttrain.evaluation.sweep import Point, compare_families
 from drafttrain.training.speed import TrainingSpeed
 from drafttrain.utils.files import read_json, write_json
-from studies import (
-    baselines,
-    figures,
-    figures_baselines,
-    figures_c2t,
-    figures_self_draft,
-    figures_vllm,
-    trees,
-)
+from studies import ROOT
+from studies.edd import bench
+from studies.edd.table2 import markdown
+from studies.figures import baselines as benchmark_figures
+from studies.figures import c2t as c2t_figures
+from studies.figures import self_draft as self_draft_figures
+from studies.figures import trees as tree_figures
+from studies.figures import vllm as vllm_figures
+from studies.figures.__main__ import TOPICS
 from studies.goals import HISTORY, Group, Measured, judge, read_rows, rounded
 from studies.policies import table
 
 RAW = Path("docs/results/raw")
+NEW_TOKENS = 96  # at most, in table2.jsonl
 BUNDLE = Path("model_cards/smollm2-135m-edd")
 TASKS = {"MT-bench": "mt_bench", "GSM8K": "gsm8k", "HumanEval": "humaneval"}  # names in the speed log
 # what methods were called when they were measured
@@ -136,12 +137,12 @@ def tree_policies() -> Measured:
     tables = {task: table(part) for task, part in parts.items()}
     write_json(folder / "tables.json", tables)
     chosen = read_json(folder / "tuning.json")["chosen"]
-    found = figures.tree_figures(parts, tables, chosen, figures.fastest(folder))
+    found = tree_figures.tree_figures(parts, tables, chosen, tree_figures.fastest(folder))
     large = list(read_log(folder / "large_trees.jsonl.gz", TREES))
     write_json(folder / "large_trees.json", table(large))
     paper = {task: tabulate(part) for task, part in by_task(read_log(folder / "table2.jsonl")).items()}
-    (folder / "table2.md").write_text(trees.markdown(paper), encoding="utf-8")
-    return found | figures.large_figures(large)
+    (folder / "table2.md").write_text(markdown(paper, NEW_TOKENS), encoding="utf-8")
+    return found | tree_figures.large_figures(large)
 
 
 def c2t() -> Measured:
@@ -158,16 +159,16 @@ def c2t() -> Measured:
     compared["transfer"] = {"here": [asdict(one) for one in compare_families(transferred, "here")]}
     write_json(folder / "comparisons.json", compared)
     part = list(read_log(folder / "auto_beta.jsonl"))
-    row = figures_c2t.against_pct(part)
-    return {"auto_beta_vs_pct": row, **figures_c2t.chain_figures(points(folder / "points_chains.jsonl"))}
+    row = c2t_figures.against_pct(part)
+    return {"auto_beta_vs_pct": row, **c2t_figures.chain_figures(points(folder / "points_chains.jsonl"))}
 
 
 def n_grams() -> Measured:
-    """What ships as Self-Draft: tables and figures."""
+    """Recompute tables and figures of what ships as Self-Draft."""
     folder = RAW / "self_draft"
     parts = by_task(read_log(folder / "measurements.jsonl.gz", NGRAMS))
-    figures_self_draft.write_report(folder, read_json(folder / "chosen.json"), parts)
-    return figures_self_draft.speed_figures(parts, "ngram") | figures_self_draft.beside_figures(parts)
+    self_draft_figures.write_report(folder, read_json(folder / "chosen.json"), parts)
+    return self_draft_figures.speed_figures(parts, "ngram") | self_draft_figures.beside_figures(parts)
 
 
 def rivals() -> Measured:
@@ -176,18 +177,18 @@ def rivals() -> Measured:
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     trained = {row["name"]: row for row in map(json.loads, lines)}
     rows = {
-        title: [trained[f"{name}-seed{seed}"] for seed in baselines.SEEDS if f"{name}-seed{seed}" in trained]
+        title: [trained[f"{name}-seed{seed}"] for seed in bench.SEEDS if f"{name}-seed{seed}" in trained]
         for title, name in STUDIES.items()
     }
-    write_json(folder / "tables.json", baselines.summarize(rows))
+    write_json(folder / "tables.json", bench.summarize(rows))
     runs = [list(read_log(folder / f"repeatability_{name}.jsonl.gz")) for name in ("first", "second")]
     speedups = {
         method: [ratio(part, AUTOREGRESSIVE, method) for part in runs]
         for method in runs[0][0].runs
         if method != AUTOREGRESSIVE
     }
-    repeated = figures_baselines.repeated(speedups)
-    return {"benchmark_repeatability": repeated} | figures_vllm.figures(read_json(folder / "vllm.json"))
+    repeated = benchmark_figures.repeated(speedups)
+    return {"benchmark_repeatability": repeated} | vllm_figures.figures(read_json(folder / "vllm.json"))
 
 
 def reasons(row: dict[str, Any], group: Group) -> list[str]:
@@ -206,7 +207,7 @@ def reasons(row: dict[str, Any], group: Group) -> list[str]:
 def main() -> int:
     """Recomputes everything; returns the exit status."""
     found = speed() | training() | tree_policies() | c2t() | n_grams() | rivals()
-    for topic, groups in figures.TOPICS.items():
+    for topic, groups in TOPICS.items():
         path, rows = HISTORY / f"{topic}.jsonl", []
         known = {name: group for group in groups for name in group.goals}
         for name, row in read_rows(path).items():
@@ -220,5 +221,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os.chdir(Path(__file__).resolve().parent.parent)
+    os.chdir(ROOT)
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Fixtures of the whole suite: two tiny random targets, the real SmolLM2, one thread, fixed seeds.
 
-The tiny models are untied and have large weights. A random tied model repeats its input token whatever the
-attention does, and small weights give nearly uniform logits: either would let a greedy test pass with a wrong
+The tiny models are untied and have large weights. A random tied model repeats its input token with any
+attention, and small weights give nearly uniform logits: either would let a greedy test pass with a wrong
 mask.
 """
 
@@ -105,7 +105,7 @@ def tiny_model(config_class: type, model_class: type, tokenizer: PreTrainedToken
 
 @pytest.fixture(scope="session", autouse=True)
 def steady_dtype():
-    """`dtype: auto` is bfloat16 in this process, whatever the machine: its probe is tested in
+    """`dtype: auto` is bfloat16 in this process, on any machine: its probe is tested in
     tests/kernels/test_dtype.py alone."""
     from drafttrain.kernels import dtype
 
@@ -117,7 +117,7 @@ def steady_dtype():
 
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
-    """Every test starts from the same random state, whatever ran before it."""
+    """Every test starts from the same random state, independent of what ran before it."""
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
@@ -185,7 +185,7 @@ def calibrations(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def hasty_calibration(calibrations, monkeypatch) -> None:
-    """Short calibrations are shorter still, on whatever machine, and not kept in the user's cache."""
+    """Short calibrations are shorter still, on any machine, and not kept in the user's cache."""
     from drafttrain.calibration import quick
 
     for name in ("CURVE_SECONDS", "TREE_SECONDS", "CHAIN_SECONDS"):

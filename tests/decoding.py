@@ -106,7 +106,7 @@ class ReplayDrafter(Drafter):
             assert state["seen"][row] <= state["max_len"]
 
     def next_token(self, row: int, position: int) -> int:
-        """What it believes to stand at a position of a row's text."""
+        """Return the token that it predicts at a position of a row's text."""
         text = self.texts[row]
         token = text[position] if position < len(text) else 0
         return token if self.right(row, position) else (token + 1) % self.draft_vocab_size

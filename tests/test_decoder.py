@@ -52,7 +52,7 @@ def test_streamed_text_of_any_tokens(tiny_llama, ids, size):
 
 
 def test_tokens_whose_space_depends_on_the_one_before():
-    """SentencePiece style: the first word of a text loses its space, also behind a special token."""
+    """SentencePiece style: the first word of a text loses its space, also after a special token."""
     tokenizer = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "<s>": 2}, unk_token="▁one"))
     tokenizer.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
@@ -124,7 +124,7 @@ def test_plain_text_without_a_chat_template(tiny_llama, monkeypatch):
 
 def test_without_a_tokenizer_token_ids_still_work(tiny_llama):
     decoder = SpeculativeDecoder(FrozenTarget(tiny_llama[0], None, "nameless"), NoProposer())
-    with pytest.raises(UserError, match="nameless has no tokenizer"):
+    with pytest.raises(UserError, match="prompt: must be token ids, as nameless has no tokenizer, got "):
         decoder.generate("The sun")
     result = decoder.generate([5, 6, 7], 4)
     assert result.text == "" and result.token_ids
@@ -167,8 +167,10 @@ def test_parameters_one_by_one(target):
     sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=3)
     one_by_one = decoder.generate(PROMPT, 12, temperature=1.0, top_p=0.95, seed=3)
     assert one_by_one.token_ids == decoder.generate(PROMPT, 12, sampling).token_ids
-    with pytest.raises(UserError, match="max_tokens: must be one of temperature, top_p, top_k, seed"):
+    with pytest.raises(UserError, match="max_tokens: must be one of .*, seed; write max_new_tokens"):
         decoder.generate(PROMPT, max_tokens=3)
+    with pytest.raises(UserError, match="num_beams: must be one of .*, seed; leave it out"):
+        decoder.generate(PROMPT, num_beams=3)
     with pytest.raises(UserError, match="seed: must not be given beside sampling"):
         decoder.generate(PROMPT, 12, sampling, seed=4)
 
@@ -178,12 +180,26 @@ def test_parameters_one_by_one(target):
     [
         ({"prompt": [5, 512]}, "prompt: token ids must be in 0..511, got 512"),
         ({"prompt": [-1]}, "prompt: token ids must be in 0..511, got -1"),
-        ({"prompt": [{"role": "user"}]}, "prompt: a turn must have role and content, got "),
+        (
+            {"prompt": [{"role": "user"}]},
+            "prompt: a turn's role and content must be texts, got .'role': 'user'",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            "prompt: a turn's role and content must be texts, got ",
+        ),
         (
             {"prompt": [torch.ones(2, 3, dtype=torch.long)]},
             r"prompt: must be one row of token ids, got shape",
         ),
-        ({"stop": [1]}, "stop: must be a text or a list of texts, got 1"),
+        ({"prompt": torch.tensor(5)}, r"prompt: must be one row of token ids, got shape \[\]"),
+        ({"stop": [1]}, r"stop: must be a text or a list of texts, got \[1\]"),
+        ({"stop": 1}, "stop: must be a text or a list of texts, got 1"),
+        ({"stop": ["a", ""]}, "stop: must not hold an empty text; leave it out"),
+        ({"max_new_tokens": "4"}, "max_new_tokens: must be a whole number >= 1, got '4'"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: must be a whole number >= 1, got 2.5"),
+        ({"max_new_tokens": None}, "max_new_tokens: must be a whole number >= 1, got None"),
+        ({"max_new_tokens": -1}, "max_new_tokens: must be a whole number >= 1, got -1"),
         ({"temperature": "hot"}, "temperature: must be a number, got 'hot'"),
         ({"temperature": None}, "temperature: must be a number, got None"),
         ({"temperature": 1.0, "seed": 1.5}, "seed: must be a whole number, got 1.5"),
@@ -197,7 +213,16 @@ def test_what_cannot_be_generated_is_one_line(target, given, message):
         decoder.generate(**{"prompt": "The sun", "max_new_tokens": 4, **given})
 
 
-def test_what_is_no_target_or_tree_is_one_line(tiny_bundle, tiny_llama):
+def test_what_is_no_bundle_target_or_tree_is_one_line(tiny_bundle, tiny_llama):
+    with pytest.raises(UserError, match="path: must be a folder or Hub id, got None"):
+        SpeculativeDecoder.from_pretrained(None)
+    for name in ("calibration", "ngrams"):
+        with pytest.raises(UserError, match=f"{name}: must be a folder or Hub id, got 5"):
+            SpeculativeDecoder.from_pretrained(str(tiny_bundle), **{name: 5})
+    with pytest.raises(UserError, match="^device 'gpu' cannot be used .*; try auto"):
+        SpeculativeDecoder.from_pretrained(str(tiny_bundle), device="gpu")
+    with pytest.raises(UserError, match="target: must be a FrozenTarget, got .*; call .*from_pretrained"):
+        SpeculativeDecoder(str(tiny_bundle), NoProposer())
     with pytest.raises(UserError, match="tree: must be a policy or its name, got "):
         SpeculativeDecoder.from_pretrained(str(tiny_bundle), tree=ChainPolicy)
     for make in (
@@ -240,7 +265,7 @@ def test_samples_by_seed(target):
     st.integers(1, 5),
 )
 def test_stop_strings_cut_where_the_first_is_complete(text, strings, size):
-    """Against a search in every beginning of the text, whatever pieces it comes in."""
+    """Against a search in every beginning of the text, in any pieces."""
     stops = StopStrings(strings)
     given_out = ""
     for i in range(0, len(text), size):
@@ -275,5 +300,5 @@ def test_a_stop_string_ends_the_text(decoder):
         streamed = "".join(piece.text for piece in decoder.stream(PROMPT, 40, stop=[stop]))
         assert streamed == expected
     assert decoder.generate(PROMPT, 40, stop=["\ufffd never \ufffd"]).text == whole.text
-    with pytest.raises(UserError, match="a stop string is empty"):
+    with pytest.raises(UserError, match="stop: must not hold an empty text"):
         decoder.generate(PROMPT, 4, stop=[""])

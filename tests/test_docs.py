@@ -1,4 +1,4 @@
-"""What the documentation says can be done: every command line is one that the program takes, of paths that
+"""The documentation holds: every command line is one that the program takes, of paths that
 are there or that an earlier command of the page has made; what costs little is run. Links lead somewhere."""
 
 import inspect
@@ -74,8 +74,9 @@ def test_command(page, number, monkeypatch, capsys):
     made = [place for earlier in commands(page)[:number] for place in made_by(earlier)]
     if program in SCRIPTS:
         script = next(word for word in words if word.startswith(("scripts/", "studies")))
-        path = f"{script.replace('.', '/')}.py" if "-m" in words else script
-        assert (ROOT / path).is_file()
+        module = script.replace(".", "/")
+        paths = (f"{module}.py", f"{module}/__main__.py") if "-m" in words else (script,)
+        assert any((ROOT / path).is_file() for path in paths)
         if script == "scripts/train_drafter.py":
             assert words[words.index(script) + 1] == "--config"
             recipe, *overrides = words[words.index(script) + 2 :]
@@ -95,7 +96,7 @@ def test_command(page, number, monkeypatch, capsys):
 
 
 def is_cheap(words: list[str]) -> bool:
-    """Whether a command can be run in seconds: plans, cards, dry runs, texts of the committed drafter."""
+    """Return True if a command takes seconds: plans, cards, dry runs, texts of the committed drafter."""
     if words[0] != "drafttrain" or any(PLACEHOLDER.fullmatch(word) for word in words[1:2]):
         return False
     if words[1] == "run" or words[1] in cli.RECIPE_COMMANDS:

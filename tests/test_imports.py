@@ -1,4 +1,4 @@
-"""What is imported before anything runs: by names of modules, as seconds depend on the machine."""
+"""The imports before anything runs: by names of modules, as seconds depend on the machine."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def test_generate_imports_what_decodes(tiny_bundle):
 
 
 def test_a_kept_calibration_is_found_without_what_makes_one():
-    """Trees that go by costs look for it before the first token."""
+    """Trees that use costs look for it before the first token."""
     assert not imported("import drafttrain.calibration.quick") & HEAVY
 
 

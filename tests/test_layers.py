@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "drafttrain"
-LAYERS = (  # a module imports its own folder and what stands before it; docs/architecture.md explains them
+LAYERS = (  # a module imports its own folder and what comes before it; docs/architecture.md explains them
     ("utils",),
     ("kernels",),
     ("trees", "data"),

@@ -1,4 +1,4 @@
-"""The README's commands and code are run as they stand; only what takes minutes is cut short."""
+"""The README's commands and code are run unchanged; only what takes minutes is cut short."""
 
 import re
 import shlex

@@ -26,7 +26,7 @@ NOT_MEASURED = re.compile(r"`[^`]*`|[≥≤<>=] ?-?[\d.,]+|\]\([^)]*\)|\d+ of \d
 
 
 def problem(row: dict) -> str | None:
-    """What a recorded figure lacks, or None."""
+    """Return what a recorded figure lacks, or None."""
     for key in ("figure", "value", "goal", "commit", "machine", "measured"):
         if row.get(key) in (None, "", {}):
             return f"no {key}"
@@ -107,7 +107,7 @@ def values(path: Path, figure: str | None = None) -> list[float]:
 
 
 def is_among(shown: str, percent: bool, found: list[float]) -> bool:
-    """Whether a number, rounded as it is shown, is among others."""
+    """Return True if a number, rounded as it is shown, is among others."""
     digits = len(shown.partition(".")[2])
     number, half = float(shown.replace(",", "")), 0.5 * 10**-digits + 1e-9
     scaled = [100 * one for one in found] if percent else []

@@ -90,7 +90,7 @@ def full_calibration(
         found.step_overhead = step_overhead(found, wide, full)
         # The rate that a step has to beat is, in theory, the rate that such steps reach. What the curves
         # leave out makes trees that pay in theory a little too large, so stricter ones are tried as well.
-        reached, settings = {}, found.costs.for_timed()
+        reached, settings = {}, TimedPolicy.calibrated(found.costs)
         for rate in (strictness * found.rate for strictness in STRICTNESS):
             policy = TimedPolicy(**{**settings, "rate": rate}, width=config.width)
             reached[rate] = steps_rate(decoding.run(policy))

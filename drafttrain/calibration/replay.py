@@ -91,7 +91,7 @@ def best_rate(trees: Sequence[RecordedTree], costs: Costs, width: int) -> tuple[
     """
 
     def reached(rate: float) -> float:
-        policy = TimedPolicy(**{**costs.for_timed(), "rate": rate}, width=width)
+        policy = TimedPolicy(**{**TimedPolicy.calibrated(costs), "rate": rate}, width=width)
         return predicted_rate(trees, policy, costs)
 
     rate, following = costs.rate, reached(costs.rate)

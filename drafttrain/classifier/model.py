@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.zeros(len(self.features)))
         self.register_buffer("std", torch.ones(len(self.features)))
         self._folded: tuple[np.ndarray, np.ndarray, np.ndarray, float] | None = (
-            None  # what `judge` multiplies
+            None  # what `predict` multiplies
         )
 
     def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
@@ -55,7 +55,7 @@ class Classifier(nn.Module):
         scaled = (x - self.mean) / self.std  # [..., F]
         return self.outer(torch.relu(self.inner(scaled))).squeeze(-1)
 
-    def judge(self, x: np.ndarray) -> np.ndarray:
+    def predict(self, x: np.ndarray) -> np.ndarray:
         """Confidence C fp32 [...] from features fp32 [..., F] (eq. 4): what a growth policy asks for. The
         weights must not change after it, unless `train()` is called first."""
         if self._folded is None:

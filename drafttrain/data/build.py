@@ -1,8 +1,8 @@
-"""The corpus stage: sources in, a `datasets` folder of token ids and loss masks out, made once.
+"""The corpus stage: turn sources into a `datasets` folder of token ids and loss masks.
 
-Two passes. The first streams the sources, mends, de-duplicates and filters, and puts what is kept into an
+The first pass streams the sources, repairs, de-duplicates and filters rows, and writes conversations to an
 Arrow file. The second encodes that file in several processes. The result depends on inputs, configuration and
-seed, never on the number of processes.
+seed, not on the number of processes.
 """
 
 import errno
@@ -27,7 +27,7 @@ from drafttrain.data.encode import RawWriter, check_trained_fraction, encode_raw
 from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import (
     fingerprint,
     new_folder,
@@ -38,24 +38,24 @@ from drafttrain.utils.files import (
 )
 
 FORMAT_VERSION = 1
+LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
 
 
 def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> CorpusReport:
-    """Builds a corpus and prints its counts.
+    """Build a corpus and print its counts.
 
     Writes a `DatasetDict` with the splits train and validation, columns `id` (string), `input_ids` (int32)
-    and `loss_mask` (int8, 1 = trained), and `corpus.json`. `out` appears, or is replaced, only when all is
-    done.
+    and `loss_mask` (int8, 1 = trained), and `corpus.json`. `out` is created or replaced only at the end.
 
     Args:
-        config: what to read and how to cut it.
+        config: sources, limits and filters.
         tokenizer: the target's.
         out: folder to write.
 
     Raises:
         UserError: input that cannot be read or trained on, a chat template that hides the answers, a trained
-            fraction of the chats outside 1–99 %, a full disk.
+            share of the chats outside 1–99 %, a full disk.
     """
     config.check()
     report = CorpusReport()
@@ -80,7 +80,7 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise UserError(f"{out}: the disk is full; free some space or choose another folder") from None
+        raise UserError(f"{out}: no space left on the disk; free some or choose another folder") from None
     Console(stderr=True).print(report.table())
     return report
 
@@ -88,11 +88,11 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
 def load_corpus(
     path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[DatasetDict, dict[str, Any]]:
-    """Opens a corpus.
+    """Open a corpus.
 
     Args:
         path: folder that `build_corpus` wrote.
-        tokenizer: if given, must be the one the corpus was made with, template included.
+        tokenizer: if given, must be the one that the corpus was made with, including its template.
 
     Returns:
         The splits, and the contents of `corpus.json`.
@@ -102,22 +102,22 @@ def load_corpus(
     """
     path = Path(path)
     if not (path / "corpus.json").is_file():
-        raise UserError(f"{path}: no corpus here (corpus.json is missing); run the corpus stage first")
+        raise UserError(f"{path}: no corpus.json there; run the corpus stage first")
     metadata = read_json(path / "corpus.json")
     if not isinstance(metadata, dict) or metadata.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{path}: a corpus of another format version; build it again")
+        raise UserError(f"{path}: must be a corpus of format version {FORMAT_VERSION}; build it again")
     if not {"tokenizer", "template_hash", "counts"} <= metadata.keys():
-        raise UserError(f"{path}: corpus.json is damaged; build it again")
+        raise UserError(f"{path}: damaged (corpus.json lacks keys); build it again")
     if tokenizer is not None:
         _check_tokenizer(path, metadata, tokenizer)
     try:
         splits = load_from_disk(str(path))
         sizes = {name: len(splits[name]) for name in splits}
     except Exception as error:  # datasets and pyarrow raise many kinds for damaged files
-        raise UserError(f"{path}: damaged ({' '.join(str(error).split())}); build it again") from None
+        raise UserError(f"{path}: damaged ({brief(error)}); build it again") from None
     expected = {name: metadata["counts"][name]["examples"] for name in ("train", "validation")}
     if sizes != expected:
-        raise UserError(f"{path}: holds {sizes} examples where corpus.json says {expected}; build it again")
+        raise UserError(f"{path}: must have {expected} examples, got {sizes}; build it again")
     return splits, metadata
 
 
@@ -125,7 +125,7 @@ def load_corpus(
 
 
 def _write_raw(config: CorpusConfig, report: CorpusReport, path: Path) -> tuple[list[str], int, str]:
-    """Writes what is kept of all sources; returns the conversations' ids, bytes and fingerprint."""
+    """Write the kept conversations of all sources; return their ids, bytes and fingerprint."""
     ids: list[str] = []
     n_bytes = 0
     with RawWriter(path) as writer:
@@ -136,10 +136,10 @@ def _write_raw(config: CorpusConfig, report: CorpusReport, path: Path) -> tuple[
 
 
 def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[Conversation]:
-    """What is kept of all sources, tidy, while the report is filled in and progress is shown.
+    """Yield the kept conversations of all sources, tidy, fill in the report and show progress.
 
     Raises:
-        UserError: a source is unreadable or holds nothing of use.
+        UserError: a source is unreadable or has no usable rows.
     """
     prompts = EvaluationPrompts.read(config.exclude)
     seen: set[bytes] = set()
@@ -172,17 +172,17 @@ def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[C
             if sum(unusable.values()) == counts.read:
                 reasons = ", ".join(f"{n} × {reason}" for reason, n in sorted(unusable.items()))
                 raise UserError(
-                    f"{source.path}: none of its {counts.read} rows can be trained on ({reasons}); "
-                    "a chat needs a user turn and an assistant turn that answers it"
+                    f"{source.path}: no usable rows among {counts.read} ({reasons}); give chats with a user "
+                    "turn and an assistant turn that answers it"
                 )
     if not any(counts.kept for counts in report.sources.values()):
-        raise UserError("corpus: every row is a duplicate or an evaluation prompt; add another source")
+        raise UserError("corpus.sources: no rows but duplicates and evaluation prompts; add another source")
 
 
 def _screen(
     conversation: Conversation, counts: ReadReport, prompts: EvaluationPrompts, seen: set[bytes] | None
 ) -> Conversation | None:
-    """The conversation as it is to be encoded, or None with a reason counted."""
+    """Return the conversation to encode, or count the reason for leaving it out and return None."""
     tidied = tidy(conversation, counts.repairs, counts.skipped)
     if tidied is None:
         return None
@@ -205,7 +205,7 @@ def _screen(
 
 
 def _split(encoded: Dataset, ids: list[str], config: CorpusConfig, report: CorpusReport) -> DatasetDict:
-    """Train and validation examples, without what trains nothing; fills in the report."""
+    """Return training and validation examples without untrained pieces; fill in the report."""
     row = np.asarray(encoded["row"])  # [examples] index of the conversation
     n_tokens, n_trained = np.asarray(encoded["n_tokens"]), np.asarray(encoded["n_trained"])  # [examples]
     report.cut = int((np.bincount(row) > 1).sum())
@@ -221,18 +221,18 @@ def _split(encoded: Dataset, ids: list[str], config: CorpusConfig, report: Corpu
         splits[name] = encoded.select(indices).select_columns(["id", "input_ids", "loss_mask"])
     if not report.train.examples:
         raise UserError(
-            f"corpus: none of the {len(row)} pieces trains a token within max_length {config.max_length}; "
-            "raise max_length"
+            f"corpus.max_length: no tokens to train in {len(row)} pieces of at most {config.max_length} "
+            "tokens; raise it"
         )
     return DatasetDict(splits)
 
 
 def held_out_groups(ids: list[str], fraction: float, seed: int) -> np.ndarray:
-    """Which conversations are for validation, `[conversations]` bool; groups stay together.
+    """Draw the conversations for validation, `[conversations]` bool; groups stay together.
 
     Groups are drawn in the order of a hash of seed and name, so that adding data moves few of them. Groups
-    too large for what is left are passed over; where all are, the smallest is taken. There is always one left
-    to train on.
+    that are too large for the rest are skipped; if all are, the smallest is taken. At least one is left for
+    training.
     """
     groups = split_groups(ids)
     names, sizes = np.unique(groups, return_counts=True)
@@ -265,7 +265,7 @@ def _metadata(
         "config": settings,
         "inputs": {path: _hash_input(Path(path)) for path in dict.fromkeys(inputs)},
         "counts": report.as_dict(),
-        "versions": {name: version(name) for name in ("datasets", "tokenizers", "transformers")},
+        "versions": {name: version(name) for name in LIBRARIES},
     }
 
 
@@ -289,12 +289,13 @@ def _check_tokenizer(path: Path, metadata: dict[str, Any], tokenizer: PreTrained
     theirs, ours = metadata["tokenizer"], _tokenizer_facts(tokenizer)
     if theirs != ours:
         differing = ", ".join(
-            f"{name} {theirs.get(name)} ≠ {ours[name]}" for name in ours if theirs.get(name) != ours[name]
+            f"{name} {theirs.get(name)}, not {ours[name]}" for name in ours if theirs.get(name) != ours[name]
         )
         raise UserError(
-            f"{path}: made with another tokenizer than {tokenizer.name_or_path} ({differing}); build it again"
+            f"{path}: must be made with the tokenizer of {tokenizer.name_or_path}, got {differing}; build it "
+            "again"
         )
     if metadata["template_hash"] != template_hash(tokenizer):
         raise UserError(
-            f"{path}: made with another chat template than that of {tokenizer.name_or_path}; build it again"
+            f"{path}: must be made with the chat template of {tokenizer.name_or_path}; build it again"
         )

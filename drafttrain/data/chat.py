@@ -1,7 +1,6 @@
-"""From a conversation to token ids and a loss mask, through the tokenizer's own chat template.
+"""Encode a conversation as token ids and a loss mask, with the tokenizer's own chat template.
 
-The loss mask comes from string space: `template.py` finds the place of every assistant turn in the rendered
-text, and the tokenizer's offsets carry it over to tokens. Knows nothing of files.
+`template.py` finds every assistant turn in the rendered text, and the tokenizer's offsets map it to tokens.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from drafttrain.data.conversation import Conversation, Message
 from drafttrain.data.template import adapt_roles, answer_spans, end_of_turn_text, render, template_of
 from drafttrain.utils.errors import UserError
 
-# Texts whose ids tell tokenizers apart that share a vocabulary: digits, spaces, scripts, special tokens.
+# Texts whose ids differ between tokenizers that share a vocabulary: digits, spaces, scripts, special tokens.
 _PROBES = (
     "Hello, world! It's 3.14159 or 2024-07-26; don't you\tthink?\n\n    def f(x): return x**2  # comment",
     "Ünïcödé — “quotes” … 日本語の文章、한국어, Русский текст, العربية, 😀👍🏽, e\u0301 é \u00a0\u200b|",
@@ -33,7 +32,7 @@ class Encoded:
         input_ids: ids of the whole example.
         loss_mask: 1 on the tokens of all assistant turns including the end-of-turn token, else 0; in plain
             text 1 on every token except special ones that the tokenizer adds.
-        truncated: whether the example ends early because one exchange alone was too long.
+        truncated: whether the example ends early because a single exchange was too long.
     """
 
     input_ids: list[int]
@@ -42,15 +41,15 @@ class Encoded:
 
     @property
     def n_trained(self) -> int:
-        """Number of tokens that a loss can be taken on; the first token is never predicted."""
+        """Return the number of tokens with a loss; the first token is never predicted."""
         return sum(self.loss_mask[1:])
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> Encoded:
-    """Renders a conversation with the chat template and marks the assistant's tokens.
+    """Render a conversation with the chat template and mark the assistant's tokens.
 
-    Where an assistant turn carries `token_ids`, those very ids stand in the result in place of the
-    re-tokenized turn; an end-of-turn token that was not generated (length limit) is added but not trained.
+    The `token_ids` of an assistant turn, if it has some, replace the tokenized text of the turn; an
+    end-of-turn token that was not generated (length limit) is added but not trained.
 
     Raises:
         UserError: no chat template, a template that renders turns differently once others follow and has no
@@ -62,7 +61,7 @@ def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conver
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message | Mapping]) -> list[int]:
-    """Ids of a chat up to and including the header of the assistant turn that is to be generated.
+    """Return the ids of a chat up to and including the header of the next assistant turn.
 
     Args:
         messages: `Message`s or dicts with "role" and "content".
@@ -78,11 +77,11 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 def cut_at_turns(
     tokenizer: PreTrainedTokenizerBase, conversation: Conversation, max_length: int
 ) -> list[Encoded]:
-    """Encodes a conversation in pieces of at most `max_length` tokens, cut before user turns.
+    """Encode a conversation in pieces of at most `max_length` tokens, cut before user turns.
 
-    Each piece holds as many exchanges (a user turn and all that answers it) as fit, is rendered anew and
-    repeats the system prompt. An exchange that is too long alone is truncated at `max_length` and flagged; it
-    may then train no token at all (a prompt that fills the piece): callers decide. Documents are cut into
+    Each piece has as many exchanges (a user turn and the answers to it) as fit, is rendered separately and
+    repeats the system prompt. A single exchange that is too long is truncated at `max_length` and flagged; it
+    may then train no token (a prompt that fills the piece), which callers check. Documents are cut into
     windows of `max_length` tokens.
 
     Raises:
@@ -98,7 +97,7 @@ def cut_at_turns(
     first = next((i for i, message in enumerate(messages) if message.role == "user"), 0)
     system = messages[:first]
     rounds = [i for i, message in enumerate(messages) if message.role == "user" and i >= first]
-    # Where each exchange ends in the whole chat; a piece of its own needs at least as many tokens.
+    # The end of each exchange in the whole chat; a separate piece needs at least as many tokens.
     edges = [starts[i] for i in rounds[1:]] + [len(whole.input_ids)]
     rounds.append(len(messages))
     pieces, begin = [], 0
@@ -120,9 +119,10 @@ def cut_at_turns(
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Fingerprint of what makes ids: vocabulary, special ids, and the ids of a few probing texts.
+    """Return a fingerprint of vocabulary, special ids, and the ids of a few probing texts.
 
-    Equal for a tokenizer converted from another file format, different when only the digit split differs.
+    It is equal for a tokenizer converted from another file format, and differs if only the digit split
+    differs.
     """
     probes = [_tokenize(tokenizer, text) for text in _PROBES]
     special = [tokenizer.bos_token_id, tokenizer.eos_token_id]
@@ -130,7 +130,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Fingerprint of the chat template; "none" for a tokenizer without one."""
+    """Return a fingerprint of the chat template; "none" for a tokenizer without one."""
     return _digest(template_of(tokenizer)) if tokenizer.chat_template else "none"
 
 
@@ -145,7 +145,7 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def _encode_chat(
     tokenizer: PreTrainedTokenizerBase, conversation: Conversation
 ) -> tuple[Encoded, dict[int, int]]:
-    """Encodes a chat; also returns, for each user message, the token index at which its exchange starts."""
+    """Encode a chat; also return, for each user message, the token index at which its exchange starts."""
     messages = adapt_roles(tokenizer, conversation.messages)
     source = conversation.source
     text = render(tokenizer, messages, source)
@@ -155,11 +155,11 @@ def _encode_chat(
 
     out, mask, starts = [], [], {}
     position = 0  # in ids
-    behind_answer = 0  # in out
+    after_answer = 0  # in out
     shift = len(conversation.messages) - len(messages)  # a system turn that was joined to the first user turn
     for index, message in enumerate(messages):
         if message.role == "user":
-            starts[index + shift] = behind_answer
+            starts[index + shift] = after_answer
         if index not in spans:
             continue
         start, end = spans[index]
@@ -167,8 +167,8 @@ def _encode_chat(
         prompt, answer, rest = ids[position:first], ids[first:last], []
         inside = lefts[first] >= start if answer else True
         if not inside:
-            # One token reaches over the start of the answer. At inference the prompt ends there, so that its
-            # tokens and the answer's are made apart.
+            # One token spans the start of the answer. At inference the prompt ends there, so prompt and
+            # answer are tokenized separately.
             prompt = prompt + _tokenize(tokenizer, text[lefts[first] : start])
             answer = _tokenize(tokenizer, text[start:end])
         trained = [1] * len(answer)
@@ -178,10 +178,10 @@ def _encode_chat(
             if end_ids and answer[-len(end_ids) :] != end_ids:
                 answer, trained = answer + end_ids, trained + [0] * len(end_ids)
         if (message.token_ids is not None or not inside) and last > first and rights[last - 1] > end:
-            rest = _tokenize(tokenizer, text[end : rights[last - 1]])  # of a token that reached over the end
+            rest = _tokenize(tokenizer, text[end : rights[last - 1]])  # of a token that spans the end
         out += prompt + answer
         mask += [0] * len(prompt) + trained
-        behind_answer = len(out)
+        after_answer = len(out)
         out += rest
         mask += [0] * len(rest)
         position = last
@@ -191,10 +191,10 @@ def _encode_chat(
 
 
 def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int], list[int]]:
-    """Ids, and the left and right edge of each in the text, both never decreasing.
+    """Return ids, and the left and right edge of each in the text, both never decreasing.
 
-    Some byte-level tokenizers trim spaces from offsets (a token of spaces comes out as an empty span at its
-    end), so a token's left edge is taken to be where the one before it ended.
+    Some byte-level tokenizers trim spaces from offsets (a token of spaces gets an empty span at its end), so
+    a token's left edge is at most the right edge of the previous one.
     """
     try:
         encoding = tokenizer(
@@ -206,7 +206,7 @@ def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[i
         )
     except NotImplementedError:
         raise UserError(
-            f"{tokenizer.name_or_path}: this tokenizer gives no character offsets; convert it to "
+            f"{tokenizer.name_or_path}: must be a tokenizer with character offsets; convert it to "
             "tokenizer.json (transformers does when it saves a fast tokenizer)"
         ) from None
     offsets = encoding["offset_mapping"]
@@ -216,28 +216,30 @@ def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[i
 
 
 def _check_ids(tokenizer: PreTrainedTokenizerBase, message: Message, where: str) -> None:
-    """Refuses generated ids that do not say what the turn says."""
-    remedy = (
-        "they were made with another tokenizer: use that one, or remove the ids to have the text tokenized"
-    )
+    """Check that generated ids decode to the text of their turn.
+
+    Raises:
+        UserError: they do not.
+    """
+    remedy = "use the tokenizer that made them, or remove the ids to have the text tokenized"
     if not all(isinstance(token, int) and 0 <= token < len(tokenizer) for token in message.token_ids):
-        raise UserError(f"{where}: token ids outside the vocabulary of {len(tokenizer)} tokens; {remedy}")
+        raise UserError(f"{where}: token_ids: must be in 0..{len(tokenizer) - 1}; {remedy}")
     text = tokenizer.decode(message.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if _words(text) != _words(message.content):
         raise UserError(
-            f"{where}: the token ids decode to {text[:40]!r}, not to {message.content[:40]!r}; {remedy}"
+            f"{where}: token_ids: must decode to {message.content[:40]!r}, got {text[:40]!r}; {remedy}"
         )
 
 
 def _words(text: str) -> str:
-    # An answer cut off within a character decodes to U+FFFD, which some writers strip.
+    # An answer cut off within a character decodes to U+FFFD, which some programs strip.
     return "".join(text.replace("\ufffd", "").split())
 
 
 def _text_pieces(
     tokenizer: PreTrainedTokenizerBase, conversation: Conversation, max_length: int | None
 ) -> list[Encoded]:
-    """A document in windows of `max_length` tokens, each with the special tokens that the tokenizer adds."""
+    """Encode a document in windows of `max_length` tokens, each with the tokenizer's special tokens."""
     options = {"return_attention_mask": False, "return_special_tokens_mask": True, "verbose": False}
     if max_length is not None:
         options |= {"truncation": True, "max_length": max_length, "return_overflowing_tokens": True}

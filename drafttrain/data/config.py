@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
 
 Format = Literal["auto", "sharegpt", "messages", "alpaca", "text", "oanc"]
 _HOW_TO_RUN: dict[str, Any] = {"changes_output": False}
@@ -16,8 +17,8 @@ class PromptSet:
     Attributes:
         name: name of the row in the result table.
         path: file of prompts.
-        limit: how many to take from its start. null: all.
-        turns: how many turns of each chat are played (MT-bench has two); the target answers the earlier ones.
+        limit: number of prompts to take from its start. null: all.
+        turns: number of turns of each chat to play (MT-bench has two); the target answers the earlier ones.
     """
 
     name: str
@@ -31,52 +32,46 @@ class Source:
     """One file, folder or archive of training text.
 
     Attributes:
-        path: what to read.
+        path: file, folder or archive.
         format: as `read_conversations`.
-        max_conversations: stop after this many that are kept; None for all.
+        max_conversations: stop after this many that are kept. null: all.
     """
 
     path: str
     format: Format = "auto"
-    max_conversations: int | None = None
+    max_conversations: int | None = setting(None, ge=1)
 
 
 @dataclass
 class CorpusConfig:
-    """What a corpus is made from.
+    """Sources of a corpus, limits and filters.
 
     Attributes:
         sources: read in this order.
         max_length: longest example, in tokens.
-        validation_fraction: share of conversations held out, whole chats only.
+        validation_fraction: share of conversations held out, as whole chats.
         exclude: files of evaluation prompts; conversations that contain one are left out.
-        deduplicate: whether to keep only the first of several equal conversations.
+        deduplicate: keep only the first of several equal conversations.
         seed: of the split.
         processes: number of encoding processes; does not change the result.
     """
 
     sources: list[Source] = field(default_factory=list)
-    max_length: int = 1024
-    validation_fraction: float = 0.02
+    max_length: int = setting(1024, ge=2)
+    validation_fraction: float = setting(0.02, ge=0, lt=1)
     exclude: list[str] = field(default_factory=list)
     deduplicate: bool = True
     seed: int = 0
-    processes: int = field(default=1, metadata={"changes_output": False})
+    processes: int = setting(1, ge=1, metadata=_HOW_TO_RUN)
 
     def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
+        """Check ranges.
+
+        Raises:
+            UserError: a value is out of its range, or there are no sources.
         """
-        if not self.sources:
-            raise UserError("corpus.sources: empty; name at least one file, folder or archive")
-        for name, value, low in (("max_length", self.max_length, 2), ("processes", self.processes, 1)):
-            if value < low:
-                raise UserError(f"corpus.{name}: {value} is too small; at least {low} is needed")
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(f"corpus.validation_fraction: {self.validation_fraction} is not within [0, 1)")
-        for source in self.sources:
-            if source.max_conversations is not None and source.max_conversations < 1:
-                raise UserError(f"{source.path}: max_conversations must be positive or left out")
+        _check_sources(self.sources, "corpus")
+        check_ranges(self, "corpus")
 
 
 @dataclass
@@ -86,36 +81,36 @@ class ServerConfig:
     Attributes:
         url: such as http://localhost:8000/v1; /v1 is added to a bare host.
         model: its name there. Default: the one model that the server lists.
-        endpoint: "completions" sends token ids, so that the prompt is exactly what the drafter will be
-            trained on; "chat" sends messages, for servers that take no token ids, and the server's own
+        endpoint: "completions" sends token ids, so that the prompt is exactly the one that the drafter will
+            be trained on; "chat" sends messages, for servers that take no token ids, and the server's own
             template renders them.
-        concurrency: requests under way at once.
-        retries: how often a request is sent again after a failure that may pass (429, 5xx, timeout, broken
-            answer).
+        concurrency: simultaneous requests.
+        retries: how often a request is sent again after a temporary failure (429, 5xx, timeout, malformed
+            reply).
         retry_wait_s: wait before the first retry; it doubles each time. A server's Retry-After is obeyed.
-        timeout_s: how long one reply may take.
+        timeout_s: longest time for one reply.
         seeds: send each request's seed. false for servers that refuse them (vLLM on CPU); sampled replies
-            then differ if they are made again.
-        key_variable: environment variable that holds the API key, if the server wants one.
+            then differ if they are repeated.
+        key_variable: environment variable of the API key, if the server requires one.
     """
 
     url: str = field(metadata=_HOW_TO_RUN)
     model: str | None = None
     endpoint: Literal["completions", "chat"] = "completions"
-    concurrency: int = field(default=64, metadata=_HOW_TO_RUN)
-    retries: int = field(default=6, metadata=_HOW_TO_RUN)
-    retry_wait_s: float = field(default=1.0, metadata=_HOW_TO_RUN)
-    timeout_s: float = field(default=600.0, metadata=_HOW_TO_RUN)
+    concurrency: int = setting(64, ge=1, metadata=_HOW_TO_RUN)
+    retries: int = setting(6, ge=0, metadata=_HOW_TO_RUN)
+    retry_wait_s: float = setting(1.0, ge=0, metadata=_HOW_TO_RUN)
+    timeout_s: float = setting(600.0, gt=0, metadata=_HOW_TO_RUN)
     seeds: bool = True
     key_variable: str = field(default="OPENAI_API_KEY", metadata=_HOW_TO_RUN)
 
 
 @dataclass
 class RegenerateConfig:
-    """Which conversations the target answers anew, and how (section `regenerate` of a recipe).
+    """Conversations that the target answers itself, and how (section `regenerate` of a recipe).
 
     Attributes:
-        sources: conversations, as in `corpus.sources`; prompts without answers will do.
+        sources: conversations, as in `corpus.sources`; prompts without answers are enough.
         max_turns: user turns of a conversation that are answered.
         max_new_tokens: longest answer. One that is cut off there has no end-of-turn token.
         max_prompt_tokens: a conversation ends before the turn whose prompt is longer than this.
@@ -124,48 +119,47 @@ class RegenerateConfig:
         top_p: of the sampled ones.
         seed: of the choice between the two and of each draw; a resumed run draws the same.
         deduplicate: skip conversations whose system and user turns have all occurred before.
-        batch_rows: answers decoded at once in process.
-        max_cache_gb: memory for their keys and values (10^9 bytes), which lowers batch_rows where it is too
-            small. null: half of what is free on the GPU, 4 on a CPU.
-        max_minutes: end after this many minutes with the answers that are there. With a higher limit the same
-            command answers the other conversations as well.
-        max_rows: end with this many conversations, likewise; those of an interrupted call count.
+        batch_rows: answers decoded together in process.
+        max_cache_gb: memory for their keys and values (10^9 bytes), which limits batch_rows. null: half of
+            the free memory on the GPU, 4 on a CPU.
+        max_minutes: end after this many minutes with the answers so far. With a higher limit the same command
+            answers the other conversations as well.
+        max_rows: end after this many conversations, likewise; those of an interrupted run count.
         max_failed: share of conversations without an answer (NaN, refused requests) above which the run
             stops.
         server: an OpenAI-compatible server that generates instead of this process.
     """
 
     sources: list[Source] = field(default_factory=list)
-    max_turns: int = 4
-    max_new_tokens: int = 512
-    max_prompt_tokens: int = 1024
-    greedy_fraction: float = 0.5
-    temperature: float = 0.7
-    top_p: float = 0.95
+    max_turns: int = setting(4, ge=1)
+    max_new_tokens: int = setting(512, ge=1)
+    max_prompt_tokens: int = setting(1024, ge=1)
+    greedy_fraction: float = setting(0.5, ge=0, le=1)
+    temperature: float = setting(0.7, ge=0, lt=float("inf"))
+    top_p: float = setting(0.95, gt=0, le=1)
     seed: int = 0
     deduplicate: bool = True
-    batch_rows: int = field(default=128, metadata=_HOW_TO_RUN)
-    max_cache_gb: float | None = field(default=None, metadata=_HOW_TO_RUN)
-    max_minutes: float | None = None
-    max_rows: int | None = None
-    max_failed: float = field(default=0.1, metadata=_HOW_TO_RUN)
+    batch_rows: int = setting(128, ge=1, metadata=_HOW_TO_RUN)
+    max_cache_gb: float | None = setting(None, gt=0, metadata=_HOW_TO_RUN)
+    max_minutes: float | None = setting(None, ge=0)
+    max_rows: int | None = setting(None, ge=0)
+    max_failed: float = setting(0.1, ge=0, le=1, metadata=_HOW_TO_RUN)
     server: ServerConfig | None = None
 
     def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
+        """Check ranges.
+
+        Raises:
+            UserError: a value is out of its range, or there are no sources.
         """
-        if not self.sources:
-            raise UserError("regenerate.sources: empty; name at least one file, folder or archive")
-        for name in ("max_turns", "max_new_tokens", "max_prompt_tokens", "batch_rows"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"regenerate.{name}: {getattr(self, name)} is too small; at least 1 is needed"
-                )
-        if self.server is not None and self.server.concurrency < 1:
-            raise UserError(f"regenerate.server.concurrency: {self.server.concurrency} is too small")
-        for name in ("greedy_fraction", "top_p", "max_failed"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"regenerate.{name}: {getattr(self, name)} is not within 0 and 1")
-        if self.temperature < 0 or self.top_p == 0:
-            raise UserError("regenerate: temperature must not be negative (0 is greedy) and top_p not 0")
+        _check_sources(self.sources, "regenerate")
+        check_ranges(self, "regenerate")
+        if self.server is not None:
+            check_ranges(self.server, "regenerate.server")
+
+
+def _check_sources(sources: list[Source], section: str) -> None:
+    if not sources:
+        raise UserError(f"{section}.sources: must not be empty; name a file, folder or archive")
+    for source in sources:
+        check_ranges(source, f"{section}.sources")

@@ -1,7 +1,4 @@
-"""Chats and documents as every reader yields them.
-
-Knows nothing of files, chat templates or tokens.
-"""
+"""Chats and documents, independent of files, chat templates and tokens."""
 
 import re
 from collections import Counter
@@ -42,15 +39,14 @@ class Conversation:
 
     @property
     def is_text(self) -> bool:
-        """Whether this is a plain document, in which every token is trained."""
+        """Return whether this is a plain document, in which every token is trained."""
         return len(self.messages) == 1 and self.messages[0].role == "text"
 
 
 def tidy(conversation: Conversation, repairs: Counter, skipped: Counter | None = None) -> Conversation | None:
-    """Brings a chat into the form that chat templates render: [system] (user … assistant)+.
+    """Bring a chat into the form that chat templates render: [system] (user … assistant)+.
 
-    Real chats have empty turns, start or end in the middle of an exchange and repeat roles. Every repair is
-    counted, by conversation, under a name that says what was done.
+    Real chats have empty turns, start or end in the middle of an exchange and repeat roles.
 
     Args:
         conversation: as read; it is not changed.
@@ -58,7 +54,7 @@ def tidy(conversation: Conversation, repairs: Counter, skipped: Counter | None =
         skipped: receives the reason for returning None.
 
     Returns:
-        The tidy conversation, or None when no assistant turn that answers something is left.
+        The tidy conversation, or None if no answer to a user turn is left.
     """
     done: set[str] = set()
     skipped = Counter() if skipped is None else skipped
@@ -74,7 +70,7 @@ def tidy(conversation: Conversation, repairs: Counter, skipped: Counter | None =
     n_system = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     system, turns = turns[:n_system], turns[n_system:]
     if any(turn.role == "system" for turn in turns):
-        # Few templates take a system turn here; as a user's words it survives in all.
+        # Few templates take a system turn here; all take it as a user's.
         done.add("late system turns read as user turns")
         turns = [replace(turn, role="user") if turn.role == "system" else turn for turn in turns]
 
@@ -100,7 +96,7 @@ def _join_repeated(turns: list[Message]) -> list[Message]:
     joined: list[Message] = []
     for turn in turns:
         if joined and joined[-1].role == turn.role:
-            # The ids of two answers do not make the ids of the joined one: it is tokenized again.
+            # The ids of two answers are not those of the joined one: it is tokenized again.
             joined[-1] = Message(turn.role, joined[-1].content + "\n\n" + turn.content)
         else:
             joined.append(turn)
@@ -108,10 +104,10 @@ def _join_repeated(turns: list[Message]) -> list[Message]:
 
 
 def split_groups(ids: Iterable[str]) -> list[str]:
-    """Names, for each conversation id, the group that must stay on one side of a split.
+    """Return, for each conversation id, the name of the group that must stay on one side of a split.
 
-    ShareGPT files cut long chats into pieces with ids `X_0`, `X_8`, …: their group is `X`. Where one prefix
-    covers the whole file, or more than 100 rows, it is a numbering ("row_0", "row_1", …) and each row is its
+    ShareGPT files cut long chats into pieces with ids `X_0`, `X_8`, …: their group is `X`. A prefix that
+    covers the whole file, or more than 100 rows, is a numbering ("row_0", "row_1", …), where each row is its
     own group.
 
     >>> split_groups(["abc_0", "abc_8", "def_0", "other"])

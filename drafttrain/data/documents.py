@@ -1,7 +1,6 @@
-"""Plain text as training text: odd characters, hard-wrapped lines, part-of-speech tags.
+"""Clean plain text for training: odd characters, hard-wrapped lines, part-of-speech tags.
 
-Written for OANC and MASC (raw, most of OANC's n-grams are white space) and harmless to text that is clean.
-Knows nothing of files.
+Written for OANC and MASC (most n-grams of the raw OANC are white space) and harmless to clean text.
 """
 
 import re
@@ -12,11 +11,11 @@ _NOTHING = dict.fromkeys([*range(0x20), 0x7F, *range(0x80, 0xA0), 0xAD, 0x200B, 
 _LINES = {ord("\n"): "\n", ord("\t"): "\t", 0x2028: "\n", 0x2029: "\n\n"}
 _LIGATURES = {0xFB00: "ff", 0xFB01: "fi", 0xFB02: "fl", 0xFB03: "ffi", 0xFB04: "ffl"}
 _CHARACTERS = _NOTHING | _SPACES | _LINES | _LIGATURES
-_KINDS = {  # what a cleaned document's odd characters are counted as
+_KINDS = {  # names under which odd characters are counted
     **dict.fromkeys(map(chr, _NOTHING), "control characters and soft hyphens removed"),
     **dict.fromkeys(map(chr, _SPACES), "odd spaces made plain"),
     **dict.fromkeys(map(chr, _LIGATURES), "ligatures taken apart"),
-    "\ufffd": "replacement characters mended or removed",
+    "\ufffd": "replacement characters repaired or removed",
 }
 for _kept in "\n\t\r":
     _KINDS.pop(_kept, None)
@@ -29,17 +28,17 @@ _CITATION = re.compile(r"\s*\[ [\d\s,–-]*\]")  # as in biomed; "[1, 2]" may be
 
 
 def clean_document(text: str, prose: bool = False, counts: Counter | None = None) -> str:
-    """Text without layout.
+    """Return a document's text without layout.
 
-    Always: one kind of line end and of space, no soft hyphens, control or replacement characters, no tags
-    (`word_TAG`), at most one blank line in a row, and hard-wrapped lines joined where a document is
+    The result has one kind of line end and of space, no soft hyphens, control or replacement characters, no
+    tags (`word_TAG`), at most one blank line in a row, and no hard-wrapped lines where a document is
     recognizably wrapped prose.
 
     Args:
         text: the raw document.
-        prose: whether the document is known to be prose: then wrapped lines are joined without that
-            precaution, and spaced citation marks ("[ 1, 2]") removed.
-        counts: receives, by kind, how much was changed.
+        prose: whether the document is known to be prose: then wrapped lines are always joined, and spaced
+            citation marks ("[ 1, 2]") removed.
+        counts: receives the number of changes by kind.
     """
     counts = Counter() if counts is None else counts
     counts["characters read"] += len(text)
@@ -69,9 +68,9 @@ def _clean(text: str, prose: bool, counts: Counter) -> str:
 
 
 def clean_characters(text: str) -> str:
-    """Characters that a language model should not learn, replaced or removed.
+    """Replace or remove characters that a language model should not learn.
 
-    U+FFFD between letters was an apostrophe in nearly all cases; elsewhere it is dropped.
+    U+FFFD between letters was an apostrophe in nearly all cases; elsewhere it is removed.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n").translate(_CHARACTERS)
     if "\ufffd" in text:
@@ -84,7 +83,7 @@ def clean_characters(text: str) -> str:
 
 
 def _wrap_width(lines: list[str]) -> int | None:
-    """Column at which the lines were wrapped, or None for text that was not."""
+    """Return the column at which the lines were wrapped, or None for text that was not."""
     lengths = sorted(len(line.rstrip()) for line in lines if line.strip())
     if not lengths:
         return None
@@ -93,12 +92,12 @@ def _wrap_width(lines: list[str]) -> int | None:
 
 
 def _was_wrapped(line: str, following: str, width: int) -> bool:
-    """Whether a line ends only because the next line's first word did not fit."""
+    """Return whether a line ends only because the next line's first word did not fit."""
     return len(line.rstrip()) + 1 + len(following.split(maxsplit=1)[0]) > width
 
 
 def _is_wrapped_prose(lines: list[str], width: int) -> bool:
-    """Whether most lines that others follow directly are full, and look like sentences rather than code."""
+    """Return whether most lines within paragraphs are full, and look like sentences rather than code."""
     pairs = [(line, after) for line, after in zip(lines, lines[1:]) if line.strip() and after.strip()]
     wrapped = [line for line, after in pairs if _was_wrapped(line, after, width)]
     worded = [line for line in wrapped if len(re.findall(r"[^\W\d_]{2,}", line)) >= 4]
@@ -107,11 +106,11 @@ def _is_wrapped_prose(lines: list[str], width: int) -> bool:
 
 
 def join_wrapped(lines: list[str], width: int) -> str:
-    """Joins lines that were broken at `width` columns, and drops indentation.
+    """Join lines that were broken at `width` columns, and drop indentation.
 
-    A line continues the one before it if its first word would not have fitted there, or if it starts in the
-    middle of a sentence (mark-up in the original breaks lines anywhere). Headings and the ends of paragraphs
-    stay ends of lines.
+    A line continues the previous one if its first word would not have fitted there, or if it starts in the
+    middle of a sentence (mark-up in the original breaks lines anywhere). Headings and ends of paragraphs stay
+    ends of lines.
     """
     paragraphs: list[str] = []
     previous = ""  # as in the file
@@ -141,13 +140,13 @@ def _continues(previous: str, line: str, width: int) -> bool:
 
 
 def is_tagged(text: str) -> bool:
-    """Whether nearly every word of the document's start carries a part-of-speech tag."""
+    """Return whether nearly every word at the document's start has a part-of-speech tag."""
     words = text[:20_000].split()[:1000]
     return len(words) >= 5 and sum(bool(_TAGGED.fullmatch(word)) for word in words) > 0.9 * len(words)
 
 
 def remove_tags(text: str) -> str:
-    """Detokenized text of a `word_TAG` document, sentences of a paragraph on one line.
+    """Return the detokenized text of a `word_TAG` document, each paragraph on one line.
 
     >>> remove_tags('We_PRP do_VBP n\\'t_RB know_VB ._. \\nWho_WP does_VBZ ?_.')
     "We don't know. Who does?"
@@ -172,7 +171,7 @@ _SPLIT_WORDS = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta"), ("g
 
 
 def detokenize(words: list[str]) -> str:
-    """Joins Penn-Treebank tokens as they stood in the text.
+    """Join Penn-Treebank tokens with the spaces of the original text.
 
     >>> detokenize(['"', "Ca", "n't", "I", "?", '"', "(", "Gore-", "Bush", ",", "$", "5", ")"])
     '"Can\\'t I?" (Gore-Bush, $5)'
@@ -196,7 +195,7 @@ def detokenize(words: list[str]) -> str:
             _OPENING.fullmatch(word)
             or (word == '"' and quoted)
             or word == "/"
-            or re.fullmatch(r".*\w-", word)  # MASC splits "Winston-Salem" behind the hyphen
+            or re.fullmatch(r".*\w-", word)  # MASC splits "Winston-Salem" after the hyphen
         )
         previous = word
     return text

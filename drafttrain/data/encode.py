@@ -1,4 +1,4 @@
-"""The second pass over a corpus: conversations from an Arrow file to examples, in several processes."""
+"""The second pass over a corpus: encode the conversations of an Arrow file, in several processes."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ _ENCODED = Features(
 
 
 class RawWriter:
-    """Writes conversations to an Arrow file that `encode_raw` reads."""
+    """Writer of the Arrow file of conversations that `encode_raw` reads."""
 
     def __init__(self, path: Path) -> None:
         self._writer = ArrowWriter(path=str(path), features=_RAW, writer_batch_size=256)
@@ -38,7 +38,7 @@ class RawWriter:
 
     @property
     def digest(self) -> str:
-        """Fingerprint of all that was written."""
+        """Return the fingerprint of all conversations written."""
         return self._digest.hexdigest()
 
     def __enter__(self) -> "RawWriter":
@@ -50,7 +50,7 @@ class RawWriter:
         self._writer.close()
 
     def write(self, conversation: Conversation) -> int:
-        """Appends a conversation; returns about how many bytes it takes."""
+        """Append a conversation; return its approximate size in bytes."""
         turns = [[message.role, message.content, message.token_ids] for message in conversation.messages]
         messages = json.dumps(turns, ensure_ascii=False)
         self._digest.update(f"{conversation.id}\n{messages}\n".encode())
@@ -61,10 +61,10 @@ class RawWriter:
 def encode_raw(
     raw: Path, digest: str, tokenizer: PreTrainedTokenizerBase, max_length: int, processes: int
 ) -> Dataset:
-    """Encodes an Arrow file of conversations, one to several rows each, in their order.
+    """Encode an Arrow file of conversations in their order, each as one or more rows.
 
     Args:
-        raw: what a `RawWriter` wrote.
+        raw: the file that a `RawWriter` wrote.
         digest: that writer's.
         tokenizer: the target's.
         max_length: of a row, in tokens.
@@ -89,7 +89,7 @@ def encode_raw(
         num_proc=min(processes, len(dataset)) if processes > 1 else None,
         cache_file_name=str(raw.with_name("encoded.arrow")),
         load_from_cache_file=False,
-        # By default datasets would pickle the tokenizer to hash it, and not get the same twice.
+        # By default datasets hashes the pickled tokenizer, which differs from one time to the next.
         new_fingerprint=fingerprint([digest, tokenizer_hash(tokenizer), max_length]),
         desc="tokenizing",
     )
@@ -109,7 +109,7 @@ def _encode_batch(
         for number, piece in enumerate(pieces):
             if piece.n_trained == 0 and not piece.truncated and not is_text:
                 raise UserError(
-                    f"{source}: no token of its assistant turns would be trained; look at the chat template"
+                    f"{source}: no tokens to train in its assistant turns; check the chat template"
                 )
             out["id"].append(id if len(pieces) == 1 else f"{id}#{number}")
             out["input_ids"].append(piece.input_ids)
@@ -123,10 +123,10 @@ def _encode_batch(
 
 
 def check_trained_fraction(encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses chats of which nearly nothing or nearly everything is trained.
+    """Check that chats are trained neither on nearly all nor on nearly none of their tokens.
 
-    Either means that template and data do not fit (for example chats that are already rendered, given as one
-    turn). Plain text is trained as a whole and not looked at.
+    Either means that template and data do not fit (for example rendered chats, given as one turn). Plain text
+    is trained as a whole and not checked.
 
     Raises:
         UserError: the share is outside 1–99 %; shows the start of the first example.
@@ -143,17 +143,18 @@ def check_trained_fraction(encoded: Dataset, tokenizer: PreTrainedTokenizerBase)
             for text, trained in trained_runs(tokenizer, example["input_ids"], example["loss_mask"])
         )
         raise UserError(
-            f"corpus: {100 * n_trained / n_tokens:.2f} % of the chats' {n_tokens} tokens are trained, not "
-            f"1–99 %; look at roles and chat template; first example, trained parts in ⟦⟧: {shown[:400]!r}"
+            f"corpus: trained tokens must be 1 to 99 % of the chats' {n_tokens} tokens, got "
+            f"{100 * n_trained / n_tokens:.2f} %; check roles and chat template in the first example, "
+            f"trained parts in ⟦⟧: {shown[:400]!r}"
         )
 
 
 def trained_runs(
     tokenizer: PreTrainedTokenizerBase, input_ids: list[int], loss_mask: list[int]
 ) -> list[tuple[str, bool]]:
-    """An example's text in runs that are, or are not, trained."""
+    """Split an example's text into runs of trained and untrained tokens."""
     edges = [0] + [i for i in range(1, len(loss_mask)) if loss_mask[i] != loss_mask[i - 1]] + [len(loss_mask)]
-    # Decoded from the start each time: the text of a token depends on the ones before it.
+    # Decoded from the start each time: the text of a token depends on those before it.
     texts = [tokenizer.decode(input_ids[:edge], clean_up_tokenization_spaces=False) for edge in edges]
     return [
         (after[len(before) :], bool(loss_mask[edge]))

@@ -1,4 +1,4 @@
-"""Evaluation prompts out of data sets of the Hugging Face Hub, through the `datasets` library."""
+"""Read evaluation prompts from data sets of the Hugging Face Hub, with the `datasets` library."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,18 +13,18 @@ from drafttrain.data.prompts import PREFIX, Prompt, make_prompts
 from drafttrain.data.streams import without_nulls
 from drafttrain.utils.errors import UserError, brief
 
-SPLITS = ("test", "validation", "dev", "train")  # the first that there is, where none is asked for
+SPLITS = ("test", "validation", "dev", "train")  # by default the first that exists
 
 
 def read_hub_prompts(source: str) -> list[Prompt]:
-    """All prompts of one split, streamed. Rows whose text is empty are left out, and their number is printed:
-    nobody can mend them where they are.
+    """Read all prompts of one split, streamed. Rows with empty texts are left out, and their number is
+    printed, because the user cannot fix them on the Hub.
 
     Args:
-        source: `hub:org/dataset`, with `/config` behind it where the data set has several and `:split` where
-            its test split is not what is wanted (`hub:openai/gsm8k/main:test`). A local folder that
-            `datasets` can read may stand in place of the name, if it starts with `/`, `.` or `~` also with a
-            configuration behind it.
+        source: `hub:org/dataset`, followed by `/config` where the data set has several configurations, and by
+            `:split` for another split than the test split (`hub:openai/gsm8k/main:test`). In place of the
+            name a local folder that `datasets` can read may be given, followed by a configuration if it
+            starts with `/`, `.` or `~`.
 
     Raises:
         UserError: there is no such data set, configuration or split, no network, or a row without a prompt.
@@ -39,17 +39,17 @@ def read_hub_prompts(source: str) -> list[Prompt]:
     except Exception as error:  # datasets, its readers and the network raise all kinds
         if config is None and (listed := re.search(r"available configs: \[(.+)\]", str(error))):
             names = listed[1].replace("'", "")
-            raise UserError(f"{source}: write one of its configurations behind a /: {names}") from None
+            raise UserError(f"{source}: must end in /CONFIG, with one of {names}; add it") from None
         raise UserError(
             f"{source}: cannot be read ({brief(error)}); check the name and the network"
         ) from error
     if not prompts:
-        raise UserError(f"{source}: its split {split} holds no prompts; name another one behind a colon")
+        raise UserError(f"{source}: no prompts in its split {split}; add another one, such as :train")
     return prompts
 
 
 def parse_hub_source(source: str) -> tuple[str, str | None, str | None]:
-    """Name, configuration and split of what `hub:...` names.
+    """Return name, configuration and split of a data set written as `hub:...`.
 
     Raises:
         UserError: it is spelled differently.
@@ -66,7 +66,9 @@ def parse_hub_source(source: str) -> tuple[str, str | None, str | None]:
         return name, None, split or None
     parts = name.split("/")
     if len(parts) > 3 or not all(parts):
-        raise UserError(f"{source}: write hub:org/dataset, hub:org/dataset/config or either with :split")
+        raise UserError(
+            f"{source}: must be hub:org/dataset or hub:org/dataset/config; append :split for another split"
+        )
     return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or None
 
 
@@ -76,7 +78,7 @@ def _default_split(name: str, config: str | None) -> str:
 
 
 def _numbered(rows: Iterable[dict], source: str) -> Iterator[tuple[int, str, Any]]:
-    """Number, source and value of the rows that hold something.
+    """Yield number, source and value of the rows that are not empty.
 
     Raises:
         UserError: a row that has the keys of no benchmark.
@@ -94,5 +96,5 @@ def _numbered(rows: Iterable[dict], source: str) -> Iterator[tuple[int, str, Any
             continue
         yield i, place, value
     if empty:
-        message = f"{source}: {empty} rows without text are left out"
+        message = f"{source}: left out {empty} rows without text"
         Console(stderr=True).print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)

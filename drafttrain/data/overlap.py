@@ -1,6 +1,6 @@
-"""Evaluation prompts, to be kept out of training data.
+"""Find evaluation prompts in training data.
 
-Prompts are compared with case and punctuation folded, because copies in chats differ in quotes and line ends.
+Texts are compared with case and punctuation folded, because copies in chats differ in quotes and line ends.
 """
 
 import re
@@ -14,11 +14,11 @@ from drafttrain.data.streams import open_streams, read_lines
 from drafttrain.utils.errors import UserError
 
 _OPENING = 3  # words by which contained prompts are looked up
-_MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only if it is the whole turn
+_MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn
 
 
 def fold(text: str) -> str:
-    """Lower-case words and numbers, one space between them.
+    """Return the lower-case words and numbers of a text, with one space between them.
 
     >>> fold("Who's  “there”?")
     'who s there'
@@ -27,12 +27,9 @@ def fold(text: str) -> str:
 
 
 class EvaluationPrompts:
-    """A set of prompts that recognizes them, whole or inside a longer turn."""
+    """A set of prompts, which finds them as whole turns or inside a longer one."""
 
     def __init__(self, prompts: Iterable[str]) -> None:
-        """Args:
-        prompts: as shown to the model, unfolded.
-        """
         self._whole = {folded for prompt in prompts if (folded := fold(prompt))}
         self._by_opening: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for prompt in sorted(self._whole):
@@ -45,8 +42,8 @@ class EvaluationPrompts:
 
     @classmethod
     def read(cls, paths: Iterable[str | Path]) -> "EvaluationPrompts":
-        """Reads whatever `read_prompts` does, and folders of Parquet files; other files by line. What counts
-        are the rows' own words, not those that are put around them for the model.
+        """Read every file that `read_prompts` reads, folders of Parquet files, and other files line by line.
+        The rows' own words are compared, without the request that is put around them for the model.
 
         Raises:
             UserError: a file is unreadable or empty, or has a row without a prompt.
@@ -60,13 +57,13 @@ class EvaluationPrompts:
                 for _, source, value in read_rows(path):
                     prompts += _prompts_of(value, source)
             if len(prompts) == before:
-                raise UserError(f"{path}: holds no prompts; expected .jsonl, .json or .txt files")
+                raise UserError(f"{path}: no prompts in it; give .jsonl, .json or .txt files")
         return cls(prompts)
 
     def overlap(self, text: str) -> bool:
-        """Whether a turn or its first paragraph is a prompt, or contains one of at least ten words.
+        """Return whether a turn or its first paragraph is a prompt, or contains one of at least ten words.
 
-        Alpaca's prompts end up in benchmarks without their input, which is the second paragraph here.
+        Benchmarks have Alpaca's prompts without their input, which is the second paragraph here.
         """
         folded = fold(text)
         if folded in self._whole or fold(text.strip().split("\n\n", 1)[0]) in self._whole:
@@ -78,7 +75,7 @@ class EvaluationPrompts:
 
 
 def _has_rows(path: str | Path) -> bool:
-    """Whether the ending of a file tells that it holds rows, or is an archive."""
+    """Return whether a file has the suffix of a table or is an archive."""
     return all(stream.suffix in ENDINGS or not stream.given for stream in open_streams(path))
 
 
@@ -87,6 +84,6 @@ def _prompts_of(value: object, source: str) -> list[str]:
         return [value]
     if not isinstance(value, dict) or not is_known(value):
         raise UserError(
-            f"{source}: no text under turns, question or prompt; is this a file of evaluation prompts?"
+            f"{source}: no text under turns, question or prompt; give a file of evaluation prompts"
         )
     return prompt_words(value, source)

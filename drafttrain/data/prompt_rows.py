@@ -1,30 +1,19 @@
-"""What the user says in a row of a benchmark's file. What a row is shows in its keys:
+"""The user's turns in a row of a benchmark's file. Rows are recognized by their keys (`FORMS`, at the end);
+any other row that the corpus reader knows, such as a chat or Alpaca's, gives its user turns.
 
-    turns                       MT-bench, and the files that EAGLE and Spec-Bench made in its form
-    translation                 WMT14, by language
-    article (and highlights)    CNN/Daily Mail
-    passage and question        DROP, as on the Hub
-    context and completion      DROP, as simple-evals has it
-    question and choices        MMLU
-    text or prompt, test_list   MBPP
-    question                    GSM8K, Natural Questions, TriviaQA
-    question_text               Natural Questions, as their authors publish them
-    prompt and entry_point      HumanEval
-    prompt                      one prompt, or a list of turns (MT-bench, as HuggingFaceH4 has it)
-    a chat or instruction       any row that the corpus reader knows (Alpaca): what the user says in it
-
-Only the user's words are read, never a reference answer.
+Reference answers are never read.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from drafttrain.data.rows import is_exchange, row_to_conversation, well_formed
 from drafttrain.utils.errors import UserError
 
-# HumanEval is code to be continued, and a chat model has to be told so. The words are EAGLE's; one blank line
-# always follows here (EAGLE has what the problem itself begins with: nothing, or one to three line ends).
+# HumanEval is code to be continued, which a chat model has to be asked for. The words are EAGLE's, but always
+# followed by one blank line (EAGLE keeps the line ends that the problem itself begins with, up to three).
 CODE_REQUEST = "Complete the code I provided.\n\n"
 # The words of MBPP's authors (Austin et al. 2021, fig. 1).
 MBPP_REQUEST = (
@@ -32,8 +21,8 @@ MBPP_REQUEST = (
     "\n\n{tests}"
 )
 TRANSLATION_REQUEST = "Translate {source} to {target}: {text}"  # Spec-Bench's words, as the next
-SUMMARY_REQUEST = "Summarize: {text}"
-DROP_REQUEST = "Passage: {passage}\nQuestion: {question}\nAnswer:"  # as simple-evals has it
+SUMMARY_REQUEST = "Summarize: {0}"
+DROP_REQUEST = "Passage: {0}\nQuestion: {1}\nAnswer:"  # as in simple-evals
 # ours: an answer of one letter would leave nothing to draft
 MMLU_REQUEST = "Answer this multiple choice question about {subject}, and say why.\n\n{question}\n{choices}"
 
@@ -60,8 +49,24 @@ MT_BENCH_CATEGORIES = {
 }
 
 
+@dataclass(frozen=True)
+class Form:
+    """A benchmark's rows.
+
+    Attributes:
+        keys: a row that has all of them is of this form.
+        words: the row's own texts that make its prompt.
+        ask: the user's turns, from the row and its words. None: the words themselves.
+    """
+
+    keys: set[str]
+    words: Callable[[dict], list]
+    ask: Callable[[dict, list[str]], list[str]] | None = None
+
+
 def flatten(value: Any) -> Iterator[Any]:
-    """The rows in one value of a JSON file: itself, or what DROP's and TriviaQA's own files nest in one."""
+    """Yield the rows in one value of a JSON file: itself, or those that DROP's and TriviaQA's own files nest
+    in one."""
     if isinstance(value, dict) and isinstance(value.get("Data"), list):
         for item in (item for item in value["Data"] if isinstance(item, dict)):
             yield {"id": item.get("QuestionId"), "question": item.get("Question")}
@@ -75,7 +80,7 @@ def flatten(value: Any) -> Iterator[Any]:
 
 
 def prompt_turns(row: dict[str, Any], source: str) -> tuple[list[str], str | None]:
-    """The user's turns, and the system prompt if the row brings one.
+    """Return the user's turns, and the system prompt if the row has one.
 
     Args:
         source: file and row, for messages.
@@ -83,44 +88,44 @@ def prompt_turns(row: dict[str, Any], source: str) -> tuple[list[str], str | Non
     Raises:
         UserError: there is no prompt in it.
     """
-    form, _ = _form_of(row)
-    system, turns = None, []
-    try:
-        if form is None:
-            system, turns = _chat(row, source)
-        else:
-            turns = form(row)
-    except (AttributeError, KeyError, TypeError, StopIteration):
-        pass  # the keys are a benchmark's, what they hold is not
-    return [well_formed(turn) for turn in _texts(turns, source)], system
+    form, system = _form_of(row), None
+    if form is None:
+        system, turns = _chat(row, source)
+    else:
+        turns = _words(form, row)
+        if form.ask is not None and _are_texts(turns):
+            try:
+                turns = form.ask(row, turns)
+            except (AttributeError, StopIteration, TypeError):
+                turns = []  # the keys are a benchmark's, their values are not
+    if not _are_texts(turns):
+        raise _no_prompt(source)
+    return [well_formed(turn) for turn in turns], system
 
 
 def prompt_words(row: dict[str, Any], source: str) -> list[str]:
-    """The texts that make the row's prompt, without the words that are put around them here; none where
-    they are empty.
+    """Return the row's own texts in its prompt, without the request that is put around them here; empty texts
+    are left out.
 
     Raises:
         UserError: there is something else in place of a prompt.
     """
-    form, words = _form_of(row)
+    form = _form_of(row)
     if form is None:
         return prompt_turns(row, source)[0]
-    try:
-        found = words(row)
-    except (AttributeError, KeyError, TypeError, StopIteration):
-        found = []  # refused below
-    if found and all(isinstance(text, str) for text in found):
-        return [text for text in found if text.strip()]
-    return _texts([], source)
+    words = _words(form, row)
+    if not words or not all(isinstance(text, str) for text in words):
+        raise _no_prompt(source)
+    return [text for text in words if text.strip()]
 
 
 def is_known(row: dict[str, Any]) -> bool:
-    """Whether a row has the keys of a benchmark or a chat, whatever they hold."""
-    return _form_of(row)[0] is not None or is_exchange(row)
+    """Return whether a row has the keys of a benchmark or a chat, with any values."""
+    return _form_of(row) is not None or is_exchange(row)
 
 
 def group_of(row: dict[str, Any], turns: Sequence[str]) -> str | None:
-    """The part of its benchmark that a row belongs to, by its key `category`; MT-bench is one part.
+    """Return the part of its benchmark that a row belongs to, by its key `category`; MT-bench is one part.
 
     Args:
         turns: the row's. Those of MT-bench are two; EAGLE's GSM8K has a category "math" too.
@@ -132,102 +137,105 @@ def group_of(row: dict[str, Any], turns: Sequence[str]) -> str | None:
     return MT_BENCH if is_mt_bench else category.strip()
 
 
-def _texts(found: list, source: str) -> list[str]:
-    if not found or not all(isinstance(text, str) and text.strip() for text in found):
-        raise UserError(
-            f"{source}: no prompt in it; give it one under turns, question or prompt, or remove the row"
-        )
-    return found
+def _form_of(row: dict) -> Form | None:
+    """Return the first form whose keys a row has."""
+    return next((form for form in FORMS if form.keys <= row.keys()), None)
 
 
-def _is_drop_passage(value: Any) -> bool:
-    return isinstance(value, dict) and "passage" in value and isinstance(value.get("qa_pairs"), list)
+def _words(form: Form, row: dict) -> list:
+    try:
+        return form.words(row)
+    except (AttributeError, KeyError, TypeError):
+        return []  # the keys are a benchmark's, their values are not
 
 
-def _listed(value: Any) -> list:
-    return value if isinstance(value, list) else [value]
+def _are_texts(turns: list) -> bool:
+    return bool(turns) and all(isinstance(text, str) and text.strip() for text in turns)
 
 
-def _is_text(*values: Any) -> bool:
-    return all(isinstance(value, str) and value.strip() for value in values)
-
-
-def _translation(row: dict) -> list:
-    """Into English where it is one of the two, else from the first into the second."""
-    codes = [code for code, text in row["translation"].items() if text is not None]
-    source = next(code for code in codes if code != "en" or len(codes) == 1)
-    target = "en" if "en" in codes else next(code for code in codes if code != source)
-    names = {"source": LANGUAGES.get(source, source), "target": LANGUAGES.get(target, target)}
-    text = row["translation"][source]
-    return [TRANSLATION_REQUEST.format(**names, text=text.strip())] if text.strip() else []
-
-
-def _translated(row: dict) -> list:
-    return [text for code, text in row["translation"].items() if code != "en"]
-
-
-def _summary(row: dict) -> list:
-    return [SUMMARY_REQUEST.format(text=row["article"].strip())] if row["article"].strip() else []
-
-
-def _drop(row: dict) -> list:
-    return [DROP_REQUEST.format_map(row)] if _is_text(row["passage"], row["question"]) else []
-
-
-def _mmlu(row: dict) -> list:
-    if not isinstance(row["choices"], list) or not _is_text(row["question"]):
-        return []
-    choices = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCDEFGH", row["choices"]))
-    subject = str(row.get("subject") or "general knowledge").replace("_", " ")
-    return [MMLU_REQUEST.format(subject=subject, question=row["question"].strip(), choices=choices)]
-
-
-def _mbpp(row: dict) -> list:
-    (task,) = _mbpp_task(row)
-    if not isinstance(row["test_list"], list) or not _is_text(task):
-        return []
-    return [MBPP_REQUEST.format(task=task, tests="\n".join(map(str, row["test_list"])))]
-
-
-def _mbpp_task(row: dict) -> list:
-    return [row["text"] if "text" in row else row["prompt"]]
-
-
-def _question(row: dict) -> list:
-    question = row["question"]
-    return [question["text"] if isinstance(question, dict) else question]  # Natural Questions as a whole
+def _no_prompt(source: str) -> UserError:
+    return UserError(
+        f"{source}: no prompt in it; give it one under turns, question or prompt, or remove the row"
+    )
 
 
 def _chat(row: dict, source: str) -> tuple[str | None, list[str]]:
+    """Return the system prompt and the user's turns of a row that the corpus reader knows."""
     if not is_exchange(row):
         return None, []
-    asked = {key: value for key, value in row.items() if key != "label"}  # that is about the answer
+    asked = {key: value for key, value in row.items() if key != "label"}  # which is about the answer
     chat = row_to_conversation(asked, "auto", source, source, Counter(), Counter())
     messages = [m for m in chat.messages if m.content.strip()] if chat and not chat.is_text else []
     system = next((message.content for message in messages if message.role == "system"), None)
     return system, [message.content for message in messages if message.role == "user"]
 
 
-def _form_of(row: dict) -> tuple[Callable[[dict], list], Callable[[dict], list]] | tuple[None, None]:
-    return next(((turns, words) for keys, turns, words in FORMS if keys <= row.keys()), (None, None))
+def _is_drop_passage(value: Any) -> bool:
+    return isinstance(value, dict) and "passage" in value and isinstance(value.get("qa_pairs"), list)
 
 
-# Keys, what is asked, and the row's own words in it; the first whose keys a row has.
-FORMS: list[tuple[set[str], Callable[[dict], list], Callable[[dict], list]]] = [
-    ({"turns"}, lambda row: _listed(row["turns"]), lambda row: _listed(row["turns"])),
-    ({"translation"}, _translation, _translated),
-    ({"article"}, _summary, lambda row: [row["article"]]),
-    ({"passage", "question"}, _drop, lambda row: [row["passage"], row["question"]]),
-    ({"context", "completion"}, lambda row: [row["context"]], lambda row: [row["context"]]),
-    ({"question", "choices"}, _mmlu, _question),
-    ({"text", "test_list"}, _mbpp, _mbpp_task),
-    ({"prompt", "test_list"}, _mbpp, _mbpp_task),
-    ({"question"}, _question, _question),
-    ({"question_text"}, lambda row: [row["question_text"]], lambda row: [row["question_text"]]),
-    (
+def _of(*keys: str) -> Callable[[dict], list]:
+    """Return a function that gives the values of these keys."""
+    return lambda row: [row[key] for key in keys]
+
+
+def _turns_of(key: str) -> Callable[[dict], list]:
+    """Return a function that gives the value of a key, or the items of a list under it."""
+    return lambda row: row[key] if isinstance(row[key], list) else [row[key]]
+
+
+def _within(request: str) -> Callable[[dict, list[str]], list[str]]:
+    """Return a function that puts a row's words into a request."""
+    return lambda row, words: [request.format(*words)]
+
+
+def _translate(row: dict, words: list[str]) -> list[str]:
+    """Ask for a translation into English where that is one of the languages, else into the second one."""
+    codes = [code for code, text in row["translation"].items() if text is not None]
+    source = next(code for code in codes if code != "en" or len(codes) == 1)
+    target = "en" if "en" in codes else next(code for code in codes if code != source)
+    names = {"source": LANGUAGES.get(source, source), "target": LANGUAGES.get(target, target)}
+    return [TRANSLATION_REQUEST.format(**names, text=row["translation"][source].strip())]
+
+
+def _choose(row: dict, words: list[str]) -> list[str]:
+    if not isinstance(row["choices"], list):
+        return []
+    choices = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCDEFGH", row["choices"]))
+    subject = str(row.get("subject") or "general knowledge").replace("_", " ")
+    return [MMLU_REQUEST.format(subject=subject, question=words[0].strip(), choices=choices)]
+
+
+def _program(row: dict, words: list[str]) -> list[str]:
+    if not isinstance(row["test_list"], list):
+        return []
+    return [MBPP_REQUEST.format(task=words[0], tests="\n".join(map(str, row["test_list"])))]
+
+
+def _question(row: dict) -> list:
+    question = row["question"]
+    return [question["text"] if isinstance(question, dict) else question]  # the full Natural Questions
+
+
+def _foreign(row: dict) -> list:
+    return [text for code, text in row["translation"].items() if code != "en" and text is not None]
+
+
+FORMS = [
+    Form({"turns"}, _turns_of("turns")),  # MT-bench, and EAGLE's and Spec-Bench's files in its form
+    Form({"translation"}, _foreign, _translate),  # WMT14
+    Form({"article"}, lambda row: [row["article"].strip()], _within(SUMMARY_REQUEST)),  # CNN/Daily Mail
+    Form({"passage", "question"}, _of("passage", "question"), _within(DROP_REQUEST)),  # DROP on the Hub
+    Form({"context", "completion"}, _of("context")),  # DROP in simple-evals
+    Form({"question", "choices"}, _question, _choose),  # MMLU
+    Form({"text", "test_list"}, _of("text"), _program),  # MBPP
+    Form({"prompt", "test_list"}, _of("prompt"), _program),  # its sanitized version
+    Form({"question"}, _question),  # GSM8K, TriviaQA, Natural Questions
+    Form({"question_text"}, _of("question_text")),  # Natural Questions, its authors' files
+    Form(  # HumanEval
         {"prompt", "entry_point"},
-        lambda row: [CODE_REQUEST + row["prompt"].lstrip("\n")],
-        lambda row: [row["prompt"]],
+        lambda row: [row["prompt"].lstrip("\n")],
+        _within(CODE_REQUEST + "{0}"),
     ),
-    ({"prompt"}, lambda row: _listed(row["prompt"]), lambda row: _listed(row["prompt"])),
+    Form({"prompt"}, _turns_of("prompt")),  # one prompt or a list of turns (MT-bench by HuggingFaceH4)
 ]

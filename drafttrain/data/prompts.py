@@ -1,7 +1,7 @@
-"""Evaluation prompts: sets of them, read out of the files that benchmarks come in.
+"""Evaluation prompts, read from the files of benchmarks.
 
-What a row holds is `prompt_rows.py`'s business. A .txt or .tsv file holds one prompt per line, or a question
-and, after a tab, its answers (TriviaQA); a .csv file is one of MMLU's, or has a header with a row's keys.
+`prompt_rows.py` finds the prompt in a row. A .txt or .tsv file has one prompt per line, or a question and,
+after a tab, its answers (TriviaQA); a .csv file is one of MMLU's, or has a header with a row's keys.
 """
 
 import csv
@@ -20,32 +20,32 @@ from drafttrain.data.conversation import Message
 from drafttrain.data.prompt_rows import flatten, group_of, is_known, prompt_turns
 from drafttrain.data.rows import well_formed
 from drafttrain.data.streams import (
+    JSON_LINES,
+    TEXT,
     Stream,
     open_streams,
-    read_json_values,
-    read_jsonl,
     read_lines,
-    read_parquet,
+    read_values,
     readable,
 )
 from drafttrain.utils.errors import UserError
 
 PREFIX = "hub:"  # of a data set on the Hub (`hub_prompts.py`)
-MMLU_TEST = "_test.csv"  # its archive holds val and dev beside it
-ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text")
+MMLU_TEST = "_test.csv"  # its archive has the splits val and dev, too
+ENDINGS = (*JSON_LINES, ".json", ".parquet", ".csv", ".tsv", *TEXT)
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
-LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # none fits a cell
+LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # not for a cell
 
 
 @dataclass
 class Prompt:
-    """What a user says in one chat.
+    """The user's side of one chat.
 
     Attributes:
         id: unique in its file.
-        turns: the user's turns; the target answers each before the next is put.
-        system: the system prompt, if the row brings one.
-        group: the part of its benchmark that it belongs to, if the row says so.
+        turns: the user's turns; the target answers each before the next.
+        system: the system prompt, if the row has one.
+        group: the part of its benchmark that it belongs to, if the row has one.
     """
 
     id: str
@@ -54,10 +54,10 @@ class Prompt:
     group: str | None = None
 
     def token_ids(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str] = ()) -> list[int]:
-        """Ids of the chat up to the answer that comes next.
+        """Return the ids of the chat up to the next answer.
 
         Args:
-            answers: what the target answered to the first turns.
+            answers: the target's answers to the first turns.
 
         Raises:
             UserError: several turns or a system prompt, and the tokenizer has no chat template.
@@ -79,7 +79,7 @@ class Task:
     turns: int = 1
 
     def parts(self) -> list["Task"]:
-        """The task itself, or one for each group of its prompts where it has several (Spec-Bench)."""
+        """Return the task itself, or one for each group of its prompts where it has several (Spec-Bench)."""
         by_group: dict[str, list[Prompt]] = {}
         for prompt in self.prompts:
             by_group.setdefault(prompt.group or "other", []).append(prompt)
@@ -89,7 +89,7 @@ class Task:
 
     @property
     def n_turns(self) -> int:
-        """Chat turns that are played in all."""
+        """Return the number of chat turns that are played."""
         return sum(min(self.turns, len(prompt.turns)) for prompt in self.prompts)
 
     @classmethod
@@ -110,17 +110,18 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """
     if any(stream.suffix == ".parquet" and not stream.given for stream in open_streams(path)):
         raise UserError(
-            f"{path}: Parquet files in a folder are the splits of a data set; name one of them, or in a "
-            f"benchmark hub:{path}"
+            f"{path}: must not be a folder of Parquet files, which are the splits of a data set; name one of "
+            f"them, or in a benchmark hub:{path}"
         )
     prompts = make_prompts(read_rows(path), limit)
     if not prompts:
-        raise UserError(f"{path}: holds no prompts; expected rows with turns, question, prompt or a chat")
+        raise UserError(f"{path}: no prompts in it; give rows with turns, question, prompt or a chat")
     return prompts
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
-    """The rows of a file, or of what is a table or text in a folder or archive: number, source, value.
+    """Yield number, source and value of the rows of a file, or of the tables and texts in a folder or
+    archive.
 
     Raises:
         UserError: the file is missing, damaged or not UTF-8.
@@ -138,7 +139,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
 
 
 def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None) -> list[Prompt]:
-    """Prompts with unique ids out of rows: number, source for messages, value.
+    """Return prompts with unique ids from rows: number, source for messages, value.
 
     Raises:
         UserError: a row has no prompt.
@@ -149,7 +150,7 @@ def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None)
         if limit is not None and len(prompts) >= limit:
             break
         prompt = _prompt(value, source, str(number))
-        if prompt.id in seen:  # ids name measurements, so two prompts must not share one
+        if prompt.id in seen:  # measurements are stored by id
             names = (f"{prompt.id}#{n}" for n in itertools.count(number))
             prompt.id = next(name for name in names if name not in seen)
         seen.add(prompt.id)
@@ -158,7 +159,7 @@ def make_prompts(rows: Iterable[tuple[int, str, Any]], limit: int | None = None)
 
 
 def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
-    """The first n prompts, taken from all tasks in turn."""
+    """Return the first n prompts, taken from all tasks in turn."""
     taken = {task.name: 0 for task in tasks}
     while n and any(taken[task.name] < len(task.prompts) for task in tasks):
         for task in tasks:
@@ -169,29 +170,23 @@ def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
 
 
 def spread(prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
-    """n prompts at equal distances, so that all categories of a file are among them; None: all."""
+    """Return n prompts at equal distances, so that they cover all categories of a file; None: all."""
     n = len(prompts) if n is None else min(n, len(prompts))
     return [prompts[i * len(prompts) // n] for i in range(n)]
 
 
 def _values(stream: Stream) -> Iterator[tuple[int, Any]]:
-    if stream.suffix in (".txt", ".text", ".tsv"):
+    if stream.suffix in (*TEXT, ".tsv"):
         for row, line in read_lines(stream):
             question, _, answers = line.partition("\t")
             is_trivia = answers.lstrip('"').startswith("[")
             yield row, {"prompt": (question if is_trivia else line).strip()}
-    elif stream.suffix == ".csv":
-        yield from _table_rows(stream)
-    elif stream.suffix == ".parquet":
-        yield from read_parquet(stream)
-    elif stream.suffix in (".jsonl", ".ndjson"):
-        yield from read_jsonl(stream)
     else:
-        yield from read_json_values(stream)
+        yield from _table_rows(stream) if stream.suffix == ".csv" else read_values(stream)
 
 
 def _table_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
-    """Rows of one of MMLU's files, which have no header, or of a table that has one."""
+    """Yield the rows of one of MMLU's files, which have no header, or of a table with one."""
     with readable(stream.source):
         text = io.StringIO(stream.bytes.read().decode("utf-8-sig"), newline="")
     table = csv.reader(text)
@@ -202,7 +197,7 @@ def _table_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
         else:
             yield from _rows_below(stream, first, table)
     except csv.Error as error:
-        raise UserError(f"{stream.source}: no table of text ({error}); mend it or fetch it again") from None
+        raise UserError(f"{stream.source}: not a CSV table ({error}); fix it or fetch it again") from None
 
 
 def _is_mmlu(cells: Sequence[str]) -> bool:
@@ -210,13 +205,13 @@ def _is_mmlu(cells: Sequence[str]) -> bool:
 
 
 def _mmlu_rows(stream: Stream, table: Iterable[list[str]]) -> Iterator[tuple[int, Any]]:
-    """Question, four choices and the answer's letter."""
+    """Yield rows of a question, four choices and the answer's letter."""
     name = PurePosixPath(stream.name).stem
     for row, cells in enumerate(table, 1):
         if not _is_mmlu(cells):
             raise UserError(
-                f"{stream.source}:row {row}: not as in MMLU (question, four choices, letter of the answer); "
-                "write other prompts as .jsonl"
+                f"{stream.source}:row {row}: must be as in MMLU (question, four choices, letter of the "
+                f"answer), got {len(cells)} cells; write other prompts as .jsonl"
             )
         subject = name.rpartition("_")[0] or name
         yield row, {"id": f"{name}-{row}", "question": cells[0], "choices": cells[1:5], "subject": subject}
@@ -228,20 +223,21 @@ def _rows_below(
     keys = dict.fromkeys(header, "")
     if not is_known(keys) or not LISTS.isdisjoint(keys):
         raise UserError(
-            f"{stream.source}:row 1: neither as in MMLU (question, four choices, letter of the answer) nor a "
-            "header with question, prompt, article or instruction; write other prompts as .jsonl"
+            f"{stream.source}:row 1: must be a header with question, prompt, article or instruction, or as "
+            f"in MMLU, got {', '.join(header)[:60]!r}; write other prompts as .jsonl"
         )
     for row, cells in enumerate(table, 1):
         if len(cells) != len(header):
             raise UserError(
-                f"{stream.source}:row {row}: {len(cells)} cells below a header of {len(header)}; mend the row"
+                f"{stream.source}:row {row}: must have {len(header)} cells as the header, got {len(cells)}; "
+                "fix it"
             )
         yield row, dict(zip(header, cells))
 
 
 def _prompt(row: Any, source: str, number: str) -> Prompt:
     if not isinstance(row, dict):
-        raise UserError(f"{source}: a {type(row).__name__} in place of a JSON object; mend or remove the row")
+        raise UserError(f"{source}: must be a JSON object, got a {type(row).__name__}; fix or remove the row")
     ids = (row[key] for key in ID_KEYS if row.get(key) not in (None, ""))
     turns, system = prompt_turns(row, source)
     return Prompt(well_formed(str(next(ids, number))), turns, system, group_of(row, turns))

@@ -1,4 +1,4 @@
-"""What became of every row that went into a corpus."""
+"""Counts of the rows that were read for a corpus."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +11,7 @@ from drafttrain.data.readers import ReadReport
 
 @dataclass
 class SplitCounts:
-    """Size of one split: examples, tokens, and tokens that are trained on."""
+    """Size of one split: examples, tokens, and trained tokens."""
 
     examples: int = 0
     tokens: int = 0
@@ -20,15 +20,15 @@ class SplitCounts:
 
 @dataclass
 class CorpusReport:
-    """Counts of a corpus; nothing is left out without appearing here.
+    """Counts of a corpus, which account for every row.
 
-    For each source, rows read = kept + skipped; kept conversations turn into examples: one each, more where
+    For each source, rows read = kept + skipped; kept conversations become examples: one each, more where
     `cut`, minus `pieces_without_trained_tokens`.
 
     Attributes:
-        sources: path → counts of its rows; `skipped` holds duplicates and evaluation overlaps too.
+        sources: counts of rows by path; `skipped` includes duplicates and overlaps with evaluation prompts.
         cut: conversations that became several examples.
-        truncated: examples that end early because one exchange alone was longer than `max_length`.
+        truncated: examples that end early because a single exchange was longer than `max_length`.
         pieces_without_trained_tokens: pieces dropped because a prompt filled them, or one token was left.
         train, validation: sizes of the splits.
     """
@@ -42,21 +42,21 @@ class CorpusReport:
 
     @property
     def read(self) -> int:
-        """Rows and documents read from all sources."""
+        """Return the number of rows and documents read from all sources."""
         return sum(source.read for source in self.sources.values())
 
     @property
     def kept(self) -> int:
-        """Conversations and documents that the corpus is made of."""
+        """Return the number of conversations and documents in the corpus."""
         return sum(source.kept for source in self.sources.values())
 
     @property
     def skipped(self) -> Counter:
-        """Reason → rows left out, over all sources."""
+        """Return the number of rows left out by reason, over all sources."""
         return sum((source.skipped for source in self.sources.values()), Counter())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dict for `corpus.json`."""
+        """Return the counts for `corpus.json`."""
         plain = asdict(replace(self, sources={}))
         plain["sources"] = {
             path: {
@@ -68,7 +68,7 @@ class CorpusReport:
         return plain
 
     def table(self) -> Table:
-        """The counts for a terminal."""
+        """Return the counts for a terminal."""
         table = Table("", "count", title="corpus", title_justify="left")
         table.columns[1].justify = "right"
 

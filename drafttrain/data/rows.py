@@ -1,7 +1,8 @@
-"""One JSON row of a training file to one conversation: ShareGPT, OpenAI messages, MOSS, instructions, text.
+"""Turn one JSON row of a training file into a conversation: ShareGPT, OpenAI messages, MOSS, instructions,
+text.
 
-Which keys and spellings occur was taken from the files themselves. Unknown roles are errors: text under a
-wrong role would be trained, or left out, unnoticed. Knows nothing of files.
+Keys and spellings are those of real files. Unknown roles are errors: text under a wrong role would be
+trained, or left out, unnoticed.
 """
 
 import json
@@ -44,7 +45,7 @@ _MOSS_MARKS = re.compile(r"^<\|(?:Human|MOSS)\|>:\s*|\s*<eo[hm]>\s*$")
 def row_to_conversation(
     row: Any, format: str, id: str, source: str, skipped: Counter, repairs: Counter
 ) -> Conversation | None:
-    """Reads one row.
+    """Read one row.
 
     Args:
         row: decoded JSON.
@@ -52,23 +53,22 @@ def row_to_conversation(
         id: used if the row has none.
         source: "file.json:row 12".
         skipped: receives the reason when None is returned.
-        repairs: receives a count for what was changed.
+        repairs: receives the number of changes by kind.
 
     Raises:
         UserError: a row without the format's keys, an unknown role, or content that is no text.
     """
     if not isinstance(row, dict):
-        raise UserError(f"{source}: a {type(row).__name__} in place of a JSON object; mend or remove the row")
+        raise _wrong(source, "a JSON object", row)
     for key in ("id", "conversation_id", "question_id", "task_id"):
         if row.get(key) not in (None, ""):
             id = well_formed(str(row[key]))
             break
     messages = _messages(row, format, source, repairs)
     if messages is None:
-        keys = ", ".join(list(row)[:8])
         raise UserError(
-            f"{source}: keys [{keys}] are not those of format {format!r}; use conversations, messages, "
-            "instruction/output or text, or name the right format"
+            f"{source}: must have conversations, messages, instruction/output or text, or the keys of format "
+            f"{format}, got {', '.join(list(row)[:8])}; rename keys, or the format"
         )
     if row.get("label") is False:
         skipped["answer labelled as bad"] += 1
@@ -77,31 +77,24 @@ def row_to_conversation(
         skipped["no turns"] += 1
         return None
     for message in messages:
-        if (mended := well_formed(message.content)) != message.content:
-            message.content = mended
+        if (repaired := well_formed(message.content)) != message.content:
+            message.content = repaired
             repairs["broken characters replaced"] += 1
-    if (ids := _ids(row, "response_ids", source)) is not None:
-        answers = [message for message in messages if message.role == "assistant"]
-        if len(answers) != 1:
-            raise UserError(
-                f"{source}: response_ids with {len(answers)} assistant turns; use token_ids per turn"
-            )
-        answers[0].token_ids = ids
     return Conversation(id, messages, source)
 
 
 def is_exchange(row: dict) -> bool:
-    """Whether a row has the keys of a chat or of a question with its answer, whatever they hold."""
+    """Return whether a row has the keys of a chat or of a question with its answer, with any values."""
     return not _CHAT_KEYS.isdisjoint(row)
 
 
 def well_formed(text: str) -> str:
-    r"""Text without lone surrogates, which JSON can escape ("\ud83d") but UTF-8 cannot hold."""
+    r"""Return text without lone surrogates, which JSON can escape ("\ud83d") but UTF-8 cannot encode."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Message] | None:
-    """The row's turns, or None if it has none of the format's keys."""
+    """Return the row's turns, or None if it has none of the format's keys."""
     for name, keys in _TURN_KEYS.items():
         if format in (name, "auto"):
             for key in keys:
@@ -124,57 +117,49 @@ def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:
     for number, turn in enumerate(turns, 1):
         where = f"{source}: turn {number}"
         if not isinstance(turn, dict):
-            raise UserError(f"{where}: a {type(turn).__name__} in place of an object with role and text")
+            raise _wrong(where, "an object with role and text", turn)
         spelling = turn.get("from", turn.get("role"))
         role = _ROLES.get(spelling.strip().lower()) if isinstance(spelling, str) else None
         if role is None:
             raise UserError(
-                f"{where}: unknown role {spelling!r}; make it one of {', '.join(_ROLES)}, or remove the turn"
+                f"{where}: role must be one of {', '.join(_ROLES)}, got {spelling!r}; fix or remove the turn"
             )
         content = _content(turn, where)
         if role == "assistant" and is_html_answer(content):
             content = html_to_markdown(content)
             repairs["HTML answers turned into Markdown"] += 1
-        ids = _ids(turn, "token_ids", where) if role == "assistant" else None
+        ids = turn.get("token_ids") if role == "assistant" else None
+        if not isinstance(ids, list | None):
+            raise _wrong(f"{where}: token_ids", "a list", ids)
         messages.append(Message(role, content, ids))
     return messages
 
 
 def _content(turn: dict, where: str) -> str:
-    """A turn's text: a string, a list of text parts, or the tool calls that stand in its place."""
+    """Return a turn's text: a string, a list of text parts, or the tool calls in its place."""
     content = turn.get("value", turn.get("content"))
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
         if not all(isinstance(part, str) for part in parts):
-            raise UserError(f"{where}: content has parts that are not text; remove the row")
+            raise _wrong(f"{where}: content", "text in all parts", content)
         content = "\n".join(parts)
     if content is None or content == "":
         calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise UserError(f"{where}: tool calls that are not objects; mend or remove the row")
+            raise _wrong(f"{where}: tool calls", "a list of objects", calls)
         content = "\n".join(json.dumps(call.get("function", call), ensure_ascii=False) for call in calls)
     if not isinstance(content, str):
-        raise UserError(f"{where}: content is a {type(content).__name__}, not text; mend or remove the row")
+        raise _wrong(f"{where}: content", "text", content)
     return content
 
 
-def _ids(holder: dict, key: str, where: str) -> list | None:
-    """Generated token ids, not yet compared with a tokenizer; None if there are none."""
-    ids = holder.get(key)
-    if ids is not None and not isinstance(ids, list):
-        raise UserError(f"{where}: {key} is a {type(ids).__name__}, not a list; remove it")
-    return ids
-
-
 def _moss_turns(chat: dict, source: str) -> list[Message]:
-    """MOSS-003: turn_1, turn_2, …, turn_10 in numerical order, each with marks around its text."""
+    """Return MOSS-003's turn_1, turn_2, …, turn_10 in numerical order, without the marks around them."""
     messages = []
     for name in sorted(chat, key=lambda name: int(re.sub(r"\D", "", name) or 0)):
         where = f"{source}: {name}"
         if not isinstance(chat[name], dict):
-            raise UserError(
-                f"{where}: a {type(chat[name]).__name__} in place of an object with Human and MOSS"
-            )
+            raise _wrong(where, "an object with Human and MOSS", chat[name])
         for key, role in (("Human", "user"), ("MOSS", "assistant")):
             content = _content({"value": chat[name].get(key)}, where)
             messages.append(Message(role, _MOSS_MARKS.sub("", content)))
@@ -189,3 +174,7 @@ def _exchange(row: dict, question: str, answers: tuple[str, ...]) -> list[Messag
     if question == "question":
         answer = _CALCULATOR.sub("", answer)
     return [Message("user", prompt), Message("assistant", answer)]
+
+
+def _wrong(where: str, expected: str, value: Any) -> UserError:
+    return UserError(f"{where}: must be {expected}, got a {type(value).__name__}; fix or remove the row")

@@ -1,7 +1,7 @@
-"""Files, folders and archives as streams of bytes, lines and JSON values: the plumbing of the readers.
+"""Read files, folders and archives as streams of bytes, lines and JSON values.
 
-Whatever is unreadable, cut off or not UTF-8 becomes a `UserError` that names the file and, where there is
-one, the row. Nothing is unpacked to disk, and rows are decoded one at a time.
+Input that is unreadable, cut off or not UTF-8 becomes a `UserError` that names the file and, if there is one,
+the row. Nothing is unpacked to disk, and rows are decoded one at a time.
 """
 
 import gzip
@@ -17,23 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
-_CHUNK = 1 << 20  # bytes
-_TEXT = (".txt", ".text")
-# Text files that come with a collection and are none of its documents.
+_CHUNK = 1 << 20  # characters
+JSON_LINES = (".jsonl", ".ndjson")
+TEXT = (".txt", ".text")
+# Text files about a collection, which are none of its documents.
 _COMPANIONS = ("readme", "license", "licence", "copying", "notice", "categories")
 
 
 @dataclass
 class Stream:
-    """One file's bytes, to be read before the next one is asked for.
+    """One file's bytes, to be read before the next stream is requested.
 
     Attributes:
-        source: the file's whole name, for messages ("chats.zip/part/a.json").
-        name: its name below the path that was asked for ("part/a.json"), without ".gz".
+        source: the file's full name, for messages ("chats.zip/part/a.json").
+        name: its name relative to the given path ("part/a.json"), without ".gz".
         bytes: decompressed.
-        given: whether it is the very file that was asked for, not one in a folder or an archive.
+        given: whether it is the given path itself, not a file in a folder or an archive.
     """
 
     source: str
@@ -43,21 +44,21 @@ class Stream:
 
     @property
     def suffix(self) -> str:
-        """ ".json", ".txt", …, in lower case."""
+        """Return ".json", ".txt", …, in lower case."""
         return PurePosixPath(self.name).suffix.lower()
 
     @property
     def is_companion(self) -> bool:
-        """Whether this is a text about the folder or archive that it lies in, such as README.txt."""
+        """Return whether this is a text about its folder or archive, such as README.txt."""
         stem = PurePosixPath(self.name).stem.lower()
-        return not self.given and self.suffix in _TEXT and stem.startswith(_COMPANIONS)
+        return not self.given and self.suffix in TEXT and stem.startswith(_COMPANIONS)
 
 
 def open_streams(path: str | Path) -> Iterator[Stream]:
-    """Opens a file, every file of a folder, or every member of a zip or tar archive (also gzipped).
+    """Open a file, every file of a folder, or every member of a zip or tar archive (also gzipped).
 
-    Files of folders and zip archives come in an order that depends on their names alone and mixes folders, so
-    that the first n of a collection are a sample of all its parts.
+    Files of folders and zip archives are ordered by a hash of their names, which mixes folders, so that the
+    first n of a collection are a sample of all its parts.
 
     Raises:
         UserError: the path does not exist, or an archive is damaged, cut off or encrypted.
@@ -109,7 +110,7 @@ def _mixed(names) -> list[str]:
 
 @contextmanager
 def readable(where: str) -> Iterator[None]:
-    """Turns whatever reading a file can raise into a `UserError` that starts with `where`."""
+    """Turn every exception of reading a file into a `UserError` that starts with `where`."""
     try:
         yield
     except FileNotFoundError:
@@ -121,14 +122,24 @@ def readable(where: str) -> Iterator[None]:
             "for example with iconv -f latin1 -t utf-8"
         ) from None
     except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{where}: damaged or cut off ({reason}); fetch the file again") from None
+        raise UserError(f"{where}: damaged or cut off ({brief(error)}); fetch the file again") from None
     except (OSError, RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, unknown compression
-        raise UserError(f"{where}: cannot be read ({error})") from None
+        raise UserError(f"{where}: cannot be read ({brief(error)}); give another file") from None
+
+
+def read_values(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """Yield (row, value) pairs of a Parquet, JSON-lines or JSON file, by its suffix; JSON is the default.
+
+    Raises:
+        UserError: damaged, cut off or not UTF-8.
+    """
+    if stream.suffix == ".parquet":
+        return read_parquet(stream)
+    return read_jsonl(stream) if stream.suffix in JSON_LINES else read_json_values(stream)
 
 
 def read_text(stream: Stream) -> str:
-    """The whole file as text.
+    """Return the whole file as text.
 
     Raises:
         UserError: damaged or not UTF-8.
@@ -138,9 +149,9 @@ def read_text(stream: Stream) -> str:
 
 
 def read_lines(stream: Stream) -> Iterator[tuple[int, str]]:
-    r"""(row, line) pairs, rows from 1, split at "\n" only, blank lines left out.
+    r"""Yield (row, line) pairs, rows from 1, split at "\n" only, without blank lines.
 
-    `str.splitlines` would also break rows at U+2028 and its like, which are legal inside JSON strings.
+    `str.splitlines` would also split rows at U+2028 and the like, which are legal inside JSON strings.
 
     Raises:
         UserError: damaged or not UTF-8; names the row.
@@ -158,10 +169,10 @@ def read_lines(stream: Stream) -> Iterator[tuple[int, str]]:
 
 
 def read_jsonl(stream: Stream) -> Iterator[tuple[int, Any]]:
-    """(row, value) pairs of a JSON-lines file.
+    """Yield (row, value) pairs of a JSON-lines file.
 
     Raises:
-        UserError: a row is not JSON; says whether the file seems cut off.
+        UserError: a row is not JSON.
     """
     for row, line in read_lines(stream):
         try:
@@ -169,25 +180,26 @@ def read_jsonl(stream: Stream) -> Iterator[tuple[int, Any]]:
         except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
             cut = "" if line.endswith("\n") else " (the file seems cut off here: fetch it again)"
             raise UserError(
-                f"{stream.source}:row {row}: not JSON: {error}{cut}; mend or remove the row"
+                f"{stream.source}:row {row}: not JSON: {error}{cut}; fix or remove the row"
             ) from None
 
 
 def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
-    """(row, value) pairs of a JSON file: the elements of one array, or values one after another.
+    """Yield (row, value) pairs of a JSON file: the elements of one array, or successive values.
 
     Rows are decoded as they are read, so that a large array is never in memory as a whole.
 
     Raises:
         UserError: not JSON, or cut off; names the row.
     """
+    text = io.TextIOWrapper(stream.bytes, encoding="utf-8-sig", newline="")
     decoder, buffer, position, row = json.JSONDecoder(), "", 0, 0
     in_array = closed = False
     while True:
-        position = _skip(buffer, position, " \t\r\n\ufeff" if row == 0 and not in_array else " \t\r\n,")
+        position = _skip(buffer, position, " \t\r\n" if row == 0 and not in_array else " \t\r\n,")
         if position < len(buffer):
             if closed:
-                raise UserError(f"{stream.source}: text after the closing bracket; mend the file")
+                raise UserError(f"{stream.source}: text after the closing bracket; fix the file")
             if buffer[position] == "[" and row == 0 and not in_array:
                 in_array, position = True, position + 1
                 continue
@@ -200,31 +212,31 @@ def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
                 problem = error.msg
             except (ValueError, RecursionError) as error:  # numbers or nesting beyond Python's limits
                 raise UserError(
-                    f"{stream.source}:row {row + 1}: cannot be read ({error}); mend or remove the row"
+                    f"{stream.source}:row {row + 1}: cannot be read ({error}); fix or remove the row"
                 ) from None
             else:
                 row += 1
                 yield row, value
                 continue
-        # The rest of the buffer is no whole value: more text is needed, twice as much each time.
+        # The rest of the buffer is not a whole value: read more text, twice as much each time.
         with readable(f"{stream.source}:row {row + 1}"):
-            more = _read_utf8(stream.bytes, max(_CHUNK, len(buffer) - position))
+            more = text.read(max(_CHUNK, len(buffer) - position))
         if not more:
             break
         buffer, position = buffer[position:] + more, 0
     if buffer[position:].strip():
         raise UserError(
-            f"{stream.source}:row {row + 1}: not JSON, or cut off ({problem}); mend it or fetch it again"
+            f"{stream.source}:row {row + 1}: not JSON, or cut off ({problem}); fix it or fetch it again"
         )
     if in_array and not closed:
         raise UserError(f"{stream.source}: cut off after row {row} (no closing bracket); fetch it again")
 
 
 def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
-    """(row, value) pairs of a Parquet file, without what is null: JSON would not have those keys.
+    """Yield (row, value) pairs of a Parquet file, without keys that hold null, which JSON would not have.
 
     Raises:
-        UserError: damaged, or no Parquet file.
+        UserError: damaged, or not a Parquet file.
     """
     import pyarrow  # which only Parquet files need
     from pyarrow import parquet
@@ -239,12 +251,13 @@ def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
                 row += 1
                 yield row, without_nulls(value)
     except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{stream.source}: damaged, or no Parquet file ({reason}); fetch it again") from None
+        raise UserError(
+            f"{stream.source}: damaged, or no Parquet file ({brief(error)}); fetch it again"
+        ) from None
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without keys that hold null, at any depth: tables have every key in every row."""
+    """Return the value without keys that hold null, at any depth: tables have every key in every row."""
     if isinstance(value, dict):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -256,14 +269,3 @@ def _skip(text: str, position: int, characters: str) -> int:
     while position < len(text) and text[position] in characters:
         position += 1
     return position
-
-
-def _read_utf8(file: IO[bytes], size: int) -> str:
-    """About `size` bytes as text, up to a whole character."""
-    raw = file.read(size)
-    for _ in range(3):
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raw += file.read(1)
-    return raw.decode("utf-8")

@@ -1,7 +1,7 @@
-"""What a chat template makes of a conversation, and where in the text the assistant's words stand.
+"""Render a conversation with a chat template and find the assistant's turns in the text.
 
-Everything here is about strings: the chat is rendered once, and the place of each assistant turn is found by
-rendering the turns before it with the generation prompt. Knows nothing of tokens.
+The chat is rendered once, and each assistant turn is located by rendering the turns before it with the
+generation prompt. Places are in characters; `chat.py` converts them to tokens.
 """
 
 import os
@@ -14,15 +14,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from drafttrain.data.conversation import Message
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
-# Llama-3.1 and later print today's date into the system prompt unless told another one; a corpus must not
-# depend on the day it was made. The date is the one that the template itself falls back to.
+# Llama-3.1 and later print today's date into the system prompt unless they get another one; a corpus must not
+# depend on the day it was made. The date is the template's own default.
 _TEMPLATE_OPTIONS = {"date_string": "26 Jul 2024"}
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokenizer's default chat template.
+    """Return the tokenizer's default chat template.
 
     Raises:
         UserError: it has none.
@@ -30,8 +30,8 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
     if not tokenizer.chat_template:
         name = os.fspath(tokenizer.name_or_path) or type(tokenizer).__name__
         raise UserError(
-            f"{name}: this tokenizer has no chat template; use an instruction-tuned target, put a "
-            "chat_template.jinja beside its tokenizer.json, or train on plain text only"
+            f"{name}: no chat template in this tokenizer; use an instruction-tuned target, add a "
+            "chat_template.jinja to its folder, or train on plain text only"
         )
     return tokenizer.get_chat_template()
 
@@ -39,10 +39,10 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], source: str, generation_prompt: bool = False
 ) -> str:
-    """Text of a chat, with the header of the next assistant turn if `generation_prompt`.
+    """Return the text of a chat, with the header of the next assistant turn if `generation_prompt`.
 
     Raises:
-        UserError: no chat template, or one that refuses these turns; names `source`.
+        UserError: no chat template, or one that refuses these turns.
     """
     template_of(tokenizer)
     try:
@@ -55,14 +55,14 @@ def render(
     except (TemplateError, TypeError, ValueError) as error:
         roles = " ".join(message.role for message in messages[:12])
         raise UserError(
-            f"{source}: the chat template cannot render the turns [{roles}]: {' '.join(str(error).split())}; "
-            "mend or remove the row, or use another template"
+            f"{source}: must be turns that the chat template renders, got {roles} ({brief(error)}); fix or "
+            "remove the row, or use another template"
         ) from None
 
 
 @lru_cache(maxsize=8)
 def _takes_role(tokenizer: PreTrainedTokenizerBase, template: str, role: str) -> bool:
-    """Whether the template shows turns of this role (some raise an exception, some leave them out)."""
+    """Return whether the template shows turns of this role (some raise an exception, some leave them out)."""
     probe = Message(role, "a probing turn")
     user, answer = Message("user", "u"), Message("assistant", "a")
     turns = [probe, user, answer] if role == "system" else [user, answer, probe, answer]
@@ -73,7 +73,7 @@ def _takes_role(tokenizer: PreTrainedTokenizerBase, template: str, role: str) ->
 
 
 def adapt_roles(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[Message]:
-    """Turns system and tool messages into user text where the template does not take those roles."""
+    """Turn system and tool messages into user text where the template does not take those roles."""
     template = template_of(tokenizer)
     turns = list(messages)
     if any(turn.role == "tool" for turn in turns) and not _takes_role(tokenizer, template, "tool"):
@@ -90,10 +90,10 @@ def adapt_roles(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> 
 
 @lru_cache(maxsize=8)
 def end_of_turn_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
-    """What the template puts behind an answer for the model to stop at, "" if nothing.
+    """Return the text after an answer at which the model stops, "" if there is none.
 
-    That is the first special token behind the answer ("<|im_end|>" but not the newline after it), or, where
-    no special token follows, what stands behind the answer whether or not another turn follows.
+    That is the first special token after the answer ("<|im_end|>" but not the newline after it), or, if no
+    special token follows, the text that follows the answer both at the end and before another turn.
     """
     answer = "a probing answer"
     turns = [Message("user", "u"), Message("assistant", answer)]
@@ -101,7 +101,7 @@ def end_of_turn_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     special = {
         token for token in (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()) if token.strip()
     }
-    special = sorted(special, key=len, reverse=True)  # the longest first, should one start another
+    special = sorted(special, key=len, reverse=True)  # the longest first, as one may begin with another
     found = re.match(r"\s*(" + "|".join(map(re.escape, special)) + ")", last) if special else None
     if found:
         return found[1]
@@ -112,16 +112,19 @@ def end_of_turn_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
 def answer_spans(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: str, source: str
 ) -> dict[int, tuple[int, int]]:
-    """Where each assistant turn stands in the rendered text.
+    """Locate the assistant turns in the rendered text.
 
     Returns:
-        Message index → (start, end) in characters; start is where the generation prompt ends, end is behind
+        (start, end) in characters by message index; start is the end of the generation prompt, end is after
         the end-of-turn token.
+
+    Raises:
+        UserError: the chat starts with an assistant turn, or one cannot be found.
     """
     end_of_turn = end_of_turn_text(tokenizer, template_of(tokenizer))
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if answers and answers[0] == 0:
-        raise UserError(f"{source}: the chat starts with an assistant turn; put a user turn before it")
+        raise UserError(f"{source}: must start with a user turn, got an assistant turn; add one before it")
     spans, floor = {}, 0
     for index in answers:
         before = render(tokenizer, messages[:index], source, generation_prompt=True)
@@ -136,7 +139,7 @@ def answer_spans(
 
 
 def _end_of_answer(text: str, start: int, content: str, end_of_turn: str) -> int | None:
-    """Place behind the end-of-turn token that closes `content`, looked for from `start` on.
+    """Return the place after the end-of-turn token that closes `content`, searched from `start` on.
 
     Some templates put text of their own between generation prompt and answer (an empty "<think>" block).
     """
@@ -159,7 +162,7 @@ def _marked_spans(
     answers: list[int],
     end_of_turn: str,
 ) -> dict[int, tuple[int, int]]:
-    """Spans from the template's own `{% generation %}` marks, where rendering prefixes does not find them."""
+    """Return spans from the template's own `{% generation %}` marks, where rendering prefixes fails."""
     template = template_of(tokenizer)
     marks: list[tuple[int, int]] = []
     if re.search(r"\{%-?\s*generation\s*-?%\}", template):
@@ -172,13 +175,13 @@ def _marked_spans(
         marks = indices[0]
     if len(marks) != len(answers):
         raise UserError(
-            f"{source}: the assistant's words cannot be found in the rendered chat: the template changes "
-            "them, or renders earlier turns differently once later ones follow; mark them in the template "
-            "with {% generation %} … {% endgeneration %}, or split the chat into single exchanges"
+            f"{source}: must be a chat whose answers the template renders unchanged, and the same before "
+            "further turns; mark answers in the template with {% generation %} … {% endgeneration %}, or "
+            "split the chat into single exchanges"
         )
     spans = {}
     for index, (start, end) in zip(answers, marks, strict=True):
-        behind = re.compile(r"\s*" + re.escape(end_of_turn)).match(text, end) if end_of_turn else None
-        marked = end_of_turn and end_of_turn in text[start:end]
-        spans[index] = (start, behind.end() if behind and not marked else end)
+        closing = re.compile(r"\s*" + re.escape(end_of_turn)).match(text, end) if end_of_turn else None
+        is_marked = end_of_turn and end_of_turn in text[start:end]
+        spans[index] = (start, closing.end() if closing and not is_marked else end)
     return spans

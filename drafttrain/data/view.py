@@ -1,4 +1,4 @@
-"""Examples of a corpus on the terminal, with what is trained in color."""
+"""Show examples of a corpus on the terminal, with trained text in color."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ def view_corpus(
     split: str = "train",
     console: Console | None = None,
 ) -> None:
-    """Prints `n` examples drawn with `seed`.
+    """Print `n` examples drawn with `seed`.
 
     Raises:
         UserError: no corpus there, or one made with another tokenizer.

@@ -1,16 +1,16 @@
-"""A small causal LM of the target's vocabulary as drafter, distilled to the target or as it is: any that
-transformers loads. It reads tokens alone.
+"""A small causal LM of the target's vocabulary as drafter, distilled or unchanged: any that transformers
+loads. It reads tokens alone.
 
 With `lora_rank` low-rank adapters are trained in place of its weights (peft), and merged at the end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel, Prediction
@@ -28,39 +28,35 @@ from drafttrain.utils.errors import UserError
 
 
 class CausalLmConfig(DraftModelConfig):
-    """With the small LM's own config under `lm`, its name, and the rank of adapters it was trained by."""
+    """With the small LM's own config as `lm`, its name, and the rank of the adapters it was trained with."""
 
     model_type = "drafttrain_causal_lm"
 
-    def __init__(
-        self,
-        lm: dict[str, Any] | None = None,
-        lm_name: str | None = None,
-        lora_rank: int | None = None,
-        **kwargs: Any,
-    ):
-        self.lm, self.lm_name, self.lora_rank = lm or {}, lm_name, lora_rank
-        super().__init__(**kwargs)
+    lm: dict[str, Any] = field(default_factory=dict)
+    lm_name: str | None = None
+    lora_rank: int | None = None
 
     def lm_config(self) -> PreTrainedConfig:
         return AutoConfig.for_model(**self.lm)
 
 
 def _check_head(small: FrozenTarget, name: str) -> None:
-    """Refuses an LM whose logits are not its head's products: drafting reads the head alone.
+    """Require logits that are the head's products: drafting reads the head alone.
 
     Raises:
-        UserError: it scales or caps them, or adds a bias.
+        UserError: the LM scales or caps them, or adds a bias.
     """
     keys = ("final_logit_softcapping", "logit_scale", "logits_scaling")
     changed = [key for key in keys if getattr(small.config, key, None) not in (None, 1, 1.0)]
     changed += ["a bias of the head"] if small.lm_head.bias is not None else []
     if changed:
-        raise UserError(f"drafter.model: {name} has {changed[0]}, which drafting leaves out: name another LM")
+        raise UserError(
+            f"drafter.model: must be an LM with a plain linear head, got {name} with {changed[0]}"
+        )
 
 
 def with_adapters(lm: PreTrainedModel, rank: int) -> PreTrainedModel:
-    """The LM with low-rank adapters at all linear maps but its head; they alone are trained."""
+    """Return the LM with low-rank adapters at all linear layers but its head; only they are trained."""
     from peft import LoraConfig, inject_adapter_in_model
 
     return inject_adapter_in_model(LoraConfig(r=rank, target_modules="all-linear"), lm)
@@ -68,7 +64,7 @@ def with_adapters(lm: PreTrainedModel, rank: int) -> PreTrainedModel:
 
 @dataclass
 class CausalLmState:
-    """Keys and values of everything verified, and of the tree in flight behind it."""
+    """Keys and values of everything verified, followed by those of the tree in flight."""
 
     cache: TreeCache
 
@@ -90,37 +86,35 @@ class CausalLmModel(DraftModel):
         self.post_init()
 
     @classmethod
-    def from_small_lm(
-        cls, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor
-    ) -> "CausalLmModel":
-        """The LM that `drafter.model` names, in fp32, to draft the tokens `draft_ids` [D].
+    def create(cls, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> "CausalLmModel":
+        """Return the LM that `drafter.model` names, in fp32, to draft the tokens `draft_ids` [D].
 
         Raises:
-            UserError: there is none, its tokenizer is not the target's, its positions end before those of
-                the target, or it changes logits behind its head.
+            UserError: there is none, its tokenizer is not the target's, it has fewer positions or tokens than
+                the target needs, or it changes logits after its head.
         """
         small = load_target(drafter.model, dtype=torch.float32, device="cpu")
         _check_head(small, drafter.model)
         own, theirs = (getattr(lm.config, "max_position_embeddings", None) for lm in (small, target))
         if own and theirs and own < theirs and not getattr(small.config, "rope_parameters", None):
             raise UserError(
-                f"drafter.model: {drafter.model} has {own} learned positions and {target.name} {theirs}: "
-                "name an LM that reads as far"
+                f"drafter.model: must have the {theirs} positions of {target.name}, got {drafter.model} with "
+                f"{own} learned ones"
             )
         if target.tokenizer:
             ids = [made(TOKENIZER_PROBE)["input_ids"] for made in (small.tokenizer, target.tokenizer)]
             if ids[0] != ids[1]:
                 raise UserError(
-                    f"drafter.model: {drafter.model} reads {TOKENIZER_PROBE!r} as {ids[0]} and "
-                    f"{target.name} as {ids[1]}: name an LM with the target's tokenizer"
+                    f"drafter.model: must have the tokenizer of {target.name}, which reads "
+                    f"{TOKENIZER_PROBE!r} as {ids[1]}, got {drafter.model}, which reads {ids[0]}"
                 )
         if int(draft_ids.max()) >= small.vocab_size:
             raise UserError(
-                f"drafter.model: {drafter.model} knows {small.vocab_size} tokens, and {target.name} more "
-                f"({target.vocab_size}): set drafter.draft_vocab_size, or name a larger LM"
+                f"drafter.model: must have all {target.vocab_size} tokens of {target.name}, got "
+                f"{drafter.model} with {small.vocab_size}; set drafter.draft_vocab_size, or name a larger LM"
             )
         settings = small.model.config.to_dict()
-        for name in ("dtype", "_name_or_path"):  # it computes in what it is loaded in; paths stay private
+        for name in ("dtype", "_name_or_path"):  # it computes in the dtype it is loaded in; paths are private
             settings.pop(name, None)
         config = CausalLmConfig(
             target=identity(target),
@@ -137,20 +131,16 @@ class CausalLmModel(DraftModel):
             model.lm = with_adapters(model.lm, drafter.lora_rank)
         return model
 
-    def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        self.draft_to_target.copy_(draft_ids)
-        self.attach(target)
-
     def pack(self) -> None:
         base, config = self.lm.base_model, self.lm.config.get_text_config()
-        knows = can_run_natively(base, config)
+        is_known = can_run_natively(base, config)  # before its layers are replaced
         if not make_native(base):
             pack_linears(base)
-        elif knows:
+        elif is_known:
             self.native = native_blocks(base, config)
 
     def finish(self) -> None:
-        """Merges adapters into the weights."""
+        """Merge adapters into the weights."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         for name, module in list(self.lm.named_modules()):
@@ -166,7 +156,7 @@ class CausalLmModel(DraftModel):
     # training
 
     def forward(self, input_ids: torch.Tensor, document_start: torch.Tensor, wanted: torch.Tensor):
-        """States that the head reads, [N, H], at the wanted tokens, bool [B, T], of packed rows [B, T]."""
+        """Return the head's inputs, [N, H], at the wanted tokens, bool [B, T], of packed rows [B, T]."""
         states = run_packed(self.lm.base_model, self.lm.config.get_text_config(), input_ids, document_start)
         return states[wanted]
 
@@ -193,7 +183,7 @@ class CausalLmModel(DraftModel):
     def update(
         self, state: CausalLmState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Runs verified tokens [B, n] behind those that are known."""
+        """Run verified tokens [B, n] after those in the cache."""
         cache, (batch, n) = state.cache, tokens.shape
         order = torch.arange(n, device=tokens.device)  # [n]
         cache.reserve(n)
@@ -204,7 +194,7 @@ class CausalLmModel(DraftModel):
 
     @torch.no_grad()
     def expand(self, state: CausalLmState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        """Return log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
         cache, n = state.cache, tree.width
         cache.reserve(n)
         starts = cache.lengths[:, None]  # [B, 1]
@@ -224,8 +214,8 @@ class CausalLmModel(DraftModel):
         slots: torch.Tensor,
         ancestors: torch.Tensor,
     ) -> torch.Tensor:
-        """States that the head reads [B, n, H], of tokens [B, n] at these positions and slots [B, n]; bool
-        [B, n, w] says which slots behind the verified ones each sees besides those."""
+        """Return the head's inputs [B, n, H] for tokens [B, n] at positions and slots [B, n]. Each sees the
+        verified slots and, after them, those of `ancestors`, bool [B, n, w]."""
         config, cache, view = self.lm.config.get_text_config(), state.cache, state.cache.view
         starts = cache.lengths[:, None]  # [B, 1]
         if self.native is not None:
@@ -234,8 +224,8 @@ class CausalLmModel(DraftModel):
             return self.native(x, cache.kv, cache.lengths, positions, slots, ancestors, view)[1]
         every = torch.arange(view, device=tokens.device)  # [view]
         seen = (every < starts)[:, None].expand(-1, tokens.shape[1], -1).clone()  # [B, n, view]
-        behind = starts + torch.arange(ancestors.shape[2], device=tokens.device)  # [B, w]
-        seen.scatter_(2, behind[:, None].expand_as(ancestors), ancestors)
+        after = starts + torch.arange(ancestors.shape[2], device=tokens.device)  # [B, w]
+        seen.scatter_(2, after[:, None].expand_as(ancestors), ancestors)
         # a window counts positions; those of verified tokens are their slots, and a tree is far from its edge
         mask = attention_mask(
             seen, every.expand(len(tokens), view), positions, config, self._head.weight.dtype
@@ -247,7 +237,3 @@ class CausalLmModel(DraftModel):
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-
-
-AutoConfig.register(CausalLmConfig.model_type, CausalLmConfig)
-AutoModel.register(CausalLmConfig, CausalLmModel)

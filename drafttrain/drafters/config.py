@@ -1,25 +1,46 @@
-"""Settings of a drafter, and the `config.json` in a drafter's folder."""
+"""The kinds of drafters, their settings, and the `config.json` in a drafter's folder."""
 
+import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
+from drafttrain.utils.ranges import check_ranges, setting
 
 FORMAT_VERSION = 1
-MODEL_TYPES = tuple(f"drafttrain_{kind}" for kind in ("edd", "vdm", "eagle", "medusa", "causal_lm"))
-# Which target states a kind reads: chosen blocks (EDD), the last hidden state, or none.
-READS_LAST = ("eagle", "medusa")
-READS_NONE = ("vdm", "causal_lm")
-ONE_LAYER = ("vdm", "eagle", "medusa")
-LAYERED = ("edd", "vdm", "eagle")
+PREFIX = "drafttrain_"  # of a kind's `model_type`
+
+
+class Kind(NamedTuple):
+    """A kind of drafter. Named rather than imported: recipes are checked before torch is loaded.
+
+    Attributes:
+        model: module in `drafttrain.drafters` and class.
+        settings: keys of `DrafterConfig` that it reads besides `draft_vocab_size`.
+    """
+
+    model: str
+    settings: tuple[str, ...] = ()
+
+
+LAYER = ("kv_heads", "init", "train_embeddings", "train_head")  # of a decoder layer of the target's shape
+KINDS = {
+    "edd": Kind("edd.EddModel", ("tapped_blocks", "layers", "anchor", *LAYER)),
+    "vdm": Kind("vdm.VdmModel", LAYER),
+    "eagle": Kind("eagle.EagleModel", ("noise", "input_norms", *LAYER)),
+    "medusa": Kind("medusa.MedusaModel", ("heads",)),
+    "causal_lm": Kind("causal_lm.CausalLmModel", ("model", "lora_rank")),
+}
+# for every kind; those that read fixed states ignore `tapped_blocks`, so that one key changes a recipe's kind
+COMMON = ("kind", "draft_vocab_size", "tapped_blocks")
 
 
 @dataclass
 class DrafterConfig:
-    """What is chosen about a drafter.
+    """Kind and shape of a drafter (section `drafter` of a recipe).
 
     Attributes:
         kind: "edd"; "vdm", the vanilla draft model (EDD's layer without target states); "eagle" (the
@@ -47,86 +68,76 @@ class DrafterConfig:
             the end. null: train the weights.
     """
 
-    kind: Literal["edd", "vdm", "eagle", "medusa", "causal_lm"] = "edd"
-    tapped_blocks: list[int] = field(default_factory=lambda: [-4])
-    layers: int = 1
+    kind: str = "edd"
+    tapped_blocks: list[int] = setting(default_factory=lambda: [-4])
+    layers: int = setting(1, ge=1)
     anchor: bool = False
-    kv_heads: int | None = None
-    draft_vocab_size: int | None = 8192
+    kv_heads: int | None = setting(None, ge=1)
+    draft_vocab_size: int | None = setting(8192, ge=1)
     init: str | int = "random"
     train_embeddings: bool = False
     train_head: bool = True
-    heads: int = 5
-    noise: float = 0.1
+    heads: int = setting(5, ge=1)
+    noise: float = setting(0.1, ge=0)
     input_norms: bool = False
     model: str | None = None
-    lora_rank: int | None = None
+    lora_rank: int | None = setting(None, ge=1)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Keys that a drafter of this kind reads."""
+        return KINDS[self.kind].settings
 
     def check(self) -> None:
-        """Refuses what no drafter can be, whatever the target.
+        """Validate the settings that do not depend on the target.
 
         Raises:
-            UserError: the key and its remedy.
+            UserError: an unknown kind, a value out of range, or a setting of another kind.
         """
-        kind = self.kind
-        if self.layers < 1:
-            raise UserError(f"drafter.layers is {self.layers}: a drafter has at least 1")
-        if self.layers > 1 and kind in ONE_LAYER:
-            raise UserError(f"drafter.layers is {self.layers}, and {kind} has 1: leave it out")
-        if kind == "edd" and not self.tapped_blocks:
-            raise UserError("drafter.tapped_blocks is empty: name a block, such as [-4]")
-        if self.kv_heads is not None and kind not in LAYERED:
-            raise UserError(f"drafter.kv_heads is for {', '.join(LAYERED)}, and this is {kind}: leave it out")
-        if self.kv_heads is not None and self.kv_heads < 1:
-            raise UserError(
-                f"drafter.kv_heads is {self.kv_heads}: name one above 0, or null for the target's number"
-            )
+        if self.kind not in KINDS:
+            raise UserError(f"drafter.kind: must be one of {', '.join(KINDS)}, got {self.kind}")
+        check_ranges(self, "drafter")
+        default = DrafterConfig()
+        for name in (item.name for item in fields(self) if item.name not in (*COMMON, *self.settings)):
+            if (value := getattr(self, name)) != getattr(default, name):
+                owners = [kind for kind in KINDS if name in KINDS[kind].settings]
+                raise UserError(
+                    f"drafter.{name}: must be {json.dumps(getattr(default, name))} for kind {self.kind}, got "
+                    f"{json.dumps(value)}; it is for {', '.join(owners)}, leave it out"
+                )
+        if "model" in self.settings and self.model is None:
+            raise UserError(f"drafter.model: must be a folder or Hub id for kind {self.kind}, got null")
+        if "tapped_blocks" in self.settings and not self.tapped_blocks:
+            raise UserError("drafter.tapped_blocks: must name at least one block, such as [-4], got []")
+        if isinstance(self.init, str) and self.init != "random":
+            raise UserError(f"drafter.init: must be random or a block's number, got {self.init}")
         if self.kv_heads is not None and self.init != "random":
             raise UserError(
-                "drafter.kv_heads: a layer that starts from a target block (init) has that block's heads; "
-                "leave out one of the two"
+                f"drafter.kv_heads: must be null where init names a block, whose heads the layer has, got "
+                f"{self.kv_heads}; leave out one of the two"
             )
-        if self.heads < 1:
-            raise UserError(f"drafter.heads is {self.heads}: MEDUSA has at least 1")
-        if not self.noise >= 0:  # NaN fails too
-            raise UserError(f"drafter.noise is {self.noise}: it must be 0 or more")
-        if self.lora_rank is not None and self.lora_rank < 1:
-            raise UserError(f"drafter.lora_rank is {self.lora_rank}: name one above 0, or null for none")
-        if kind == "medusa" and not self.train_head:
-            raise UserError("drafter.train_head is false, and MEDUSA's heads are all it has: leave it out")
-        if (kind == "causal_lm") != (self.model is not None):
-            raise UserError(
-                "drafter.model names the small LM of kind causal_lm, and of no other: "
-                + ("name a folder or Hub id" if kind == "causal_lm" else "leave it out")
-            )
-        foreign = {"anchor": "edd", "input_norms": "eagle", "lora_rank": "causal_lm"}
-        for key, owner in foreign.items():
-            if getattr(self, key) and kind != owner:
-                raise UserError(f"drafter.{key} is for kind {owner}, and this is {kind}: leave it out")
-        if self.draft_vocab_size is not None and self.draft_vocab_size < 1:
-            raise UserError(
-                f"drafter.draft_vocab_size is {self.draft_vocab_size}: name one above 0, or null for all "
-                "of the target's tokens"
-            )
-        if isinstance(self.init, str) and self.init != "random":
-            raise UserError(f"drafter.init is {self.init}: it must be random or the number of a target block")
 
 
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:
-    """The `config.json` of a drafter's folder.
+    """Return the `config.json` of a drafter's folder.
 
     Raises:
         UserError: there is none, or it is not that of a drafter of this format.
     """
     config = read_json(Path(folder) / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else "broken"
-    if kind not in MODEL_TYPES:
+    if kind not in [f"{PREFIX}{name}" for name in KINDS]:
         raise UserError(f"{folder}: holds a {kind} model; give the folder of a drafter or of its bundle")
     if config.get("format_version") != FORMAT_VERSION:
         raise UserError(
-            f"{folder}: drafter format {config.get('format_version')}, and this version reads "
-            f"{FORMAT_VERSION}; export it again"
+            f"{folder}: format_version: must be {FORMAT_VERSION}, got {config.get('format_version')}; export "
+            "it again"
         )
     if not isinstance(config.get("target"), dict):
-        raise UserError(f"{folder}/config.json: does not say which target it is for; export it again")
+        raise UserError(f"{folder}/config.json: does not name its target; export it again")
     return config
+
+
+def kind_of(config: dict[str, Any]) -> str:
+    """Return the kind that a drafter's `config.json` is of."""
+    return str(config.get("model_type")).removeprefix(PREFIX)

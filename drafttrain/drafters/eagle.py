@@ -1,21 +1,18 @@
-"""EAGLE: one decoder layer that goes on with the target's last hidden state instead of with tokens.
+"""EAGLE: one decoder layer that continues the target's last hidden states instead of tokens.
 
 Its input at position j is the embedding of token j joined with the target's last hidden state at j - 1 (after
-the final norm: what the LM head reads); its output there foretells the state at j, which the head turns into
-the distribution of token j + 1. While drafting, a node's own output stands for the state that the target has
-not computed yet. Trained with uniform noise on the states, by smooth L1 on the states and 0.1 times the
+the final norm: the LM head's input); its output there predicts the state at j, which the head turns into the
+distribution of token j + 1. While drafting, a node's own output stands for the state that the target has not
+computed yet. Trained with uniform noise on the states, by smooth L1 on the states and 0.1 times the
 cross-entropy of the distributions (EAGLE paper, §3 and §4). The first token of a text has no state before it
 and is no input.
 
-`input_norms` norms both inputs and the output, as the layer of an MTP model does (C2T paper, Appendix F).
+`input_norms` normalizes both inputs and the output, as in the layer of an MTP model (C2T paper, Appendix F).
 """
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.layered import LayeredDrafter, RMSNorm
@@ -30,13 +27,14 @@ DISTRIBUTION_WEIGHT = 0.1  # of the cross-entropy, beside 1 for smooth L1
 
 class EagleConfig(DraftModelConfig):
     model_type = "drafttrain_eagle"
+    reads = "last_state"
 
-    def __init__(self, **kwargs: Any):  # transformers makes a dataclass of a config without one
-        super().__init__(**kwargs)
+    noise: float = 0.1
+    input_norms: bool = False
 
 
 class EagleState(KvCache):
-    """With the last verified state of each row, and what the layer has put out for nodes of the tree."""
+    """With the last verified state of each row, and the layer's outputs for nodes of the tree."""
 
     last: torch.Tensor | None = None  # [B, H]; None: `update` has not been called
     nodes: torch.Tensor | None = None  # [B, n, H], likewise
@@ -77,7 +75,7 @@ class EagleModel(LayeredDrafter):
         self.post_init()
 
     def _join(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """[B, n, H] of tokens [B, n] and the states before them [B, n, H]."""
+        """Return [B, n, H] of tokens [B, n] and the states before them [B, n, H]."""
         embedded = self.embed_norm(self.embed_tokens(tokens))  # [B, n, H]
         return self.fc(torch.cat((embedded, self.state_norm(states.to(embedded.dtype))), dim=-1))
 
@@ -91,8 +89,8 @@ class EagleModel(LayeredDrafter):
         return self._join(input_ids, before), None
 
     def _noisy(self, tapped: torch.Tensor, row_seeds: torch.Tensor) -> torch.Tensor:
-        """States [B, T, H] with noise, each row's from a generator of its own: whichever process and batch a
-        row is in, its noise is the same on devices of one kind."""
+        """Return states [B, T, H] with noise, each row's from a generator of its own, so that it does not
+        depend on the process and batch that the row is in."""
         drawn = torch.empty_like(tapped)
         for row, seed in zip(drawn, row_seeds.tolist(), strict=True):
             row.uniform_(-1, 1, generator=torch.Generator(tapped.device).manual_seed(seed))
@@ -102,9 +100,9 @@ class EagleModel(LayeredDrafter):
         wanted = wanted & (batch["positions"] > 0)
         if self.training and self.config.noise:
             batch = {**batch, "tapped": self._noisy(batch["tapped"], batch["row_seeds"])}
-        [told] = super().predictions(model, batch, attend, wanted)
-        told.weight, told.state_weight = DISTRIBUTION_WEIGHT, 1.0
-        return [told]
+        [prediction] = super().predictions(model, batch, attend, wanted)
+        prediction.weight, prediction.state_weight = DISTRIBUTION_WEIGHT, 1.0
+        return [prediction]
 
     # drafting
 
@@ -112,7 +110,7 @@ class EagleModel(LayeredDrafter):
     def update(
         self, state: EagleState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Appends verified tokens, each with the target's state before it."""
+        """Append verified tokens, each with the target's state before it."""
         batch, n = tokens.shape
         tapped = tapped.to(state.kv.dtype)  # [B, n, H]
         if state.last is None:  # the first token has none before it
@@ -134,13 +132,9 @@ class EagleModel(LayeredDrafter):
         state.nodes.scatter_(1, frontier[..., None].expand_as(states), states)
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        """Beside what `LayeredDrafter` copies: where nothing is learned yet, the state stays as it is."""
+        """Start as `LayeredDrafter` does, with a projection that passes the state on unchanged."""
         super().initialize_from(target, drafter, draft_ids)
         hidden = self.config.hidden_size
         with torch.no_grad():
             self.fc.weight[:, :hidden] *= 0.5
             self.fc.weight[:, hidden:] = torch.eye(hidden)
-
-
-AutoConfig.register(EagleConfig.model_type, EagleConfig)
-AutoModel.register(EagleConfig, EagleModel)

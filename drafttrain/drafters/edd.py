@@ -7,15 +7,12 @@ and of token i is i.
 
 `layers` > 1 goes beyond the paper: each further layer projects its own keys and values from the same hidden
 states. So does `anchor`: every token of a block is joined with the newest verified state, the one before the
-block, as EAGLE joins a token with the state before it. But here it is the target's own for every token, in
-training as in drafting, so nothing drifts.
+block, as EAGLE joins a token with the state before it. Here it is the target's own for every token, in
+training as in drafting.
 """
-
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.layered import LayeredDrafter, RMSNorm
@@ -28,13 +25,13 @@ from drafttrain.trees.tree import TokenTree
 
 class EddConfig(DraftModelConfig):
     model_type = "drafttrain_edd"
+    reads = "tapped_blocks"
 
-    def __init__(self, **kwargs: Any):  # transformers makes a dataclass of a config without one
-        super().__init__(**kwargs)
+    anchor: bool = False
 
 
 class EddState(KvCache):
-    """With the newest verified state of each row, as far as the tapped blocks tell it."""
+    """With the newest verified state of each row, from the tapped blocks."""
 
     last: torch.Tensor | None = None  # [B, K·H]; None: `update` has not been called
 
@@ -76,7 +73,7 @@ class EddModel(LayeredDrafter):
                 self.anchor_fc.weight.copy_(torch.eye(hidden).repeat(1, 1 + taps) / (1 + taps))
 
     def _join(self, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """[B, n, H] of tokens [B, n] and the states before their blocks [B, n, K·H], 0 where none is."""
+        """Return [B, n, H] of tokens [B, n] and the states before their blocks [B, n, K·H], 0 for none."""
         embedded = self.embed_norm(self.embed_tokens(tokens))  # [B, n, H]
         return self.anchor_fc(torch.cat((embedded, self.anchor_norm(anchors.to(embedded.dtype))), dim=-1))
 
@@ -107,7 +104,7 @@ class EddModel(LayeredDrafter):
     def update(
         self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Appends verified hidden states as soft prompts. Tokens are not read: the states tell of them."""
+        """Append verified hidden states as soft prompts. Tokens are not read."""
         tapped = tapped.to(state.kv.dtype)  # [B, n, K·H]
         self.read(state, self.fc(tapped), counts)
         if self.config.anchor:
@@ -123,7 +120,3 @@ class EddModel(LayeredDrafter):
             width = len(self.config.tapped_blocks) * self.config.hidden_size
             last = state.kv.new_zeros(len(tokens), width)
         return self._join(tokens, last[:, None].expand(-1, tokens.shape[1], -1))
-
-
-AutoConfig.register(EddConfig.model_type, EddConfig)
-AutoModel.register(EddConfig, EddModel)

@@ -1,7 +1,6 @@
-"""What drafters of decoder layers share: the layer, its keys and values per sequence, and drafting with them.
+"""The base of drafters of decoder layers: the layer, its keys and values per sequence, drafting with them.
 
-A drafter of this kind says what its layers read in training (`inputs`) and what they have read of verified
-text (`update`).
+A subclass defines the layers' inputs in training (`inputs`) and how verified text is read (`update`).
 """
 
 from abc import abstractmethod
@@ -36,17 +35,17 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding of x [B, heads, n, dim] with cos, sin [B, 1, n, dim] (halves convention)."""
+    """Apply rotary embedding to x [B, heads, n, dim] with cos, sin [B, 1, n, dim] (halves convention)."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
 
 
 class DraftLayer(nn.Module):
-    """A decoder layer of the target's architecture. Keys and values are made apart from queries, because they
+    """A decoder layer of the target's architecture. Keys and values are separate from queries, because they
     may come from other states.
 
     Args:
-        input_norm: whether it norms its input.
+        input_norm: whether it normalizes its input.
     """
 
     def __init__(self, config: DraftModelConfig, input_norm: bool = True):
@@ -69,19 +68,19 @@ class DraftLayer(nn.Module):
     def keys_values(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys (rotated) and values [B, kv_heads, n, dim] of normed states x [B, n, H]."""
+        """Return keys (rotated) and values [B, kv_heads, n, dim] of normalized states x [B, n, H]."""
         shape = (*x.shape[:2], self.kv_heads, self.head_dim)
         k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
         v = self.v_proj(x).view(shape).transpose(1, 2)
         return rotate(k, cos, sin), v
 
     def queries(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Queries (rotated) [B, heads, n, dim] of normed states x [B, n, H]."""
+        """Return queries (rotated) [B, heads, n, dim] of normalized states x [B, n, H]."""
         shape = (*x.shape[:2], self.heads, self.head_dim)
         return rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), cos, sin)
 
     def parts(self) -> BlockParts:
-        """What the native library needs to know, once the linear layers are native."""
+        """Return the layer's parts for the native library, once its linear layers are native."""
         return BlockParts(
             self.q_proj,
             self.k_proj,
@@ -97,7 +96,7 @@ class DraftLayer(nn.Module):
         )
 
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Output projection, residuals and MLP; residual [..., H], attended [..., heads · dim]."""
+        """Apply output projection, residuals and MLP; residual [..., H], attended [..., heads · dim]."""
         x = residual + self.o_proj(attended)
         h = self.post_attention_layernorm(x)
         return x + self.down_proj(self.act(self.gate_proj(h)) * self.up_proj(h))
@@ -106,11 +105,11 @@ class DraftLayer(nn.Module):
 class LayeredDrafter(DraftModel):
     """Token embeddings, decoder layers, a norm and a head over the draft vocabulary.
 
-    What it keeps of sequences is a `KvCache`: keys and values of what is verified, and of the tree in flight.
-    Those of the tree's node j lie in slot `lengths[b] + j`, where the next `update` overwrites them.
+    Its state is a `KvCache`: keys and values of what is verified, and of the tree in flight. Those of the
+    tree's node j are in slot `lengths[b] + j`, where the next `update` overwrites them.
 
     Args:
-        input_norm, final_norm: whether layers norm their input, and the last one's output is normed.
+        input_norm, final_norm: whether layers normalize their input, and the last one's output is normalized.
     """
 
     state_class = KvCache
@@ -128,15 +127,13 @@ class LayeredDrafter(DraftModel):
         self._rope: torch.Tensor | None = None
         self.native: NativeBlocks | None = None  # runs the layers once the drafter is packed, where it can
 
-    # making and loading
+    # creating and loading
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        """Copies what starts from the target: embeddings, head rows of `draft_ids` [D], final norm, and the
-        layers where `drafter.init` names a block."""
+        """Copy embeddings, head rows of `draft_ids` [D], final norm, and the layers if `drafter.init` names a
+        block."""
+        super().initialize_from(target, drafter, draft_ids)
         with torch.no_grad():
-            self.draft_to_target.copy_(draft_ids)
-            self.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
-            self.lm_head.weight.copy_(target.lm_head.weight[draft_ids.to(target.device)])
             if isinstance(self.norm, RMSNorm):
                 self.norm.weight.copy_(target.base.norm.weight)
             for layer in self.layers:
@@ -151,11 +148,10 @@ class LayeredDrafter(DraftModel):
                     if isinstance(layer.input_layernorm, nn.Identity):
                         del own["input_layernorm.weight"]
                     layer.load_state_dict(own)
-        self.attach(target)
 
     def grow_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
-        """Makes `draft_ids` [D] the draft vocabulary, the tokens of the present one among them. Head rows of
-        tokens that are new start from the target's, the others stay."""
+        """Make `draft_ids` [D] the draft vocabulary, the tokens of the present one among them. Head rows of
+        new tokens start from the target's, the others stay."""
         with torch.no_grad():
             rows = target.lm_head.weight[draft_ids.to(target.device)].to(self.lm_head.weight)  # [D, H]
             rows[torch.searchsorted(draft_ids, self.draft_to_target.cpu())] = self.lm_head.weight
@@ -163,23 +159,13 @@ class LayeredDrafter(DraftModel):
         self.lm_head.out_features = self.config.draft_vocab_size = len(draft_ids)
         self.draft_to_target = draft_ids.to(self.draft_to_target.device)
 
-    def lend(self, target: FrozenTarget) -> None:
-        """Embeddings are shared, not copied, where dtype and device agree."""
-        config, weight = self.config, self.layers[0].post_attention_layernorm.weight
-        if not config.train_embeddings:
-            shared = target.model.get_input_embeddings().weight.detach().to(weight.device, weight.dtype)
-            self.embed_tokens.weight = nn.Parameter(shared, requires_grad=False)  # [V, H]
-        if not config.train_head:
-            self.lm_head.weight.copy_(target.lm_head.weight[self.draft_to_target.to(target.device)])
-            self.lm_head.weight.requires_grad_(False)
-
     # positions
 
     def rope(self, positions: torch.Tensor, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin [B, 1, n, dim] at positions [B, n], from a table in the type of the weights that grows.
+        """Return cos, sin [B, 1, n, dim] at positions [B, n], from a growing table in the weights' dtype.
 
         Args:
-            limit: all positions are below it, where the caller knows; asking a GPU for their maximum waits.
+            limit: upper bound of the positions, if known; reading their maximum from a GPU waits for it.
         """
         need = int(positions.max()) + 1 if limit is None else limit
         table, weight = self._rope, self.layers[0].post_attention_layernorm.weight
@@ -189,7 +175,7 @@ class LayeredDrafter(DraftModel):
         return cos[:, None], sin[:, None]
 
     def _rope_table(self, n: int, dtype: torch.dtype) -> torch.Tensor:
-        """cos and sin of n positions, [n, 2, dim]."""
+        """Return cos and sin of n positions, [n, 2, dim]."""
         parameters, dim = self.config.rope_parameters, self.config.head_dim
         weight = self.layers[0].post_attention_layernorm.weight
         device = weight.device
@@ -208,11 +194,11 @@ class LayeredDrafter(DraftModel):
     def inputs(
         self, input_ids: torch.Tensor, tapped: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the first layer reads of packed rows, [B, T, H], and soft prompts [B, T, H] for every layer.
+        """Return the first layer's input for packed rows, [B, T, H], and soft prompts for all, [B, T, H].
 
         Args:
             input_ids: [B, T].
-            tapped: the target's states that the drafter reads, [B, T, K·H].
+            tapped: hidden states of the target [B, T, K·H].
             positions: [B, T].
         """
 
@@ -224,15 +210,15 @@ class LayeredDrafter(DraftModel):
         attend: Attend,
         wanted: torch.Tensor,
     ) -> torch.Tensor:
-        """States that the head reads, [N, H], at the wanted tokens of packed rows.
+        """Return the head's inputs, [N, H], at the wanted tokens of packed rows.
 
         Args:
             input_ids: [B, T].
             tapped: hidden states of the target [B, T, K·H].
             positions: [B, T] positions in each document.
             attend: `attend(q, k, v) -> [B, heads, T, dim]`, attention under the mask of this step, over T
-                tokens, or 2·T keys where there are soft prompts: those first, tokens after them.
-            wanted: bool [B, T]; only these are carried through the last layer's MLP.
+                tokens, or with soft prompts over 2·T keys: soft prompts first, then tokens.
+            wanted: bool [B, T]; only these go through the last layer's MLP.
         """
         cos, sin = self.rope(positions)
         x, soft = self.inputs(input_ids, tapped, positions)  # [B, T, H]
@@ -290,7 +276,7 @@ class LayeredDrafter(DraftModel):
         state.replace_rows(rows, other)
 
     def read(self, state: KvCache, x: torch.Tensor, counts: torch.Tensor) -> None:
-        """Appends every layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
+        """Append every layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
         n = x.shape[1]
         view = state.reserve(n)
         slots = state.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
@@ -305,7 +291,7 @@ class LayeredDrafter(DraftModel):
 
     @staticmethod
     def _seen(state: KvCache, tree: TokenTree, frontier: torch.Tensor, view: int) -> torch.Tensor:
-        """Which of the slots in view the frontier's nodes attend to, bool [B, f, view]."""
+        """Return which slots in view the frontier's nodes attend to, bool [B, f, view]."""
         n = tree.width
         ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
         if len(frontier) == 1:  # the block ends where the view does
@@ -319,15 +305,15 @@ class LayeredDrafter(DraftModel):
     def draft_inputs(
         self, state: Any, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
-        """What the first layer reads of the frontier's nodes [B, f], whose tokens are [B, f]: [B, f, H]."""
+        """Return the first layer's input [B, f, H] for the frontier's nodes [B, f] and tokens [B, f]."""
         return self.embed_tokens(tokens)
 
     def keep_outputs(self, state: Any, frontier: torch.Tensor, states: torch.Tensor) -> None:
-        """Told what the head reads at the frontier's nodes, [B, f, H]."""
+        """Store the head's inputs at the frontier's nodes, [B, f, H]; by default nothing."""
 
     @torch.no_grad()
     def expand(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        """Return log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
         states = self._read_frontier(state, tree, frontier)
         return torch.log_softmax(self.lm_head(states), dim=-1, dtype=torch.float)
 
@@ -335,15 +321,14 @@ class LayeredDrafter(DraftModel):
     def top(
         self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The k most probable tokens after the frontier's nodes (see `Drafter.top`)."""
+        """Return the k most probable tokens after the frontier's nodes (see `Drafter.top`)."""
         if self.native is None:
             return super().top(state, tree, frontier, k)
         states = self._read_frontier(state, tree, frontier)
         return self.lm_head.top_log_probs(states, min(k, self.draft_vocab_size))
 
     def _read_frontier(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        """What the head reads at the frontier's nodes, [B, f, H]. Their keys and values go into their
-        slots."""
+        """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""
         view, starts = state.reserve(tree.width), state.lengths[:, None]  # [B, 1]
         slots = starts + frontier  # [B, f]
         positions = starts + tree.depths.gather(1, frontier)  # [B, f]

@@ -1,16 +1,14 @@
 """MEDUSA-1: heads on the target's last hidden state, each for one token further ahead (Medusa paper, §2.2).
 
-Head i reads the state at position t, after the target's final norm, through a residual block and foretells
+Head i reads the state at position t, after the target's final norm, through a residual block and predicts
 token t + 2 + i; t + 1 is the target's own. While drafting, t is the last verified token, t + 1 the root, and
-every node of depth i + 1 comes from head i, whatever its parent: trees are products of the heads' tokens.
+every node of depth i + 1 comes from head i, for any parent: trees are products of the heads' tokens.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel, Prediction
@@ -24,14 +22,14 @@ DECAY = 0.8  # of the weight of each further head in the loss (Medusa paper, eq.
 
 class MedusaConfig(DraftModelConfig):
     model_type = "drafttrain_medusa"
+    reads = "last_state"
 
-    def __init__(self, **kwargs: Any):  # transformers makes a dataclass of a config without one
-        super().__init__(**kwargs)
+    heads: int = 5
 
 
 @dataclass
 class MedusaState:
-    """The last verified state of each row, [B, H], and what the heads make of it, [B, heads, D]."""
+    """The last verified state of each row, [B, H], and the heads' log-probabilities, [B, heads, D]."""
 
     last: torch.Tensor
     log_probs: torch.Tensor | None = None
@@ -56,38 +54,37 @@ class MedusaModel(DraftModel):
         self.post_init()
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        """Heads start as the target's own: blocks that add nothing, and its rows for `draft_ids` [D]."""
+        """Start all heads as the target's own: blocks that add nothing, and its rows for `draft_ids` [D]."""
+        super().initialize_from(target, drafter, draft_ids)
         with torch.no_grad():
-            self.draft_to_target.copy_(draft_ids)
             for block, head in zip(self.blocks, self.lm_heads):
                 nn.init.zeros_(block.weight)
                 head.weight.copy_(target.lm_head.weight[draft_ids.to(target.device)])
-        self.attach(target)
 
     def _read(self, states: torch.Tensor, head: int) -> torch.Tensor:
-        """What head number `head` reads of the target's states [..., H]."""
+        """Return the input of head number `head` from the target's states [..., H]."""
         return states + nn.functional.silu(self.blocks[head](states))
 
     # training
 
     def forward(self, states: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
-        """What the heads read, [N of all heads, H]; head i at the positions sources[i], bool [B, T], of the
-        target's last hidden states [B, T, H]."""
+        """Return the inputs of all heads, [N, H], from the target's last states [B, T, H]: head i reads
+        the positions sources[i], bool [B, T]."""
         states = states.to(self.blocks[0].weight.dtype)
         return torch.cat([self._read(states[source], i) for i, source in enumerate(sources)])
 
     def predictions(self, model, batch, attend, wanted) -> list[Prediction]:
         starts, sources, rows = batch["document_start"], [], []
         for head in range(self.config.heads):
-            ahead = head + 1
+            offset = head + 1
             source = torch.zeros_like(wanted)  # [B, T]
-            same = starts[:, ahead:] == starts[:, :-ahead]
-            source[:, :-ahead] = wanted[:, ahead:] & same
+            same = starts[:, offset:] == starts[:, :-offset]
+            source[:, :-offset] = wanted[:, offset:] & same
             sources.append(source)
-            rows.append(torch.roll(source, ahead, dims=1))  # nothing goes round: the last ones are False
+            rows.append(torch.roll(source, offset, dims=1))  # the last ones are False: nothing wraps around
         states = model(batch["tapped"], sources).split([int(source.sum()) for source in sources])
         return [
-            Prediction(states[i], self.lm_heads[i].weight, rows[i], ahead=i + 1, weight=DECAY**i)
+            Prediction(states[i], self.lm_heads[i].weight, rows[i], offset=i + 1, weight=DECAY**i)
             for i in range(self.config.heads)
         ]
 
@@ -108,28 +105,24 @@ class MedusaModel(DraftModel):
     def update(
         self, state: MedusaState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Keeps the state of the last verified token."""
+        """Store the state of the last verified token."""
         rows = torch.arange(len(tapped), device=tapped.device)
         state.last, state.log_probs = tapped[rows, counts - 1].to(state.last.dtype), None
 
     @torch.no_grad()
     def expand(self, state: MedusaState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities [B, f, D] after the frontier's nodes: those of the head for their depth.
+        """Return log-probabilities [B, f, D] after the frontier's nodes: those of the head for their depth.
 
         Raises:
-            UserError: there is no head for it.
+            UserError: the tree is deeper than there are heads.
         """
         depths = tree.depths.gather(1, frontier)  # [B, f]
         if int(depths.max()) >= self.config.heads:
             raise UserError(
-                f"{self.config.heads} MEDUSA heads reach {self.config.heads} tokens ahead: use a tree of "
-                "that depth at most"
+                f"tree: must be at most {self.config.heads} tokens deep, the number of MEDUSA heads, got "
+                f"{int(depths.max()) + 1}"
             )
         if state.log_probs is None:
             logits = [head(self._read(state.last, i)) for i, head in enumerate(self.lm_heads)]
             state.log_probs = torch.log_softmax(torch.stack(logits, 1), dim=-1, dtype=torch.float)
         return state.log_probs.gather(1, depths[..., None].expand(-1, -1, state.log_probs.shape[-1]))
-
-
-AutoConfig.register(MedusaConfig.model_type, MedusaConfig)
-AutoModel.register(MedusaConfig, MedusaModel)

@@ -1,5 +1,5 @@
-"""What all drafters are: a Hugging Face model that belongs to one target, reads some of its states and drafts
-over some of its tokens. Weights that stay the target's are not stored."""
+"""The base of all drafters: a Hugging Face model that belongs to one target, reads some of its states and
+drafts over some of its tokens. Weights that stay the target's are not stored."""
 
 import os
 from abc import ABC, abstractmethod
@@ -23,14 +23,13 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass
 class Prediction:
-    """What a drafter says of some positions of packed rows in training.
+    """Predictions at N positions of packed rows in training.
 
     Attributes:
-        states: what its head reads, [N, H].
-        head: the head, [D, H].
-        ahead: position t foretells the token at t + 1 + ahead.
-        rows: bool [B, T], the N positions t + ahead: the target's state there and the token after it are
-            what is foretold.
+        states: input of the head, [N, H].
+        head: weight of the head, [D, H].
+        rows: bool [B, T], the N positions t + offset, whose target state and next token are predicted.
+        offset: position t predicts the token at position t + 1 + offset.
         weight: of the difference between the distributions in the loss.
         state_weight: of the difference between `states` and the target's last hidden states.
     """
@@ -38,21 +37,25 @@ class Prediction:
     states: torch.Tensor
     head: torch.Tensor
     rows: torch.Tensor
-    ahead: int = 0
+    offset: int = 0
     weight: float = 1.0
     state_weight: float = 0.0
 
 
 class DraftModel(PreTrainedModel, ABC):
-    """A drafter without its method. It needs `attach(target)` (or `load`) before it drafts: that lends it the
+    """A drafter without its method. It needs `attach(target)` (or `load`) before it drafts: that shares the
     weights which stay the target's; `AutoModel.from_pretrained` alone leaves NaN there.
 
+    A subclass defines `__init__`, `forward`, `predictions` for training and the methods of `Drafter` for
+    drafting; it registers the buffer `draft_to_target`. The weights of modules named `embed_tokens` and
+    `lm_head` start from the target's, and stay the target's if `__init__` passes them to `freeze`.
+
     Attributes:
-        max_depth: how deep its trees can be; None for any depth.
-        soft_prompts: whether training gives `forward` an attention over the target's states and over blocks
-            of tokens; else over the tokens of a document.
+        max_depth: depth of the deepest node that it can draft; None for any depth.
+        soft_prompts: whether training passes an attention over the target's states and over blocks of tokens;
+            else over the tokens of a document.
         first_token: whether the first token of a document is an input.
-        attends: whether training gives `predictions` an attention at all.
+        attends: whether training passes an attention at all.
     """
 
     config_class = DraftModelConfig
@@ -65,7 +68,7 @@ class DraftModel(PreTrainedModel, ABC):
     draft_to_target: torch.Tensor  # int64 [D]
 
     def freeze(self, names: list[str]) -> None:
-        """Notes which weights are copies of the target's, and so not stored."""
+        """Mark weights as copies of the target's, which are not stored."""
         self._keys_to_ignore_on_save = self._keys_to_ignore_on_load_missing = set(names)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -77,22 +80,38 @@ class DraftModel(PreTrainedModel, ABC):
                 nn.init.zeros_(module.bias)
 
     def _is_frozen(self, module: nn.Module) -> bool:
-        """Whether a module is a copy of the target's."""
+        """Return whether a module is a copy of the target's."""
         names = (name.removesuffix(".weight") for name in self._keys_to_ignore_on_save)
         return any(module is self.get_submodule(name) for name in names)
 
-    # making and loading
+    # creating and loading
 
     @property
     def draft_vocab_size(self) -> int:
         return self.config.draft_vocab_size
 
-    @abstractmethod
+    @classmethod
+    def create(cls, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> "DraftModel":
+        """Return a model of this shape with random weights, to draft the tokens `draft_ids` [D].
+
+        Raises:
+            UserError: the target cannot have such a drafter.
+        """
+        return cls(cls.config_class.for_target(target, drafter, len(draft_ids)))
+
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        """Copies what starts from the target, and makes `draft_ids` [D] the draft vocabulary."""
+        """Copy the weights that start from the target's, and make `draft_ids` [D] the draft vocabulary."""
+        modules = dict(self.named_children())
+        with torch.no_grad():
+            self.draft_to_target.copy_(draft_ids)
+            if "embed_tokens" in modules:
+                self.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
+            if "lm_head" in modules:
+                self.lm_head.weight.copy_(target.lm_head.weight[draft_ids.to(target.device)])
+        self.attach(target)
 
     def grow_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
-        """Makes `draft_ids` [D] the draft vocabulary, the tokens of the present one among them.
+        """Make `draft_ids` [D] the draft vocabulary, the tokens of the present one among them.
 
         Raises:
             UserError: this kind of drafter cannot.
@@ -102,18 +121,26 @@ class DraftModel(PreTrainedModel, ABC):
             "grow; leave it out"
         )
 
-    def lend(self, target: FrozenTarget) -> None:
-        """Takes the frozen weights from the target."""
+    def share(self, target: FrozenTarget) -> None:
+        """Take the frozen weights from the target. Embeddings are shared, not copied, where dtype and device
+        agree."""
+        if "embed_tokens.weight" in self._keys_to_ignore_on_save:
+            own = next(p for name, p in self.named_parameters() if name not in self._keys_to_ignore_on_save)
+            shared = target.model.get_input_embeddings().weight.detach().to(own.device, own.dtype)
+            self.embed_tokens.weight = nn.Parameter(shared, requires_grad=False)  # [V, H]
+        if "lm_head.weight" in self._keys_to_ignore_on_save:
+            self.lm_head.weight.copy_(target.lm_head.weight[self.draft_to_target.to(target.device)])
+            self.lm_head.weight.requires_grad_(False)
 
     def attach(self, target: FrozenTarget) -> "DraftModel":
-        """Takes the frozen weights from the target, and taps it.
+        """Take the frozen weights from the target, and tap it.
 
         Raises:
             UserError: the drafter was made for a target of another shape or with another tokenizer.
         """
         check_identity(self.config.target, target)
         with torch.no_grad():
-            self.lend(target)
+            self.share(target)
         target.tap(self.config.tapped_blocks)
         return self
 
@@ -126,13 +153,13 @@ class DraftModel(PreTrainedModel, ABC):
             pack_linears(self, self._same_input)
 
     def finish(self) -> None:
-        """Called once when training has ended, before the drafter is saved."""
+        """Prepare for saving, once training has ended; by default nothing."""
 
     @classmethod
     def load(
         cls, folder: str | os.PathLike, target: FrozenTarget, dtype: torch.dtype | None = None
     ) -> "DraftModel":
-        """Loads a drafter and lends it the target's frozen weights.
+        """Load a drafter and share the target's frozen weights with it.
 
         Args:
             dtype: of the weights; None for the stored one.
@@ -168,14 +195,14 @@ class DraftModel(PreTrainedModel, ABC):
         attend: Attend | None,
         wanted: torch.Tensor,
     ) -> list[Prediction]:
-        """What the drafter foretells of a batch in training.
+        """Return the predictions for a batch in training.
 
         Args:
-            model: the drafter as it is called: wrapped by DDP or DeepSpeed, or itself.
-            batch: rows of `PackedRows`, stacked, with the target's states and, where the step has blocks, the
-                index at which each token's begins, `block_start` [B, T]; and what a drafter draws at random
-                in training comes from `row_seeds`, int64 [B].
-            attend: attention as `soft_prompts` says; None where the drafter does not attend.
+            model: the drafter to call: wrapped by DDP or DeepSpeed, or itself.
+            batch: rows of `PackedRows`, stacked, with the target's states: `input_ids`, `positions` and
+                `document_start` [B, T], `tapped` [B, T, K·H]; the first index of each token's block,
+                `block_start` [B, T], with soft prompts; seeds of random draws, `row_seeds`, int64 [B].
+            attend: attention as `soft_prompts` says; None if the drafter does not attend.
             wanted: bool [B, T], the inputs whose next tokens are trained.
         """
 

@@ -2,10 +2,7 @@
 embeddings, without the target's states (EDD paper, Table 1). It is a small causal LM.
 """
 
-from typing import Any
-
 import torch
-from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.layered import LayeredDrafter
 from drafttrain.drafters.model_config import DraftModelConfig
@@ -14,9 +11,6 @@ from drafttrain.target_lm.cache import KvCache
 
 class VdmConfig(DraftModelConfig):
     model_type = "drafttrain_vdm"
-
-    def __init__(self, **kwargs: Any):  # transformers makes a dataclass of a config without one
-        super().__init__(**kwargs)
 
 
 class VdmModel(LayeredDrafter):
@@ -38,9 +32,5 @@ class VdmModel(LayeredDrafter):
     def update(
         self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Appends verified tokens; in a single layer a token's key and value depend on nothing before it."""
+        """Append verified tokens; in a single layer a token's key and value depend on nothing before it."""
         self.read(state, self.embed_tokens(tokens), counts)
-
-
-AutoConfig.register(VdmConfig.model_type, VdmConfig)
-AutoModel.register(VdmConfig, VdmModel)

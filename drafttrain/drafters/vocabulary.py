@@ -7,11 +7,11 @@ import torch
 
 from drafttrain.utils.errors import UserError
 
-_KEYS = "change drafter.draft_vocab_size (training.init_draft_vocab_size where a drafter's vocabulary grows)"
+_KEYS = "change drafter.draft_vocab_size (training.init_draft_vocab_size to extend a drafter's vocabulary)"
 
 
 def count_trained_tokens(corpus, vocab_size: int) -> np.ndarray:
-    """How often each target token is a trained token of the corpus, int64 [V].
+    """Return how often each target token is a trained token of the corpus, int64 [V].
 
     Args:
         corpus: a `datasets.Dataset` with `input_ids` and `loss_mask`.
@@ -25,12 +25,12 @@ def count_trained_tokens(corpus, vocab_size: int) -> np.ndarray:
 
 
 def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]) -> torch.Tensor:
-    """The most frequent trained tokens, ascending by target id; ties go to the smaller id.
+    """Return the most frequent trained tokens, ascending by target id; ties go to the smaller id.
 
     Args:
         counts: trained occurrences of each target token [V].
         size: tokens to keep; None keeps all V.
-        always: tokens that are kept whatever their count (the stop tokens, or a vocabulary that grows).
+        always: tokens that are kept for any count (the stop tokens, or the vocabulary to be extended).
 
     Returns:
         target ids [D].
@@ -42,12 +42,10 @@ def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]
     if size is None or size == vocab_size:
         return torch.arange(vocab_size)
     if not 0 < size <= vocab_size:
-        raise UserError(
-            f"draft vocabulary: {size} tokens are wanted and the target has {vocab_size}; {_KEYS}"
-        )
+        raise UserError(f"draft vocabulary: must be 1 to {vocab_size} tokens, got {size}; {_KEYS}")
     if size < len(always):
         raise UserError(
-            f"draft vocabulary: {size} tokens are wanted and {len(always)} must be in it; {_KEYS}"
+            f"draft vocabulary: must be >= {len(always)} tokens, which are always in it, got {size}; {_KEYS}"
         )
     ranked = np.lexsort((np.arange(vocab_size), -counts))  # by count, then by id
     others = [token for token in ranked.tolist() if token not in always]

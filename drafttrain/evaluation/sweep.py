@@ -24,7 +24,7 @@ from drafttrain.inference.decode import decode
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import weights_hash
-from drafttrain.trees.parse import CLASSIFIED, uses_calibration
+from drafttrain.trees.parse import takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json, write_json
 from drafttrain.utils.machine import dtype_name
@@ -157,7 +157,7 @@ def _depends_on(loaded: Bundle, tree: str) -> list[str]:
     costs, depends = loaded.costs_for(tree), []
     if uses_calibration(tree, costs):
         depends.append(repr(costs))
-    if tree.partition(":")[0] in CLASSIFIED:
+    if takes_classifier(tree):
         depends.append(weights_hash(loaded.classifier))
     return depends
 

@@ -1,28 +1,25 @@
-"""The model card of a bundle: what it is, how it was made, what it reaches, how to load it.
-
-All of it comes out of the bundle's own files, so the card can be rendered again at any time.
-"""
+"""The model card of a bundle, rendered from the bundle's own files alone, so at any time."""
 
 import math
 import os
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from drafttrain.bundle_files import CARD, CONFIG, CONTENTS, EVALUATION, LOG, README, WEIGHTS, read_evaluation
 from drafttrain.export.config import ExportConfig
-from drafttrain.export.papers import papers
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
 
+# numbers of a task; all but `prompts` are null, or missing, where they were not measured
 NUMBERS = ("prompts", "accept_len", "accept_len_nonrepeated", "repetition", "tokens_per_second", "speedup")
-NUMBERS += ("speedup_transformers",)  # of a task; what was not measured is null
-ADDED = ("repeats", "identical")  # the same; files of earlier versions may lack these and the intervals
+NUMBERS += ("speedup_transformers", "repeats", "identical")
 INTERVALS = ("speedup_interval", "speedup_transformers_interval")  # 95 % over prompts
 LOGGED = ("step", "eval_loss", "eval_top1_agreement", "eval_accept_len")
 METRICS = {
@@ -30,44 +27,73 @@ METRICS = {
     "speedup": "tokens per second over those of autoregressive decoding by the same engine",
     "identical": "share of texts identical to plain decoding",
 }
-CONTEXT = 256  # tokens, of the costs that the card tells
+CONTEXT = 256  # tokens, of the costs on the card
 SIZES = (1, 8, 16)
+SPECULATIVE, SELF_DRAFT = "speculative_decoding", "self_draft"  # keys in papers.bib
+PAPER_OF_DRAFTER = {"edd": "edd_pct", "vdm": SPECULATIVE, "causal_lm": SPECULATIVE}
+PAPER_OF_DRAFTER |= {"eagle": "eagle", "medusa": "medusa"}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+PAPER_OF_TREE = {"pct": "edd_pct", "eagle2": "eagle2", "c2t": "c2t", "c2t_chain": "c2t", "ngram": SELF_DRAFT}
 
 
 def write_card(config: ExportConfig, folder: str | os.PathLike) -> None:
-    """Keeps in a bundle what only the recipe knows, and writes its card."""
-    kept = asdict(config)
-    del kept["ngrams"]  # a path of the maker's; the n-grams themselves lie in the bundle
-    write_json(Path(folder) / CARD, kept)
+    """Write `card.json`, the recipe's facts that no other file of the bundle has, and the card."""
+    facts = asdict(config)
+    del facts["ngrams"]  # a path of the maker's; the bundle has the n-grams
+    write_json(Path(folder) / CARD, facts)
     (Path(folder) / README).write_text(model_card(folder), encoding="utf-8")
 
 
 def read_facts(folder: str | os.PathLike) -> ExportConfig:
-    """What the recipe said of a bundle: its `card.json`, or for a bundle of earlier versions what its README
-    says.
+    """Read a bundle's `card.json`; the defaults where there is none.
 
     Raises:
         UserError: the file is damaged.
     """
-    folder = Path(folder)
-    if not (folder / CARD).exists():
-        return _facts_of_readme(folder / README)
-    kept = read_json(folder / CARD)
-    known = {item.name for item in fields(ExportConfig)}
-    if not isinstance(kept, dict) or not kept.keys() <= known:
-        raise UserError(f"{folder / CARD}: holds other keys than {', '.join(sorted(known))}; export again")
-    lists, texts = {"datasets", "hub_datasets", "notes"}, {"license", "language"}
-    for key, value in kept.items():
-        is_list = key in lists and isinstance(value, list) and all(isinstance(line, str) for line in value)
-        is_text = key not in lists and isinstance(value, str)
-        if not is_list and not is_text and (value is not None or key in texts):
-            wanted = "a list of texts" if key in lists else "a text"
-            raise UserError(f"{folder / CARD}: {key} is {value!r}; write {wanted}")
-    return ExportConfig(**kept)
+    path = Path(folder) / CARD
+    facts, hints = read_json(path) if path.exists() else {}, get_type_hints(ExportConfig)
+    if not isinstance(facts, dict) or not facts.keys() <= hints.keys():
+        raise UserError(f"{path}: must have no other keys than {', '.join(hints)}; export the drafter again")
+    for key, value in facts.items():
+        if not _fits(value, kinds := get_args(hints[key]) or (hints[key],)):
+            wanted = "a list of texts" if list[str] in kinds else "a text"
+            raise UserError(f"{path}: {key}: must be {wanted}, got {value!r}")
+    return ExportConfig(**facts)
+
+
+def missing_facts(settings: dict[str, Any], facts: ExportConfig) -> str | None:
+    """Return in words which settings a published card needs and a bundle lacks; None if it lacks nothing.
+
+    Args:
+        settings: the bundle's `config.json`.
+        facts: its `card.json`.
+    """
+    name, missing = str(settings["target"].get("name")), []
+    base_model = facts.base_model or ("" if is_path(name) else name)
+    if not is_hub_id(base_model):
+        missing.append(f"export.base_model (the target's Hub id user/name, got {facts.base_model or name})")
+    if not facts.license:
+        missing.append("export.license (the weights' licence as the Hub spells it, got none)")
+    return " and ".join(missing) or None
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether this is a name of the form user/name that the Hub accepts."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return HUB_ID.fullmatch(name) is not None
+
+
+def is_path(name: str) -> bool:
+    """Return whether a target's name is a place on this machine, which may look like a Hub id."""
+    is_file = name.endswith(".gguf") or Path(name).exists()
+    return is_file or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
-    """Renders the card of a bundle (Markdown with the Hub's metadata in front) from the bundle alone.
+    """Render the card of a bundle: Markdown after the Hub's metadata.
 
     Args:
         folder: of a bundle, or of a trained drafter.
@@ -77,15 +103,13 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         UserError: no bundle there, or one of its files is damaged.
     """
     folder = Path(folder)
-    settings = read_settings(folder)
-    facts, evaluation = read_facts(folder), read_evaluation(folder / EVALUATION)
-    _check_evaluation(folder / EVALUATION, evaluation or {})
+    settings, facts = read_settings(folder), read_facts(folder)
+    evaluation = _read_results(folder / EVALUATION)
     target, training = settings["target"], settings.get("training") or {}
-    kind = drafter_kind(settings)
+    tasks, kind = evaluation.get("tasks", {}), drafter_kind(settings)
     present = {name: (folder / name).stat().st_size for name in CONTENTS if (folder / name).is_file()}
     name = facts.name or f"{str(target.get('name')).rstrip('/').split('/')[-1]}-{kind}"
     base_model = facts.base_model or target.get("name")
-    tree, tasks = (evaluation or {}).get("tree"), (evaluation or {}).get("tasks", {})
     data = ModelCardData(
         language=facts.language,
         license=facts.license,
@@ -94,11 +118,11 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         base_model=base_model,
         datasets=facts.hub_datasets,
         model_name=name,
-        eval_results=_eval_results(tasks, (evaluation or {}).get("dtype")) or None,
+        eval_results=_eval_results(tasks, evaluation.get("dtype")) or None,
     )
     return ModelCard.from_template(
         data,
-        template_str=(files("drafttrain.export") / "card.md").read_text(encoding="utf-8"),
+        template_str=_resource("card.md"),
         name=name,
         kind=kind,
         repo=repo or "PATH_OR_HUB_ID",
@@ -107,61 +131,72 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         settings=settings,
         training=training,
         facts=facts,
+        command=facts.command or training.get("command"),
         hardware=facts.hardware or _machine(training.get("machine")),
         held_out=_held_out(folder / LOG),
         evaluation=evaluation,
-        evaluated_on=_machine((evaluation or {}).get("machine")),
+        evaluated_on=_machine(evaluation.get("machine")),
         tasks=tasks,
         calibration=_calibration(folder / "calibration.json"),
         contents={file: text for file, text in CONTENTS.items() if file in present},
         megabytes=round(sum(present.values()) / 1e6, 1),
         weights=round(present.get(WEIGHTS, 0) / 1e6, 1),
-        papers=papers(kind, tree, "classifier.json" in present, "ngrams.json" in present),
+        papers=_papers(kind, evaluation.get("tree"), present),
     ).content
 
 
 def drafter_kind(settings: dict[str, Any]) -> str:
-    """`edd` for a `config.json` whose `model_type` is `drafttrain_edd`."""
+    """Return `edd` for a `config.json` whose `model_type` is `drafttrain_edd`."""
     return str(settings.get("model_type", "")).removeprefix("drafttrain_")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """A bundle's `config.json`.
+    """Read a bundle's `config.json`.
 
     Raises:
-        UserError: there is none, or it is no drafter's.
+        UserError: there is none, or it is not a drafter's.
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
     settings = read_json(folder / CONFIG)
     is_drafter = isinstance(settings, dict) and str(settings.get("model_type", "")).startswith("drafttrain_")
     if not is_drafter or not isinstance(settings.get("target"), dict):
-        raise UserError(f"{folder / CONFIG}: no drafter's; give the folder that `drafttrain export` wrote")
+        raise UserError(
+            f"{folder / CONFIG}: must be a drafter's; give the folder that `drafttrain export` wrote"
+        )
     return settings
 
 
-def _check_evaluation(path: Path, evaluation: dict[str, Any]) -> None:
-    """Refuses results that no card can tell.
+def _read_results(path: Path) -> dict[str, Any]:
+    """Read an evaluation, empty where there is none.
 
     Raises:
-        UserError: what is wrong with them.
+        UserError: a value is missing or of a type that no card can show.
     """
+    evaluation = read_evaluation(path) or {}
     tasks, tree = evaluation.get("tasks", {}), evaluation.get("tree")
-    wrong = "tasks" if not isinstance(tasks, dict) else None if isinstance(tree, str | None) else "tree"
-    for task, row in tasks.items() if wrong is None else ():
+    wrong = [] if isinstance(tasks, dict) else [("tasks", "an object", tasks)]
+    wrong += [] if isinstance(tree, str | None) else [("tree", "a text", tree)]
+    for task, row in tasks.items() if not wrong else ():
+        row = row if isinstance(row, dict) else {}
         for name in NUMBERS:
-            value = row.get(name, "") if isinstance(row, dict) else ""
-            if not _is_finite(value) and value is not None:
-                wrong = wrong or f"tasks.{task}.{name}"
-        for name in ADDED if wrong is None else ():
-            if row.get(name) is not None and not _is_finite(row[name]):
-                wrong = f"tasks.{task}.{name}"
-        for name in INTERVALS if wrong is None else ():
-            bounds = row.get(name) or [0.0, 0.0]
+            if not _is_finite(row.get(name)) and (row.get(name) is not None or name == "prompts"):
+                wrong.append((f"tasks.{task}.{name}", "a finite number", row.get(name)))
+        for name in INTERVALS:
+            bounds = row.get(name) or [0, 0]
             if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_finite, bounds))):
-                wrong = f"tasks.{task}.{name}"
+                wrong.append((f"tasks.{task}.{name}", "two finite numbers", bounds))
     if wrong:
-        raise UserError(f"{path}: {wrong} is damaged; give what drafttrain evaluate wrote")
+        key, constraint, value = wrong[0]
+        raise UserError(f"{path}: {key}: must be {constraint}, got {value!r}; evaluate the drafter again")
+    return evaluation
+
+
+def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value of `card.json` is of one of these types: text, list of texts, None."""
+    if isinstance(value, list):
+        return list[str] in kinds and all(isinstance(text, str) for text in value)
+    return type(value) in kinds
 
 
 def _is_finite(value: Any) -> bool:
@@ -169,7 +204,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _eval_results(tasks: dict[str, Any], dtype: str | None) -> list[EvalResult]:
-    """The Hub's metadata: speed with its interval, and in which dtype how many texts were the same."""
+    """Return the Hub's metadata: speed with its interval, and the share of identical texts with its dtype."""
 
     def describe(metric: str, row: dict[str, Any]) -> str:
         words = METRICS[metric]
@@ -194,7 +229,7 @@ def _eval_results(tasks: dict[str, Any], dtype: str | None) -> list[EvalResult]:
 
 
 def _machine(machine: dict[str, Any] | None) -> str | None:
-    """A recorded machine in words."""
+    """Describe a recorded machine in words."""
     if not machine:
         return None
     threads, cores, processor = (machine.get(key, "?") for key in ("threads", "cores", "processor"))
@@ -203,56 +238,57 @@ def _machine(machine: dict[str, Any] | None) -> str | None:
 
 
 def _calibration(path: Path) -> dict[str, Any] | None:
-    """The figures of a calibration that fit a card: milliseconds of a target forward (s_t) and of a drafting
-    step (s_d) by size, at one length of context, and how well the drafter's confidence fits acceptance."""
+    """Return a calibration's figures for the card: milliseconds of a target forward and of a drafting step by
+    size, at one length of context, and how well the drafter's confidence predicts acceptance.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     if not path.exists():
         return None
-    found = read_json(path)
-    rows = {}
+    measured, rows = read_json(path), {}
     try:
         for name in ("target", "drafter"):
-            curve = min(found[name], key=lambda curve: abs(curve["context"] - CONTEXT))
+            curve = min(measured[name], key=lambda curve: abs(curve["context"] - CONTEXT))
             by_size = dict(zip(curve["sizes"], curve["median"]))
             rows[name] = [(size, 1000 * by_size[size]) for size in SIZES if size in by_size]
             rows["context"] = curve["context"]
-        machine, dtype = _machine(found["machine"]), found["dtype"]
-        return {**rows, "machine": machine, "dtype": dtype, "confidence": found["confidence"]["raw"]["all"]}
+        machine, dtype = _machine(measured["machine"]), measured["dtype"]
+        return {
+            **rows,
+            "machine": machine,
+            "dtype": dtype,
+            "confidence": measured["confidence"]["raw"]["all"],
+        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged ({error!r}); measure it again with drafttrain calibrate") from None
 
 
 def _held_out(path: Path) -> list[dict[str, Any]]:
-    """What a training log says of held-out text.
+    """Return the rows of a training log that are of held-out text.
 
     Raises:
-        UserError: it is no training log.
+        UserError: it is not a training log.
     """
     log = read_json(path) if path.exists() else []
     if not isinstance(log, list) or not all(isinstance(entry, dict) for entry in log):
-        raise UserError(f"{path}: no training log; export the drafter again")
+        raise UserError(f"{path}: must be a list of log entries; export the drafter again")
     return [{name: entry.get(name) for name in LOGGED} for entry in log if "eval_loss" in entry]
 
 
-def _facts_of_readme(path: Path) -> ExportConfig:
-    """What a README of an earlier version tells of the recipe: metadata, command and data sets."""
-    if not path.exists():
-        return ExportConfig()
-    text = path.read_text(encoding="utf-8")
-    front = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    try:
-        data = yaml.safe_load(front[1]) if front else {}
-    except yaml.YAMLError:
-        raise UserError(f"{path}: its metadata are no YAML; mend the lines between --- and ---") from None
-    how = text.partition("\n## How it was made\n")[2].partition("\n## ")[0]
-    command = re.search(r"^Command: `(.+)`$", how, re.MULTILINE)
-    before_files = re.split(r"^- (?:`|.* optimizer steps over )", how, maxsplit=1, flags=re.MULTILINE)[0]
-    title = re.search(r"^# (.+)$", text, re.MULTILINE)
-    return ExportConfig(
-        name=title and title[1],
-        license=data.get("license", ExportConfig.license),
-        base_model=data.get("base_model"),
-        language=data.get("language", ExportConfig.language),
-        datasets=re.findall(r"^- (.+)$", before_files, re.MULTILINE),
-        hub_datasets=data.get("datasets"),
-        command=command and command[1],
-    )
+def _papers(kind: str, tree: str | None, present: dict[str, int]) -> list[str]:
+    """Return BibTeX entries: the drafter's paper, its tree's, and those of the bundle's other files."""
+    entries = {
+        re.match(r"@\w+{(\w+)", text)[1]: text for text in _resource("papers.bib").strip().split("\n\n")
+    }
+    keys = [PAPER_OF_DRAFTER.get(kind)]
+    keys += [PAPER_OF_TREE.get(part.partition(":")[0]) for part in (tree or "").split("+")]
+    keys += [
+        "c2t" if "classifier.json" in present else None,
+        SELF_DRAFT if "ngrams.json" in present else None,
+    ]
+    return [entries[key] for key in dict.fromkeys(keys) if key]
+
+
+def _resource(name: str) -> str:
+    return (files("drafttrain.export") / name).read_text(encoding="utf-8")

@@ -5,23 +5,24 @@ from dataclasses import dataclass
 
 @dataclass
 class ExportConfig:
-    """What the bundle and its model card say beside what training recorded (section `export` of a recipe).
+    """Facts for the bundle's model card that training does not record (section `export` of a recipe).
 
     Attributes:
         name: title of the model card. null: the recipe's name.
-        license: licence of the drafter's weights, as the Hub spells it.
-        base_model: Hub id of the target for the card's metadata. null: the target's name in the recipe.
+        license: licence of the drafter's weights, as the Hub spells it. null: not stated; `push` asks for it.
+        base_model: Hub id of the target. null: the target's name in the recipe; `push` asks for it where that
+            is no Hub id.
         language: languages for the card's metadata.
-        datasets: what the drafter was trained on, one line each, for the card.
+        datasets: what the drafter was trained on, one line each.
         hub_datasets: Hub ids of data sets among them, for the card's metadata.
-        command: the command that made it, for the card.
-        hardware: what it was trained on, for the card. null: the machine that training recorded.
-        notes: what else the card tells, one line each, such as how an n-gram cache was made.
-        ngrams: folder of an n-gram cache that the bundle takes along. null: none.
+        command: the command that trained the drafter. null: the one that training recorded.
+        hardware: what it was trained on. null: the machine that training recorded.
+        notes: further lines for the card, such as how an n-gram cache was made.
+        ngrams: folder of an n-gram cache to put into the bundle. null: none.
     """
 
     name: str | None = None
-    license: str = "apache-2.0"
+    license: str | None = None
     base_model: str | None = None
     language: str = "en"
     datasets: list[str] | None = None

@@ -1,7 +1,7 @@
-"""Publishes a bundle on the Hugging Face Hub: its known files and a fresh model card, in one commit.
+"""Publish a bundle on the Hugging Face Hub: its known files and a new model card, in one commit.
 
-The files are uploaded first and become visible with the commit, all at once; whatever fails before leaves the
-repository's branches as they were.
+The files are uploaded first and become visible together with the commit; a failure before it leaves the
+repository's branches unchanged.
 """
 
 import contextlib
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 from safetensors import SafetensorError, safe_open
 
 from drafttrain.bundle_files import (
@@ -28,7 +27,7 @@ from drafttrain.bundle_files import (
     WEIGHTS,
     read_evaluation,
 )
-from drafttrain.export.card import model_card, read_facts, read_settings
+from drafttrain.export.card import is_hub_id, is_path, missing_facts, model_card, read_facts, read_settings
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
@@ -36,18 +35,17 @@ from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import new_folder, read_json
 
 MAIN = "main"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 
 @dataclass(frozen=True)
 class Publication:
-    """What is to be published.
+    """The files to publish.
 
     Attributes:
-        repo: its Hub id.
+        repo: the repository's Hub id.
         files: bytes, or the file that holds them, by name in the repository.
-        warnings: what the user may not want the world to see.
+        warnings: places in the files that name folders of this machine.
     """
 
     repo: str
@@ -55,7 +53,7 @@ class Publication:
     warnings: list[str]
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file."""
+        """Return the bytes of each file."""
         return {
             name: len(content) if isinstance(content, bytes) else content.stat().st_size
             for name, content in self.files.items()
@@ -63,43 +61,48 @@ class Publication:
 
 
 def prepare(bundle: str | os.PathLike, repo: str) -> Publication:
-    """What a bundle is published as: its known files, the card rendered for that repository, and a config
-    that names the target as others find it. Nothing is sent anywhere.
+    """Collect the files of a bundle, its card rendered for that repository, and its config with the target's
+    Hub id. Nothing is sent.
 
     Raises:
-        UserError: no Hub id, no bundle, nothing measured, damaged weights, or no Hub id of the target.
+        UserError: no Hub id, no bundle, nothing measured, damaged weights, no licence, or no Hub id of the
+            target.
     """
     bundle = Path(bundle)
-    _check_repo(repo)
-    settings = read_settings(bundle)
+    if not is_hub_id(repo):
+        raise UserError(f"--repo: must be user/name, got {repo}")
+    settings, facts = read_settings(bundle), read_facts(bundle)
     if not (read_evaluation(bundle / EVALUATION) or {}).get("tasks"):
         raise UserError(
-            f"{bundle}: no eval.json with results, and what was not measured is not published; name prompts "
-            "under evaluate.prompts in its recipe and repeat drafttrain run RECIPE"
+            f"{bundle}: must hold an eval.json with results; name prompts under evaluate.prompts in its "
+            "recipe and repeat drafttrain run RECIPE"
         )
     _check_whole(bundle)
-    name, base_model = str(settings["target"].get("name")), read_facts(bundle).base_model
-    if not _is_hub_id(base_model or name) or (base_model is None and _is_path(name)):
+    if missing := missing_facts(settings, facts):
         raise UserError(
-            f"{bundle}: its target {base_model or name} is no Hub id (user/name), which the card has "
-            "to name; set export.base_model in its recipe and export again"
+            f"{bundle}: its card needs {missing}; set what is missing in the recipe and repeat drafttrain "
+            "export RECIPE"
         )
     files: dict[str, Path | bytes] = {
         name: bundle / name for name in CONTENTS if (bundle / name).is_file() and name != CONFIG
     }
-    if base_model and _is_path(name):  # others do not have it there
-        settings["target"]["name"] = base_model
+    if facts.base_model and is_path(str(settings["target"].get("name"))):  # others do not have it there
+        settings["target"]["name"] = facts.base_model
     files[CONFIG] = (json.dumps(settings, indent=2) + "\n").encode()
     files[README] = model_card(bundle, repo).encode()
-    return Publication(repo, dict(sorted(files.items())), _paths_in(bundle, files))
+    return Publication(repo, dict(sorted(files.items())), _folders_in(files))
 
 
 def _check_whole(bundle: Path) -> None:
-    """Raises UserError when a large file is not as long as its header says."""
+    """Check that each large file has the length that its header gives.
+
+    Raises:
+        UserError: one has not.
+    """
     classifier = [CLASSIFIER] if (bundle / CLASSIFIER).exists() else []
     for name in (WEIGHTS, *classifier):
         try:
-            with safe_open(bundle / name, "np"):  # reads the header, which tells how long the file must be
+            with safe_open(bundle / name, "np"):  # reads the header, which gives the length of the file
                 pass
         except (OSError, SafetensorError) as error:
             raise UserError(f"{bundle / name}: cannot be read ({error}); export the bundle again") from None
@@ -108,7 +111,8 @@ def _check_whole(bundle: Path) -> None:
 
 
 def write_publication(publication: Publication, out: str | os.PathLike) -> None:
-    """Writes to a folder what would be uploaded. An earlier dry run for the same repository is replaced.
+    """Write the files that would be uploaded to a folder. An earlier dry run for the same repository is
+    replaced.
 
     Raises:
         UserError: the folder holds something else.
@@ -120,8 +124,8 @@ def write_publication(publication: Publication, out: str | os.PathLike) -> None:
 
 
 def _check_place(out: Path, publication: Publication) -> None:
-    """Nothing is replaced but a dry run for the same repository, which its card loads the drafter from; least
-    of all the bundle that is published."""
+    """Refuse to replace anything but a dry run for the same repository, whose card names the repository; the
+    bundle itself least of all."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
@@ -136,21 +140,21 @@ def _check_place(out: Path, publication: Publication) -> None:
 
 
 def push(publication: Publication, private: bool = False, revision: str = MAIN) -> str:
-    """Uploads a publication as one commit, which also deletes files of a bundle that it no longer has.
+    """Upload a publication as one commit, which also deletes files of an earlier bundle that this one lacks.
 
     Args:
-        private: the repository must be private; one that is made for it becomes so.
-        revision: branch to commit to; made if it is not there, and removed again if the commit fails.
+        private: create the repository as private; refuse one that is public.
+        revision: branch to commit to; created if it does not exist, and removed again if the commit fails.
 
     Returns:
-        the address of the commit.
+        the commit's URL.
 
     Raises:
         UserError: no token, no rights, no network, or the Hub refuses.
     """
     repo = publication.repo
     if get_token() is None:
-        raise UserError(f"{repo}: no token for the Hub: {LOG_IN}")
+        raise UserError(f"{repo}: no token for the Hub; {LOG_IN}")
     api = HfApi(library_name="drafttrain")
     with _one_line_errors(repo):
         api.create_repo(repo, private=private or None, exist_ok=True)
@@ -172,13 +176,13 @@ def push(publication: Publication, private: bool = False, revision: str = MAIN) 
 def _commit(
     api: HfApi, repo: str, revision: str, operations: list[CommitOperationAdd | CommitOperationDelete]
 ) -> str:
-    """Commits; returns the address of the commit. A commit whose answer got lost is found all the same."""
+    """Commit and return the commit's URL, also where the connection is lost after the Hub has committed."""
     before = api.model_info(repo, revision=revision).sha
     message = "Upload drafter with drafttrain"
     try:
         return str(api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url)
     except HTTPError as error:
-        if getattr(error, "response", None) is not None:  # the Hub has refused
+        if getattr(error, "response", None) is not None:  # the Hub refused
             raise
         with contextlib.suppress(HTTPError, OSError):
             after = api.model_info(repo, revision=revision).sha
@@ -189,7 +193,7 @@ def _commit(
 
 @contextmanager
 def _branch(api: HfApi, repo: str, revision: str) -> Iterator[None]:
-    """Makes a branch for the block, unless it is there, as a pull request's always is; removes it again if
+    """Create a branch for the block, unless it exists, as a pull request's always does; remove it again if
     the block fails."""
     made = False
     if revision != MAIN and not revision.startswith("refs/"):
@@ -197,7 +201,7 @@ def _branch(api: HfApi, repo: str, revision: str) -> Iterator[None]:
             api.create_branch(repo, branch=revision)
             made = True
         except HfHubHTTPError as error:
-            if error.response.status_code != 409:  # there already
+            if error.response.status_code != 409:  # it exists
                 raise
     try:
         yield
@@ -210,7 +214,7 @@ def _branch(api: HfApi, repo: str, revision: str) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(repo: str) -> Iterator[None]:
-    """Turns what the client raises into one line that never holds the token."""
+    """Turn the client's exceptions into one line that never holds the token."""
     try:
         yield
     except OfflineModeIsEnabled:
@@ -220,8 +224,8 @@ def _one_line_errors(repo: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong and how to mend it: by the Hub's answer, wherever it is in the chain of causes, or by
-    the first cause of all."""
+    """Return the cause and a remedy: from the Hub's answer, wherever it is in the chain of causes, else from
+    the first cause."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
@@ -241,33 +245,15 @@ def _reason(error: BaseException) -> str:
     return f"the Hub answered {status} ({detail})"
 
 
-def _check_repo(repo: str) -> None:
-    if not _is_hub_id(repo):
-        raise UserError(f"{repo}: no name of a repository; write it as user/name")
-
-
-def _is_hub_id(name: str) -> bool:
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return HUB_ID.fullmatch(name) is not None
-
-
-def _is_path(name: str) -> bool:
-    is_file = name.endswith(".gguf") or Path(name).exists()
-    return is_file or name.startswith((".", "/", "~")) or name.count("/") > 1
-
-
-def _paths_in(bundle: Path, files: dict[str, Path | bytes]) -> list[str]:
-    """Says which JSON files name folders of this machine."""
-    found = []
+def _folders_in(files: dict[str, Path | bytes]) -> list[str]:
+    """Return the places in JSON files that name folders of this machine."""
+    places = []
     for name, content in files.items():
         if not name.endswith(".json"):
             continue
         value = json.loads(content) if isinstance(content, bytes) else read_json(content)
-        found += [f"{name}: {key} is {text}" for key, text in _texts(value) if _names_folder(text)]
-    return found
+        places += [f"{name}: {key} is {text}" for key, text in _texts(value) if _names_folder(text)]
+    return places
 
 
 def _names_folder(text: str) -> bool:
@@ -275,7 +261,7 @@ def _names_folder(text: str) -> bool:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of every text in JSON."""
+    """Yield (dotted key, text) for every text in JSON."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""The export stage: a trained drafter becomes a bundle, one folder ready to push to the Hub."""
+"""The export stage: write a trained drafter as a bundle, one folder that can be published."""
 
 import json
 import os
@@ -6,15 +6,16 @@ import shutil
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from drafttrain.bundle_files import EVALUATION, WEIGHTS, read_evaluation
+from drafttrain.bundle_files import CONFIG, LOG, WEIGHTS, read_evaluation
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
 from drafttrain.drafters.config import read_config
-from drafttrain.export.card import write_card
+from drafttrain.export.card import missing_facts, write_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
@@ -25,7 +26,7 @@ from drafttrain.utils.files import new_folder, require_free_disk
 
 
 def bundled_files(config: ExportConfig) -> list[str]:
-    """Files that the bundle takes along, beside what a run has made."""
+    """Return the user's files that are put into the bundle with those that a run has made."""
     if config.ngrams is None:
         return []
     optional = [SELF_DRAFT] if (Path(config.ngrams) / SELF_DRAFT).exists() else []
@@ -40,7 +41,9 @@ def export(
     calibration: str | os.PathLike | None = None,
     classifier: str | os.PathLike | None = None,
 ) -> Path:
-    """Writes the bundle: bf16 weights without copies of the target's, config, training log, results, card.
+    """Write the bundle: bf16 weights without copies of the target's, config, training log, results, card.
+
+    Prints which settings are still missing for publishing it.
 
     Args:
         drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
@@ -60,27 +63,41 @@ def export(
     except (OSError, SafetensorError) as error:
         raise UserError(f"{drafter / WEIGHTS}: cannot be read ({error}); train the drafter again") from None
     require_free_disk(out, sum(tensor.nbytes for tensor in tensors.values()), "the bundle")
-    log = drafter.parent / "training_log.json"
+    files = _results(drafter, evaluation, calibration, classifier) + bundled_files(config)
     with new_folder(out) as folder:
         narrow = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in tensors.items()}
         save_file(narrow, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
         settings["dtype"] = "bfloat16"
-        (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        if evaluation is not None:
-            if read_evaluation(Path(evaluation)) is None:
-                raise UserError(f"{evaluation}: no such file; evaluate the drafter first")
-            shutil.copyfile(evaluation, folder / EVALUATION)
-        if calibration is not None:
-            for file in sorted(Path(calibration).glob("[!.]*")):
-                if file.suffix == ".png" or file.name == CALIBRATION:
-                    shutil.copyfile(file, folder / file.name)
-        if classifier is not None:
-            for name in (CLASSIFIER, CLASSIFIER_WEIGHTS):
-                shutil.copyfile(Path(classifier) / name, folder / name)
-        for file in bundled_files(config):
+        (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        for file in files:
             shutil.copyfile(file, folder / Path(file).name)
-        if log.exists():
-            shutil.copyfile(log, folder / "training_log.json")
         write_card(config, folder)
+    if missing := missing_facts(settings, config):
+        line = f"{out}: to publish it, set {missing} in the recipe"
+        Console(stderr=True).print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return out
+
+
+def _results(
+    drafter: Path,
+    evaluation: str | os.PathLike | None,
+    calibration: str | os.PathLike | None,
+    classifier: str | os.PathLike | None,
+) -> list[str | os.PathLike]:
+    """Return the files that a run has made beside the drafter's own folder.
+
+    Raises:
+        UserError: there is no such evaluation, or it is damaged.
+    """
+    log = drafter.parent / LOG
+    files: list[str | os.PathLike] = [log] if log.exists() else []
+    if evaluation is not None:
+        if read_evaluation(Path(evaluation)) is None:
+            raise UserError(f"{evaluation}: no such file; evaluate the drafter first")
+        files.append(evaluation)
+    if calibration is not None:
+        files += [*Path(calibration).glob("[!.]*.png"), Path(calibration) / CALIBRATION]
+    if classifier is not None:
+        files += [Path(classifier) / name for name in (CLASSIFIER, CLASSIFIER_WEIGHTS)]
+    return files

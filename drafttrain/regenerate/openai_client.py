@@ -1,8 +1,8 @@
-"""Replies from any server that speaks OpenAI's completions protocol: vLLM, SGLang, llama.cpp, hosted ones.
+"""Client for servers with OpenAI's completions protocol: vLLM, SGLang, llama.cpp, hosted ones.
 
-`OpenAIClient.generate` takes and gives what `inference.batched.generate_batch` does, with many requests under
-way at once. Whether the server tells token ids, which the protocol does not ask of it, is found out by one
-small request before the work starts. Knows nothing of files.
+`OpenAIClient.generate` has the interface of `inference.batched.generate_batch`, with many simultaneous
+requests. A small request before the work finds out whether the server returns token ids, which the protocol
+does not require.
 """
 
 import os
@@ -34,7 +34,7 @@ class Reply(Completion):
     """A completion from a server.
 
     Attributes:
-        retokenized: the server told no token ids; they were made from the text.
+        retokenized: the server returned no token ids; they were made from the text.
         error: why there is no reply; `finish_reason` is then "failed".
     """
 
@@ -43,11 +43,11 @@ class Reply(Completion):
 
 
 class _Broken(Exception):
-    """An answer that is not what the protocol says."""
+    """An answer that does not follow the protocol."""
 
 
 class _Failed(Exception):
-    """A request that got no reply. `status` is the last HTTP status, if there was one."""
+    """A request without a reply. `status` is the last HTTP status, if there was one."""
 
     def __init__(self, reason: str, status: int | None):
         super().__init__(reason)
@@ -55,29 +55,27 @@ class _Failed(Exception):
 
 
 class OpenAIClient:
-    """Asks one model of one server.
-
-    It serves one call of `generate`.
+    """Client of one model on one server, for one call of `generate`.
 
     Attributes:
-        model: the model's name at the server.
-        returns_ids: whether the server tells token ids; found out by `probe`.
-        notes: what the user ought to know about this server, a sentence each.
+        model: the model's name on the server.
+        returns_ids: whether the server returns token ids; set by `probe`.
+        notes: notes on this server for the user, a sentence each.
     """
 
     def __init__(self, config: ServerConfig, tokenizer: PreTrainedTokenizerBase, end_of_turn: list[int]):
         """
         Args:
             tokenizer: the target's, which must be the server's as well.
-            end_of_turn: ids that end an answer; put behind replies that stopped by themselves but whose ids
-                the server does not tell or tells without the stop token.
+            end_of_turn: ids that end an answer; appended to replies that stopped by themselves but whose ids
+                the server does not return, or returns without the stop token.
         """
         self.config, self.tokenizer, self.end_of_turn = config, tokenizer, end_of_turn
         self.base_url = _base_url(config.url)
         self.model = config.model
         self.returns_ids = True
         self.notes: list[str] = []
-        # every token that can end an answer is one of these: all that are not pieces of words
+        # all tokens that are not pieces of words: every token that can end an answer is among them
         self._markers = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         self._local = threading.local()
         self._closing = threading.Event()
@@ -85,7 +83,7 @@ class OpenAIClient:
     # before the work
 
     def probe(self, request: ChatRequest) -> None:
-        """Finds the model's name and what the server understands, with a request of a few tokens.
+        """Find the model's name and the server's abilities, with a request of a few tokens.
 
         Args:
             request: asks for a few tokens, sampled if any of the work is.
@@ -123,7 +121,10 @@ class OpenAIClient:
             names = []
         if len(names) != 1:
             listed = ", ".join(names[:8]) or "no models"
-            raise UserError(f"{self.base_url} lists {listed}; name one with regenerate.server.model")
+            raise UserError(
+                f"regenerate.server.model: must be one of the models of {self.base_url}, got none; it lists "
+                f"{listed}"
+            )
         return names[0]
 
     def _is_alive(self) -> bool:
@@ -155,7 +156,7 @@ class OpenAIClient:
     def generate(
         self, requests: Iterable[ChatRequest | None], on_step: Callable[[int], None] | None = None
     ) -> Iterator[Reply]:
-        """Yields replies as they come; `requests` is read as by `generate_batch`.
+        """Yield replies as they arrive; `requests` is read as by `generate_batch`.
 
         Args:
             on_step: called with the number of tokens of each reply, and at least once a second.
@@ -179,7 +180,7 @@ class OpenAIClient:
                         break
                     if waiting == n_threads:
                         n_threads += 1
-                        # daemons: a request that hangs must not keep the process from ending
+                        # daemons: a hanging request must not keep the process from ending
                         threading.Thread(target=self._work, args=(asked, answered), daemon=True).start()
                     asked.put(request)
                     waiting += 1
@@ -209,11 +210,10 @@ class OpenAIClient:
                 answered.put(error)
 
     def ask(self, request: ChatRequest) -> Reply:
-        """Sends one request until it is answered, refused for good, or out of retries.
+        """Send one request until it is answered, refused, or out of retries.
 
         Raises:
-            UserError: the server cannot be reached, or refuses the key or the model, so that no request can
-                succeed.
+            UserError: no request can succeed: the server cannot be reached, or refuses the key or the model.
         """
         try:
             return self._exchange(request, self.config.retries)[1]
@@ -221,7 +221,7 @@ class OpenAIClient:
             return Reply(request.id, [], "failed", error=str(error))
 
     def _exchange(self, request: ChatRequest, retries: int) -> tuple[dict[str, Any], Reply]:
-        """Posts a request until there is an answer: the answer as it came, and what it says."""
+        """Post a request until there is an answer; return it raw, and as a reply."""
         path = "completions" if self.config.endpoint == "completions" else "chat/completions"
         url, timeout = f"{self.base_url}/{path}", (CONNECT_TIMEOUT_S, self.config.timeout_s)
         body, wait = self._body(request), self.config.retry_wait_s
@@ -246,13 +246,13 @@ class OpenAIClient:
             except requests.RequestException as error:
                 reason, lost = f"the connection was lost ({type(error).__name__})", error
             if attempt < retries:
-                # half of the wait is random, so that requests that failed together do not come back together
+                # half of the wait is random, so that requests that failed together are not repeated together
                 pause = wait * random.uniform(0.5, 1.0) if advised is None else advised
                 self._closing.wait(min(pause, LONGEST_WAIT_S))
                 wait *= 2
             if self._closing.is_set():
                 break
-        if lost is not None and not self._is_alive():  # alive, it hangs up on this very request
+        if lost is not None and not self._is_alive():  # a server that is alive hangs up on this request only
             raise UserError(self._unreachable(lost))
         raise _Failed(reason, status)
 
@@ -276,7 +276,7 @@ class OpenAIClient:
         return body
 
     def _read(self, answer: Any, request: ChatRequest) -> Reply:
-        """Takes an answer apart; `_Broken` when it is not one."""
+        """Return an answer as a reply; raise `_Broken` if it is not one."""
         try:
             choice = answer["choices"][0]
             text = choice["text"] if self.config.endpoint == "completions" else choice["message"]["content"]
@@ -298,7 +298,7 @@ class OpenAIClient:
         return Reply(request.id, ids, finish, retokenized)
 
     def _session(self) -> requests.Session:
-        """One for each thread: a `Session` is not made to be shared."""
+        """Return this thread's session: a `Session` is not to be shared."""
         if not hasattr(self._local, "session"):
             self._local.session = requests.Session()
             if key := os.environ.get(self.config.key_variable):
@@ -324,7 +324,7 @@ def _base_url(url: str) -> str:
     """`http://host:8000`, `http://host:8000/v1/` and `…/v1/chat/completions` → `http://host:8000/v1`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UserError(f"regenerate.server.url: {url!r} is no URL such as http://localhost:8000/v1")
+        raise UserError(f"regenerate.server.url: must be a URL such as http://localhost:8000/v1, got {url!r}")
     path = parts.path.rstrip("/")
     for ending in ("/chat/completions", "/completions"):
         path = path.removesuffix(ending)
@@ -332,7 +332,7 @@ def _base_url(url: str) -> str:
 
 
 def _message(response: requests.Response) -> str:
-    """The server's own words, in one short line."""
+    """Return the server's own message, in one short line."""
     try:
         body = response.json()
         error = body.get("error", body)

@@ -20,9 +20,10 @@ from drafttrain.classifier.config import ROW_BYTES
 from drafttrain.data.config import PromptSet, Source
 from drafttrain.data.prompts import Task, read_prompts
 from drafttrain.data.readers import read_conversations
+from drafttrain.drafters.auto import model_class
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
-from drafttrain.drafters.config import LAYERED, DrafterConfig, read_config
-from drafttrain.drafters.model_config import check_target, target_kv_heads
+from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
+from drafttrain.drafters.model_config import target_kv_heads
 from drafttrain.run.planning import Decoding, decode_hours, fits, forward_hours
 from drafttrain.run.recipe import Recipe
 from drafttrain.target_lm.config import stored_bytes
@@ -122,8 +123,6 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     if target is None:
         return estimate | {"parameters": _no_target(recipe)}
     drafter = drafter_shape(recipe)
-    if drafter.kind != "causal_lm":  # the one kind that any target can have
-        check_target(drafter, target)
     sizes = drafter_parameters(drafter, target)
     if sizes is None:
         return estimate | {"parameters": f"unknown: drafter.model {drafter.model} is not found here"}
@@ -204,41 +203,31 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int] | None:
     """(trained parameters, stored numbers) of a drafter; None for a small LM that is not there.
 
-    Trained are layers of the target's shape, a final norm, what joins several states, and embeddings and
-    head if the recipe says so; MEDUSA has a matrix and a head for each token ahead. Of a small LM with
-    adapters those alone are trained, and it is stored with them merged. The map of the draft vocabulary is
-    stored only.
+    Of a small LM with adapters those alone are trained, and it is stored with them merged. The map of the
+    draft vocabulary is stored only.
+
+    Raises:
+        UserError: the target cannot have such a drafter.
     """
-    hidden, taps = target.hidden_size, len(drafter.tapped_blocks)
     size = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
-    if drafter.kind == "medusa":
-        trained = drafter.heads * (hidden * hidden + hidden + hidden * size)
-        return trained, trained + size
-    if drafter.kind == "causal_lm":
+    if drafter.model is not None:
         if (lm := _small_lm(drafter.model)) is None:
             return None
         stored = sum(p.numel() for p in lm.parameters()) + size
         with torch.device("meta"):
             lm = with_adapters(lm, drafter.lora_rank) if drafter.lora_rank else lm
         return sum(p.numel() for p in lm.parameters() if p.requires_grad), stored
-    trained = drafter.layers * sum(p.numel() for p in target.blocks[0].parameters()) + hidden
-    if drafter.kv_heads is not None:
-        row = hidden + (target.blocks[0].self_attn.k_proj.bias is not None)
-        more = drafter.kv_heads - target_kv_heads(target.config)
-        trained += drafter.layers * 2 * more * _head_dim(target) * row
-    trained += hidden * target.vocab_size if drafter.train_embeddings else 0
-    trained += hidden * size if drafter.train_head else 0
-    if drafter.kind == "edd":
-        trained += taps * hidden * hidden if taps > 1 else 0
-        trained += (1 + taps) * hidden * (hidden + 1) if drafter.anchor else 0
-    elif drafter.kind == "eagle":
-        trained += 2 * hidden * hidden + 2 * hidden * (1 if drafter.input_norms else -1)
+    kind = model_class(drafter.kind)
+    with torch.device("meta"):
+        model = kind(kind.config_class.shape(target, drafter, size))
+    frozen = model._keys_to_ignore_on_save
+    trained = sum(p.numel() for name, p in model.named_parameters() if name not in frozen)
     return trained, trained + size
 
 
 def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
     """Numbers of a token's states in all layers of a drafter together."""
-    if drafter.kind == "causal_lm":
+    if drafter.model is not None:
         config = _small_lm(drafter.model).config.get_text_config()
         return config.hidden_size * config.num_hidden_layers
     return target.hidden_size * drafter.layers
@@ -261,7 +250,7 @@ def stored_blocks(recipe: Recipe) -> list[int]:
     if recipe.hidden_states.tapped_blocks is not None:
         return recipe.hidden_states.tapped_blocks
     shape = drafter_shape(recipe)
-    return shape.tapped_blocks if shape.kind == "edd" else []
+    return shape.tapped_blocks if "tapped_blocks" in shape.settings else []
 
 
 def drafter_shape(recipe: Recipe) -> DrafterConfig:
@@ -269,12 +258,12 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     if not recipe.training.init_from:
         return recipe.drafter
     stored = read_config(recipe.training.init_from)
-    names = [item.name for item in dataclasses.fields(DrafterConfig) if item.name in stored]
-    kind = stored["model_type"].removeprefix("drafttrain_")
-    shape = DrafterConfig(**{name: stored[name] for name in names}, kind=kind)
-    if kind in LAYERED:
+    shape = DrafterConfig(kind=kind_of(stored))
+    names = [name for name in ("draft_vocab_size", *shape.settings) if name in stored]
+    shape = dataclasses.replace(shape, **{name: stored[name] for name in names})
+    if "kv_heads" in shape.settings:
         shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
-    if kind == "causal_lm":  # adapters it once had are merged, and it is trained whole
+    if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
         shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
     grown = recipe.training.init_draft_vocab_size
     return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)

@@ -29,7 +29,7 @@ from drafttrain.export.config import ExportConfig
 from drafttrain.run.planning import PlanConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
-from drafttrain.trees.parse import CLASSIFIED, parse_policy, uses_calibration
+from drafttrain.trees.parse import parse_policy, takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
 
 
@@ -271,7 +271,7 @@ def _check_values(recipe: Recipe) -> None:
         recipe.plan,
     ):
         section.check()
-    if recipe.drafter.kind == "medusa":
+    if "heads" in recipe.drafter.settings:
         _check_medusa(recipe)
     for needy, is_made, remedy in (
         (
@@ -280,7 +280,7 @@ def _check_values(recipe: Recipe) -> None:
             "a calibration; name prompts for it under calibrate, or set calibrate.quick",
         ),
         (
-            _needs_classifier,
+            takes_classifier,
             recipe.classifier.prompts is not None,
             "a classifier; name prompts for it under classifier",
         ),
@@ -295,7 +295,7 @@ def _check_values(recipe: Recipe) -> None:
             "hold some out, such as 0.01"
         )
     stored, read = recipe.hidden_states.tapped_blocks, recipe.drafter.tapped_blocks
-    own = recipe.drafter.kind == "edd" and not recipe.training.init_from  # whose shape holds
+    own = "tapped_blocks" in recipe.drafter.settings and not recipe.training.init_from  # whose shape holds
     if stored is not None and own and not set(read) <= set(stored):
         raise UserError(
             f"hidden_states.tapped_blocks is {stored} and drafter.tapped_blocks {read}: store what the "
@@ -309,13 +309,9 @@ def _check_values(recipe: Recipe) -> None:
         )
 
 
-def _needs_classifier(tree: str) -> bool:
-    return tree.partition(":")[0] in CLASSIFIED
-
-
 def _needs_calibration(tree: str) -> bool:
     """Whether a tree cannot be grown without one: C2T can, and any with what it would take written out."""
-    return not _needs_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
+    return not takes_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
 
 
 def _check_medusa(recipe: Recipe) -> None:
@@ -332,7 +328,7 @@ def _check_medusa(recipe: Recipe) -> None:
     heads = recipe.drafter.heads
     for tree in recipe.evaluate.trees:
         # a classifier is not there yet
-        if not _needs_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
+        if not takes_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
             raise UserError(
                 f"evaluate.trees: {tree} is up to {depth} tokens deep and drafter.heads is {heads}: make the "
                 "tree shallower"

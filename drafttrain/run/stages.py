@@ -167,6 +167,7 @@ def _train(recipe: Recipe, folders: Folders, out: Path) -> None:
         hidden_states=folders.get("collect"),
         target_dtype=recipe.target.dtype,
         target_device=recipe.target.device,
+        command=recipe.command,
     )
 
 
@@ -227,11 +228,7 @@ def _show_evaluation(out: Path) -> None:
 
 
 def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
-    config = dataclasses.replace(
-        recipe.export,
-        name=recipe.export.name or recipe.name,
-        command=recipe.export.command or recipe.command,
-    )
+    config = dataclasses.replace(recipe.export, name=recipe.export.name or recipe.name)
     evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
     made = folders.get("calibrate"), folders.get("classifier")
     export(config, folders["train"] / "drafter", out, evaluation, *made)

@@ -1,6 +1,7 @@
 """`drafttrain generate`: text as it comes, and in one line what drafting was worth."""
 
 import itertools
+import warnings
 from collections.abc import Sequence
 
 from rich.color import ColorSystem
@@ -45,15 +46,17 @@ def generate(
     Raises:
         UserError: no such bundle, or it does not fit the target; an empty or too long prompt.
     """
-    if bundle is None:
-        decoder = SpeculativeDecoder.self_draft(target, ngrams, dtype=dtype)
-    else:
-        decoder = SpeculativeDecoder.from_pretrained(
-            bundle, target, dtype=dtype, tree=tree, calibration=calibration, ngrams=ngrams
-        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        if bundle is None:
+            decoder = SpeculativeDecoder.self_draft(target, ngrams, dtype=dtype)
+        else:
+            decoder = SpeculativeDecoder.from_pretrained(
+                bundle, target, dtype=dtype, tree=tree, calibration=calibration, ngrams=ngrams
+            )
     console = console or Console(no_color=None if color else True, highlight=False)
-    if decoder.warning:
-        _warn(console, decoder.warning)
+    for warning in caught:
+        _warn(console, str(warning.message))
     decoder.generate(prompt, min(WARM_UP_TOKENS, max_new_tokens))
     stats, token_ids = DecodeStats(), []
     colors = ColorSystem.STANDARD if console.color_system and not console.no_color else None

@@ -14,8 +14,8 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend:
-    """`attend(q [B, h, T, d], k, v [B, kv, 2T, d]) -> [B, h, T, d]` under the layout's mask; k and v are
-    [B, kv, T, d] where it has no soft prompts.
+    """Return `attend(q [B, h, T, d], k, v [B, kv, 2T, d]) -> [B, h, T, d]` under the layout's mask; k and v
+    are [B, kv, T, d] without soft prompts.
 
     Args:
         implementation: "sdpa", "flex", or "auto" (flex on CUDA; flex-attention has no backward pass on CPU).
@@ -26,8 +26,8 @@ def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend
 
 
 def _sdpa(layout: BlockLayout) -> Attend:
-    """SDPA in stretches of queries, each over the keys that it can see some of: most of the full mask is
-    empty, and SDPA on a CPU computes what it masks."""
+    """Return SDPA over stretches of queries, each with the keys that any of them sees: most of the full mask
+    is empty, and SDPA on a CPU computes what it masks."""
     t = layout.block_start.shape[1]
     index, stretches = torch.arange(t, device=layout.block_start.device), []
     for row, (documents, blocks) in enumerate(zip(layout.document_start, layout.block_start)):
@@ -59,8 +59,8 @@ class _Stretch:
 
 
 class _Stretches(torch.autograd.Function):
-    """Attention of each stretch by itself. Autograd over the slices would add up a gradient as large as all
-    keys for each of them, so the gradients are put in their places here."""
+    """Attention of each stretch by itself. Autograd over the slices would add a gradient as large as all keys
+    for each of them, so the gradients are written in place here."""
 
     @staticmethod
     def forward(ctx, q, k, v, stretches):

@@ -1,8 +1,8 @@
 """Forward KL from the target's distribution to the drafter's, without ever holding [B, T, V] logits.
 
 Both heads are applied to a chunk of positions at a time, and the gradients with respect to the drafter's
-states and its head are made in the same pass, so memory is one chunk of logits however many positions there
-are.
+states and its head are computed in the same pass, so memory is one chunk of logits for any number of
+positions.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def head_kl(
     chunk: int = 1024,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum over positions of D_KL(P_t || P_d) (EDD paper, eq. 4), softmaxes and differences in fp32.
+    """Sum D_KL(P_t || P_d) over positions (EDD paper, eq. 4), softmaxes and differences in fp32.
 
     Args:
         states: the drafter's states after its final norm [N, H].
@@ -72,7 +72,7 @@ def head_kl(
     Returns:
         the summed loss and the number of positions where the two most likely tokens agree, both fp32 [].
     """
-    if not torch.is_grad_enabled():  # a parameter says that it needs a gradient even then
+    if not torch.is_grad_enabled():  # parameters require a gradient even then
         states, weight = states.detach(), weight.detach()
     return _FusedHeadKL.apply(
         states, weight, teacher_states, teacher_logits, chunk, states.dtype if dtype is None else dtype
@@ -86,7 +86,7 @@ def head_ce(
     chunk: int = 1024,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum over positions of the cross-entropy with one token each: the KL from a distribution that is sure.
+    """Sum the cross-entropy with one token per position: the KL from a one-hot distribution.
 
     Args:
         labels: ids in the draft vocabulary, int64 [N].
@@ -96,8 +96,8 @@ def head_ce(
         the summed loss and the number of positions where the label is the most likely token, both fp32 [].
     """
 
-    def sure(ids: torch.Tensor) -> torch.Tensor:  # [c] -> [c, D]
+    def one_hot(ids: torch.Tensor) -> torch.Tensor:  # [c] -> logits [c, D]
         logits = torch.full((len(ids), len(weight)), -1e4, device=ids.device)
         return logits.scatter_(1, ids[:, None], 0.0)
 
-    return head_kl(states, weight, labels, sure, chunk, dtype)
+    return head_kl(states, weight, labels, one_hot, chunk, dtype)

@@ -25,8 +25,8 @@ class BlockLayout:
     soft_prompts: bool = True
 
     def mask_mod(self) -> Callable[..., torch.Tensor]:
-        """What each token may attend to, of hidden states 0..T-1 and then tokens 0..T-1 of its row, as
-        flex-attention wants it: a function of batch, head, query and key index."""
+        """Return flex-attention's mask function of batch, head, query and key index. Keys are hidden states
+        0..T-1 and then tokens 0..T-1 of a row."""
         document_start, block_start = self.document_start, self.block_start
         t = block_start.shape[1]
 
@@ -46,10 +46,10 @@ class BlockLayout:
 
 
 def whole_documents(document_start: torch.Tensor, first_token: bool) -> BlockLayout:
-    """Each document of packed rows [B, T] is one block, and there are no soft prompts: causal attention.
+    """Return the layout of causal attention: each document of packed rows [B, T] is a block, no soft prompts.
 
     Args:
-        first_token: whether tokens see the first one of their document; it sees itself anyway.
+        first_token: whether tokens see the first one of their document; it sees itself in any case.
     """
     index = torch.arange(document_start.shape[1], device=document_start.device)
     start = document_start if first_token else torch.minimum(document_start + 1, index)
@@ -59,7 +59,7 @@ def whole_documents(document_start: torch.Tensor, first_token: bool) -> BlockLay
 def random_blocks(
     document_start: torch.Tensor, low: int, high: int, generator: torch.Generator
 ) -> BlockLayout:
-    """Cuts each packed row into blocks of one length; length and offset are drawn for each row.
+    """Cut each packed row into blocks of one length; length and offset are drawn for each row.
 
     The first block of a row or of a document, and the last one, may be shorter.
 

@@ -2,8 +2,8 @@
 
 Muon (Jordan et al. 2024) orthogonalizes the momentum of a weight matrix, so that all its directions are
 learned at one rate. Its step is scaled to the root mean square of AdamW's (Liu et al. 2025, "Muon is Scalable
-for LLM Training", §2.2), so both go by one learning rate. Embeddings, LM head and norms are no maps from
-hidden states to hidden states and stay with AdamW.
+for LLM Training", §2.2), so both share one learning rate. Embeddings, LM head and norms do not map hidden
+states to hidden states and stay with AdamW.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """`torch.optim.Muon` over the matrices of a drafter's layers, fused AdamW over its other trained weights.
 
     Args:
-        drafter: the module to train; what needs no gradient is left out.
+        drafter: the module to train; weights without a gradient are left out.
         lr: peak learning rate of both.
         betas: AdamW's decay rates.
         weight_decay: decoupled decay of weights with two dimensions, in both.
@@ -39,7 +39,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: None = None) -> None:
-        """One step of both; they share their groups with this optimizer, so schedulers reach them."""
+        """Take a step of both; they share their groups with this optimizer, so schedulers reach them."""
         for part in self.parts:
             part.step()
 

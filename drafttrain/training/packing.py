@@ -1,7 +1,7 @@
 """Documents packed into rows of one length, so that a step wastes little computation on padding.
 
-The plan is made once from the documents' lengths and a seed, so the same rows come up whether the target runs
-online or its states were stored, and a resumed run sees what the interrupted one would have seen.
+The plan depends only on the documents' lengths and a seed, so online and offline training see the same rows,
+and so does a resumed run.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from drafttrain.utils.errors import UserError
 
 
 def document_lengths(corpus: datasets.Dataset) -> list[int]:
-    """Tokens of each document of a corpus split."""
+    """Return the tokens of each document of a corpus split."""
     lengths: list[int] = []
     for batch in corpus.select_columns("input_ids").with_format("arrow").iter(batch_size=4096):
         lengths += batch["input_ids"].combine_chunks().value_lengths().to_pylist()
@@ -24,7 +24,7 @@ def document_lengths(corpus: datasets.Dataset) -> list[int]:
 
 
 def plan_rows(lengths: Sequence[int], row_length: int, seed: int) -> list[list[int]]:
-    """Packs documents into rows, each into the fullest row that still holds it, long documents first.
+    """Pack documents into rows, each into the fullest row that still holds it, long documents first.
 
     Documents of one length come in an order that depends on the seed.
 
@@ -76,8 +76,8 @@ class PackedRows(Dataset):
         lengths = document_lengths(corpus)
         if max(lengths, default=0) > row_length:
             raise UserError(
-                f"the corpus has a document of {max(lengths)} tokens and training.row_length is "
-                f"{row_length}: raise row_length or build the corpus with a smaller max_length"
+                f"training.row_length: must be >= {max(lengths)}, the corpus's longest document, got "
+                f"{row_length}; raise it or build the corpus with a smaller max_length"
             )
         if store is not None:  # a document whose states were not finite is stored empty
             lengths = store.lengths.tolist()

@@ -1,7 +1,7 @@
-"""How fast a drafter trains, set against what the target alone can do on the same machine.
+"""Training speed of a drafter, relative to the forward of the target alone on the same machine.
 
-Online training runs the target inside each step, so its speed is bounded by that of the bare target; training
-over stored hidden states leaves the target out. All of them take turns in one process, several rounds long.
+Online training runs the target inside each step, so its speed is bounded by the bare target's; training over
+stored hidden states leaves the target out. They take turns in one process, several rounds long.
 """
 
 import statistics
@@ -55,7 +55,7 @@ class TrainingSpeed:
 
     @property
     def best_forward(self) -> float:
-        """The bare target at its best shape."""
+        """Return the speed of the bare target at its best shape."""
         return max(map(statistics.median, self.forward.values()))
 
     @property
@@ -64,12 +64,12 @@ class TrainingSpeed:
 
     @property
     def train_ratio(self) -> float:
-        """Online training against the bare target."""
+        """Return online training relative to the bare target."""
         return self.median_online / self.best_forward
 
     @property
     def offline_ratio(self) -> float:
-        """Training over stored hidden states against online training."""
+        """Return training over stored hidden states relative to online training."""
         return statistics.median(self.offline) / self.median_online
 
 
@@ -83,12 +83,12 @@ def training_speed(
     steps: int = 3,
     shapes: Sequence[tuple[int, int]] = SHAPES,
 ) -> TrainingSpeed:
-    """Measures real training steps of a recipe, through the Trainer, with its data loading and optimizer.
+    """Measure training steps of a recipe through the Trainer, with its data loading and optimizer.
 
     Args:
         documents: a corpus split; some hundred documents, because few leave much padding in packed rows.
-        folder: for stored hidden states and whatever the Trainer writes.
-        rounds: how often everything takes its turn.
+        folder: for stored hidden states and the Trainer's files.
+        rounds: number of turns of each.
         steps: timed steps per turn; one more is not timed.
     """
     drafter = start_drafter(config, drafter_config, target, documents)
@@ -119,7 +119,7 @@ def train_some(
     seed: int,
     folder: Path,
 ) -> float:
-    """Tokens per second of some optimizer steps, as the training log gives them."""
+    """Return the tokens per second of some optimizer steps, from the training log."""
     config = replace(
         settle_bf16(config, target),
         max_steps=steps + 1,

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import time
 import zipfile
@@ -41,12 +42,13 @@ from drafttrain.utils.progress import counted
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
 TRAINING_ARGS = "training_args.bin"  # its arguments, in every checkpoint
+ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/-])~?/(?:[\w.-]+/)*(?=[\w.-])")
 
 
 class Clock(TrainerCallback):
-    """Stops training after `max_minutes`, time before a resume included, and tells how far the time has come.
+    """Stops training after `max_minutes`, time before a resume included.
 
-    All ranks go by the first one's clock: they must stop at the same step, with the same learning rate.
+    All ranks use the first one's clock: they must stop at the same step, with the same learning rate.
     """
 
     def __init__(self, max_minutes: float | None, elapsed: float):
@@ -55,7 +57,7 @@ class Clock(TrainerCallback):
         self.seconds = elapsed  # at the end of the last step
 
     def progress(self) -> float:
-        """Share of the time that had passed at the end of the last step; 0 without a limit."""
+        """Return the share of the time limit used at the end of the last step; 0 without a limit."""
         return min(self.seconds / self.limit, 1.0)
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -67,7 +69,7 @@ class Clock(TrainerCallback):
             self.seconds = broadcast(torch.tensor(self.seconds, device=args.device)).item()
         if self.seconds > self.limit:
             control.should_training_stop = control.should_save = True
-        # a log line at each checkpoint and at the end: what was counted since the last one is not lost
+        # a log line at each checkpoint and at the end, so that no counts are lost
         control.should_log |= control.should_save or control.should_training_stop
 
     def on_log(self, args, state, control, **kwargs):
@@ -91,7 +93,7 @@ class ShowSteps(TrainerCallback):
 
 
 def rate_schedule(config: TrainingConfig, max_steps: int, progress_of_time: Callable[[], float]):
-    """Factor on the peak learning rate for a number of optimizer steps done."""
+    """Return a function from optimizer steps done to the factor on the peak learning rate."""
 
     def factor(step: int) -> float:
         if step < config.warmup_steps:
@@ -113,22 +115,24 @@ def train(
     hidden_states: str | os.PathLike | None = None,
     target_dtype: str = "auto",
     target_device: str = "auto",
+    command: str | None = None,
 ) -> Path:
-    """Trains a drafter and writes `out/drafter` (weights and config) and `out/training_log.json`.
+    """Train a drafter and write `out/drafter` (weights and config) and `out/training_log.json`.
 
     An interrupted run continues from its last whole checkpoint in `out/checkpoints`.
 
     Args:
-        target_model: whatever `load_target` takes.
+        target_model: as `load_target` takes it.
         corpus: folder that `build_corpus` wrote.
         hidden_states: folder of stored states of that corpus; without it the target runs inside each step.
         target_dtype, target_device: as `load_target`.
+        command: the command line, for the drafter's record of its training.
 
     Returns:
         the folder of the trained drafter.
 
     Raises:
-        UserError: settings make no sense, corpus, store or `init_from` do not fit the target, the disk is too
+        UserError: settings are invalid, corpus, store or `init_from` do not fit the target, the disk is too
             small, or the loss is no longer finite.
     """
     config.check()
@@ -181,7 +185,7 @@ def train(
     if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
         trainer.evaluate()
     if is_first:
-        drafter.config.training = training_summary(config, trainer, rows, made_from)
+        drafter.config.training = training_summary(config, trainer, rows, made_from, command)
         write_json(out / "training_log.json", history)
         drafter.finish()
         with new_folder(out / "drafter") as folder:
@@ -193,8 +197,8 @@ def train(
 
 
 def take_drafter(init_from: str | os.PathLike, out: str | os.PathLike) -> Path:
-    """Copy a trained drafter to `out/drafter`, where `train` would write one; results and calibrations that
-    lie beside it belong to other measurements and stay behind.
+    """Copy a trained drafter to `out/drafter`, where `train` would write one, without the results and
+    calibrations beside it.
 
     Raises:
         UserError: there is none.
@@ -209,7 +213,7 @@ def take_drafter(init_from: str | os.PathLike, out: str | os.PathLike) -> Path:
 def start_drafter(
     config: TrainingConfig, drafter_config: DrafterConfig, target: FrozenTarget, corpus: Dataset
 ) -> DraftModel:
-    """A drafter that starts from the target, or from `config.init_from` with its own shape and vocabulary.
+    """Return a drafter that starts from the target, or from `config.init_from` with its shape and vocabulary.
 
     Weights are fp32; the frozen target's embeddings are converted once.
     """
@@ -229,19 +233,19 @@ def start_drafter(
 
 
 def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Optimizer | None:
-    """The recipe's optimizer; None for AdamW, which the Trainer makes itself."""
+    """Return the recipe's optimizer; None for AdamW, which the Trainer creates itself."""
     if config.optimizer == "adamw":
         return None
     return MuonWithAdamW(drafter, config.lr, config.adam_betas, config.weight_decay)
 
 
 def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> HiddenStateStore | None:
-    """The stored states of a corpus split, checked against target and corpus; None when training online."""
+    """Open the stored states of a corpus split, checked against target and corpus; None for online."""
     return None if folder is None else HiddenStateStore.open(Path(folder) / name, target_info(target), split)
 
 
 def planned_steps(config: TrainingConfig, n_rows: int, world_size: int) -> int:
-    """Optimizer steps in all epochs, as the Trainer counts them."""
+    """Return the optimizer steps in all epochs, as the Trainer counts them."""
     batches = math.ceil(n_rows / (config.rows_per_batch * world_size))  # of each process, in an epoch
     return math.ceil(math.ceil(batches / config.gradient_accumulation_steps) * config.epochs)
 
@@ -249,12 +253,12 @@ def planned_steps(config: TrainingConfig, n_rows: int, world_size: int) -> int:
 def training_arguments(
     config: TrainingConfig, folder: Path, device: torch.device | None = None
 ) -> TrainingArguments:
-    """The recipe in the words of the transformers Trainer.
+    """Return the recipe's settings as arguments of the transformers Trainer.
 
     Args:
         config: as `settle_bf16` returned it; DeepSpeed's `bf16.enabled: auto` follows it.
         folder: for checkpoints.
-        device: the target's; None for whatever there is.
+        device: the target's; None for a GPU if there is one.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -287,7 +291,7 @@ def training_arguments(
 
 
 def start_wandb(config: TrainingConfig, out: Path):
-    """Starts a run in `out/.wandb`, hidden because it is no output that later stages depend on.
+    """Start a run in `out/.wandb`, hidden because no later stage depends on it.
 
     WANDB_PROJECT, WANDB_MODE and the like in the environment have their usual meaning.
     """
@@ -303,9 +307,8 @@ def start_wandb(config: TrainingConfig, out: Path):
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; half-written and damaged ones are passed over.
-
-    The Trainer's own search takes the highest number.
+    """Return the newest complete checkpoint; half-written and damaged ones are skipped. (The Trainer's own
+    search takes the highest number.)
     """
     found = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
     numbered = {path: int(number) for path, number in found.items() if number.isdecimal()}
@@ -313,9 +316,9 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
         try:
             read_json(path / STATE)
             for weights in path.rglob("*.safetensors"):
-                with safe_open(weights, "pt"):  # reads the header, which tells how long the file must be
+                with safe_open(weights, "pt"):  # checks the file's length against its header
                     pass
-        except (UserError, SafetensorError):  # not there, or cut short
+        except (UserError, SafetensorError):  # missing or cut short
             continue
         if all(zipfile.is_zipfile(file) for file in path.rglob("*.pt*")):
             return path
@@ -323,7 +326,7 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
 
 
 def check_same_optimizer(config: TrainingConfig, checkpoint: Path) -> None:
-    """Refuses to go on with another kind of optimizer than the checkpoint's.
+    """Require the checkpoint's kind of optimizer.
 
     Raises:
         UserError: the checkpoint was written under DeepSpeed and this run is not, or the other way round.
@@ -332,7 +335,7 @@ def check_same_optimizer(config: TrainingConfig, checkpoint: Path) -> None:
     if theirs != ours:
         words = ("with DeepSpeed", "without") if theirs else ("without DeepSpeed", "with it")
         raise UserError(
-            f"{checkpoint}: this training was begun {words[0]} and would go on {words[1]}, which loses the "
+            f"{checkpoint}: this training was begun {words[0]} and would continue {words[1]}, without the "
             "optimizer's state; launch it as before, or delete the checkpoints"
         )
 
@@ -340,7 +343,7 @@ def check_same_optimizer(config: TrainingConfig, checkpoint: Path) -> None:
 def settle_bf16(
     config: TrainingConfig, target: FrozenTarget, checkpoint: Path | None = None
 ) -> TrainingConfig:
-    """Return the settings with what `bf16: auto` comes to: as the checkpoint was trained, or what is fastest.
+    """Return the settings with `bf16: auto` resolved: as the checkpoint was trained, or the fastest.
 
     Raises:
         UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
@@ -360,13 +363,13 @@ def settle_bf16(
 
 
 def _trained_in_bf16(checkpoint: Path) -> bool | None:
-    """Whether a checkpoint's steps were computed in bf16; None where the Trainer left no note."""
+    """Return whether a checkpoint's steps were computed in bf16; None if it is not recorded."""
     path = checkpoint / TRAINING_ARGS
     return torch.load(path, weights_only=False).bf16 if path.exists() else None
 
 
 def _elapsed(checkpoint: Path | None) -> float:
-    """Seconds of training up to a checkpoint."""
+    """Return the seconds of training up to a checkpoint."""
     if checkpoint is None:
         return 0.0
     history = read_json(checkpoint / STATE)["log_history"]
@@ -381,13 +384,18 @@ def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> Non
 
 
 def training_summary(
-    config: TrainingConfig, trainer: DraftTrainer, rows: PackedRows, made_from: dict[str, Any]
+    config: TrainingConfig,
+    trainer: DraftTrainer,
+    rows: PackedRows,
+    made_from: dict[str, Any],
+    command: str | None,
 ) -> dict[str, Any]:
-    """What the drafter's config says about its making; `seconds` leaves evaluations out. It will be
-    published, so of paths only the last names go into it.
+    """Return the record of a training in the drafter's config; `seconds` excludes evaluations. It will be
+    published, so it holds only the last names of paths.
 
     Args:
         made_from: the corpus's `corpus.json`.
+        command: the command line.
     """
     history = trainer.state.log_history
     steps = [entry for entry in history if entry.get("tokens_per_second")]
@@ -398,6 +406,7 @@ def training_summary(
     sources = zip(made_from["config"]["sources"], made_from["counts"]["sources"].values(), strict=True)
     return {
         **settings,
+        "command": command and ABSOLUTE_FOLDER.sub("", command),
         "steps": trainer.state.global_step,
         "processes": trainer.args.world_size,
         "machine": describe_machine(

@@ -1,10 +1,10 @@
 """The transformers `Trainer` with a frozen target beside the model, so that checkpoints, resume, gradient
 accumulation, bf16, DeepSpeed and wandb come from the library.
 
-What is ours: the loss; block masks and EAGLE's noise keyed by (seed, step, row of the step), so that a
-resumed run draws what the interrupted one would have drawn, and a step draws the same however it is split
-over ranks and accumulation (the dropout of a small LM that has some alone comes from the process's random
-state); and an evaluation that decodes for real.
+Ours are the loss; block masks and EAGLE's noise keyed by (seed, step, row of the step), so that a resumed run
+draws what the interrupted one would have drawn, and a step draws the same for any split over ranks and
+accumulation (only a small LM's dropout comes from the process's random state); and an evaluation that
+decodes.
 """
 
 import time
@@ -32,10 +32,10 @@ class DraftLoss:
     """Sums over a batch.
 
     Attributes:
-        total: what is minimized.
+        total: the loss.
         kl: forward KL (or cross-entropy) of the first prediction, the next draft token.
         agree: its positions where both argmaxes agree.
-        positions: those that were judged; of labels, the ones that can be drafted.
+        positions: of these two; of labels, those that can be drafted.
     """
 
     total: torch.Tensor
@@ -54,10 +54,10 @@ def draft_loss(
     bf16: bool,
     labels: bool = False,
 ) -> DraftLoss:
-    """The loss of a drafter on a batch, summed over its trained positions.
+    """Return the loss of a drafter on a batch, summed over its trained positions.
 
     Args:
-        model: the drafter as it is called: wrapped by DDP or DeepSpeed, or the drafter itself.
+        model: the drafter to call: wrapped by DDP or DeepSpeed, or itself.
         drafter: the bare drafter, for its head and its vocabulary.
         batch: rows of `PackedRows`, stacked, with the target's states.
         layout: the blocks of this step, for drafters with soft prompts.
@@ -73,7 +73,7 @@ def draft_loss(
         layout = whole_documents(batch["document_start"], drafter.first_token)
     with torch.autocast(wanted.device.type, torch.bfloat16, enabled=bf16):
         attend = block_attention(layout) if drafter.attends else None
-        told = drafter.predictions(model, batch, attend, wanted)
+        predictions = drafter.predictions(model, batch, attend, wanted)
     draft_rows = target.lm_head.weight[drafter.draft_to_target]  # [D, H]
     next_ids = _draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)] if labels else None
 
@@ -81,26 +81,27 @@ def draft_loss(
         return target.scale_logits(final @ draft_rows.T)  # [c, D]
 
     parts = []
-    for one in told:
-        states, teacher = one.states, batch["final"][one.rows].to(target.dtype)  # [N, H]
-        dtype = torch.bfloat16 if bf16 else one.head.dtype
+    for prediction in predictions:
+        states, head = prediction.states, prediction.head  # [N, H], [D, H]
+        teacher = batch["final"][prediction.rows].to(target.dtype)  # [N, H]
+        dtype = torch.bfloat16 if bf16 else head.dtype
         if next_ids is None:
-            kl, agree = head_kl(states, one.head, teacher, teacher_logits, chunk, dtype)
+            kl, agree = head_kl(states, head, teacher, teacher_logits, chunk, dtype)
         else:
-            ids = next_ids[one.rows]  # [N], -1 for tokens that cannot be drafted
+            ids = next_ids[prediction.rows]  # [N], -1 for tokens that cannot be drafted
             known = ids >= 0
-            kl, agree = head_ce(states[known], one.head, ids[known], chunk, dtype)
-        total = one.weight * kl
-        if one.state_weight:
-            apart = F.smooth_l1_loss(states.float(), teacher.float(), reduction="none")  # [N, H]
-            total = total + one.state_weight * apart.mean(-1).sum()
+            kl, agree = head_ce(states[known], head, ids[known], chunk, dtype)
+        total = prediction.weight * kl
+        if prediction.state_weight:
+            distance = F.smooth_l1_loss(states.float(), teacher.float(), reduction="none")  # [N, H]
+            total = total + prediction.state_weight * distance.mean(-1).sum()
         judged = len(states) if next_ids is None else int(known.sum())
         parts.append(DraftLoss(total, kl.detach(), agree, judged))
     return replace(parts[0], total=sum(part.total for part in parts))
 
 
 def _draft_ids(drafter: DraftModel, vocab_size: int) -> torch.Tensor:
-    """Draft-vocabulary id of each target token, -1 for those outside, int64 [V]."""
+    """Return the draft-vocabulary id of each target token, -1 for those outside, int64 [V]."""
     ids = drafter.draft_to_target
     found = torch.full((vocab_size,), -1, device=ids.device)
     found[ids] = torch.arange(len(ids), device=ids.device)
@@ -108,8 +109,8 @@ def _draft_ids(drafter: DraftModel, vocab_size: int) -> torch.Tensor:
 
 
 def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The batch with `tapped` [B, T, K·H] and `final` [B, T, H]: as stored where it carries them, else from
-    a forward of the target. Tokens whose states are NaN or infinite are not trained; stored states have none.
+    """Return the batch with `tapped` [B, T, K·H] and `final` [B, T, H]: stored ones, or from a forward of the
+    target. Tokens whose states are NaN or infinite are not trained; stored states have none.
     """
     if "tapped" in batch:
         return batch
@@ -162,8 +163,8 @@ class DraftTrainer(Trainer):
         self._logged_at: float | None = None
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        """Trained positions of a whole optimizer step, over accumulated batches and ranks; the few whose
-        states turn out not to be finite count as well."""
+        """Return the trained positions of a whole optimizer step, over accumulated batches and ranks; the few
+        without finite states are counted as well."""
         n = sum(batch["loss_mask"].sum() for batch in batch_samples).to(device)
         return self.accelerator.gather(n).sum() if self.args.world_size > 1 else n
 
@@ -173,7 +174,7 @@ class DraftTrainer(Trainer):
         return self.lr_scheduler
 
     def _row_seeds(self, n_rows: int) -> list[int]:
-        """A seed for each row of the next batch: nothing to save, nothing to restore on resume."""
+        """Return a seed for each row of the next batch, from the step alone: nothing to save or restore."""
         step = self.state.global_step
         number = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = (step, number + 1)
@@ -183,7 +184,7 @@ class DraftTrainer(Trainer):
         return [zlib.crc32(f"{self.mask_seed} {step} {first + i}".encode()) for i in range(n_rows)]
 
     def _layout(self, document_start: torch.Tensor, seeds: list[int]) -> BlockLayout:
-        """Blocks of a batch, each row's from its own generator."""
+        """Draw the blocks of a batch, each row's from its own generator."""
         rows = []
         for i, seed in enumerate(seeds):
             generator = torch.Generator().manual_seed(seed)
@@ -199,30 +200,30 @@ class DraftTrainer(Trainer):
         inputs = {**with_states(self.target, inputs), "row_seeds": torch.tensor(seeds)}
         trained = inputs["loss_mask"].sum()
         self._refuse_broken(bool((trained == 0) & (wanted > 0)))
-        found = draft_loss(
+        batch_loss = draft_loss(
             model, self.model, self.target, inputs, layout, self.kl_chunk, self.args.bf16, self.labels
         )
-        loss = found.total
+        loss = batch_loss.total
         if not torch.isfinite(loss):
             raise UserError(
-                f"the loss became {loss.item()} at step {self.state.global_step}: lower training.lr, or look "
-                "for damaged weights of the target; checkpoints of earlier steps are good"
+                f"loss: must be finite, got {loss.item()} at step {self.state.global_step}; lower "
+                "training.lr, or look for damaged weights of the target; earlier checkpoints are good"
             )
-        judged = torch.full_like(trained, found.positions)
-        self._sums += torch.stack([found.agree, judged, inputs["n_tokens"].sum(), wanted - trained])
+        positions = torch.full_like(trained, batch_loss.positions)
+        self._sums += torch.stack([batch_loss.agree, positions, inputs["n_tokens"].sum(), wanted - trained])
         return loss / num_items_in_batch.clamp(min=1) * self.accelerator.num_processes
 
     def _refuse_broken(self, is_broken: bool) -> None:
-        """Raises UserError after some batches in a row that left nothing to train."""
+        """Raise UserError after some batches in a row without anything to train."""
         self._broken = self._broken + 1 if is_broken else 0
         if self._broken == BROKEN_BATCHES:
             raise UserError(
-                f"{self.target.name} gives NaN or infinite states for every token of {BROKEN_BATCHES} "
-                "batches in a row: look for damaged weights of the target"
+                f"{self.target.name}: must give finite states, got NaN or infinity for all tokens of "
+                f"{BROKEN_BATCHES} batches in a row; look for damaged weights of the target"
             )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds top-1 agreement, tokens and tokens per second over all ranks to each training log line."""
+        """Add top-1 agreement, tokens and tokens per second over all ranks to each training log line."""
         if "loss" in logs:
             sums = self._sums
             if self.args.world_size > 1:
@@ -239,7 +240,7 @@ class DraftTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
-        """Held-out KL and the real accept_len of the shipped decode loop; leaves the random state alone."""
+        """Measure held-out KL and, with the decode loop, accept_len; the random state is unchanged."""
         started = time.perf_counter()
         training = self.model.training
         with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -1,8 +1,8 @@
-"""Memory that the C library keeps between training steps.
+"""Return memory that the C library keeps between training steps to the system.
 
-Rows have another number of trained tokens in each step, so tensors of ever new sizes are made and freed, and
-glibc's heap grows around the holes: five MEDUSA heads, whose tensors take 0.8 GB, held 3 GB after 30 steps on
-a CPU and 12 GB after 300.
+Each step has another number of trained tokens, so tensors of ever new sizes are allocated and freed, and
+glibc's heap fragments: five MEDUSA heads, whose tensors take 0.8 GB, held 3 GB after 30 steps on a CPU and
+12 GB after 300.
 """
 
 import ctypes
@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from transformers import TrainerCallback
 
-EVERY = 10  # steps: what was given back has to be asked for again, which takes a tenth of a second
+EVERY = 10  # steps: allocating the memory again takes a tenth of a second
 
 
 class TrimHeap(TrainerCallback):
-    """Gives what is free in the heap back to the system."""
+    """Trims the heap every few steps."""
 
     def __init__(self) -> None:
         self.trim = heap_trimmer()
@@ -25,8 +25,7 @@ class TrimHeap(TrainerCallback):
 
 
 def heap_trimmer() -> Callable[[int], int] | None:
-    """glibc's `malloc_trim`, which keeps so many bytes at the heap's end and gives back the rest that is free
-    (malloc_trim(3)); None where the C library is another."""
+    """Return glibc's `malloc_trim(bytes to keep)`; None with another C library."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # musl, macOS; Windows

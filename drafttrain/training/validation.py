@@ -1,5 +1,5 @@
-"""What is measured while a drafter trains: its loss on held-out text and, with the shipped decode loop, its
-real accept_len on fixed prompts that belong to no benchmark."""
+"""Validation while a drafter trains: its loss on held-out text and, with the decode loop, its accept_len on
+fixed prompts of no benchmark."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ TEXT_PROMPT = 32  # tokens of a plain text that serve as a prompt
 
 
 class Validation:
-    """Called with a drafter, returns its metrics; the same text, blocks and prompts each time.
+    """Computes the metrics of a drafter when called, on the same text, blocks and prompts each time.
 
     loss: KL per position with blocks of `eval_draft_length`.
     top1_agreement: share of the positions where the most likely tokens agree (within the draft vocabulary).
@@ -39,12 +39,14 @@ class Validation:
         rows: the corpus's validation split.
 
     Raises:
-        UserError: that split is empty, or no prompt can be had.
+        UserError: that split is empty, or no prompt fits.
     """
 
     def __init__(self, config: "TrainingConfig", target: FrozenTarget, rows: PackedRows):
         if not len(rows):
-            raise UserError("the corpus has no validation split: raise corpus.validation_fraction")
+            raise UserError(
+                "corpus: must have a validation split, got 0 documents; raise corpus.validation_fraction"
+            )
         self.config, self.target, self.rows = config, target, rows
         self.prompts = validation_prompts(config, target, rows)
         self._lost_mass: float | None = None  # a training changes neither target nor draft vocabulary
@@ -56,23 +58,21 @@ class Validation:
     def held_out(self, drafter: DraftModel) -> dict[str, float]:
         config, device = self.config, self.target.device
         length = config.eval_draft_length
-        kl = agree = lost = positions = judged = 0.0
+        kl = agree = lost = positions = trained = 0.0
         for index in range(min(EVAL_ROWS, len(self.rows))):
             batch = {name: value.to(device) for name, value in default_collate([self.rows[index]]).items()}
             batch = with_states(self.target, batch)
             generator = torch.Generator().manual_seed(index)
             layout = random_blocks(batch["document_start"], length, length, generator)
-            found = draft_loss(
-                drafter, drafter, self.target, batch, layout, config.kl_chunk, bf16=config.bf16
-            )
+            loss = draft_loss(drafter, drafter, self.target, batch, layout, config.kl_chunk, bf16=config.bf16)
             wanted = batch["loss_mask"].bool()
-            kl, agree = kl + found.kl.item(), agree + found.agree.item()
-            positions, judged = positions + found.positions, judged + wanted.sum().item()
+            kl, agree = kl + loss.kl.item(), agree + loss.agree.item()
+            positions, trained = positions + loss.positions, trained + wanted.sum().item()
             if self._lost_mass is None:
                 lost += self._lost(drafter, batch["final"][wanted].to(self.target.dtype))
         positions = max(positions, 1)
         if self._lost_mass is None:
-            self._lost_mass = lost / max(judged, 1)
+            self._lost_mass = lost / max(trained, 1)
         return {
             "loss": kl / positions,
             "top1_agreement": agree / positions,
@@ -80,7 +80,7 @@ class Validation:
         }
 
     def _lost(self, drafter: DraftModel, final: torch.Tensor) -> float:
-        """Probability outside the draft vocabulary, summed over positions [N, H]."""
+        """Return the probability outside the draft vocabulary, summed over states [N, H]."""
         total = 0.0
         for part in final.split(self.config.kl_chunk):
             probs = torch.softmax(self.target.head(part).float(), dim=-1)  # [c, V]
@@ -101,8 +101,8 @@ class Validation:
 def validation_prompts(
     config: "TrainingConfig", target: FrozenTarget, rows: PackedRows
 ) -> list[Sequence[int]]:
-    """Token ids of the fixed prompts: a file's; or of held-out documents what stands before the first trained
-    token, and of plain text, which is trained from its start, the beginning.
+    """Return the token ids of the fixed prompts: a file's; or of held-out documents the text before the first
+    trained token, and of plain text, which is trained from its start, the beginning.
 
     Raises:
         UserError: none fits into the target's positions together with `eval_new_tokens`.
@@ -117,8 +117,8 @@ def validation_prompts(
     if not chosen:
         source = config.eval_prompts or "the corpus's validation split"
         raise UserError(
-            f"{source}: no prompt leaves room for training.eval_new_tokens = {config.eval_new_tokens} in the "
-            f"{limit} positions of {target.name}; lower it or name other training.eval_prompts"
+            f"training.eval_new_tokens: must fit after a prompt of {source} into the {limit} positions of "
+            f"{target.name}, got {config.eval_new_tokens}; lower it or name other training.eval_prompts"
         )
     return chosen
 

@@ -8,6 +8,7 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import setting
 
 
 @dataclass
@@ -21,20 +22,21 @@ class CapePolicy(TreePolicy):
         widths: children in each class, the chain's token included.
     """
 
-    max_depth: int = 5
+    max_depth: int = setting(5, ge=0)
     bounds: tuple[float, ...] = (0.3, 0.6, 0.8)
-    widths: tuple[int, ...] = (7, 5, 3, 1)
+    widths: tuple[int, ...] = setting((7, 5, 3, 1), ge=1)
 
     def __post_init__(self) -> None:
-        rising = all(low < high for low, high in zip(self.bounds, self.bounds[1:]))
-        if len(self.widths) != len(self.bounds) + 1 or not rising or min(self.widths) < 1:
+        super().__post_init__()
+        if list(self.bounds) != sorted(set(self.bounds)):
+            raise UserError(f"bounds: must be ascending, got {list(self.bounds)}")
+        if len(self.widths) != len(self.bounds) + 1:
             raise UserError(
-                f"CAPE: bounds {list(self.bounds)} must rise, and widths {list(self.widths)} be one more, "
-                "each at least 1"
+                f"widths: must be one more than bounds ({len(self.bounds)}), got {list(self.widths)}"
             )
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]."""
+        """Draft trees after root tokens [B]."""
         tree = TokenTree.root_only(root)
         tip = torch.zeros_like(root)[:, None]  # [B, 1]
         bounds = torch.tensor(self.bounds, device=root.device)

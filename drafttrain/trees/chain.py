@@ -7,6 +7,7 @@ import torch
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.ranges import setting
 
 
 @dataclass
@@ -14,10 +15,10 @@ class ChainPolicy(TreePolicy):
     """Drafts `length` tokens one after the other.
 
     Attributes:
-        length: drafted tokens, root excluded; at least 0.
+        length: drafted tokens, root excluded.
     """
 
-    length: int
+    length: int = setting(ge=0)
 
     @property
     def max_depth(self) -> int:
@@ -25,7 +26,7 @@ class ChainPolicy(TreePolicy):
         return self.length
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts a chain behind each root token [B]."""
+        """Draft a chain after each root token [B]."""
         tree = TokenTree.root_only(root)
         for depth in range(self.length):
             last = torch.full_like(root, depth)[:, None]  # [B, 1] node index

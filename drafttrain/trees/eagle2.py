@@ -6,8 +6,9 @@ import torch
 
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy, check_children
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.ranges import setting
 
 
 @dataclass
@@ -21,15 +22,12 @@ class Eagle2Policy(TreePolicy):
         total: drafted nodes that are verified, root excluded; None: all of them.
     """
 
-    top_k: int = 10
-    max_depth: int = 6
-    total: int | None = 50
-
-    def __post_init__(self) -> None:
-        check_children("eagle2", "top_k", self.top_k)
+    top_k: int = setting(10, ge=1)
+    max_depth: int = setting(6, ge=0)
+    total: int | None = setting(50, ge=0)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]."""
+        """Draft trees after root tokens [B]."""
         tree = expand_best(drafter, state, root, self.top_k, self.max_depth)
         return tree if self.total is None else keep_best(tree, self.total)
 
@@ -42,11 +40,11 @@ def expand_best(
     max_depth: int,
     entropies: bool = False,
 ) -> TokenTree:
-    """EAGLE-2's tree before the rerank: in each layer the `top_k` nodes of highest joint probability get
-    `top_k` children each. All rows are alike in shape.
+    """Grow EAGLE-2's tree before the rerank: in each layer the `top_k` nodes of highest joint probability
+    get `top_k` children each. All rows have the same shape.
 
     Args:
-        entropies: note the entropy of the distribution that each node comes from.
+        entropies: keep the entropy of the distribution that each node comes from.
     """
     tree = TokenTree.root_only(root)
     frontier = torch.zeros_like(root)[:, None]  # [B, 1]
@@ -61,10 +59,10 @@ def expand_best(
 
 
 def keep_best(tree: TokenTree, total: int) -> TokenTree:
-    """The sub-tree of the root and the `total` nodes of highest joint probability.
+    """Return the sub-tree of the root and the `total` nodes of highest joint probability.
 
     Among equals the earlier node wins. A node is never more probable than its parent, which comes before it,
-    so what stays is closed under parents.
+    so the ancestors of a node that stays, stay.
     """
     joint = tree.joint_log_probs().clone()  # [B, n]
     joint[:, 0] = torch.inf

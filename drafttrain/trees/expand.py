@@ -1,4 +1,4 @@
-"""What layered policies share: the children of a frontier, and how unsure the drafter is of them."""
+"""Helpers for layer-by-layer policies: expand a frontier, entropy of its distributions."""
 
 import numpy as np
 import torch
@@ -18,20 +18,19 @@ def add_children(
     k: int,
     entropies: bool = False,
 ) -> TokenTree:
-    """Gives each node of the frontier its k most probable children.
+    """Append the k most probable children of each node of the frontier.
 
     Args:
-        frontier: nodes of the deepest layer, int64 [B, f]; rows with fewer are padded with the root, which is
-            expanded once more for nothing.
+        frontier: nodes of the deepest layer, int64 [B, f]; rows with fewer are padded with the root.
         counts: how many of them are no padding, int64 [B]. None: all.
         k: children per node; all tokens where the draft vocabulary has fewer.
-        entropies: note the entropy of the distribution that each child comes from.
+        entropies: keep the entropy of the distribution that each child comes from.
     """
-    unsure = None
+    entropy = None
     if entropies:
         expanded = drafter.expand(state, tree, frontier)  # [B, f, D]
         log_probs, ids = expanded.topk(min(k, drafter.draft_vocab_size))  # [B, f, k]
-        unsure = top_entropy(expanded)[:, :, None].expand_as(ids).flatten(1)  # [B, f * k]
+        entropy = top_entropy(expanded)[:, :, None].expand_as(ids).flatten(1)  # [B, f * k]
     else:
         log_probs, ids = drafter.top(state, tree, frontier, k)  # [B, f, k]
     parents = frontier[:, :, None].expand_as(ids)  # [B, f, k]
@@ -39,15 +38,15 @@ def add_children(
         parents.flatten(1),
         drafter.to_target(ids).flatten(1),
         log_probs.flatten(1),
-        entropies=unsure,
+        entropies=entropy,
         # a row that is alone has no padding
         counts=None if counts is None or len(frontier) == 1 else counts * ids.shape[2],
     )
 
 
 def top_entropy(log_probs: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats over the 1000 most probable tokens, not normalized again, fp32 [...]; over all of a
-    smaller vocabulary (C2T paper, eq. 3).
+    """Return the entropy in nats over the 1000 most probable tokens, without renormalizing, fp32 [...]; over
+    all of a smaller vocabulary (C2T paper, eq. 3).
 
     Args:
         log_probs: fp32 [..., D].

@@ -1,18 +1,22 @@
-"""What the proposer asks of a growth policy."""
+"""The interface of growth policies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
+from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges
 
 
 class TreePolicy(ABC):
     """Decides which nodes a drafter expands.
+
+    A policy is a dataclass: its fields are the settings that `parse.py` reads by name, and a field declared
+    with `setting` has a range.
 
     Attributes:
         max_depth: layers of drafts at most.
@@ -20,19 +24,21 @@ class TreePolicy(ABC):
 
     max_depth: int
 
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @classmethod
+    def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return the settings that a calibration supplies, by default none.
+
+        Args:
+            given: names of the settings that the user writes out; they win in any case.
+        """
+        return {}
+
     @abstractmethod
     def grow(self, drafter: Drafter, state: Any, root: torch.Tensor) -> TokenTree:
         """Draft trees of at most `max_depth` layers after each root token [B]."""
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for; most policies treat all alike."""
-
-
-def check_children(name: str, key: str, value: int) -> None:
-    """Require at least one child of an expanded node.
-
-    Raises:
-        UserError: there are fewer.
-    """
-    if value < 1:
-        raise UserError(f"{name}: {key} must be >= 1, got {value}; 1 grows a chain")

@@ -1,14 +1,18 @@
 """PCT, the pruned candidate tree (EDD paper, §3.2): expand a node only where drafting is expected to pay."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy, check_children
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import setting
 
 
 @dataclass
@@ -16,41 +20,45 @@ class PctPolicy(TreePolicy):
     """A drafting step pays if the token it starts from is accepted with more than s_d / s_t (eq. 5). The
     confidence of a node, the joint probability of its path, stands for that probability.
 
-    A node below the ratio stays in the tree but gets no children. At the end nodes below `min_confidence` go,
-    with all that is below them.
+    A node below the ratio stays in the tree but gets no children. At the end nodes below `min_confidence` are
+    removed, with their descendants.
 
     Attributes:
         draft_seconds: s_d, one drafting step.
         verify_seconds: s_t, one forward of the target. Neither is needed with a threshold.
         width: children of an expanded node.
         max_depth: layers at most.
-        min_confidence: of the nodes that are verified.
+        min_confidence: least confidence of a verified node.
         threshold: least confidence of an expanded node; None for s_d / s_t.
     """
 
-    draft_seconds: float | None = None
-    verify_seconds: float | None = None
-    width: int = 5
-    max_depth: int = 10
-    min_confidence: float = 0.01
-    threshold: float | None = None
+    draft_seconds: float | None = setting(None, gt=0)
+    verify_seconds: float | None = setting(None, gt=0)
+    width: int = setting(5, ge=1)
+    max_depth: int = setting(10, ge=0)
+    min_confidence: float = setting(0.01, ge=0, le=1)
+    threshold: float | None = setting(None, gt=0, le=1)
 
     def __post_init__(self) -> None:
-        check_children("pct", "width", self.width)
+        super().__post_init__()
         if self.threshold is not None:
-            if not 0 < self.threshold <= 1:
-                raise UserError(f"PCT: threshold {self.threshold} must lie above 0 and not above 1")
             return
         if self.draft_seconds is None or self.verify_seconds is None:
             raise UserError(
-                "PCT: draft_seconds, verify_seconds is missing; run drafttrain calibrate first, or give a "
-                "threshold"
+                "draft_seconds, verify_seconds: missing; run drafttrain calibrate first, or give a threshold"
             )
-        if not 0 < self.draft_seconds < self.verify_seconds:
+        if self.draft_seconds >= self.verify_seconds:
             raise UserError(
-                f"PCT: a drafting step takes {self.draft_seconds} s and a forward of the target "
-                f"{self.verify_seconds} s; drafting pays only where it is the faster of the two"
+                f"draft_seconds: must be < verify_seconds ({self.verify_seconds}), got "
+                f"{self.draft_seconds}; drafting pays only where it is faster than the target"
             )
+
+    @classmethod
+    def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return s_d and s_t, both taken as constant (EDD paper, eq. 5), unless a threshold is given."""
+        if "threshold" in given:
+            return {}
+        return {"draft_seconds": costs.draft(1), "verify_seconds": costs.target(1)}
 
     @property
     def ratio(self) -> float:
@@ -58,7 +66,7 @@ class PctPolicy(TreePolicy):
         return self.draft_seconds / self.verify_seconds if self.threshold is None else self.threshold
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]."""
+        """Draft trees after root tokens [B]."""
         tree = TokenTree.root_only(root)
         for depth in range(self.max_depth):
             # padding nodes have probability 0

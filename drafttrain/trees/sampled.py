@@ -1,4 +1,4 @@
-"""Trees whose candidates are drawn, not chosen: what recursive rejection needs at temperature above 0."""
+"""Trees of sampled candidates, for recursive rejection sampling at temperature above 0."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import torch
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import DrawnFrom, TokenTree
+from drafttrain.utils.ranges import setting
 
 
 @dataclass
 class SampledTreePolicy(TreePolicy):
     """Each node of layer d gets `k_config[d]` children, drawn without replacement (SEED's k_config; a chain
-    is (1, 1, 1)). One object serves one call of `decode`: each tree uses new numbers.
+    is (1, 1, 1)). One object serves one call of `decode`: each tree uses new random numbers.
 
     Attributes:
         k_config: children per node, layer by layer.
@@ -21,16 +22,17 @@ class SampledTreePolicy(TreePolicy):
         temperature: of the draws; the rule is exact for any.
     """
 
-    k_config: Sequence[int]
+    k_config: Sequence[int] = setting(ge=1)
     seeds: Sequence[int]
-    temperature: float = 1.0
+    temperature: float = setting(1.0, gt=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._grown = [0] * len(self.seeds)  # trees so far: no two of a prompt use the same numbers
         self._rows: Sequence[int] = range(len(self.seeds))
 
     def set_active(self, numbers: Sequence[int]) -> None:
-        """The next trees are for the prompts of these numbers."""
+        """Note which prompts the next trees are for."""
         self._rows = list(numbers)
 
     @property
@@ -38,7 +40,7 @@ class SampledTreePolicy(TreePolicy):
         return len(self.k_config)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]."""
+        """Draft trees after root tokens [B]."""
         batch, size = len(root), drafter.draft_vocab_size
         ids = drafter.to_target(torch.arange(size, device=root.device))  # [D]
         generators = []

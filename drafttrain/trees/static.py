@@ -1,4 +1,4 @@
-"""Trees of one shape, whatever the drafter thinks: by a number of children for each layer, or by paths."""
+"""Trees of a fixed shape, given by the number of children per layer or by paths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class StaticPolicy(TreePolicy):
     def __post_init__(self) -> None:
         self.paths = sorted({tuple(path) for path in self.paths}, key=lambda path: (len(path), path))
         if len(self.paths) > LARGEST:
-            raise UserError(f"static tree: {len(self.paths)} nodes are more than {LARGEST}: make it smaller")
+            raise UserError(f"paths: must be at most {LARGEST} nodes, got {len(self.paths)}")
         known = {(), *self.paths}
         for path in self.paths:
             if not path or min(path) < 0 or path[:-1] not in known:
                 raise UserError(
-                    f"static tree: path {list(path)} hangs in the air; list every node on the way to it, "
-                    "with ranks from 0"
+                    f"paths: must contain every node on the way to a node, with ranks from 0, got "
+                    f"{list(path)} without its parent"
                 )
 
     @classmethod
@@ -46,8 +46,10 @@ class StaticPolicy(TreePolicy):
         layer: list[tuple[int, ...]] = [()]
         paths = []
         for k in k_config:
-            if len(layer) * k > LARGEST:
-                raise UserError(f"static tree: a layer of {len(layer) * k} nodes is more than {LARGEST}")
+            if not 1 <= k <= LARGEST // len(layer):
+                raise UserError(
+                    f"k_config: must be >= 1 per layer and at most {LARGEST} nodes, got {list(k_config)}"
+                )
             layer = [(*path, rank) for path in layer for rank in range(k)]
             paths += layer
         return cls(paths)
@@ -61,7 +63,7 @@ class StaticPolicy(TreePolicy):
     def from_text(cls, paths: str) -> "StaticPolicy":
         """Paths as ranks below ten joined by dashes: `0-1-00-01`."""
         if not all(path.isdecimal() for path in paths.split("-")):
-            raise UserError(f"static tree: paths {paths!r} are to be digits joined by dashes, as in 0-1-00")
+            raise UserError(f"paths: must be digits joined by dashes, such as 0-1-00, got {paths}")
         return cls([tuple(map(int, path)) for path in paths.split("-")])
 
     @classmethod
@@ -74,7 +76,11 @@ class StaticPolicy(TreePolicy):
         return max((len(path) for path in self.paths), default=0)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts the tree behind each root token [B]."""
+        """Draft the tree after each root token [B].
+
+        Raises:
+            UserError: it has more children per node than the drafter has tokens.
+        """
         tree = TokenTree.root_only(root)
         index = {(): 0}
         for depth in range(1, self.max_depth + 1):
@@ -84,8 +90,8 @@ class StaticPolicy(TreePolicy):
             ranks = max(path[-1] for path in layer) + 1
             if ranks > drafter.draft_vocab_size:
                 raise UserError(
-                    f"static tree: {ranks} children, and the drafter has {drafter.draft_vocab_size} tokens: "
-                    "make it narrower"
+                    f"tree: must have at most {drafter.draft_vocab_size} children per node, the drafter's "
+                    f"tokens, got {ranks}"
                 )
             log_probs, ids = drafter.top(state, tree, frontier, ranks)  # [B, f, ranks]
             places = [parents.index(index[path[:-1]]) * ranks + path[-1] for path in layer]

@@ -1,4 +1,4 @@
-"""`timed`: the tree that emits most tokens per second on this machine, by its measured costs.
+"""`timed`: the tree that emits most tokens per second on this machine, by measured costs.
 
 PCT expands a node where its confidence exceeds s_d / s_t (EDD paper, eq. 5): one drafting step against one
 verification, both constant, whatever the other nodes are. Here the costs are curves, drafting time by
@@ -7,16 +7,18 @@ emits tokens anyway: by the renewal-reward theorem, decoding is fastest if every
 greatest `expected tokens - rate * seconds`, where `rate` is the best attainable one.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from drafttrain.trees.costs import AcceptanceCurve, CostCurve
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy, check_children
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import setting
 
 
 @dataclass
@@ -38,22 +40,26 @@ class TimedPolicy(TreePolicy):
 
     draft_seconds: CostCurve
     verify_seconds: CostCurve
-    rate: float
-    acceptance: tuple[float, ...] = (0.6,)
+    rate: float = setting(gt=0)
+    acceptance: tuple[float, ...] = setting((0.6,), gt=0, le=1)
     promise: AcceptanceCurve | None = None
-    width: int = 4
-    frontier: int = 8
-    max_depth: int = 10
+    width: int = setting(4, ge=1)
+    frontier: int = setting(8, ge=1)
+    max_depth: int = setting(10, ge=0)
 
-    def __post_init__(self) -> None:
-        check_children("timed", "width", self.width)
-        if not self.rate > 0 or not all(0 < share <= 1 for share in self.acceptance):
-            raise UserError(
-                f"timed: rate {self.rate} must be above 0, acceptance {list(self.acceptance)} within 0 and 1"
-            )
+    @classmethod
+    def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return the curves, the rate and what is accepted."""
+        return {
+            "draft_seconds": costs.draft,
+            "verify_seconds": costs.verify,
+            "rate": costs.rate,
+            "acceptance": costs.acceptance,
+            "promise": costs.promise,
+        }
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
-        """Drafts trees behind root tokens [B]; the sequences share forwards, and so the costs."""
+        """Draft trees after root tokens [B]; the sequences share forwards, and so the costs."""
         batch = len(root)
         tree = TokenTree.root_only(root)
         joint = torch.ones_like(root, dtype=torch.float)[:, None]  # [B, n]
@@ -70,17 +76,17 @@ class TimedPolicy(TreePolicy):
         return self._worth_verifying(tree, joint)
 
     def _accepted(self, joint: torch.Tensor) -> torch.Tensor:
-        """Expected share of each node that is accepted, [B, m], from joint log-probabilities [B, m]."""
+        """Return the expected acceptance of nodes [B, m] from their joint log-probabilities [B, m]."""
         return joint.exp() if self.promise is None else self.promise(joint)
 
     def _rate(self, batch: int) -> float:
-        """`rate` was measured for one sequence; several emit more, as their verification takes less than
-        several times as long."""
+        """Return the rate to beat of a batch: `rate` was measured for one sequence, and verifying several
+        takes less than several times as long."""
         verified = 4  # tokens of a small tree
         return self.rate * batch * self.verify_seconds(verified) / self.verify_seconds(verified * batch)
 
     def _worth_expanding(self, confidence: list[float], depth: int, batch: int) -> int:
-        """How many of the best nodes to expand: those that maximize the expected gain.
+        """Return how many of the best nodes to expand to maximize the expected gain.
 
         Args:
             confidence: joint probability of each, best first, summed over the batch.
@@ -88,12 +94,12 @@ class TimedPolicy(TreePolicy):
         """
         rate = self._rate(batch)
         share, following = (self.acceptance[min(d, len(self.acceptance) - 1)] for d in (depth, depth + 1))
-        # what a layer opens: going on from the best of its nodes, where that pays
+        # what the next layer may add: expanding the best of the new nodes, where that pays
         further = max(0.0, confidence[0] * share * following - rate * self.draft_seconds(1))
         best, best_gain, expected = 0, 0.0, further
         chain = self.verify_seconds(batch * (depth + 1))
         for f, p in enumerate(confidence, 1):
-            # each expanded node sends one child more to the target, at least
+            # each expanded node adds at least one child to verify
             more = self.verify_seconds(batch * (f + depth + 1)) - chain
             expected += p * share
             gain = expected - rate * (self.draft_seconds(batch * f) + more)
@@ -102,7 +108,7 @@ class TimedPolicy(TreePolicy):
         return best
 
     def _worth_verifying(self, tree: TokenTree, joint: torch.Tensor) -> TokenTree:
-        """The sub-tree of the best nodes, as many as maximize the expected gain; joint [B, n]."""
+        """Return the sub-tree of the best nodes, as many as maximize the expected gain; joint [B, n]."""
         batch, n = joint.shape
         ranked = joint.sort(dim=1, descending=True, stable=True)  # [B, n]; a parent is before its children
         expected = ranked.values.sum(0).cumsum(0).tolist()  # [n] tokens of the batch with k nodes per row

@@ -1,5 +1,4 @@
-"""Trees of drafted tokens, a batch of them at a time: what policies grow, the target verifies and rules
-accept.
+"""Batches of trees of drafted tokens: grown by policies, verified by the target, accepted by rules.
 
 A chain is a tree. This module knows neither target nor drafter.
 """
@@ -12,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class DrawnFrom:
-    """What the children of each node were drawn from, one after the other without replacement.
+    """Distributions that the children of each node were drawn from, one after the other without replacement.
 
     Attributes:
         probs: over the draft vocabulary, fp32 [B, n, D]; zero for nodes without children.
@@ -29,7 +28,7 @@ class TokenTree:
 
     Rows may hold fewer nodes than the widest one: valid nodes come first, padding nodes follow. A padding
     node has parent 0, depth 0, token 0, log-probability -inf and attends only to itself. The widest row has
-    none, and so a tree that is alone in its batch.
+    no padding, so a batch of one has none.
 
     Example: root `a` with children `b`, `c`, and `d` under `c`:
 
@@ -44,8 +43,8 @@ class TokenTree:
         entropies: entropy in nats of the distribution each node was drawn from, fp32 [B, n]; 0 for the root,
             NaN where the policy did not compute it.
         sizes: number of valid nodes, root included, int64 [B].
-        drawn_from: for children that were drawn, siblings then being in the order of their draws. None: they
-            are the drafter's choice.
+        drawn_from: for sampled children, whose siblings are in the order of their draws. None: they are the
+            drafter's most probable tokens.
     """
 
     tokens: torch.Tensor
@@ -55,12 +54,12 @@ class TokenTree:
     entropies: torch.Tensor
     sizes: torch.Tensor
     drawn_from: DrawnFrom | None = None
-    _ancestors: torch.Tensor | None = field(default=None, repr=False)  # what ancestors() returns, once known
-    _joint: torch.Tensor | None = field(default=None, repr=False)  # what joint_log_probs() returns, likewise
+    _ancestors: torch.Tensor | None = field(default=None, repr=False)  # cached by ancestors()
+    _joint: torch.Tensor | None = field(default=None, repr=False)  # cached by joint_log_probs()
 
     @classmethod
     def root_only(cls, tokens: torch.Tensor) -> "TokenTree":
-        """Trees of one node each, from root tokens [B]."""
+        """Return trees of one node each, from root tokens [B]."""
         tokens = tokens[:, None]  # [B, 1]
         zeros = torch.zeros_like(tokens)  # [B, 1]
         nothing = zeros.float()  # [B, 1]
@@ -72,8 +71,8 @@ class TokenTree:
     def from_lists(
         cls, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
     ) -> "TokenTree":
-        """Trees from the tokens and parents of each row's nodes, in breadth-first order, that come from no
-        distribution."""
+        """Return trees from the tokens and parents of each row's nodes, in breadth-first order, without
+        probabilities (0 throughout)."""
         n = max(map(len, tokens))
         rows: list[list[list[int]]] = []
         for row, above in zip(tokens, parents, strict=True):
@@ -92,16 +91,16 @@ class TokenTree:
 
     @property
     def width(self) -> int:
-        """Nodes of the widest row, root included."""
+        """Number of nodes of the widest row, root included."""
         return self.tokens.shape[1]
 
     @property
     def valid(self) -> torch.Tensor:
-        """Which nodes are no padding, bool [B, n]."""
+        """Mask of the nodes that are no padding, bool [B, n]."""
         return torch.arange(self.width, device=self.sizes.device) < self.sizes[:, None]
 
     def ancestors(self) -> torch.Tensor:
-        """Bool [B, n, n]: row i is True at the ancestors of node i and at i itself."""
+        """Return bool [B, n, n]: row i is True at the ancestors of node i and at i itself."""
         if self._ancestors is None:
             n = self.width
             itself = torch.eye(n, dtype=torch.bool, device=self.tokens.device)  # [n, n]
@@ -114,8 +113,8 @@ class TokenTree:
         return self._ancestors
 
     def paths(self) -> torch.Tensor:
-        """Nodes from the root to each node, int64 [B, n, deepest + 1]: entry [b, i, d] is the ancestor of i
-        (or i itself) at depth d, and -1 below i."""
+        """Return the nodes from the root to each node, int64 [B, n, deepest + 1]: entry [b, i, d] is the
+        ancestor of i (or i itself) at depth d, and -1 below i."""
         n, deepest = self.width, int(self.depths.max())
         index = torch.arange(n, device=self.tokens.device)  # [n]
         nodes = torch.where(self.ancestors(), index, -1)  # [B, n, n]
@@ -124,7 +123,7 @@ class TokenTree:
         return empty.scatter_reduce(2, self.depths[:, None].expand(-1, n, -1), nodes, "amax")
 
     def joint_log_probs(self) -> torch.Tensor:
-        """Log-probability of the whole path to each node given the root, fp32 [B, n]; -inf for padding.
+        """Return the log-probability of the path to each node given the root, fp32 [B, n]; -inf for padding.
 
         Added up from the root downwards, so that rounding never makes a node more probable than its parent.
         """
@@ -145,13 +144,13 @@ class TokenTree:
         counts: torch.Tensor | None = None,
         drawn_from: DrawnFrom | None = None,
     ) -> "TokenTree":
-        """The tree with one more layer. Nodes keep their indices; the new ones follow the valid nodes of
-        their row.
+        """Return the tree with one more layer. Nodes keep their indices; the new ones follow the valid nodes
+        of their row.
 
         Args:
             parents: nodes of the deepest layer that get children, int64 [B, f]; a node with several children
                 is repeated.
-            tokens, log_probs, entropies: [B, f], as the attributes; entropies may be left out.
+            tokens, log_probs, entropies: [B, f], as the attributes; entropies are optional.
             counts: how many of the f new nodes are valid in each row (they come first), int64 [B]. None: all.
             drawn_from: of all nodes, the new ones included.
         """
@@ -184,8 +183,8 @@ class TokenTree:
         return grown._keep(torch.cat([self.valid, new], 1))
 
     def select(self, keep: torch.Tensor) -> "TokenTree":
-        """The sub-tree of the nodes marked in keep, bool [B, n], whose ancestors are all marked too. Nodes
-        are renumbered in the same order; the root always stays."""
+        """Return the sub-tree of the nodes marked in keep, bool [B, n], whose ancestors are all marked too.
+        Nodes are renumbered in the same order; the root is always kept."""
         keep = keep & self.valid  # [B, n]
         keep[:, 0] = True
         if keep.all():
@@ -199,7 +198,7 @@ class TokenTree:
         return DrawnFrom(moved.masked_fill(padding[:, :, None], 0.0), self.drawn_from.ids)
 
     def _keep(self, keep: torch.Tensor) -> "TokenTree":
-        """Moves the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""
+        """Move the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""
         order, sizes = marked_nodes(keep)  # [B, w] old index of each node, [B]
         width, alone = order.shape[1], len(sizes) == 1
         new_index = keep.cumsum(1) - 1  # [B, n]
@@ -230,7 +229,7 @@ class TokenTree:
 
 
 def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of the nodes marked in bool [B, n], in order.
+    """Return the indices of the nodes marked in bool [B, n], in order.
 
     Returns:
         nodes int64 [B, f], padded with the root, and how many of each row are no padding, int64 [B].

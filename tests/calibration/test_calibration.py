@@ -1,4 +1,4 @@
-"""What is computed from a calibration when it is read."""
+"""Values that are computed from a calibration when it is read."""
 
 import pytest
 from hypothesis import given

@@ -79,7 +79,7 @@ def test_a_chain_by_hand(trees, length):
 
 def test_the_best_rate_is_as_good_as_any(trees):
     def speed(rate):
-        policy = TimedPolicy(**{**COSTS.for_timed(), "rate": rate}, width=3)
+        policy = TimedPolicy(**{**TimedPolicy.calibrated(COSTS), "rate": rate}, width=3)
         return predicted_rate(trees, policy, COSTS)
 
     rate, reached = best_rate(trees, COSTS, 3)
@@ -100,13 +100,13 @@ def test_a_slower_machine_has_lower_rates_and_the_same_trees(trees, factor):
     assert best_rate(trees, there, 3) == pytest.approx(expected, rel=1e-4)
 
 
-def test_dearer_verification_is_beaten_by_fewer_tokens(trees):
+def test_costly_verification_is_beaten_by_fewer_tokens(trees):
     """Where each token to verify costs as much as the first, the best rate drafts hardly anything."""
     steep = dataclasses.replace(COSTS, verify=CostCurve((1, 64), (20e-3, 1280e-3)))
 
     def nodes(costs):
         rate, _ = best_rate(trees, costs, 3)
-        policy, total = TimedPolicy(**{**costs.for_timed(), "rate": rate}, width=3), []
+        policy, total = TimedPolicy(**{**TimedPolicy.calibrated(costs), "rate": rate}, width=3), []
 
         class Counted(TreePolicy):
             max_depth = policy.max_depth

@@ -93,7 +93,7 @@ class HalfRight(Drafter):
 
 
 def test_what_is_judged(tiny_target):
-    """Drafts count up to the first that the target rejects, and none behind it."""
+    """Drafts count up to the first that the target rejects, and none after it."""
     prompt = [7, 8, 9, 10]
     [text], _ = decode_all(tiny_target, NoProposer(), [prompt], 20, stop=())
     chains = JudgedChains(4, ())
@@ -131,7 +131,7 @@ def test_too_little_to_judge():
         judge([Judged(0, 1, [0.5] * len(TEMPERATURES), True)] * 3)
 
 
-def test_nothing_is_judged_behind_a_stop_token(tiny_target):
+def test_nothing_is_judged_after_a_stop_token(tiny_target):
     prompt = [7, 8, 9, 10]
     [text], _ = decode_all(tiny_target, NoProposer(), [prompt], 20, stop=())
     drafter = HalfRight(prompt + text, tiny_target.vocab_size)

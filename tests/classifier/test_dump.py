@@ -30,7 +30,7 @@ PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18], [20, 21]]
 
 
 class TargetWithNoise(Drafter):
-    """Drafts what the target itself says, disturbed; no model drafter is like it."""
+    """Drafts the target's own tokens, disturbed; no model drafter is like it."""
 
     def __init__(self, target: FrozenTarget):
         self.target, self.draft_vocab_size = target, target.vocab_size
@@ -121,7 +121,7 @@ def test_labels_are_what_verification_accepts(tiny_target, tmp_path, temperature
 
 
 def test_a_node_counts_only_if_its_ancestors_do():
-    """Root 1 with children 2 and 3; both have a child 4, and the target says 3, 4, then ends."""
+    """Root 1 with children 2 and 3; both have a child 4, and the target generates 3, 4, then ends."""
     tree = TokenTree.root_only(torch.tensor([1]))
     tree = tree.append(torch.tensor([[0, 0]]), torch.tensor([[2, 3]]), torch.zeros(1, 2))
     tree = tree.append(torch.tensor([[1, 2]]), torch.tensor([[4, 4]]), torch.zeros(1, 2))
@@ -151,7 +151,7 @@ class Knows(Drafter):
         for row, nodes in enumerate(frontier.tolist()):
             for i, node in enumerate(nodes):
                 at = len(self.seen[row]) + int(tree.depths[row, node]) + 1
-                # every fifth token is not known, and nothing stands behind the end
+                # every fifth token is not known, and there is nothing after the end
                 if at < len(self.texts[row]) and self.texts[row][at] % 5:
                     log_probs[row, i, self.texts[row][at]] = 0.0
         return log_probs
@@ -161,7 +161,7 @@ class Knows(Drafter):
 
 
 def test_walks_as_decoding_does():
-    """Rows of unequal length: each begins behind its prompt, goes on behind what was accepted, and ends."""
+    """Rows of unequal length: each begins after its prompt, goes on after what was accepted, and ends."""
     texts = [list(range(1, 31)), [7, 8, 9, 11, 12, 49]]
     ids = torch.tensor([texts[0], texts[1] + [-1] * 24])
     drafter = Knows(texts)

@@ -43,7 +43,7 @@ def columns() -> dict[str, np.ndarray]:
 
 
 def write_dump(folder, columns, shards: int = 2):
-    """What dump-trees would have written of these rows."""
+    """Write what dump-trees would have written of these rows."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = []
     for number, rows in enumerate(np.array_split(np.arange(len(columns["tree"])), shards)):
@@ -75,11 +75,11 @@ def test_thinned_negatives_do_not_move_the_probabilities(trained, columns):
     x = np.stack([columns[name] for name in ("P", "H", "d")], 1).astype(np.float32)
     expected = true_probability(columns["P"], columns["H"], columns["d"])
     assert np.abs(predict(model, x) - expected).mean() < 0.015
-    found = model.judge(x[:6].reshape(2, 3, 3))
+    found = model.predict(x[:6].reshape(2, 3, 3))
     np.testing.assert_allclose(found.flatten(), predict(model, x[:6]), rtol=1e-4)
     assert found.shape == (2, 3) and found.dtype == np.float32
     far = np.array([[1.0, 0.0, 1.0], [0.0, 7.0, 11.0]], np.float32) * 1e4
-    assert np.isfinite(model.judge(far)).all()
+    assert np.isfinite(model.predict(far)).all()
 
 
 def test_baselines_are_judged_alike(trained):

@@ -109,7 +109,8 @@ def test_generated_ids_reach_the_corpus(tmp_path, chatml):
     ]
     rows = [exchange(1), exchange(2)]
     rows[0]["conversations"][1]["token_ids"] = [*odd, end]
-    rows[1] |= {"response_ids": odd, "finish_reason": "length", "temperature": 0.7}
+    rows[1]["conversations"][1]["token_ids"] = odd
+    rows[1] |= {"finish_reason": "length", "temperature": 0.7}
     config = CorpusConfig([write(tmp_path / "a.jsonl", rows)], validation_fraction=0)
     build_corpus(config, chatml, tmp_path / "corpus")
     train = load_corpus(tmp_path / "corpus")[0]["train"]
@@ -117,7 +118,7 @@ def test_generated_ids_reach_the_corpus(tmp_path, chatml):
         assert [i for i, on in zip(row["input_ids"], row["loss_mask"], strict=True) if on] == expected
 
 
-def test_same_bytes_whatever_the_number_of_processes(tmp_path, chatml):
+def test_same_bytes_with_any_number_of_processes(tmp_path, chatml):
     source = write(tmp_path / "a.jsonl", [exchange(i, "Hello! " * (1 + i % 5)) for i in range(150)])
     folders = []
     for processes in (1, 2, 3):
@@ -200,16 +201,16 @@ def test_bad_row_stops_the_build(tmp_path, chatml, processes):
     rows = [exchange(i) for i in range(5)]
     rows[3]["conversations"][1]["token_ids"] = [10**6]
     config = CorpusConfig([write(tmp_path / "a.jsonl", rows)], processes=processes)
-    refuse(config, chatml, tmp_path / "corpus", "a.jsonl:row 4: turn 2: token ids outside the vocabulary")
+    refuse(config, chatml, tmp_path / "corpus", "a.jsonl:row 4: turn 2: token_ids: must be in 0..\\d+")
     rows[3]["conversations"][1]["from"] = "alien"
     write(tmp_path / "a.jsonl", rows)
-    refuse(config, chatml, tmp_path / "corpus", "a.jsonl:row 4: turn 2: unknown role 'alien'")
+    refuse(config, chatml, tmp_path / "corpus", "a.jsonl:row 4: turn 2: role must be one of .*, got 'alien'")
 
 
 def test_only_rows_without_answers(tmp_path, chatml):
     rows = [{"conversations": exchange(i)["conversations"][:1]} for i in range(3)] + [{"conversations": []}]
     config = CorpusConfig([write(tmp_path / "a.jsonl", rows)])
-    complaint = r"a.jsonl: none of its 4 rows can be trained on \(3 × no assistant turn, 1 × no turns\)"
+    complaint = r"a.jsonl: no usable rows among 4 \(3 × no assistant turn, 1 × no turns\)"
     refuse(config, chatml, tmp_path / "corpus", complaint)
 
 
@@ -218,7 +219,9 @@ def test_only_evaluation_prompts(tmp_path, chatml):
     config = CorpusConfig(
         [write(tmp_path / "a.jsonl", [exchange(1)])], exclude=[str(tmp_path / "prompts.txt")]
     )
-    refuse(config, chatml, tmp_path / "corpus", "every row is a duplicate or an evaluation prompt")
+    refuse(
+        config, chatml, tmp_path / "corpus", "corpus.sources: no rows but duplicates and evaluation prompts"
+    )
 
 
 def test_no_template(tmp_path, with_template):
@@ -233,7 +236,7 @@ def test_template_that_loses_the_answers(tmp_path, with_template):
         config,
         with_template(template),
         tmp_path / "corpus",
-        "a.jsonl:row 1: the assistant's words cannot be found",
+        "a.jsonl:row 1: must be a chat whose answers the template renders unchanged",
     )
 
 
@@ -248,7 +251,10 @@ def test_answers_that_train_nothing(tmp_path, with_template):
     template += "{% endif %}{% endfor %}"
     config = CorpusConfig([write(tmp_path / "a.jsonl", [exchange(1)])])
     refuse(
-        config, with_template(template), tmp_path / "corpus", "a.jsonl:row 1: no token of its assistant turns"
+        config,
+        with_template(template),
+        tmp_path / "corpus",
+        "a.jsonl:row 1: no tokens to train in its assistant turns",
     )
 
 
@@ -261,11 +267,11 @@ def test_trained_fraction(tmp_path, with_template):
         config,
         tokenizer,
         tmp_path / "corpus",
-        r"corpus: 0\.\d\d % .*not 1–99 %.*first example.*'<\|im_start\|>user",
+        r"corpus: trained tokens must be 1 to 99 % .*, got 0\.\d\d %; .*first example.*'<\|im_start\|>user",
     )
     rows = [{"instruction": "x", "output": "Hello! " * 1500}]
     config = CorpusConfig([write(tmp_path / "a.jsonl", rows)], max_length=4000)
-    refuse(config, tokenizer, tmp_path / "corpus", "corpus: 99.* % of the chats' .*⟦Hello!")
+    refuse(config, tokenizer, tmp_path / "corpus", "corpus: trained tokens must .*, got 99.* %; .*⟦Hello!")
 
 
 def test_plain_text_may_be_trained_as_a_whole(tmp_path, with_template):
@@ -278,17 +284,25 @@ def test_plain_text_may_be_trained_as_a_whole(tmp_path, with_template):
 
 def test_max_length_below_every_prompt(tmp_path, chatml):
     config = CorpusConfig([write(tmp_path / "a.jsonl", [exchange(1)])], max_length=10)
-    refuse(config, chatml, tmp_path / "corpus", "trains a token within max_length 10; raise max_length")
+    refuse(
+        config,
+        chatml,
+        tmp_path / "corpus",
+        "corpus.max_length: no tokens to train in 1 pieces of at most 10 tokens; raise it",
+    )
 
 
 @pytest.mark.parametrize(
     "change, complaint",
     [
-        ({"sources": []}, "corpus.sources: empty"),
-        ({"max_length": 0}, "corpus.max_length: 0 is too small"),
-        ({"processes": 0}, "corpus.processes: 0 is too small"),
-        ({"validation_fraction": 1.0}, "corpus.validation_fraction"),
-        ({"sources": [Source("a", max_conversations=0)]}, "a: max_conversations must be positive"),
+        ({"sources": []}, "corpus.sources: must not be empty"),
+        ({"max_length": 0}, "corpus.max_length: must be >= 2, got 0"),
+        ({"processes": 0}, "corpus.processes: must be >= 1, got 0"),
+        ({"validation_fraction": 1.0}, "corpus.validation_fraction: must be >= 0 and < 1, got 1.0"),
+        (
+            {"sources": [Source("a", max_conversations=0)]},
+            "corpus.sources.max_conversations: must be >= 1, got 0",
+        ),
     ],
 )
 def test_configuration(tmp_path, chatml, change, complaint):
@@ -301,7 +315,7 @@ def test_full_disk(tmp_path, chatml, monkeypatch):
 
     monkeypatch.setattr(build, "encode_raw", fail)
     config = CorpusConfig([write(tmp_path / "a.jsonl", [exchange(1)])])
-    refuse(config, chatml, tmp_path / "corpus", "corpus: the disk is full; free some space")
+    refuse(config, chatml, tmp_path / "corpus", "corpus: no space left on the disk; free some")
 
 
 def test_a_failed_build_keeps_the_old_corpus(tmp_path, chatml):
@@ -317,29 +331,30 @@ def test_a_failed_build_keeps_the_old_corpus(tmp_path, chatml):
 
 def test_foreign_or_damaged_corpus(tmp_path, chatml, with_template):
     out = tmp_path / "corpus"
-    with pytest.raises(UserError, match="corpus: no corpus here"):
+    with pytest.raises(UserError, match="corpus: no corpus.json there; run the corpus stage first"):
         load_corpus(out)
     build_corpus(CorpusConfig([write(tmp_path / "a.jsonl", [exchange(i) for i in range(5)])]), chatml, out)
-    with pytest.raises(UserError, match="made with another chat template"):
+    with pytest.raises(UserError, match="must be made with the chat template of"):
         load_corpus(out, with_template(CHATML))
     other = with_template(chatml.chat_template)
     other.add_tokens(["<new>"])
     with pytest.raises(
-        UserError, match=r"made with another tokenizer than .*\(hash .* ≠ .*, vocabulary \d+ ≠ \d+\)"
+        UserError,
+        match=r"must be made with the tokenizer of .*, got hash .*, not .*, vocabulary \d+, not \d+;",
     ):
         load_corpus(out, other)
 
     metadata = json.loads((out / "corpus.json").read_text())
     metadata["counts"]["train"]["examples"] += 1
     (out / "corpus.json").write_text(json.dumps(metadata))
-    with pytest.raises(UserError, match="examples where corpus.json says"):
+    with pytest.raises(UserError, match="must have .* examples, got .*; build it again"):
         load_corpus(out)
     (out / "train" / "data-00000-of-00001.arrow").write_bytes(b"short")
     with pytest.raises(UserError, match="corpus: damaged"):
         load_corpus(out)
     (out / "corpus.json").write_text(json.dumps({"format_version": metadata["format_version"]}))
-    with pytest.raises(UserError, match="corpus.json is damaged"):
+    with pytest.raises(UserError, match="damaged .corpus.json lacks keys.; build it again"):
         load_corpus(out)
     (out / "corpus.json").write_text(json.dumps(metadata | {"format_version": 99}))
-    with pytest.raises(UserError, match="another format version"):
+    with pytest.raises(UserError, match="must be a corpus of format version 1"):
         load_corpus(out)

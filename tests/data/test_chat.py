@@ -71,7 +71,7 @@ def test_mask_against_decoding_prefixes(turns, trim_offsets):
 
 @settings(max_examples=40)
 @given(turn, turn, st.booleans())
-def test_prompt_is_a_prefix_whatever_the_answer_starts_with(question, answer, trim_offsets):
+def test_prompt_is_a_prefix_of_any_answer(question, answer, trim_offsets):
     tokenizer = family_tokenizer("smollm2")
     tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
     prompt = encode_prompt(tokenizer, [Message("user", question)])
@@ -187,7 +187,9 @@ def test_half_a_character_at_the_length_limit(chatml):
 def test_ids_of_another_tokenizer(chatml, ids):
     conversation = chat("Hi there", "Hello!")
     conversation.messages[1].token_ids = ids
-    with pytest.raises(UserError, match=r"chats.json:row 7: turn 2: .*another tokenizer.*remove the ids"):
+    with pytest.raises(
+        UserError, match="row 7: turn 2: token_ids: must .*; use the tokenizer that made them"
+    ):
         encode_conversation(chatml, conversation)
 
 
@@ -353,7 +355,7 @@ def test_template_that_refuses_tool_turns():
     assert trained_text(tokenizer, encoded) == " {} </s> No, thanks. </s>"
 
 
-def test_end_of_text_behind_the_last_turn_only(with_template):
+def test_end_of_text_after_the_last_turn_only(with_template):
     """As Phi-3: without a generation prompt the text ends in a further token."""
     tokenizer = with_template(CHATML + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}")
     encoded = encode_conversation(tokenizer, chat("Hi there", "Hello!", "Tell me more", "No, thanks."))
@@ -420,13 +422,13 @@ def test_template_that_rewrites_earlier_turns(with_template):
 def test_generation_prompt_that_no_answer_follows(with_template):
     """As DeepSeek-R1, whose generation prompt opens a thinking block that the finished chat does not show."""
     tokenizer = with_template(CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"))
-    with pytest.raises(UserError, match="row 7: the assistant's words cannot be found"):
+    with pytest.raises(UserError, match="row 7: must be a chat whose answers the template renders unchanged"):
         encode_conversation(tokenizer, chat("Hi there", "Hello!"))
 
 
 def test_template_that_raises():
     with pytest.raises(
-        UserError, match=r"row 7: the chat template cannot render the turns \[system user system"
+        UserError, match=r"row 7: must be turns that the chat template renders, got system user system"
     ):
         turns = [("system", "a"), ("user", "b"), ("system", "c"), ("assistant", "d")]
         encode_conversation(

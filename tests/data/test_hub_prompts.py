@@ -42,7 +42,7 @@ def test_spelling(source, expected):
 
 @pytest.mark.parametrize("source", ["hub:", "hub:a/b/c/d", "hub:a//b"])
 def test_other_spellings_are_refused(source):
-    with pytest.raises(UserError, match="write hub:org/dataset"):
+    with pytest.raises(UserError, match="must be hub:org/dataset or hub:org/dataset/config"):
         parse_hub_source(source)
 
 
@@ -78,8 +78,8 @@ def test_configurations(wmt, capsys):
     assert read_hub_prompts(f"hub:{wmt}/de-en") == [Prompt("1", ["Translate German to English: test"])]
     (prompt,) = read_hub_prompts(f"hub:{wmt}/fr-en:validation")
     assert prompt.turns == ["Translate French to English: validation"]
-    assert f"hub:{wmt}/fr-en:validation: 1 rows without text are left out" in capsys.readouterr().err
-    with pytest.raises(UserError, match="write one of its configurations behind a /: de-en, fr-en"):
+    assert f"hub:{wmt}/fr-en:validation: left out 1 rows without text" in capsys.readouterr().err
+    with pytest.raises(UserError, match="must end in /CONFIG, with one of de-en, fr-en; add it"):
         read_hub_prompts(f"hub:{wmt}")
     with pytest.raises(UserError, match="hub:.*xx-en: cannot be read .*xx-en"):
         read_hub_prompts(f"hub:{wmt}/xx-en")
@@ -92,7 +92,7 @@ def test_a_configuration_that_is_no_folder(wmt):
     assert read_hub_prompts(f"hub:{wmt}/a")[0].turns == ["Translate German to English: test"]
 
 
-def test_no_network_is_said():  # the suite runs offline
+def test_no_network_is_an_error():  # the suite runs offline
     with pytest.raises(
         UserError, match="hub:nobody/nothing: cannot be read .*check the name and the network"
     ):

@@ -99,7 +99,7 @@ def test_bad_files(tmp_path):
     with pytest.raises(UserError, match="a.jsonl:row 2: no prompt in it"):
         EvaluationPrompts.read([tmp_path / "a.jsonl"])
     (tmp_path / "b.txt").write_text("\n")
-    with pytest.raises(UserError, match="b.txt: holds no prompts"):
+    with pytest.raises(UserError, match="b.txt: no prompts in it"):
         EvaluationPrompts.read([tmp_path / "b.txt"])
     with pytest.raises(UserError, match="no such file"):
         EvaluationPrompts.read([tmp_path / "c.txt"])

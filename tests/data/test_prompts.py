@@ -122,7 +122,7 @@ def test_text_files_hold_a_prompt_per_line(tmp_path):
     assert [prompt.turns for prompt in read_prompts(tmp_path / "p.txt")] == [["First?"], ["Second?"]]
 
 
-def test_trivia_qa_has_answers_behind_a_tab(tmp_path):
+def test_trivia_qa_has_answers_after_a_tab(tmp_path):
     text = "Who?\t['A', 'B']\nWhat?\t\"['\"\"C\"\"']\"\nLine\u2028separator\t['x']\nnot\ttrivia\n"
     (tmp_path / "topics.txt").write_text(text, encoding="utf-8")
     prompts = read_prompts(tmp_path / "topics.txt")
@@ -166,10 +166,10 @@ def test_tables_with_a_header(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a,b\n", "x.csv:row 1: neither as in MMLU .* nor a header"),
-        ("turns,category\n\"['a' 'b']\",stem\n", "x.csv:row 1: neither"),  # a list in a cell
-        ("Q?,a,b,c,d,B\nQ?,a,b,c,d,E\n", "x.csv:row 2: not as in MMLU"),
-        ("question,answer\nq,a\nq\n", "x.csv:row 2: 1 cells below a header of 2"),
+        ("a,b\n", "x.csv:row 1: must be a header with .* or as in MMLU, got 'a, b'; write"),
+        ("turns,category\n\"['a' 'b']\",stem\n", "x.csv:row 1: must be a header"),  # a list in a cell
+        ("Q?,a,b,c,d,B\nQ?,a,b,c,d,E\n", "x.csv:row 2: must be as in MMLU .*, got 6 cells; write"),
+        ("question,answer\nq,a\nq\n", "x.csv:row 2: must have 2 cells as the header, got 1; fix it"),
         ("question,answer\n,a\n", "x.csv:row 1: no prompt in it"),
     ],
 )
@@ -190,7 +190,9 @@ def test_parquet(tmp_path):
         ["Translate Czech to English: Dobrý den"],
         ["Translate Czech to English: Ano\u2028ne"],
     ]
-    with pytest.raises(UserError, match="are the splits of a data set; name one of them, .* hub:"):
+    with pytest.raises(
+        UserError, match="must not be a folder of Parquet files, .*; name one of them, .* hub:"
+    ):
         read_prompts(tmp_path)
 
 
@@ -210,7 +212,7 @@ def test_files_with_all_in_one_value(tmp_path):
     assert read_prompts(tmp_path / "web-dev.json") == [Prompt("tc_33", ["Who?"])]
 
 
-def test_what_lies_beside_prompts_in_a_folder_is_not_read(tmp_path):
+def test_other_files_beside_prompts_in_a_folder_are_not_read(tmp_path):
     for name in ("README.md", "readme.txt", "LICENSE", "load.py", ".gitattributes"):
         (tmp_path / name).write_text("words\n")
     write(tmp_path / "question.jsonl", {"question_id": 1, "turns": ["a?"]})
@@ -263,7 +265,7 @@ def test_ids_are_unique_over_files(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "holds no prompts"),
+        ("", "no prompts in it; give rows"),
         ('{"prompt": "a"}\n{"prompt": " "}\n', "p.jsonl:row 2: no prompt in it"),
         ('{"turns": []}\n', "row 1: no prompt in it"),
         ('{"words": "a"}\n', "row 1: no prompt in it; give it one under turns, question or prompt"),
@@ -280,7 +282,7 @@ def test_ids_are_unique_over_files(tmp_path):
         ('{"text": "a", "test_list": "assert f(1)"}\n', "row 1: no prompt in it"),
         ('{"text": "", "test_list": ["assert f(1)"]}\n', "row 1: no prompt in it"),
         ('{"turns": ["a?", ""]}\n', "row 1: no prompt in it"),
-        ('["a"]\n', "row 1: a list in place of a JSON object"),
+        ('["a"]\n', "row 1: must be a JSON object, got a list; fix or remove the row"),
         ('{"prompt": "a"}\n{"prompt": "b', "row 2: not JSON"),
     ],
 )

@@ -53,14 +53,6 @@ def test_ids_as_generated():
         ]
     }
     assert [message.token_ids for message in read(row)[0].messages] == [None, [1, 2]]
-    row = {
-        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
-        "response_ids": [3],
-    }
-    assert [message.token_ids for message in read(row)[0].messages] == [None, [3]]
-    row["conversations"] *= 2
-    with pytest.raises(UserError, match="row 3: response_ids with 2 assistant turns; use token_ids per turn"):
-        read(row)
 
 
 def test_openai_messages():
@@ -85,7 +77,7 @@ def test_openai_messages():
     ]
     assert turns({"task_id": 7, "traj": row["messages"][:1]}) == [("system", "be")]
     row["messages"][1]["content"].append({"type": "image_url", "image_url": "x"})
-    with pytest.raises(UserError, match="row 3: turn 2: content has parts that are not text"):
+    with pytest.raises(UserError, match="row 3: turn 2: content: must be text in all parts"):
         read(row)
 
 
@@ -153,40 +145,43 @@ def test_html_answers():
         (
             {"conversations": [{"from": "alien", "value": "x"}]},
             "auto",
-            "turn 1: unknown role 'alien'; make it one of",
+            "turn 1: role must be one of .*, got 'alien'; fix or remove the turn",
         ),
-        ({"conversations": [{"value": "x"}]}, "auto", "turn 1: unknown role None"),
-        ({"conversations": [{"from": "gpt", "value": 5}]}, "auto", "turn 1: content is a int, not text"),
-        ({"conversations": ["x"]}, "auto", "turn 1: a str in place of an object"),
+        ({"conversations": [{"value": "x"}]}, "auto", "turn 1: role must be one of .*, got None"),
+        (
+            {"conversations": [{"from": "gpt", "value": 5}]},
+            "auto",
+            "turn 1: content: must be text, got a int",
+        ),
+        ({"conversations": ["x"]}, "auto", "turn 1: must be an object with role and text, got a str"),
         (
             {"messages": [{"role": "assistant", "tool_calls": ["x"]}]},
             "auto",
-            "turn 1: tool calls that are not objects",
+            "turn 1: tool calls: must be a list of objects, got a list",
         ),
         (
             {"messages": [{"role": "assistant", "function_call": "x"}]},
             "auto",
-            "turn 1: tool calls that are not objects",
+            "turn 1: tool calls: must be a list of objects, got a list",
         ),
         (
             {"conversations": [{"from": "gpt", "value": "x", "token_ids": 5}]},
             "auto",
-            "turn 1: token_ids is a int, not a list",
+            "turn 1: token_ids: must be a list, got a int",
         ),
-        ({"prompt": "a", "response": "b", "response_ids": "5"}, "auto", "response_ids is a str, not a list"),
-        ({"chat": {"turn_1": "x"}}, "auto", "turn_1: a str in place of an object with Human and MOSS"),
-        ({"chat": {"turn_1": {"Human": 5}}}, "auto", "turn_1: content is a int, not text"),
-        (["x"], "auto", "a list in place of a JSON object"),
-        ({"a": 1, "b": 2}, "auto", r"keys \[a, b\] are not those of format 'auto'"),
+        ({"chat": {"turn_1": "x"}}, "auto", "turn_1: must be an object with Human and MOSS, got a str"),
+        ({"chat": {"turn_1": {"Human": 5}}}, "auto", "turn_1: content: must be text, got a int"),
+        (["x"], "auto", "must be a JSON object, got a list"),
+        ({"a": 1, "b": 2}, "auto", "must have conversations, .* format auto, got a, b; rename"),
         (
             {"instruction": "a", "output": "b"},
             "sharegpt",
-            r"keys \[instruction, output\] are not those of format 'sh",
+            "must have .* the keys of format sharegpt, got instruction, output;",
         ),
         (
             {"messages": [{"role": "user", "content": "x"}]},
             "alpaca",
-            r"keys \[messages\] are not those of format 'alpaca'",
+            "must have .* the keys of format alpaca, got messages;",
         ),
     ],
 )

@@ -138,7 +138,7 @@ def test_json_errors_name_the_row():
         list(read_json_values(stream(b'[{"a": 1}, {"a": 2}, {"a": oops}, {"a": 4}]')))
     with pytest.raises(UserError, match="text after the closing bracket"):
         list(read_json_values(stream(b"[{}] {}")))
-    with pytest.raises(UserError, match=r"folder/a.jsonl:row 4: not JSON.*mend or remove the row") as caught:
+    with pytest.raises(UserError, match=r"folder/a.jsonl:row 4: not JSON.*fix or remove the row") as caught:
         list(read_jsonl(stream(b'{}\n\n{}\n{"a"\n{}\n', "a.jsonl")))
     assert "cut off" not in str(caught.value)
     with pytest.raises(UserError, match=r"row 2: .*cut off"):

@@ -53,7 +53,7 @@ def test_seed_and_split_choose_the_examples(corpus, chatml):
 
 
 def test_other_tokenizer(corpus, with_template):
-    with pytest.raises(UserError, match="made with another"):
+    with pytest.raises(UserError, match="must be made with"):
         view_corpus(corpus, with_template("{{ messages }}"))
 
 

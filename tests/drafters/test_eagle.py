@@ -1,4 +1,4 @@
-"""EAGLE goes on with states: the target's where they are known, its own behind them."""
+"""EAGLE goes on with states: the target's where they are known, its own after them."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from drafttrain.trees.tree import TokenTree
 
 
 @torch.no_grad()
-def told_states(drafter, pairs: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """Output [H] behind the last of some (token, state before it), by a plain loop over heads."""
+def expected_states(drafter, pairs: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """Output [H] after the last of some (token, state before it), by a plain loop over heads."""
     layer = drafter.layers[0]
     x = torch.stack(
         [
@@ -52,20 +52,20 @@ def test_a_tree_goes_on_with_its_own_states(input_norms, make_target, make_draft
     drafter.update(state, ids[:, 5:], tapped[:, 5:], torch.tensor([2]))  # the last is padding
     known = [(int(ids[0, j]), tapped[0, j - 1]) for j in range(1, 7)]
     tree = TokenTree.root_only(torch.tensor([20]))
-    root = told_states(drafter, [*known, (20, tapped[0, 6])])
+    root = expected_states(drafter, [*known, (20, tapped[0, 6])])
     found = drafter.expand(state, tree, torch.tensor([[0]]))[0, 0]
     torch.testing.assert_close(found, log_probs(drafter, root), atol=1e-5, rtol=1e-5)
 
     tree = tree.append(torch.tensor([[0, 0]]), torch.tensor([[7, 8]]), torch.zeros(1, 2))
     found = drafter.expand(state, tree, torch.tensor([[1, 2]]))[0]
     before = [*known, (20, tapped[0, 6])]
-    children = [told_states(drafter, [*before, (token, root)]) for token in (7, 8)]
+    children = [expected_states(drafter, [*before, (token, root)]) for token in (7, 8)]
     for row, child in zip(found, children, strict=True):
         torch.testing.assert_close(row, log_probs(drafter, child), atol=1e-5, rtol=1e-5)
 
     tree = tree.append(torch.tensor([[2]]), torch.tensor([[9]]), torch.zeros(1, 1))
     found = drafter.expand(state, tree, torch.tensor([[3]]))[0, 0]
-    leaf = told_states(drafter, [*before, (8, root), (9, children[1])])
+    leaf = expected_states(drafter, [*before, (8, root), (9, children[1])])
     torch.testing.assert_close(found, log_probs(drafter, leaf), atol=1e-5, rtol=1e-5)
 
 
@@ -95,9 +95,9 @@ def test_loss_is_smooth_l1_and_a_tenth_of_cross_entropy(labels, make_target, mak
             continue
         first = int(start[0, j])
         pairs = [(int(ids[0, i]), final[0, i - 1]) for i in range(first + 1, j + 1)]
-        told = told_states(drafter, pairs)
-        q, p = log_probs(drafter, told), torch.log_softmax(target.head(final[0, j])[::2], -1)
-        apart = F.smooth_l1_loss(told, final[0, j])
+        expected_state = expected_states(drafter, pairs)
+        q, p = log_probs(drafter, expected_state), torch.log_softmax(target.head(final[0, j])[::2], -1)
+        apart = F.smooth_l1_loss(expected_state, final[0, j])
         kl = (p.exp() * (p - q)).sum()
         if labels:
             label = int(ids[0, j + 1])
@@ -113,7 +113,7 @@ def test_loss_is_smooth_l1_and_a_tenth_of_cross_entropy(labels, make_target, mak
 
 @torch.no_grad()
 def test_noise_is_of_training_alone_and_of_each_rows_seed(make_target, make_drafter):
-    """Whatever was drawn before, and whichever rows are beside it."""
+    """Independent of what was drawn before, and of the rows beside it."""
     target = make_target("llama")
     drafter = make_drafter(target, kind="eagle", noise=0.5)
     ids = torch.randint(3, 512, (1, 6)).expand(2, -1)
@@ -125,8 +125,8 @@ def test_noise_is_of_training_alone_and_of_each_rows_seed(make_target, make_draf
         attend = block_attention(whole_documents(torch.zeros_like(ids[:n]), drafter.first_token))
         everywhere = torch.ones_like(ids[:n], dtype=torch.bool)
         batch["row_seeds"] = torch.tensor(seeds)
-        [told] = drafter.predictions(drafter, batch, attend, everywhere)
-        return told.states.unflatten(0, (n, 5))  # a document's first token is no input
+        [expected_state] = drafter.predictions(drafter, batch, attend, everywhere)
+        return expected_state.states.unflatten(0, (n, 5))  # a document's first token is no input
 
     assert torch.equal(run(1), run(2))
     plain = run(1)

@@ -31,8 +31,8 @@ def train_log_probs(drafter: EddModel, ids: torch.Tensor, tapped: torch.Tensor, 
     positions = torch.arange(ids.shape[1]) - layout.document_start
     everywhere = torch.ones_like(ids, dtype=torch.bool)
     batch = {"input_ids": ids, "tapped": tapped, "positions": positions, **vars(layout)}
-    [told] = drafter.predictions(drafter, batch, block_attention(layout), everywhere)
-    return torch.log_softmax(drafter.lm_head(told.states), -1).view(*ids.shape, -1)
+    [prediction] = drafter.predictions(drafter, batch, block_attention(layout), everywhere)
+    return torch.log_softmax(drafter.lm_head(prediction.states), -1).view(*ids.shape, -1)
 
 
 def fixed_layout(ids: torch.Tensor, length: int, offset: int) -> BlockLayout:
@@ -85,7 +85,7 @@ def test_heads_of_keys_and_values(kv_heads, make_target, make_drafter):
     drafter.update(state, ids[:, :6], tapped[:, :6], torch.tensor([6, 6]))
     log_probs = drafter.expand(state, TokenTree.root_only(ids[:, 6]), torch.zeros(2, 1, dtype=torch.long))
     torch.testing.assert_close(log_probs[:, 0], expected[:, 6], atol=1e-5, rtol=1e-5)
-    with pytest.raises(UserError, match="drafter.kv_heads is 3: .* has 4 heads, so name one of 1, 2, 4"):
+    with pytest.raises(UserError, match="drafter.kv_heads: must divide the 4 heads of .*, got 3"):
         make_drafter(target, kv_heads=3)
 
 
@@ -232,11 +232,11 @@ def test_embeddings_are_converted_where_dtypes_differ(make_target, make_drafter)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tapped_blocks": [5]}, "drafter.tapped_blocks: tiny llama has blocks -4 to 3, not 5"),
-        ({"tapped_blocks": []}, "drafter.tapped_blocks is empty"),
-        ({"init": -5}, "drafter.init: tiny llama has blocks -4 to 3, not -5"),
+        ({"tapped_blocks": [5]}, "drafter.tapped_blocks: must be a block of tiny llama, -4 to 4, got 5"),
+        ({"tapped_blocks": []}, "drafter.tapped_blocks: must name at least one block"),
+        ({"init": -5}, "drafter.init: must be a block of tiny llama, -4 to 3, got -5"),
         ({"init": "randm"}, "drafter.init"),
-        ({"layers": 0}, "drafter.layers is 0"),
+        ({"layers": 0}, "drafter.layers: must be >= 1, got 0"),
     ],
 )
 def test_impossible_shapes_are_refused(settings, words, make_target):
@@ -247,7 +247,7 @@ def test_impossible_shapes_are_refused(settings, words, make_target):
 def test_unknown_architectures_are_refused(make_target):
     target = make_target("llama")
     target.config.model_type = "gpt2"
-    with pytest.raises(UserError, match="gpt2 model; edd drafters are for llama"):
+    with pytest.raises(UserError, match="must be one of llama, .* for edd drafters, got gpt2"):
         EddConfig.for_target(target, DrafterConfig(), 10)
 
 
@@ -337,7 +337,7 @@ def test_damaged_folders_are_errors(damage, saved, make_target):
     ("key", "value", "words"),
     [
         ("model_type", "llama", "holds a llama model"),
-        ("format_version", 99, "drafter format 99, and this version reads 1"),
+        ("format_version", 99, "format_version: must be 1, got 99"),
     ],
 )
 def test_other_folders_are_refused(key, value, words, saved, make_target):

@@ -1,4 +1,4 @@
-"""MEDUSA's heads foretell by depth, whatever the path."""
+"""MEDUSA's heads predict by depth, independent of the path."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
 
-def told(drafter, state: torch.Tensor, head: int) -> torch.Tensor:
+def predicted(drafter, state: torch.Tensor, head: int) -> torch.Tensor:
     read = state + F.silu(drafter.blocks[head](state))
     return torch.log_softmax(drafter.lm_heads[head](read), -1)
 
@@ -39,10 +39,10 @@ def test_a_head_for_each_depth(pair):
     found = drafter.expand(state, tree, torch.tensor([[0, 1, 2, 3]] * 2))  # [2, 4, D]
     for row, last in ((0, 5), (1, 3)):
         for node, head in enumerate((0, 1, 1, 2)):
-            torch.testing.assert_close(found[row, node], told(drafter, tapped[row, last], head))
+            torch.testing.assert_close(found[row, node], predicted(drafter, tapped[row, last], head))
     drafter.update(state, ids[:, :1], tapped[:, :1], torch.tensor([1, 1]))  # what was kept is forgotten
     found = drafter.expand(state, tree, torch.tensor([[0]] * 2))
-    torch.testing.assert_close(found[0, 0], told(drafter, tapped[0, 0], 0))
+    torch.testing.assert_close(found[0, 0], predicted(drafter, tapped[0, 0], 0))
 
 
 @torch.no_grad()
@@ -53,10 +53,10 @@ def test_a_row_that_takes_anothers_place_forgets_it(pair):
     tree, root = TokenTree.root_only(torch.tensor([20])), torch.tensor([[0]])
     first, second = drafter.new_state(1, 10), drafter.new_state(1, 10)
     drafter.update(first, ids[:1], tapped[:1], torch.tensor([6]))
-    drafter.expand(first, tree, root)  # keeps what it foretold
+    drafter.expand(first, tree, root)  # keeps its predictions
     drafter.update(second, ids[1:], tapped[1:], torch.tensor([6]))
     drafter.replace_rows(first, torch.tensor([0]), second)
-    torch.testing.assert_close(drafter.expand(first, tree, root)[0, 0], told(drafter, tapped[1, 5], 0))
+    torch.testing.assert_close(drafter.expand(first, tree, root)[0, 0], predicted(drafter, tapped[1, 5], 0))
 
 
 def test_loss_is_a_decaying_sum_over_heads(pair):
@@ -79,9 +79,9 @@ def test_loss_is_a_decaying_sum_over_heads(pair):
     total, first = 0.0, 0.0
     for head in range(3):
         for t in range(9):
-            judged = t + 1 + head  # whose distribution it foretells
+            judged = t + 1 + head  # whose distribution it predicts
             if judged < 9 and mask[0, judged] and start[0, judged] == start[0, t]:
-                q = told(drafter, final[0, t], head)
+                q = predicted(drafter, final[0, t], head)
                 p = torch.log_softmax(target.head(final[0, judged])[::2], -1)
                 kl = (p.exp() * (p - q)).sum()
                 total, first = total + 0.8**head * kl, first + (kl if head == 0 else 0)

@@ -7,22 +7,19 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafttrain.drafters.auto import new_drafter
-from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.kernels import blocks
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.trees.tree import TokenTree
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
 
-DRAFTERS = {
-    "edd": {},
+DRAFTERS: dict[str, dict] = {kind: dict(kind=kind) for kind in KINDS if "model" not in KINDS[kind].settings}
+DRAFTERS |= {
     "edd-two-layers": dict(layers=2, tapped_blocks=[-2, 1]),
     "edd-anchor": dict(anchor=True),
     "edd-heads": dict(kv_heads=4),
-    "vdm": dict(kind="vdm"),
-    "eagle": dict(kind="eagle"),
     "eagle-norms": dict(kind="eagle", input_norms=True),
-    "medusa": dict(kind="medusa"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The card comes out of the bundle alone, and says of each kind of drafter what is so."""
+"""The card is rendered from the bundle alone and describes each kind of drafter."""
 
 import json
 import re
@@ -9,11 +9,10 @@ from huggingface_hub import ModelCard
 
 from drafttrain.drafters.auto import new_drafter
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.export.card import model_card, read_facts, write_card
+from drafttrain.export.card import model_card, read_facts, read_settings, write_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.write import export
 from drafttrain.run.cli import main
-from drafttrain.utils.errors import UserError
 
 CALIBRATION = {
     "machine": {"processor": "Some CPU", "cores": 8, "threads": 4, "device": "cuda", "gpu": "Some GPU"},
@@ -39,7 +38,7 @@ def change(folder, **settings) -> None:
     (folder / "config.json").write_text(json.dumps({**stored, **settings}))
 
 
-def test_what_the_recipe_said_is_kept_without_paths_of_the_maker(bundle, tmp_path):
+def test_the_recipes_facts_are_kept_without_paths_of_the_maker(bundle, tmp_path):
     config = ExportConfig(
         name="tiny",
         license="mit",
@@ -81,8 +80,8 @@ def test_calibration_in_a_few_lines(bundle):
     (bundle / "calibration.json").write_text(json.dumps(CALIBRATION))
     text = model_card(bundle)
     assert "On Some GPU, 4 of 8 cores of Some CPU, bfloat16, 256 tokens of context, medians:" in text
-    assert "- the target's forward over 1 / 8 / 16 tokens: 20.1 / 22.2 / 25.3 ms\n" in text
-    assert "- a drafting step over 1 / 8 nodes: 1.1 / 1.4 ms\n" in text
+    assert "- one forward of the target over 1 / 8 / 16 tokens: 20.1 / 22.2 / 25.3 ms\n" in text
+    assert "- one drafting step over 1 / 8 nodes: 1.1 / 1.4 ms\n" in text
     assert "77 drafts: mean confidence 0.50, accepted 0.60, ECE 0.123, AUROC 0.800\n" in text
     assert "- `calibration.json`:" in text
     few = {"tokens": 2, "confidence": 0.5, "accepted": 1.0, "ece": 0.5, "auroc": None}  # all were accepted
@@ -94,8 +93,8 @@ def test_calibration_in_a_few_lines(bundle):
     "kind, says, cites, never",
     [
         ("edd", "as soft prompts", "@misc{edd_pct", "@misc{medusa"),
-        ("vdm", "none of the target's states", "@inproceedings{speculative_decoding", "soft prompts"),
-        ("eagle", "predicts the state that the target would\nhave", "@inproceedings{eagle,", "soft prompts"),
+        ("vdm", "none of the target's hidden states", "@inproceedings{speculative_decoding", "soft prompts"),
+        ("eagle", "predicts the target's state\nat that position", "@inproceedings{eagle,", "soft prompts"),
         (
             "causal_lm",
             "4 decoder layers of hidden size 64",
@@ -106,15 +105,15 @@ def test_calibration_in_a_few_lines(bundle):
     ],
 )
 def test_kinds(kind, says, cites, never, tiny_target, tiny_target_folder, tmp_path):
-    model = {"model": str(tiny_target_folder)} if kind == "causal_lm" else {}
-    config = DrafterConfig(kind=kind, heads=3, tapped_blocks=[-2], **model)
+    own = {"causal_lm": {"model": str(tiny_target_folder)}, "medusa": {"heads": 3}}.get(kind, {})
+    config = DrafterConfig(kind=kind, tapped_blocks=[-2], **own)
     new_drafter(tiny_target, config, torch.arange(200)).save_pretrained(tmp_path / "drafter")
     config = ExportConfig(name="tiny", base_model="someone/tiny")
     text = model_card(export(config, tmp_path / "drafter", tmp_path / "bundle"))
     assert says in text and cites in text and never not in text
     assert "over 200 of the target's 512 tokens" in text
     assert kind in ModelCard(text).data.tags
-    assert ("No serving engine" in text) == (kind == "edd")
+    assert ("It runs in drafttrain only" in text) == (kind == "edd")
 
 
 def test_papers_of_what_the_bundle_holds(bundle):
@@ -125,11 +124,6 @@ def test_papers_of_what_the_bundle_holds(bundle):
     assert text.count("@misc{c2t") == text.count("@inproceedings{self_draft") == 1
     (bundle / "eval.json").write_text('{"tree": "ngram+eagle2:total=20", "tasks": {}}')
     assert model_card(bundle).count("@inproceedings{eagle2") == 1
-
-
-def test_results_of_format_1_knew_chains_only(bundle):
-    (bundle / "eval.json").write_text('{"draft_length": 3, "dtype": "float32", "threads": 1, "tasks": {}}')
-    assert "Trees: `chain:length=3`, greedy, float32, 1 threads." in model_card(bundle)
 
 
 RESULTS = {"tree": "chain:length=3", "dtype": "float32", "threads": 1}
@@ -160,29 +154,45 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
 @pytest.mark.parametrize(
     "file, content, expected",
     [
-        ("eval.json", {**RESULTS, "tasks": {"x": {**ROW, "identical": "all"}}}, "x.identical is damaged"),
-        ("eval.json", {**RESULTS, "tasks": {"x": {**ROW, "speedup_interval": [1]}}}, "_interval is damaged"),
-        ("eval.json", {**RESULTS, "tasks": []}, "eval.json: tasks is damaged"),
-        ("eval.json", {**RESULTS, "tasks": {"x": None}}, "eval.json: tasks.x.prompts is damaged"),
-        ("eval.json", {**RESULTS, "tasks": {"x": {}}}, "tasks.x.prompts is damaged"),
+        (
+            "eval.json",
+            {**RESULTS, "tasks": {"x": {**ROW, "identical": "all"}}},
+            "tasks.x.identical: must be a finite number, got 'all'; evaluate the drafter again",
+        ),
+        (
+            "eval.json",
+            {**RESULTS, "tasks": {"x": {**ROW, "speedup_interval": [1]}}},
+            r"speedup_interval: must be two finite numbers, got \[1\]",
+        ),
+        ("eval.json", {**RESULTS, "tasks": []}, r"eval.json: tasks: must be an object, got \[\]"),
+        (
+            "eval.json",
+            {**RESULTS, "tasks": {"x": None}},
+            "eval.json: tasks.x.prompts: must be a finite number",
+        ),
+        ("eval.json", {**RESULTS, "tasks": {"x": {}}}, "tasks.x.prompts: must be a finite number, got None"),
         (
             "eval.json",
             {**RESULTS, "tasks": {"x": {**ROW, "accept_len": "2"}}},
-            "tasks.x.accept_len is damaged",
+            "tasks.x.accept_len: must be a finite number, got '2'",
         ),
-        ("eval.json", {**RESULTS, "tasks": {"x": {**ROW, "speedup": float("nan")}}}, "x.speedup is damaged"),
-        ("eval.json", {**RESULTS, "tree": 5, "tasks": {}}, "eval.json: tree is damaged"),
+        (
+            "eval.json",
+            {**RESULTS, "tasks": {"x": {**ROW, "speedup": float("nan")}}},
+            "x.speedup: must be a finite number, got nan",
+        ),
+        ("eval.json", {**RESULTS, "tree": 5, "tasks": {}}, "eval.json: tree: must be a text, got 5"),
         ("calibration.json", {}, "calibration.json: damaged .KeyError.'target'.*; measure it again"),
         ("calibration.json", [], "calibration.json: damaged .TypeError"),
-        ("training_log.json", {}, "training_log.json: no training log"),
-        ("training_log.json", [1], "training_log.json: no training log"),
-        ("card.json", {"notes": "one"}, "card.json: notes is 'one'; write a list of texts"),
-        ("card.json", {"hub_datasets": ["a/b", 5]}, "hub_datasets is .'a/b', 5.; write a list of texts"),
-        ("card.json", {"base_model": ["a/b"]}, "base_model is .'a/b'.; write a text"),
-        ("card.json", {"license": None}, "license is None; write a text"),
+        ("training_log.json", {}, "training_log.json: must be a list of log entries"),
+        ("training_log.json", [1], "training_log.json: must be a list of log entries"),
+        ("card.json", {"notes": "one"}, "card.json: notes: must be a list of texts, got 'one'"),
+        ("card.json", {"hub_datasets": ["a/b", 5]}, "hub_datasets: must be a list of texts, got .'a/b', 5."),
+        ("card.json", {"base_model": ["a/b"]}, "base_model: must be a text, got .'a/b'."),
+        ("card.json", {"language": None}, "language: must be a text, got None"),
     ],
 )
-def test_damaged_files_are_told_in_one_line(file, content, expected, bundle, capsys):
+def test_damaged_files_are_errors_of_one_line(file, content, expected, bundle, capsys):
     (bundle / file).write_text(json.dumps(content))
     assert main(["card", str(bundle)]) == 2
     line = capsys.readouterr().err
@@ -198,10 +208,37 @@ def test_from_the_command_line(bundle, tmp_path, capsys):
     assert "no config.json there" in capsys.readouterr().err
 
 
-def test_damaged_metadata_of_an_old_readme_is_told(bundle):
+def test_without_facts_of_a_recipe_the_card_names_the_target_and_no_licence(bundle):
     (bundle / "card.json").unlink()
-    (bundle / "README.md").write_text("---\n{a: [\n---\n# x\n")
-    with pytest.raises(UserError, match="README.md: its metadata are no YAML"):
-        model_card(bundle)
-    (bundle / "README.md").unlink()
-    assert "base_model: " in model_card(bundle)
+    data = ModelCard(model_card(bundle)).data
+    assert data.base_model == read_settings(bundle)["target"]["name"] and data.license is None
+
+
+def test_the_command_is_the_one_that_trained(bundle):
+    """Not that of a later export; the recipe may name another."""
+    change(bundle, training={"command": "drafttrain run tiny.yaml --training.deepspeed zero2.json"})
+    line = "Command: `drafttrain run tiny.yaml --training.deepspeed zero2.json`\n"
+    assert line in model_card(bundle)
+    facts = read_facts(bundle)
+    facts.command = "make drafter"
+    write_card(facts, bundle)
+    assert "Command: `make drafter`\n" in model_card(bundle)
+    change(bundle, training={"deepspeed": "zero2.json", "processes": 2, "seconds": 1.0})
+    assert "in each of 2 processes, DeepSpeed (`zero2.json`), seed" in model_card(bundle)
+
+
+@pytest.mark.parametrize(
+    "facts, missing",
+    [
+        ({"base_model": "someone/tiny", "license": "mit"}, None),
+        ({"base_model": "someone/tiny"}, r"export.license \(.*, got none\)"),
+        ({"license": "mit"}, r"export.base_model \(.*, got .*\)"),
+        ({}, r"export.base_model \(.*\) and export.license \(.*\)"),
+    ],
+)
+def test_export_says_what_publishing_needs(facts, missing, tiny_bundle, tmp_path, capsys):
+    export(ExportConfig(**facts), tiny_bundle, tmp_path / "bundle")
+    printed = capsys.readouterr().err
+    assert ("license: mit" in (tmp_path / "bundle/README.md").read_text()) == ("license" in facts)
+    assert printed == "" if missing is None else re.search(f"to publish it, set {missing} in the", printed)
+    assert printed.count("\n") == (missing is not None)

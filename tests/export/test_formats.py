@@ -1,4 +1,4 @@
-"""Layouts of other tools: what they say is what the drafter says, the way back is bit by bit, and whatever is
+"""Layouts of other tools: they predict what the drafter predicts, the way back is bit by bit, and what is
 wrong with a folder is found."""
 
 import json
@@ -67,8 +67,8 @@ def eagle(folder: Path, target: FrozenTarget, **settings) -> Path:
 
 
 def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) -> torch.Tensor:
-    """What a drafter in its own format says after a text [n] and after its own next `steps` - 1 tokens:
-    log-probabilities [steps, D]."""
+    """Return the predictions of a drafter in its own format after a text [n] and after its own next
+    `steps` - 1 tokens: log-probabilities [steps, D]."""
     drafter = load_drafter(folder, target)
     state = drafter.new_state(1, 64)
     tapped = target.encode(ids[None, :-1], torch.zeros_like(ids[None, :-1])).tapped
@@ -85,7 +85,7 @@ def says(folder: Path, target: FrozenTarget, ids: torch.Tensor, steps: int = 1) 
 TEXT = torch.tensor([5, 301, 44, 7, 480, 12, 99, 3])
 
 
-# what is written says what the drafter says
+# what is written predicts what the drafter predicts
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -247,24 +247,24 @@ def test_a_small_lm_comes_back(llama, tmp_path):
     assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
 
 
-def test_a_small_lm_of_another_size_is_told(tiny_llama, llama, tmp_path):
-    """Neither transformers nor vLLM take the pair without more ado."""
+def test_a_small_lm_of_another_size_is_an_error(tiny_llama, llama, tmp_path):
+    """Neither transformers nor vLLM take the pair by default."""
     model, tokenizer = tiny_llama
     larger = type(model)(LlamaConfig(**{**model.config.to_dict(), "vocab_size": 520}))
     save_target(tmp_path / "larger", larger, tokenizer)
     folder = make(tmp_path / "lm", llama, "causal_lm", model=str(tmp_path / "larger"))
     notes = export_to("causal-lm", folder, tmp_path / "out", llama).notes
-    assert len(notes) == 2 and "it has 520 tokens and the target 512: transformers wants" in notes[1]
+    assert len(notes) == 2 and "it has 520 tokens and the target 512: transformers needs" in notes[1]
     import_from("causal-lm", tmp_path / "out", tmp_path / "back")
     assert len(load_file(tmp_path / "back/model.safetensors")["lm.lm_head.weight"]) == 520
 
 
-def test_weights_become_bf16_unless_told_otherwise(llama, tmp_path):
+def test_weights_become_bf16_by_default(llama, tmp_path):
     export_to("eagle", eagle(tmp_path / "own", llama), tmp_path / "out", llama)
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
-    with pytest.raises(UserError, match="dtype 'int8' is none of bfloat16, float16, float32"):
+    with pytest.raises(UserError, match="dtype: must be one of bfloat16, float16, float32, got int8"):
         export_to("eagle", tmp_path / "own", tmp_path / "out", llama, dtype="int8")
 
 
@@ -280,8 +280,8 @@ def test_rope_fields_survive(tiny_llama, tmp_path):
         ("causal-lm", make(tmp_path / "lm", target, "causal_lm", model=target.model.name_or_path)),
     ):
         notes = export_to(format, folder, tmp_path / "out", target, dtype=None).notes
-        told = any("EAGLE's own code cannot express rope scaling of type llama3" in note for note in notes)
-        assert told == (format == "eagle")
+        warned = any("EAGLE's own code cannot express rope scaling of type llama3" in note for note in notes)
+        assert warned == (format == "eagle")
         validate(format, tmp_path / "out")
         fields = json.loads((tmp_path / "out/config.json").read_text())
         assert fields["rope_theta"] == 20000.0 and fields["rope_scaling"]["rope_type"] == "llama3"
@@ -318,7 +318,8 @@ def written(llama, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("written")
     torch.manual_seed(0)
     for format, kind in KINDS.items():
-        own = eagle(place / "own", llama) if kind == "eagle" else make(place / "own", llama, kind, heads=2)
+        settings = {"heads": 2} if kind == "medusa" else {}
+        own = eagle(place / "own", llama) if kind == "eagle" else make(place / "own", llama, kind, **settings)
         export_to(format, own, place / format, llama)
     return place
 
@@ -363,7 +364,7 @@ def test_eagle_of_others_is_right_too(name, llama, tmp_path):
     tensors = {name: tensor.half() for name, tensor in tensors.items()}
     save_file(tensors, tmp_path / "eagle/model.safetensors")
     validate("eagle", tmp_path / "eagle")
-    with pytest.raises(UserError, match="does not say for which target"):
+    with pytest.raises(UserError, match="no key drafttrain, which names target and draft vocabulary"):
         import_from("eagle", tmp_path / "eagle", tmp_path / "back")
 
 
@@ -402,7 +403,7 @@ def _breaks(format: str, written: Path, tmp_path: Path, key: str) -> bool:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"layer_count": 1}, "has layer_count, which nobody reads"),
+        ({"layer_count": 1}, "has layer_count, which no reader knows"),
         ({"vocab_size": None}, "vocab_size is null"),
         ({"hidden_size": "64"}, "hidden_size is '64', not int"),
         ({"hidden_size": True}, "hidden_size is True, not int"),
@@ -477,16 +478,16 @@ def test_wrong_small_lms_are_found(changes, message, llama, tmp_path):
     "changes, message",
     [
         (dict.fromkeys(("target_vocab_size", "draft_ids")), "config.json lacks target_vocab_size"),
-        ({"model_type": "drafttrain_medusa", "heads": 2}, "causal-lm is for VDMs .* one of the MEDUSA"),
-        ({"model_type": "llama"}, "llama is no drafter that can be exported"),
-        ({"draft_ids": "all"}, "draft_ids is no list of token ids"),
-        ({"draft_ids": [9999] * 300}, "no 300 different tokens of 512"),
-        ({"draft_ids": [1, 2]}, "no 300 different tokens of 512"),
-        ({"draft_vocab_size": 512}, "no 512 different tokens of 512"),
+        ({"model_type": "drafttrain_medusa", "heads": 2}, "vdm or causal_lm for causal-lm, got medusa"),
+        ({"model_type": "llama"}, "for causal-lm, got llama; no other engine"),
+        ({"draft_ids": "all"}, "draft_ids must be a list of token ids"),
+        ({"draft_ids": [9999] * 300}, "must be 300 different tokens of 512"),
+        ({"draft_ids": [1, 2]}, "must be 300 different tokens of 512"),
+        ({"draft_vocab_size": 512}, "lm_head.weight|must be 512 different tokens of 512"),
         ({"hidden_size": 32}, r"embed_tokens|is \[.*64\], not \[.*32\]"),
     ],
 )
-def test_what_cannot_be_read_back_is_told(changes, message, written, tmp_path):
+def test_what_cannot_be_read_back_is_an_error(changes, message, written, tmp_path):
     """The folder itself is right: others do not read what is wrong with it."""
     shutil.copytree(written / "causal-lm", tmp_path / "out")
     own = json.loads((tmp_path / "out/config.json").read_text())["drafttrain"] | changes
@@ -566,17 +567,17 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
 @pytest.mark.parametrize(
     "format, kind, settings, message",
     [
-        ("eagle", "eagle", {}, "train with drafter.train_head: false"),
-        ("eagle", "eagle", {"train_head": False, "input_norms": True}, "drafter.input_norms: false"),
+        ("eagle", "eagle", {}, "drafter.train_head: must be false for EAGLE-1, got true; train again"),
+        ("eagle", "eagle", {"train_head": False, "input_norms": True}, "drafter.input_norms: must be false"),
         (
             "eagle",
             "vdm",
             {},
-            "eagle is for EAGLE drafters, and this is one of the VDMs: export it to causal-lm",
+            "must be a drafter of kind eagle for eagle, got vdm; export it to causal-lm",
         ),
-        ("causal-lm", "medusa", {}, "one of the MEDUSA drafters: export it to medusa or medusa-original"),
-        ("eagle", "edd", {}, "no other engine hands such drafters what they read"),
-        ("gguf", "vdm", {}, "gguf: no such format; there are causal-lm, eagle"),
+        ("causal-lm", "medusa", {}, "for causal-lm, got medusa; export it to medusa or medusa-original"),
+        ("eagle", "edd", {}, "no other engine gives such drafters what they read"),
+        ("gguf", "vdm", {}, "format: must be one of causal-lm, eagle, medusa, medusa-original, got gguf"),
     ],
 )
 def test_refusals_are_one_line(format, kind, settings, message, llama, tmp_path, capsys):
@@ -634,7 +635,7 @@ def test_another_target_is_refused(kind, llama, smollm2, tmp_path):
 
 
 def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
-    """Its ids mean other words, whatever its shape."""
+    """Its ids mean other words, even if its shape fits."""
     model, tokenizer = tiny_llama
     folder = make(tmp_path / "vdm", llama, "vdm")
     model.save_pretrained(tmp_path / "other")
@@ -649,7 +650,7 @@ def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
 def test_parts_of_another_size_are_refused(llama, tmp_path):
     folder, parts = make(tmp_path / "vdm", llama, "vdm"), TargetParts.of(llama)
     other = TargetParts(parts.embeddings[:500], parts.head[:500], parts.config)
-    with pytest.raises(UserError, match="head of 512 x 64, and this one's is 500 x 64"):
+    with pytest.raises(UserError, match="target: must have a head of 512 x 64, got 500 x 64"):
         export_to("causal-lm", folder, tmp_path / "out", other)
 
 

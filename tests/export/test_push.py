@@ -41,7 +41,7 @@ EVALUATION = {"tree": "chain:length=3", "dtype": "float32", "threads": 1, "tasks
 @pytest.fixture
 def bundle(tiny_bundle, tmp_path) -> Path:
     (tmp_path / "eval.json").write_text(json.dumps(EVALUATION))
-    config = ExportConfig(name="tiny", base_model="someone/tiny", command="drafttrain run tiny.yaml")
+    config = ExportConfig(name="tiny", license="mit", base_model="someone/tiny")
     return export(config, tiny_bundle, tmp_path / "bundle", tmp_path / "eval.json")
 
 
@@ -63,7 +63,7 @@ def run(bundle, *words: str) -> int:
 
 
 def refused(capsys) -> str:
-    """The one line on standard error behind the list of files; it never holds the token."""
+    """Return the one line on standard error after the list of files; it never holds the token."""
     out, err = capsys.readouterr()
     line = [line for line in err.splitlines() if line.startswith("drafttrain: ")]
     assert len(line) == 1 and TOKEN not in out + err and "Traceback" not in err, err
@@ -167,7 +167,7 @@ def test_pushed_twice_nothing_large_is_sent_again(bundle, hub):
 
 
 def test_metadata_that_the_hub_takes(bundle, hub):
-    """Its data sets have names without spaces, whatever tasks are called."""
+    """Its data sets have names without spaces, even if tasks have them."""
     tasks = {"Natural Questions": ROW, "CNN/DM (2 turns)": ROW}
     (bundle / "eval.json").write_text(json.dumps({**EVALUATION, "tasks": tasks}))
     assert run(bundle) == 0
@@ -260,7 +260,7 @@ def test_a_dry_run_replaces_nothing_but_a_dry_run(bundle, hub, tmp_path, capsys)
     assert "holds something else than a dry run" in refused(capsys)
 
 
-def test_a_bundle_is_no_dry_run_whatever_its_card_says(bundle, hub, tmp_path, capsys):
+def test_a_bundle_is_no_dry_run_even_with_its_card(bundle, hub, tmp_path, capsys):
     """Its base model may begin with the repository's name, and its card may be one that was published."""
     card = (bundle / "README.md").read_text()
     other = shutil.copytree(bundle, tmp_path / "other")
@@ -278,7 +278,7 @@ def test_a_bundle_is_no_dry_run_whatever_its_card_says(bundle, hub, tmp_path, ca
         assert {path: path.read_bytes() for path in place.iterdir()} == before
 
 
-def test_folders_of_the_maker_are_told(bundle, hub, capsys, tmp_path):
+def test_folders_of_the_maker_are_reported(bundle, hub, capsys, tmp_path):
     facts = json.loads((bundle / "card.json").read_text())
     facts["command"] = "drafttrain run x.yaml --corpus.sources '[{path: /home/me/chats.json}]'"
     facts["notes"] = ["and/or 3/4 of it, see https://example.org/a/b"]
@@ -362,7 +362,7 @@ def test_without_a_token(bundle, hub, monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     assert run(bundle) == 2
-    assert "no token for the Hub: log in with" in refused(capsys) and hub.calls == []
+    assert "no token for the Hub; log in with" in refused(capsys) and hub.calls == []
 
 
 def test_without_the_hub(bundle, hub, monkeypatch, capsys):
@@ -387,7 +387,7 @@ def test_a_fault_of_this_machine_is_not_blamed_on_the_hub(bundle, hub, monkeypat
 @pytest.mark.parametrize("repo", ["drafter", "a/b/c", "some one/drafter", "someone/", "someone/x..y"])
 def test_no_repository(repo, bundle, capsys):
     assert main(["push", str(bundle), "--repo", repo]) == 2
-    assert "write it as user/name" in refused(capsys)
+    assert refused(capsys) == f"drafttrain: --repo: must be user/name, got {repo}"
 
 
 @pytest.mark.parametrize("name", ["targets/tiny", "./tiny", "../tiny", "targets/tiny.gguf"])
@@ -400,7 +400,8 @@ def test_a_target_in_a_folder_is_no_hub_id(name, bundle, tmp_path, monkeypatch, 
     (bundle / "config.json").write_text(json.dumps(config))
     (bundle / "card.json").write_text(json.dumps({**facts, "base_model": None}))
     assert run(bundle) == 2
-    assert f"its target {name} is no Hub id (user/name)" in refused(capsys) and hub.calls == []
+    line = f"its card needs export.base_model (the target's Hub id user/name, got {name}); set"
+    assert line in refused(capsys) and hub.calls == []
     (bundle / "card.json").write_text(json.dumps(facts))
     assert run(bundle) == 0
     published = json.loads(hub.repos["someone/drafter"].files()["config.json"])
@@ -420,10 +421,16 @@ def cut_off_ngrams(folder: Path) -> None:
 @pytest.mark.parametrize(
     "spoil, expected",
     [
-        (lambda folder: (folder / "eval.json").unlink(), "no eval.json with results"),
-        (lambda folder: (folder / "eval.json").write_text('{"tasks": {}}'), "no eval.json with results"),
+        (lambda folder: (folder / "eval.json").unlink(), "must hold an eval.json with results"),
+        (
+            lambda folder: (folder / "eval.json").write_text('{"tasks": {}}'),
+            "must hold an eval.json with results",
+        ),
         (lambda folder: (folder / "config.json").unlink(), "no config.json there"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'), "no drafter's"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'),
+            "must be a drafter's",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: cannot be read"),
         (
             lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50),
@@ -435,11 +442,18 @@ def cut_off_ngrams(folder: Path) -> None:
             lambda folder: (folder / "classifier.safetensors").write_bytes(b"x" * 50),
             "classifier.safetensors: cannot be read",
         ),
-        (lambda folder: (folder / "card.json").write_text('{"nmae": "x"}'), "holds other keys than"),
-        (lambda folder: (folder / "card.json").write_text("{}"), "is no Hub id .* set export.base_model"),
+        (lambda folder: (folder / "card.json").write_text('{"nmae": "x"}'), "must have no other keys than"),
         (
-            lambda folder: (folder / "card.json").write_text('{"base_model": "../tiny"}'),
-            "is no Hub id .* set export.base_model",
+            lambda folder: (folder / "card.json").write_text("{}"),
+            r"its card needs export.base_model \(.*\) and export.license \(.*, got none\); set what is",
+        ),
+        (
+            lambda folder: (folder / "card.json").write_text('{"base_model": "../tiny", "license": "mit"}'),
+            r"its card needs export.base_model \(.*, got ../tiny\); set what is missing in the recipe",
+        ),
+        (
+            lambda folder: (folder / "card.json").write_text('{"base_model": "someone/tiny"}'),
+            r"its card needs export.license \(the weights' licence as the Hub spells it, got none\)",
         ),
     ],
 )
@@ -464,14 +478,3 @@ def test_the_committed_card_is_what_its_bundle_renders():
     assert model_card(folder) == (folder / "README.md").read_text(encoding="utf-8")
     unknown = {path.name for path in folder.iterdir()} - CONTENTS.keys() - {"README.md"}
     assert unknown == set()  # all of it would be published
-
-
-def test_a_bundle_of_an_earlier_version_keeps_what_its_readme_says(tmp_path):
-    folder = shutil.copytree(ROOT / "model_cards" / "smollm2-135m-edd", tmp_path / "old")
-    card = model_card(folder)
-    facts = json.loads((folder / "card.json").read_text())
-    (folder / "card.json").unlink()
-    again = model_card(folder)
-    assert f"Command: `{facts['command']}`" in again
-    assert all(f"- {line}\n" in again for line in facts["datasets"])
-    assert again.split("\n# ")[0] == card.split("\n# ")[0]  # the metadata

@@ -1,4 +1,4 @@
-"""Offline collection gives the states of a plain forward, whatever interrupts it, however many take part."""
+"""Offline collection gives the states of a plain forward, after any interruption, however many take part."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from drafttrain.utils.errors import UserError
 
 TAPPED = [-4, -2]
 CONFIG = CollectConfig(mode="offline", batch_tokens=96, shard_tokens=128)
-# Another process that collects the same; told to, it kills itself where the n-th shard would get its name.
+# Another process that collects the same; if asked, it kills itself where the n-th shard would get its name.
 CHILD = """
 import os, signal, sys
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_batches(lengths, budget):
         assert len(batch) == 1 or len(batch) * lengths[batch[-1]] <= budget
 
 
-def test_bytes_are_as_estimated_and_told(target, splits, tmp_path, capsys):
+def test_bytes_are_as_estimated_and_reported(target, splits, tmp_path, capsys):
     report = collect_states(CONFIG, target, splits, tmp_path)
     shards = list(tmp_path.rglob("shard-*"))
     real = sum(path.stat().st_size for path in shards)
@@ -169,7 +169,7 @@ def test_bytes_are_as_estimated_and_told(target, splits, tmp_path, capsys):
     assert f"35 documents, {report.tokens:,} tokens" in capsys.readouterr().out
 
 
-def test_lines_tell_the_rate_of_whole_shards(target, splits, tmp_path, capsys, monkeypatch):
+def test_lines_show_the_rate_of_whole_shards(target, splits, tmp_path, capsys, monkeypatch):
     """A split of one batch has no rate of its own between its documents."""
     clock = SimpleNamespace(now=0.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda seconds: None
@@ -182,10 +182,11 @@ def test_lines_tell_the_rate_of_whole_shards(target, splits, tmp_path, capsys, m
     monkeypatch.setattr(collect_module, "time", clock)
     monkeypatch.setattr(collect_module, "write_shard", in_two_seconds)
     collect_states(CONFIG, target, splits, tmp_path)
-    told = re.findall(r"states, (\w+): ([\d,]+) of [\d,]+ tokens, ([\d,]+) tokens/s", capsys.readouterr().out)
-    assert {name for name, *_ in told} == set(splits) and len(told) > len(splits)
+    line = r"states, (\w+): ([\d,]+) of [\d,]+ tokens, ([\d,]+) tokens/s"
+    printed = re.findall(line, capsys.readouterr().out)
+    assert {name for name, *_ in printed} == set(splits) and len(printed) > len(splits)
     for split in splits:
-        lines = [(done, rate) for name, done, rate in told if name == split]
+        lines = [(done, rate) for name, done, rate in printed if name == split]
         for shards, (done, rate) in enumerate(lines, 1):
             assert rate == f"{int(done.replace(',', '')) / (2 * shards):,.0f}"
 
@@ -296,7 +297,7 @@ def test_document_with_nan_is_left_out(target, tmp_path, capsys):
 
 def test_too_many_nans(target, tmp_path):
     splits = poisoned(target, rows_of(30, 4), [2, 20, 25])
-    for _ in range(2):  # a second attempt does not begin to count anew
+    for _ in range(2):  # a second attempt does not count again from the start
         with pytest.raises(UserError, match=r"2 of 30 documents have NaN.*doc-2.*max_skipped"):
             collect_states(CONFIG, target, splits, tmp_path)
     assert not read_manifest(tmp_path / "train").complete

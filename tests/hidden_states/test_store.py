@@ -153,7 +153,7 @@ def test_another_target_is_refused(folder, name, value):
 
 @pytest.mark.parametrize("wanted", [[2], [0], [2, 0], [], [4], [4, 0], [2, 4, 0, 2]])
 def test_a_store_gives_the_blocks_that_are_wanted_in_their_order(folder, wanted):
-    """Some of those it holds, or all in another order; block 4, behind the last, is the final state."""
+    """Some of those it holds, or all in another order; block 4, after the last, is the final state."""
     store = HiddenStateStore.open(folder, dataclasses.replace(INFO, tapped_blocks=wanted), SPLIT)
     for index, whole in enumerate(documents()):
         states = {0: whole.tapped[:, :HIDDEN], 2: whole.tapped[:, HIDDEN:], 4: whole.final}

@@ -25,7 +25,7 @@ def random_tree(rng: random.Random, batch: int) -> TokenTree:
 
 
 def longest_match(tree: TokenTree, row: int, says: list[int], node: int = 0) -> list[int]:
-    """The first of the longest paths from a node on whose tokens are what the target says."""
+    """The first of the longest paths from a node on whose tokens are the target's."""
     nodes = range(1, int(tree.sizes[row]))
     children = [i for i in nodes if tree.parents[row, i] == node and tree.tokens[row, i] == says[node]]
     return max(
@@ -47,7 +47,7 @@ def test_against_a_walk_down_the_tree(seed):
         count = int(accepted.counts[row])
         found = accepted.path[row, :count].tolist()
         assert count == len(path)
-        # two siblings with the same token: either path is right, if the target says the same things along it
+        # two siblings with the same token: either path is right, if the target predicts the same along it
         assert tree.tokens[row, found].tolist() == tree.tokens[row, path].tolist()
         assert tree.parents[row, found].tolist() == [-1, *found[:-1]]
         assert accepted.next_token[row] == says[found[-1]]

@@ -1,4 +1,4 @@
-"""The decode loop gives what transformers' greedy search gives, whatever is drafted."""
+"""The decode loop gives what transformers' greedy search gives, with any drafts."""
 
 import random
 
@@ -13,10 +13,12 @@ from drafttrain.inference.decode import DRAFT_SLOTS, decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.c2t import Plain
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
+from tests.policies import EVERY_POLICY
 
 NEW = 24
 QUALITIES = {
@@ -29,8 +31,8 @@ QUALITIES = {
 
 @pytest.fixture(scope="session")
 def texts(greedy, prompts):
-    """Prompts with their greedy continuations by transformers; long enough for drafts to have something to
-    say."""
+    """Prompts with their greedy continuations by transformers; long enough for drafts to be
+    accepted."""
     return lambda target: [prompt + greedy(target, prompt, NEW + 8) for prompt in prompts]
 
 
@@ -72,28 +74,18 @@ def test_random_ragged_trees_are_exact(target, texts, prompts, replay, random_tr
     assert stats.accept_len > 1.2  # or the test has no accepted branches in it
 
 
-POLICIES = (
-    "chain:length=0",
-    "chain:length=3",
-    "static:k_config=2-2-1",
-    "eagle1",
-    "cape:max_depth=3",
-    "eagle2:top_k=3,max_depth=4,total=8",
-    "pct:width=3,max_depth=4",
-    "timed:max_depth=5",
-)
 CURVE = CostCurve((1, 8, 64), (0.02, 0.025, 0.1))
 COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 60.0, (0.6,), AcceptanceCurve())
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-@pytest.mark.parametrize("tree", POLICIES)
+@pytest.mark.parametrize("tree", ["chain:length=0", *EVERY_POLICY])
 def test_every_policy_is_exact(llama, texts, prompts, greedy, replay, tree, batch):
     """Drafts are accepted and rejected, and rows end at different times, at a stop token or the limit."""
     stop = texts(llama)[0][len(prompts[0]) + 7]
     wanted = [greedy(llama, prompt, NEW, stop) for prompt in prompts[:batch]]
     drafter = replay(llama, texts(llama)[:batch], QUALITIES["half"])
-    proposer = TreeProposer(drafter, parse_policy(tree, COSTS))
+    proposer = TreeProposer(drafter, parse_policy(tree, COSTS, Plain("P")))
     outputs, stats = decode_all(llama, proposer, prompts[:batch], NEW, stop={stop})
     assert outputs == wanted
     assert stats.accept_len == 1 if tree == "chain:length=0" else stats.accept_len > 1.2
@@ -212,7 +204,7 @@ def test_rows_do_not_depend_on_their_batch(llama, texts, prompts, replay):
 def test_prompts_that_wait_take_the_place_of_those_that_end(
     llama, texts, prompts, greedy, replay, tree, max_rows
 ):
-    """With places for fewer prompts than there are, each says what it says alone; some end at once."""
+    """With places for fewer prompts than there are, each has the text that it has alone; some end at once."""
     stop = texts(llama)[1][len(prompts[1])]
     wanted = [greedy(llama, prompt, NEW, stop) for prompt in prompts]
     assert len(wanted[1]) == 1

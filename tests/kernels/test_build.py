@@ -104,7 +104,7 @@ def test_it_follows_torch(monkeypatch, capability, limit, bf16, wanted):
 
 @needs_compiler
 def test_both_variables_give_avx2():
-    """What imitates a machine without AVX-512 imitates it here too."""
+    """The variables that imitate a machine without AVX-512 imitate it here too."""
     limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     code = "from drafttrain.kernels.build import variant; print(variant())"
     done = subprocess.run(

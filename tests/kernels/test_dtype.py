@@ -34,7 +34,7 @@ NATIVE_LOSES = times(fp32=(9, 9, 1.5), bf16=(1, 1, 0.9), native_fp32=(0.3, 0.3),
 def machine(tmp_path, monkeypatch):
     """A first start on a machine whose probe gives these results, one after the other."""
     # Compiled here at the latest, in the user's cache: the description of the machine names the kernels, and
-    # an empty cache would have them compiled anew, with a line that the tests do not expect.
+    # an empty cache would have them compiled again, with a line that the tests do not expect.
     variant()
     monkeypatch.setenv("DRAFTTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(dtype, "timed", TIMED)
@@ -261,7 +261,7 @@ def test_a_probe_disturbed_twice_is_used_and_not_kept(machine, tmp_path, capsys,
 
 
 class Delayed:
-    """A layer that takes so many seconds."""
+    """A layer that takes that many seconds."""
 
     def __init__(self, *seconds: float):
         self.seconds = [*seconds] * 50

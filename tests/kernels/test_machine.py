@@ -1,4 +1,4 @@
-"""What a measurement records of its machine."""
+"""The machine as a measurement records it."""
 
 import pytest
 import torch

@@ -33,7 +33,7 @@ class StandIn(ThreadingHTTPServer):
 
     Attributes:
         faults: what to do instead of answering, taken from the front; None answers.
-        tells_ids: whether it understands `return_token_ids`: True, False, or "refuses" it with a 400.
+        returns_ids: whether it understands `return_token_ids`: True, False, or "refuses" it with a 400.
         refuse: text; a prompt that holds it is refused with a 400.
         bodies: what was posted.
     """
@@ -44,7 +44,7 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.target, self.lock = target, threading.Lock()
         self.faults, self.bodies, self.models = [], [], ["tiny"]
-        self.tells_ids, self.trims_stop, self.refuse, self.key = True, False, None, None
+        self.returns_ids, self.trims_stop, self.refuse, self.key = True, False, None, None
         self.n_running = self.most_running = 0
         self.answer_s = 0.0
 
@@ -56,7 +56,7 @@ class StandIn(ThreadingHTTPServer):
         tokenizer = self.target.tokenizer
         if body["model"] not in self.models:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
-        if self.tells_ids == "refuses" and "return_token_ids" in body:
+        if self.returns_ids == "refuses" and "return_token_ids" in body:
             return 400, {"error": {"message": "Unrecognized request argument: return_token_ids"}}
         prompt = encode_prompt(tokenizer, body["messages"]) if is_chat else body["prompt"]
         if self.refuse and self.refuse in tokenizer.decode(prompt):
@@ -69,7 +69,7 @@ class StandIn(ThreadingHTTPServer):
         choice = {"index": 0, "finish_reason": done.finish_reason}
         choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
         answer = {"object": "completion", "model": body["model"], "choices": [choice]}
-        if self.tells_ids is True and body.get("return_token_ids"):
+        if self.returns_ids is True and body.get("return_token_ids"):
             trimmed = self.trims_stop and done.finish_reason == "stop"
             choice["token_ids"] = done.token_ids[:-1] if trimmed else done.token_ids
             (answer if is_chat else choice)["prompt_token_ids"] = prompt
@@ -223,9 +223,9 @@ def test_a_failing_server_gives_what_the_process_gives(target, server, source, t
     assert all(key in body and body["model"] == "tiny" for body in server.bodies)
 
 
-@pytest.mark.parametrize("tells_ids", [False, "refuses"])
-def test_without_token_ids_the_text_is_tokenized(target, server, source, tmp_path, expected, tells_ids):
-    server.tells_ids = tells_ids
+@pytest.mark.parametrize("returns_ids", [False, "refuses"])
+def test_without_token_ids_the_text_is_tokenized(target, server, source, tmp_path, expected, returns_ids):
+    server.returns_ids = returns_ids
     console = Console(file=StringIO(), width=200)
     report = run(config_for(source, server.url, {"greedy_fraction": 1.0}), tmp_path / "out", target, console)
     assert report.retokenized == report.written == N_CHATS
@@ -329,12 +329,12 @@ def test_a_limit_does_not_wait_for_the_server(target, server, source, tmp_path):
     "change, server_change, message",
     [
         ({}, {"key": "sesame"}, r"HTTP 401: no key, no answer; put the API key into \$OPENAI_API_KEY"),
-        ({}, {"models": ["a", "b"]}, "lists a, b; name one with regenerate.server.model"),
+        ({}, {"models": ["a", "b"]}, "regenerate.server.model: must be one of .*, got none; it lists a, b"),
         ({"model": "big"}, {}, "HTTP 404: The model `big` does not exist"),
         ({}, {"refuse": "Count"}, "HTTP 400: I will not answer that"),
         ({}, {"faults": ["garbage"] * 3}, "broken answer"),
         ({}, {"faults": ["500"] * 3}, "HTTP 500: engine trouble"),
-        ({"concurrency": 0}, {}, "concurrency: 0 is too small"),
+        ({"concurrency": 0}, {}, "regenerate.server.concurrency: must be >= 1, got 0"),
     ],
 )
 def test_a_server_of_no_use(target, server, source, tmp_path, change, server_change, message):
@@ -344,7 +344,7 @@ def test_a_server_of_no_use(target, server, source, tmp_path, change, server_cha
     assert "\n" not in str(error.value)
 
 
-def test_what_a_server_says_at_length_ends_at_a_word():
+def test_a_long_message_of_a_server_ends_at_a_word():
     response = requests.Response()
     response._content = json.dumps({"error": {"message": "impossible " * 60}}).encode()
     assert _message(response) == "impossible " * 26 + "impossible…"
@@ -355,7 +355,7 @@ def test_what_a_server_says_at_length_ends_at_a_word():
 def test_no_server_at_all(target, source, tmp_path):
     with pytest.raises(UserError, match="http://127.0.0.1:9/v1: cannot be reached"):
         run(config_for(source, "http://127.0.0.1:9"), tmp_path / "out", target)
-    with pytest.raises(UserError, match="no URL such as"):
+    with pytest.raises(UserError, match="regenerate.server.url: must be a URL such as"):
         run(config_for(source, "localhost:8000"), tmp_path / "out", target)
 
 

@@ -390,10 +390,10 @@ def test_what_was_made_otherwise_is_not_continued(target, source, tmp_path):
     [
         ({"max_prompt_tokens": 600}, "612, and tiny has room for 512"),
         ({"max_cache_gb": 1e-6}, "raise max_cache_gb"),
-        ({"greedy_fraction": 1.5}, "greedy_fraction: 1.5 is not within 0 and 1"),
-        ({"temperature": -1}, "temperature must not be negative"),
-        ({"max_turns": 0}, "max_turns: 0 is too small"),
-        ({"sources": []}, "sources: empty"),
+        ({"greedy_fraction": 1.5}, "greedy_fraction: must be >= 0 and <= 1, got 1.5"),
+        ({"temperature": -1}, "regenerate.temperature: must be >= 0 and < inf, got -1"),
+        ({"max_turns": 0}, "regenerate.max_turns: must be >= 1, got 0"),
+        ({"sources": []}, "regenerate.sources: must not be empty"),
         ({"sources": [Source("nowhere.jsonl")]}, "nowhere.jsonl"),
     ],
 )
@@ -447,7 +447,7 @@ def test_the_corpus_trains_the_very_ids(target, source, tmp_path):
         trained = [token for token, mask in zip(encoded.input_ids, encoded.loss_mask) if mask]
         generated = [message.token_ids for message in conversation.messages if message.role == "assistant"]
         assert trained == [token for ids in generated for token in ids]
-        # behind an answer that did not end with it, the template's end-of-turn token stands untrained
+        # after an answer that did not end with it, the template's end-of-turn token is untrained
         ends = encoded.input_ids.count(target.tokenizer.eos_token_id)
         assert ends == len(conversation.messages)
         n_cut += sum(ids[-1] != target.tokenizer.eos_token_id for ids in generated)

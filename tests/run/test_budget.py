@@ -45,7 +45,7 @@ def speeds(value: float = 100.0, load: float = 2.0, rows: int = 32, **others: fl
 
 
 def amounts(planned: budget.Plan) -> tuple:
-    """What of a plan must not shrink."""
+    """The part of a plan that must not shrink."""
     size = dataclasses.astuple(planned.evaluation)
     kept = (planned.answers, planned.conversations, planned.steps, planned.eval_prompts)
     return (*kept, planned.calibrates, *size)

@@ -36,13 +36,13 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def one_line(capsys) -> str:
-    """What was printed: one line on standard error that starts with the program's name."""
+    """Return what was printed: one line on standard error that starts with the program's name."""
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("drafttrain: "), (out, err)
     return err
 
 
-def test_a_missing_recipe_is_told_before_anything_heavy_is_imported():
+def test_a_missing_recipe_is_an_error_before_anything_heavy_is_imported():
     code = "import sys; from drafttrain.run.cli import main; print(main(['run', 'nowhere.yaml'])); "
     done = python(
         "-c", code + "print(sorted({'torch', 'transformers', 'yaml', 'rich'} & sys.modules.keys()))"
@@ -54,8 +54,8 @@ def test_a_missing_recipe_is_told_before_anything_heavy_is_imported():
 def test_calibration_is_a_folder(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "--calibration DIR folder of calibrate, for pct, timed and c2t" in told
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--calibration DIR folder of calibrate, for pct, timed and c2t" in printed
 
 
 @pytest.mark.parametrize("command", ["generate", "compare", "benchmark"])
@@ -175,7 +175,7 @@ def test_other_errors_keep_their_traceback(folder, monkeypatch):
         cli.main(["run", "small.yaml"])
 
 
-def test_options_may_stand_anywhere(folder, monkeypatch):
+def test_options_may_be_anywhere(folder, monkeypatch):
     seen = []
     monkeypatch.setattr(
         workflow.Workflow, "run", lambda self, **selection: seen.append((self.recipe.training.lr, selection))

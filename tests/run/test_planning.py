@@ -95,12 +95,12 @@ def test_a_plan_by_hand():
     target = estimates._target(recipe, {})
     assert estimates._below_head(target) == below
     folders = {"corpus": Path("nowhere")}
-    told = estimates.train(recipe, folders)
+    estimate = estimates.train(recipe, folders)
     trained = 218_112_000 + 4096 + 32768 * 4096
-    assert told["parameters"].startswith(f"{trained / 1e6:.3g} M trained")
+    assert estimate["parameters"].startswith(f"{trained / 1e6:.3g} M trained")
     tokens = -(-150_000_000 * 2 // (8 * 4 * 2048)) * 8 * 4 * 2048
     seconds = tokens * (2 * below + 2 * 32768 * 4096 + 6 * trained) / (8 * 989e12 * 0.35)
-    assert told["hours"] == f"about {seconds / 3600:.1f} h at 35% of 8 x 989 TFLOP/s, assumed"
+    assert estimate["hours"] == f"about {seconds / 3600:.1f} h at 35% of 8 x 989 TFLOP/s, assumed"
     recipe.hidden_states.mode = "offline"
     disk = 150_000_000 * (2 * 2 * 4096 + 4)  # two states of bf16 and an id
     assert float(estimates.collect(recipe, folders)["disk"].split()[1]) == pytest.approx(disk / 1e9, rel=0.01)
@@ -116,7 +116,7 @@ def make_wide(monkeypatch) -> None:
     monkeypatch.setattr("rich.console.Console._environ", {"COLUMNS": "300"})
 
 
-def test_what_does_not_fit_is_told(capsys, monkeypatch):
+def test_what_does_not_fit_is_reported(capsys, monkeypatch):
     make_wide(monkeypatch)
     words = ["run", "recipes/large/llama-70b-64gpu.yaml", "--dry-run", "--plan.device_memory_gb", "80"]
     assert main(words) == 0

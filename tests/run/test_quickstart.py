@@ -141,14 +141,14 @@ def test_a_killed_quickstart_goes_on_with_its_plan(words, speeds, capsys):
         process.communicate()
     assert process.returncode == -signal.SIGKILL and line.split()[:2] == ["train", "run"]
     before = read_json(run_dir(words) / "quickstart.json")
-    measured = speeds(SLOW)  # what would be planned anew would be another plan
+    measured = speeds(SLOW)  # planning again would give another plan
     assert main(words) == 0
     assert measured == [] and read_json(run_dir(words) / "quickstart.json") == before
     assert done(capsys.readouterr().out) == ["train", "calibrate", "evaluate", "export"]
     check_result(run_dir(words))
 
 
-def test_other_minutes_are_planned_anew(words, speeds, capsys):
+def test_other_minutes_are_planned_again(words, speeds, capsys):
     measured = speeds(SLOW)
     assert main(words) == 0
     assert main([*words, "--minutes", "30"]) == 0

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from drafttrain.bundle import load_bundle
 from drafttrain.data.config import PromptSet, Source
 from drafttrain.drafters.auto import new_drafter
-from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
@@ -85,13 +85,16 @@ def ran(printed: str) -> list[str]:
 
 def test_all_stages(folder, capsys):
     assert cli.main(["run", "tiny.yaml"]) == 0
-    assert ran(capsys.readouterr().out) == [stage.name for stage in STAGES]
+    out, err = capsys.readouterr()
+    assert ran(out) == [stage.name for stage in STAGES]
+    assert "to publish it, set export.base_model" in err and "and export.license" in err
     summary = json.loads(Path("runs/tiny/summary.json").read_text())
     expected = {"accept_len", "speedup", "tokens_per_second", "lossless", "train_tokens", "wall_seconds"}
     expected |= {"train_tokens_per_second", "teacher_tokens_per_second"}
     assert expected <= summary.keys() and summary["lossless"] is True and summary["train_tokens"] > 0
     card = Path("runs/tiny/bundle/README.md").read_text()
-    assert "drafttrain run tiny.yaml" in card and "chats.json" in card
+    assert "Command: `drafttrain run tiny.yaml`" in card and "chats.json" in card
+    assert "license: " not in card  # none is invented
     assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "c2t:max_depth=3"
     files = {p.name for p in Path("runs/tiny/bundle").iterdir()}
     assert {"calibration.json", "costs.png", "classifier.json", "classifier.safetensors"} <= files
@@ -108,6 +111,8 @@ def test_all_stages(folder, capsys):
     assert ran(capsys.readouterr().out) == []
     assert cli.main(["run", "tiny.yaml", "--export.license", "mit", "--training.logging_steps", "2"]) == 0
     assert ran(capsys.readouterr().out) == ["export"]
+    card = Path("runs/tiny/bundle/README.md").read_text()  # of what trained, not of what exported
+    assert "license: mit" in card and "Command: `drafttrain run tiny.yaml`" in card
     words = ["--classifier.epochs", "2", "--until", "calibrate"]
     assert cli.main(["run", "tiny.yaml", *words]) == 0
     assert ran(capsys.readouterr().out) == ["classifier", "calibrate"]
@@ -145,7 +150,7 @@ def test_time_was_up_before_the_first_answer(folder, capsys):
 
 
 def test_a_higher_limit_answers_the_others(folder, capsys, monkeypatch):
-    """What was answered before is taken over, and the same limit again changes nothing."""
+    """Earlier answers are taken over, and the same limit again changes nothing."""
     from drafttrain.regenerate.rewriting import Rewriting
 
     asked, request = [], Rewriting.to_request
@@ -172,7 +177,7 @@ training:
 
 @pytest.fixture
 def small_recipe(folder, tiny_llama) -> str:
-    """A recipe whose drafter is a small LM that says almost what the target says."""
+    """A recipe whose drafter is a small LM that predicts almost what the target does."""
     model, tokenizer = copy.deepcopy(tiny_llama[0]), tiny_llama[1]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -194,7 +199,7 @@ def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
     assert after.keys() == {"draft_to_target", *(f"lm.{name}" for name in before)}
     if rank is None:
         assert {"lm_head.weight", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= changed
-    else:  # adapters lie at linear maps alone, and not at the head
+    else:  # adapters are at linear maps alone, and not at the head
         assert changed == {name for name in before if "_proj" in name}
 
     loaded = load_bundle(run / "bundle", dtype="float32")
@@ -326,8 +331,8 @@ def test_heads_of_keys_and_values_of_what_training_starts_from(kind, folder, tin
     shape = estimates.drafter_shape(recipe)
     assert (shape.kv_heads, shape.anchor) == (kv_heads, kind == "edd")
     tensors = load_file("old/model.safetensors").values()
-    told = estimates.drafter_parameters(shape, target)
-    assert told[1] == sum(tensor.numel() for tensor in tensors)
+    counts = estimates.drafter_parameters(shape, target)
+    assert counts[1] == sum(tensor.numel() for tensor in tensors)
     folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
     assert estimates.train(recipe, folders)["parameters"].endswith("stored")
 
@@ -336,7 +341,7 @@ def test_a_drafter_that_the_target_cannot_have_is_refused_before_it_runs(folder,
     words = ["run", "tiny.yaml", "--dry-run", "--drafter.kv_heads", "3"]
     assert cli.main(words) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line == "drafttrain: drafter.kv_heads is 3: tiny has 4 heads, so name one of 1, 2, 4"
+    assert line == "drafttrain: drafter.kv_heads: must divide the 4 heads of tiny (1, 2, 4), got 3"
 
 
 def test_estimated_downloads(folder, monkeypatch):
@@ -370,8 +375,8 @@ def test_estimated_tokens_to_decode(folder):
     # without a limit, the file is read: a prompt of one turn counts one, however many may be played
     Path("prompts.jsonl").write_text('{"turns": ["a", "b", "c"]}\n{"prompt": "d"}\n')
     recipe.evaluate.prompts[0].turns = 2
-    told = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
-    assert estimates.evaluate(recipe, {}) == told
+    expected = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
+    assert estimates.evaluate(recipe, {}) == expected
     recipe.evaluate.tune_prompts = PromptSet("tuning", "prompts.jsonl")  # 2 answers with the one tree
     recipe.plan = PlanConfig(device_memory_gb=1, device_tflops=1e-6, device_gb_per_s=1e-3)
     target = estimates._target(recipe, {})
@@ -382,7 +387,7 @@ def test_estimated_tokens_to_decode(folder):
     assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
 
 
-def test_what_is_not_found_is_told(folder):
+def test_what_is_not_found_is_reported(folder):
     folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
     recipe = load_recipe("tiny.yaml", ["--target.model", "nowhere/at-all"])
     unknown = "unknown: target nowhere/at-all is not found here; fetch it or name plan.target_config"
@@ -395,7 +400,7 @@ def test_what_is_not_found_is_told(folder):
 
 
 def test_all_stages_estimate_the_same_corpus(folder):
-    """What `regenerate` answers is in the corpus as well."""
+    """The answers of `regenerate` are in the corpus as well."""
     recipe = load_recipe("tiny.yaml")
     corpus, collected = (
         stage(recipe, {"corpus": Path("no")}) for stage in (estimates.corpus, estimates.collect)
@@ -446,15 +451,15 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
     assert (rank is None) == (trained + 100 == stored)
 
     words = ["--drafter.lora_rank", "null" if rank is None else "4", "--drafter.draft_vocab_size", "100"]
-    told = estimates.train(load_recipe(small_recipe, words), {"corpus": Path("nowhere")})
+    estimate = estimates.train(load_recipe(small_recipe, words), {"corpus": Path("nowhere")})
     logits = 4 * 4 * 256 * 100 + 4 * 256 * 512
     activations = 4 * 12 * 4 * 64 * 2 * 128  # 4 layers of width 64, 2 rows of 128 tokens
     target_bytes = 4 * sum(p.numel() for p in target.model.parameters())
     memory = target_bytes + 16 * trained + 4 * frozen + logits + activations
     near = pytest.approx(memory, abs=4 * 100)  # the map of the vocabulary
-    assert float(told["memory"].removeprefix("about ")) == near
+    assert float(estimate["memory"].removeprefix("about ")) == near
     disk = 2 * (4 * (trained + frozen) + 8 * trained) + 4 * stored
-    assert float(told["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
+    assert float(estimate["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
 
     if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole
         drafter.save_pretrained("old")
@@ -470,8 +475,8 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
         DrafterConfig(draft_vocab_size=None, layers=2, train_head=False),
         DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], train_embeddings=True),
         DrafterConfig(draft_vocab_size=64, tapped_blocks=[-2, -4], anchor=True, kv_heads=4),
+        *(DrafterConfig(kind, draft_vocab_size=64) for kind in KINDS if "model" not in KINDS[kind].settings),
         DrafterConfig(draft_vocab_size=64, kind="vdm", kv_heads=1),
-        DrafterConfig(draft_vocab_size=64, kind="eagle"),
         DrafterConfig(draft_vocab_size=64, kind="eagle", input_norms=True, train_head=False),
         DrafterConfig(draft_vocab_size=64, kind="medusa", heads=3),
     ],

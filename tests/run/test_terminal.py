@@ -1,7 +1,8 @@
-"""What `drafttrain generate` prints."""
+"""The output of `drafttrain generate`."""
 
 import io
 import re
+import warnings
 
 import pytest
 from rich.console import Console
@@ -26,6 +27,8 @@ class FakeDecoder:
 
     @classmethod
     def from_pretrained(cls, path, target, dtype, tree, calibration, ngrams):
+        if cls.warning:
+            warnings.warn(cls.warning, stacklevel=2)
         return cls()
 
     def generate(self, prompt, max_new_tokens):
@@ -52,7 +55,7 @@ def printed(monkeypatch, color=False, **options) -> str:
     return console.file.getvalue()
 
 
-def test_text_is_printed_as_it_is(monkeypatch):
+def test_text_is_printed_unchanged(monkeypatch):
     text, _, line = printed(monkeypatch).rpartition("\n\n")
     assert text == "".join(piece.text for piece in PIECES)  # no wrapping, no markup, tabs kept
     figures = "accept_len 1.50, 2.0 tokens/s, speedup 2.00 against autoregressive decoding (1.0 tokens/s)"
@@ -71,7 +74,7 @@ def test_each_iteration_has_its_color(monkeypatch):
 WARNING = "calibrated elsewhere; measure again: drafttrain calibrate runs/[/x]/[red]drafter --prompts FILE"
 
 
-def test_a_warning_is_printed_as_it_is(monkeypatch):
+def test_a_warning_is_printed_unchanged(monkeypatch):
     """It names the user's folder, which is no markup."""
     monkeypatch.setattr(FakeDecoder, "warning", WARNING)
     assert printed(monkeypatch).startswith(WARNING + "\n")
@@ -83,6 +86,6 @@ def test_without_comparison(monkeypatch):
 
 
 @pytest.mark.parametrize("plain_ids, first", [([1, 9, 3, 4], 2), ([1, 2, 3], 4), ([1, 2, 3, 4, 5], 5)])
-def test_other_output_is_said(monkeypatch, plain_ids, first):
+def test_other_output_is_reported(monkeypatch, plain_ids, first):
     monkeypatch.setattr(FakeDecoder, "plain_ids", plain_ids)
     assert f"output differs from token {first} on" in printed(monkeypatch)

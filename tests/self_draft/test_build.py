@@ -209,7 +209,7 @@ def test_only_a_cache_is_replaced(texts, tokenizer, tmp_path, monkeypatch):
 
 
 def test_the_page_about_it(smollm2, tmp_path, monkeypatch, capsys):
-    """The commands and the code of docs/self_draft.md run as they stand, only shorter."""
+    """The commands and the code of docs/self_draft.md run unchanged, only shorter."""
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root)
     page = (

@@ -10,7 +10,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=4)
 
 
 def search(texts: list[list[int]], suffix: list[int], longest: int) -> tuple[int, list[int]]:
-    """Tokens behind the longest end that occurs with something behind it, the newest first, each once."""
+    """Tokens after the longest end that occurs with something after it, the newest first, each once."""
     for length in range(min(longest, len(suffix)), 0, -1):
         end, found = suffix[-length:], []
         for text in texts:
@@ -42,7 +42,7 @@ def test_text_in_pieces_is_text_at_once(text, data):
     assert pieces._entries == whole._entries
 
 
-def test_the_newest_source_is_told():
+def test_the_newest_source_is_returned():
     cache = ContextCache(3)
     cache.add([1, 2, 3], PROMPT)
     cache.add([2, 3], BRANCH)

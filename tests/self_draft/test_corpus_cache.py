@@ -123,7 +123,7 @@ def test_size(tmp_path, vocabulary, n_bytes):
     cache = build(tmp_path / "cache", texts, vocabulary=vocabulary, gram=5, top=16)
     n_ngrams = sum(cache.shape.sizes[1:])
     assert n_ngrams > 20_000 and cache.shape.heavy[0] > 50
-    level_1 = 8 * vocabulary  # holds all tokens, whatever the text
+    level_1 = 8 * vocabulary  # holds all tokens for any text
     assert ((cache.path / DATA).stat().st_size - level_1) / n_ngrams < n_bytes
 
 
@@ -215,7 +215,7 @@ def test_arrays_that_lead_nowhere(cache):
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_any_damage_is_told_in_one_line_or_harmless(data):
+def test_any_damage_is_an_error_of_one_line_or_harmless(data):
     with tempfile.TemporaryDirectory() as folder:
         texts = [[1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 6, 1, 7, 1, 6, 1, 7, 1, 8, 1, 8]]
         path = build(Path(folder) / "c", texts, top=2).path

@@ -1,4 +1,4 @@
-"""Self-Draft and its baselines are exact, and their branches and windows are what plain forwards say."""
+"""Self-Draft and its baselines are exact, and their branches and windows are what plain forwards give."""
 
 import math
 import random
@@ -137,8 +137,8 @@ def argmax_after(target, tokens) -> int:
 
 
 @torch.no_grad()
-def test_branches_are_what_plain_forwards_say(target, prompts):
-    """A branch sees the text with the root, and itself; the token behind it is appended, the first goes."""
+def test_branches_are_what_plain_forwards_give(target, prompts):
+    """A branch sees the text with the root, and itself; the token after it is appended, the first goes."""
     config = SelfDraftConfig(branches=3, branch_length=4, gram=2, recycle=0, budget=3, least=0.0)
     checked = [0]
     windows: set[tuple[int, ...]] = set()
@@ -150,7 +150,7 @@ def test_branches_are_what_plain_forwards_say(target, prompts):
             text = [*sequence.text, root]
             expected = argmax_after(target, text + old)
             assert new == [*old, expected][-4:]
-            for end in range(2, len(old) + 1):  # every window of G tokens, and what is said behind it
+            for end in range(2, len(old) + 1):  # every window of G tokens, and the token after it
                 gram = (*old[end - 2 : end], argmax_after(target, text + old[:end]))
                 windows.add(gram)
                 matched, found = sequence.sources.drafted.after(gram[:2])
@@ -173,7 +173,7 @@ def test_branches_start_from_distinct_tokens_that_are_text():
 
 
 @torch.no_grad()
-def test_recycling_keeps_what_the_target_says_behind_each_node(llama, prompts, corpus):
+def test_recycling_keeps_what_the_target_predicts_after_each_node(llama, prompts, corpus):
     config = SelfDraftConfig(recycle=2, context=False, least=0.0, budget=6)
     seen = []
 
@@ -237,7 +237,7 @@ def test_prompt_lookup_drafts_a_chain():
 
 
 @torch.no_grad()
-def test_the_window_is_what_plain_forwards_say(llama, prompts):
+def test_the_window_is_what_plain_forwards_give(llama, prompts):
     """Column i sees the root, the first level before i and its own later levels, and gives an n-gram."""
     checked = [0]
 

@@ -1,4 +1,4 @@
-"""`studies/figures.py`: the command line with stubbed measurements, and the promised names and goals."""
+"""`python -m studies.figures`: the command line with stubbed measurements, the promised names and goals."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ from studies.goals import Group
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """The script as a module, in an empty folder."""
-    module = importlib.import_module("studies.figures")
+    module = importlib.import_module("studies.figures.__main__")
     monkeypatch.chdir(tmp_path)
     return module
 

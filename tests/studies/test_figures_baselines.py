@@ -10,7 +10,7 @@ from studies.goals import Run
 
 @pytest.fixture
 def topic(tmp_path, monkeypatch, tiny_target_folder, tiny_bundle, questions):
-    module = importlib.import_module("studies.figures_baselines")
+    module = importlib.import_module("studies.figures.baselines")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "TARGET", str(tiny_target_folder))
     monkeypatch.setattr(module, "METHODS", (f"edd={tiny_bundle}@chain:length=2", "prompt_lookup"))

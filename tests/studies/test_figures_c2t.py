@@ -1,4 +1,4 @@
-"""The measurements behind `studies/figures.py c2t`, run on the tiny target with few settings."""
+"""The measurements of topic c2t, run on the tiny target with few settings."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ from studies.goals import Run
 @pytest.fixture
 def topic(tmp_path, monkeypatch, tiny_bundle, questions):
     """The module over the tiny bundle, with a classifier that follows joint probability."""
-    module = importlib.import_module("studies.figures_c2t")
+    module = importlib.import_module("studies.figures.c2t")
     monkeypatch.chdir(tmp_path)
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
     model = Classifier(hidden=1)
@@ -80,9 +80,9 @@ def test_a_sweep_for_real(topic, monkeypatch):
     assert len(points) == 6
 
 
-def test_no_classifier_is_said_in_one_line(topic):
+def test_no_classifier_is_an_error_of_one_line(topic):
     (topic.DRAFTER / "classifier.safetensors").unlink()
-    with pytest.raises(UserError, match="no classifier; make one with figures.py c2t"):
+    with pytest.raises(UserError, match="no classifier; make one with python -m studies.figures c2t"):
         topic.chains(Run("c2t", limit=2))
 
 

@@ -1,26 +1,28 @@
 """EDD beside its baselines: what is trained how often, and which numbers become figures."""
 
-import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
+from drafttrain.drafters.auto import load_drafter, new_drafter
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError
+from studies.edd import bench as bench_module
+from studies.edd import equal, table1, table3, variants
+from studies.figures import drafters
 from studies.goals import Run
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    return importlib.import_module("studies.baselines"), importlib.import_module("studies.figures_drafters")
-
-
 class Trained:
-    """Stands for `Bench`: each training comes to a number that is told by what was asked."""
+    """Stands for `Bench`: each training returns a number that depends on what was asked."""
 
     def __init__(self, value, loss=lambda drafter, training: 1.0):
         self.value, self.loss, self.asked, self.out = value, loss, [], Path("nowhere")
+        self.responses = "answers.jsonl"
 
     def states(self, *args):
         return {}
@@ -42,34 +44,31 @@ class Trained:
         }
 
 
-def test_table1_gives_every_kind_the_same_choice_and_three_seeds(modules):
-    baselines, _ = modules
+def test_table1_gives_every_kind_the_same_choice_and_three_seeds():
     best = {"edd": 4e-3, "eagle": 1e-3, "medusa": 2e-3, "vdm": 2e-3}
     bench = Trained(lambda d, t: 2.0 - abs(t.lr - best[d.kind]) * 100 - 0.1 * (t.seed or 0))
-    found = baselines.table1(bench)
-    for kind in baselines.KINDS:
+    found = table1.table1(bench)
+    for kind in table1.KINDS:
         trials = [t.lr for _, d, t, decode in bench.asked if d.kind == kind and not decode]
         finals = [(t.lr, t.seed) for _, d, t, decode in bench.asked if d.kind == kind and decode]
-        assert trials == list(baselines.RATES) and finals == [(best[kind], seed) for seed in (0, 1, 2)]
+        assert trials == list(bench_module.RATES) and finals == [(best[kind], seed) for seed in (0, 1, 2)]
         row = found["rows"][kind]
         assert row["accept_len"] == pytest.approx(1.9) and row["range"] == pytest.approx([1.8, 2.0])
     settings = [asdict(t) | {"lr": 0, "seed": 0} for _, _, t, decode in bench.asked if decode]
     assert all(one == settings[0] for one in settings)  # data, steps and everything else are equal
 
 
-def test_rates_that_are_as_good_are_told_apart_by_their_loss(modules):
-    baselines, _ = modules
+def test_rates_that_are_as_good_are_told_apart_by_their_loss():
     lengths = {1e-3: 1.2, 2e-3: 1.595, 4e-3: 1.6, 8e-3: 1.5}
     bench = Trained(
         lambda d, t: lengths[t.lr], lambda d, t: {1e-3: 0.1, 2e-3: 0.5, 4e-3: 0.6, 8e-3: 0.2}[t.lr]
     )
-    assert baselines.best_rate(bench, "edd", {})[0] == 2e-3
+    assert bench_module.best_rate(bench, "edd", {})[0] == 2e-3
 
 
-def test_table3_leaves_out_one_thing_at_a_time(modules):
-    baselines, _ = modules
+def test_table3_leaves_out_one_thing_at_a_time():
     bench = Trained(lambda d, t: 1.5)
-    found = baselines.table3(bench)
+    found = table3.table3(bench)
     full, finals = {}, [(n, d, t) for n, d, t, decode in bench.asked if decode]
     for name, drafter, training in finals:
         full.setdefault(name[:-1], (asdict(drafter), asdict(training) | {"seed": 0}))
@@ -90,8 +89,7 @@ def test_table3_leaves_out_one_thing_at_a_time(modules):
     }
 
 
-def test_figures_compare_equal_training_at_the_rate_best_for_it(modules, monkeypatch):
-    baselines, figures = modules
+def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     levels = {"edd": 1.5, "eagle": 1.6, "medusa": 1.6, "vdm": 1.4}
     favourite = {"edd": 1e-3, "eagle": 2e-3, "medusa": 4e-3, "vdm": 8e-3}
 
@@ -101,52 +99,68 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(modules, monkeyp
         return levels[drafter.kind] + better - worse
 
     bench = Trained(value)
-    bench.prompts = dict.fromkeys(figures.TASKS, range(80))
-    monkeypatch.setattr(figures, "bench", lambda run: bench)
-    found = figures.equally_trained(Run("baselines"))
-    assert set(found) == set(figures.GROUPS[0].goals)
-    assert {training.max_steps for _, _, training, _ in bench.asked} == {baselines.LONG_STEPS}
-    for name in baselines.EQUAL:
+    bench.prompts = dict.fromkeys(drafters.TASKS, range(80))
+    monkeypatch.setattr(drafters, "bench", lambda run: bench)
+    found = drafters.equally_trained(Run("baselines"))
+    assert set(found) == set(drafters.GROUPS[0].goals)
+    assert {training.max_steps for _, _, training, _ in bench.asked} == {bench_module.LONG_STEPS}
+    for name in equal.EQUAL:
         rates = [(t.lr, t.seed) for asked, _, t, _ in bench.asked if asked.startswith(f"{name}-equal")]
         best = favourite["eagle" if name.startswith("eagle") else name.partition("-")[0]]
-        assert rates == [*((rate, 0) for rate in baselines.RATES), (best, 1), (best, 2)]
+        assert rates == [*((rate, 0) for rate in bench_module.RATES), (best, 1), (best, 2)]
     assert found["edd_vs_eagle"]["value"] == pytest.approx(1.49 / 1.59)
     assert found["edd_vs_eagle"]["interval"] == pytest.approx([1.48 / 1.6, 1.5 / 1.58])
     assert found["edd_vs_eagle_mtp"]["value"] == pytest.approx(1.49 / 1.69)
     assert found["kl_vs_ce"]["value"] == pytest.approx(1.49 / 1.54)
     assert found["states_vs_none"]["value"] == found["edd_vs_vdm"]["value"] == pytest.approx(1.49 / 1.39)
     assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
-    assert found["edd_vs_vdm"]["size"] == {"prompts": figures.TASKS, "seeds": 3}
+    assert found["edd_vs_vdm"]["size"] == {"prompts": drafters.TASKS, "seeds": 3}
 
 
-def test_results_of_other_settings_are_refused(modules, tmp_path, monkeypatch):
-    baselines, _ = modules
-    monkeypatch.setattr(baselines, "load_for_decoding", lambda name: None)
-    monkeypatch.setattr(baselines, "TASKS", {})
-    bench = baselines.Bench(tmp_path, 2, None)
+def test_results_of_other_settings_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_module, "load_for_decoding", lambda name: None)
+    monkeypatch.setattr(bench_module, "TASKS", {})
+    bench = bench_module.Bench(tmp_path, 2, None)
     asked = {
-        "drafter": asdict(baselines.DRAFTER),
-        "training": json.loads(json.dumps(asdict(baselines.TRAINING))),
+        "drafter": asdict(bench_module.DRAFTER),
+        "training": json.loads(json.dumps(asdict(bench_module.TRAINING))),
     }
     (tmp_path / "edd").mkdir()
     (tmp_path / "edd/asked.json").write_text(json.dumps(asked))
     (tmp_path / "edd/result.json").write_text(json.dumps({"limit": 2, "accept_len": 1.25}))
-    assert bench.trained("edd", baselines.DRAFTER, baselines.TRAINING, {})["accept_len"] == 1.25
-    shorter = baselines.Bench(tmp_path, 2, 7)
+    assert bench.trained("edd", bench_module.DRAFTER, bench_module.TRAINING, {})["accept_len"] == 1.25
+    shorter = bench_module.Bench(tmp_path, 2, 7)
     with pytest.raises(UserError, match="edd: trained with other settings; remove it"):
-        shorter.trained("edd", baselines.DRAFTER, baselines.TRAINING, {})
+        shorter.trained("edd", bench_module.DRAFTER, bench_module.TRAINING, {})
 
 
-def test_a_drafter_with_the_targets_head_drafts_all_tokens(modules, tiny_target, tmp_path):
-    import torch
+def test_a_drafter_with_the_targets_head_drafts_all_tokens(tiny_target, tmp_path):
 
-    from drafttrain.drafters.auto import load_drafter, new_drafter
-    from drafttrain.drafters.config import DrafterConfig
-
-    baselines, _ = modules
     drafter = new_drafter(tiny_target, DrafterConfig(kind="vdm", train_head=False), torch.arange(0, 512, 4))
     drafter.save_pretrained(tmp_path / "some")
-    baselines.draft_all_tokens(tmp_path / "some", tmp_path / "all")
+    variants.draft_all_tokens(tmp_path / "some", tmp_path / "all")
     again = load_drafter(tmp_path / "all", tiny_target)
     assert torch.equal(again.lm_head.weight, tiny_target.lm_head.weight)
     assert torch.equal(again.layers[0].q_proj.weight, drafter.layers[0].q_proj.weight)
+
+
+def test_trainings_from_before_a_setting_are_known():
+    """An earlier version trained the same as this one would, if all that is new stays off."""
+    old = json.loads(json.dumps({"drafter": asdict(DrafterConfig(kind="vdm")), "training": {"lr": 0.5}}))
+    del old["drafter"]["anchor"], old["drafter"]["kv_heads"]
+    now = {"drafter": asdict(DrafterConfig(kind="vdm")), "training": asdict(TrainingConfig(lr=0.5))}
+    assert bench_module.with_defaults(old) == json.loads(json.dumps(now))
+
+
+def test_words_of_the_studies(capsys, monkeypatch, tmp_path):
+    """A part of a study is printed and not written; a kind that it does not have is one line."""
+    bench = Trained(lambda d, t: 1.5)
+    bench.out = tmp_path
+    monkeypatch.setattr(bench_module, "Bench", lambda *words: bench)
+    assert table1.main(["--kinds", "vdm", "--out", str(tmp_path)]) == 0
+    assert "| vdm |" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert variants.main(["mtp", "--out", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mtp.json"]
+    assert table1.main(["--kinds", "oak", "--out", str(tmp_path)]) == 2
+    assert "--kinds: must be some of edd, eagle, medusa, vdm, got oak" in capsys.readouterr().err
+    assert variants.main(["oak"]) == 2 and variants.main(["--help"]) == 0

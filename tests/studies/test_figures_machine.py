@@ -16,6 +16,15 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from studies import goals as figures
+from studies.figures import (
+    columns,
+    limits,
+    machine_quickstart,
+    machine_speed,
+    machine_start,
+    machine_texts,
+    machine_work,
+)
 from studies.goals import Run
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +34,8 @@ PROMPTS = [Prompt(str(i), [text]) for i, text in enumerate(TEXTS)]
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """studies/figures_machine.py, whose raw data go to a temporary folder."""
-    module = importlib.import_module("studies.figures_machine")
+    """studies/figures/machine.py, whose raw data go to a temporary folder."""
+    module = importlib.import_module("studies.figures.machine")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(figures, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(figures, "RAW", tmp_path / "raw")
@@ -42,8 +51,8 @@ def target(tiny_llama):
 # limits
 
 
-def test_shares_by_turns_are_medians_over_rounds(script, target, monkeypatch):
-    monkeypatch.setattr(script.limits, "READ_BYTES", 1 << 20)
+def test_interleaved_shares_are_medians_over_rounds(script, target, monkeypatch):
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
     shares = iter([0.1, 0.5, 0.3, 0.7, 0.2, 0.9])
     asked = []
 
@@ -52,14 +61,14 @@ def test_shares_by_turns_are_medians_over_rounds(script, target, monkeypatch):
         asked.append((weights, products, n, len(times)))
         return {n: {"share": next(shares)}}
 
-    monkeypatch.setattr(script.limits, "limit_shares", share)
-    found = script.limits.interleaved_shares(target, 100, 1e9, [1, 5], rounds=3)
+    monkeypatch.setattr(limits, "limit_shares", share)
+    found = limits.interleaved_shares(target, 100, 1e9, [1, 5], rounds=3)
     assert found == {1: 0.2, 5: 0.7} and asked == [(100, 1e9, 1, 7), (100, 1e9, 5, 7)] * 3
 
 
 def test_limit_share_takes_the_nearer_limit(script):
     rates = {"bytes_per_second": 1000.0, "products_per_second": 2000.0}
-    shares = script.limits.limit_shares(100, **rates, seconds={1: [0.4, 0.25, 0.5], 8: [0.8]})
+    shares = limits.limit_shares(100, **rates, seconds={1: [0.4, 0.25, 0.5], 8: [0.8]})
     assert shares[1] == {"share": 0.2 / 0.4, "limit_ms": 200, "forward_ms": 400}  # 200 bytes at 1000 a second
     assert shares[8] == {"share": 0.4 / 0.8, "limit_ms": 400, "forward_ms": 800}  # 800 products at 2000
 
@@ -67,24 +76,24 @@ def test_limit_share_takes_the_nearer_limit(script):
 def test_weights_that_a_forward_reads(script, target):
     expected = sum(w.numel() for w in target.base.layers.parameters() if w.ndim == 2)
     expected += target.lm_head.weight.numel()
-    assert script.limits.weights_read(target) == expected
+    assert limits.weights_read(target) == expected
     target.pack()
-    assert script.limits.weights_read(target) == expected
+    assert limits.weights_read(target) == expected
 
 
 def test_rates_and_forwards_are_measured(script, target):
-    rates = script.limits.streaming_rate(size=1 << 20)
+    rates = limits.streaming_rate(size=1 << 20)
     assert rates["sum"] > 0 and all(rate > 0 for rate in rates.values())
-    assert script.limits.arithmetic_rate(torch.float32, sides=(32,)) > 0
+    assert limits.arithmetic_rate(torch.float32, sides=(32,)) > 0
     target.pack()
     for n in (1, 5):
-        seconds = script.limits.forward_seconds(target, n, context=10, repeats=3)
+        seconds = limits.forward_seconds(target, n, context=10, repeats=3)
         assert len(seconds) == 3 and min(seconds) > 0
 
 
 def test_operations_count_products_forward_and_backward(script):
     layer, x = torch.nn.Linear(8, 16, bias=False), torch.ones(4, 8, requires_grad=True)
-    assert script.limits.operations(lambda: layer(x).sum().backward()) == 3 * 2 * 4 * 8 * 16
+    assert limits.operations(lambda: layer(x).sum().backward()) == 3 * 2 * 4 * 8 * 16
 
 
 # speed
@@ -107,7 +116,7 @@ def measurements(cpu_contention=0.0, best=0.5):
 
 
 def test_speed_figures_are_per_token_with_intervals(script):
-    found = script.speed_figures(measurements(), "best", None, {"transformers_dtype": "float32"})
+    found = machine_speed.speed_figures(measurements(), "best", None, {"transformers_dtype": "float32"})
     values = {name: figure["value"] for name, figure in found.items()}
     assert values == pytest.approx(
         {
@@ -125,14 +134,14 @@ def test_speed_figures_are_per_token_with_intervals(script):
 
 
 def test_without_llamacpp_its_figures_are_skipped(script):
-    found = script.speed_figures(measurements(), "best", "llama.cpp: no npm", {})
+    found = machine_speed.speed_figures(measurements(), "best", "llama.cpp: no npm", {})
     for name in ("ar_vs_llamacpp_f16", "best_vs_llamacpp_f16"):
         assert found[name] == {"value": None, "skipped": "llama.cpp: no npm"}
     assert found["best_vs_ar"]["value"] == pytest.approx(2)
 
 
 def test_speeds_of_a_busy_machine_are_flagged(script):
-    found = script.speed_figures(measurements(cpu_contention=0.5), "best", None, {})
+    found = machine_speed.speed_figures(measurements(cpu_contention=0.5), "best", None, {})
     assert all("other processes took 0.5 cores" in figure["flags"][-1] for figure in found.values())
 
 
@@ -157,11 +166,11 @@ def test_rival_runs_once_beside_our_measurements(script, target, monkeypatch, tm
         def __exit__(self, *error):
             pass
 
-    monkeypatch.setattr(script.llamacpp, "running", Context)
+    monkeypatch.setattr(machine_speed.llamacpp, "running", Context)
     ids = [prompt.token_ids(target.tokenizer) for prompt in PROMPTS[:3]]
     ours = measurements()
     for _ in range(2):  # the second one finds everything in the file
-        rival = script.Rival(tmp_path, {"f16": tmp_path / "m"}, target, tmp_path / "llamacpp.json")
+        rival = machine_speed.Rival(tmp_path, {"f16": tmp_path / "m"}, target, tmp_path / "llamacpp.json")
         found = rival.beside(ours, PROMPTS[:2], repeats=1)
         assert [one.prompt for one in found] == ["0", "1"] and {one.repeat for one in found} == {0}
         assert found[1].runs["llama.cpp f16"] == MethodRun(0.125, [len(ids[1])])
@@ -171,7 +180,7 @@ def test_rival_runs_once_beside_our_measurements(script, target, monkeypatch, tm
         }
     warm, *runs = started[0]
     assert len(started) == 1 and warm == (len(ids[0]), 8)
-    assert runs == [(len(row), script.NEW_TOKENS) for row in ids[:2]]
+    assert runs == [(len(row), machine_speed.NEW_TOKENS) for row in ids[:2]]
 
 
 # exactness
@@ -181,10 +190,10 @@ def test_texts_that_differ_are_counted(script, tiny_bundle, monkeypatch, tmp_pat
     loaded = load_bundle(tiny_bundle, dtype="float32")
     trees = {"chain": "chain:length=3", "ngram": "ngram"}
     target, proposers = loaded.target, {name: loaded.proposer(tree) for name, tree in trees.items()}
-    cells = script.compare_texts(target, proposers, {"task": PROMPTS}, 8, tmp_path / "cells.json")
+    cells = machine_texts.compare_texts(target, proposers, {"task": PROMPTS}, 8, tmp_path / "cells.json")
     assert len(cells) == 2 * 2 * 2 and all(cell == {"texts": 4, "differing": []} for cell in cells.values())
 
-    decode_all, calls = script.decode_all, []
+    decode_all, calls = machine_texts.decode_all, []
 
     def spoilt(target, proposer, ids, *words, max_rows, **options):
         outputs, stats = decode_all(target, proposer, ids, *words, max_rows=max_rows, **options)
@@ -193,10 +202,10 @@ def test_texts_that_differ_are_counted(script, tiny_bundle, monkeypatch, tmp_pat
             outputs[1][-1] += 1
         return outputs, stats
 
-    monkeypatch.setattr(script, "decode_all", spoilt)
-    again = script.compare_texts(target, proposers, {"task": PROMPTS}, 8, tmp_path / "cells.json")
+    monkeypatch.setattr(machine_texts, "decode_all", spoilt)
+    again = machine_texts.compare_texts(target, proposers, {"task": PROMPTS}, 8, tmp_path / "cells.json")
     assert again == cells and not calls  # nothing is decoded again
-    found = script.compare_texts(target, proposers, {"task": PROMPTS}, 8, tmp_path / "other.json")
+    found = machine_texts.compare_texts(target, proposers, {"task": PROMPTS}, 8, tmp_path / "other.json")
     assert found["task, chain, batch 4, seeded"] == {"texts": 4, "differing": ["1"]}
     assert found["task, chain, batch 1, seeded"] == {"texts": 4, "differing": []}
 
@@ -212,7 +221,7 @@ def test_auto_is_judged_by_its_worst_work(script):
         "float32": [speeds(10, 100, 50, 30), speeds(12, 90, 50, 30), speeds(11, 95, 50, 30)],
         "bfloat16": [speeds(22, 10, 40, 40), speeds(22, 10, 40, 40), speeds(5, 10, 40, 40)],
     }
-    found = script.dtype_figure(rounds, {"decoding": "bfloat16", "products": "float32"})
+    found = machine_work.dtype_figure(rounds, {"decoding": "bfloat16", "products": "float32"})
     shares = {name: work["share"] for name, work in found["works"].items()}
     assert shares == {"decode": 1, "train": 1, "collect": 1, "generate": 0.75} and found["value"] == 0.75
 
@@ -221,11 +230,11 @@ def test_auto_is_judged_by_its_worst_work(script):
 
 
 def test_seconds_of_a_command(script):
-    first, total = script.command_seconds(["sh", "-c", "echo x; sleep 0.2; echo y"])
+    first, total = machine_start.command_seconds(["sh", "-c", "echo x; sleep 0.2; echo y"])
     assert 0 < first < total and total > 0.2
     for text in ("exit 0", "echo x; exit 3"):
         with pytest.raises(UserError, match="must print something, got status"):
-            script.command_seconds(["sh", "-c", text])
+            machine_start.command_seconds(["sh", "-c", text])
 
 
 # columns
@@ -236,25 +245,25 @@ def test_a_column_runs_in_a_process_of_its_own(script, monkeypatch):
 
     def run(command, env, stdout):
         flag, module, name, folder, asked = command[1:]
-        assert (flag, module) == ("-m", "studies.figures_machine")
+        assert (flag, module) == ("-m", "studies.figures.machine")
         seen.append((name, env.get("ATEN_CPU_CAPABILITY"), env.get("ONEDNN_MAX_CPU_ISA")))
         script.measure_part(name, Path(folder), Run(**json.loads(asked)))
         return subprocess.CompletedProcess(command, 0)
 
-    for name in script.AVX2:
+    for name in columns.AVX2:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(script, "describe_machine", lambda device: {"threads": 1})
-    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(columns.subprocess, "run", run)
     part = {"startup": lambda run, folder: {"startup_s": {"value": 3.0, "machine": {"dtype": "float32"}}}}
     monkeypatch.setattr(script, "PARTS", part)
-    found = script.column("startup")(Run("machine"))
+    found = columns.column("startup")(Run("machine"))
     assert found["startup_s"]["value"] == 3.0 and found["startup_s"]["machine"]["dtype"] == "float32"
     assert found["startup_s"]["machine"]["threads"] == 1 and "load" in found["startup_s"]["machine"]
-    assert set(script.column("startup", avx2=True)(Run("machine"))) == {"startup_s_avx2"}
+    assert set(columns.column("startup", avx2=True)(Run("machine"))) == {"startup_s_avx2"}
     assert seen == [("startup", None, None), ("startup", "avx2", "AVX2")]
-    script.column("startup")(Run("machine", resume=True))
+    columns.column("startup")(Run("machine", resume=True))
     assert len(seen) == 2
-    script.column("startup")(Run("machine", resume=True, limit=3))  # something else was asked
+    columns.column("startup")(Run("machine", resume=True, limit=3))  # something else was asked
     assert len(seen) == 3
 
 
@@ -271,9 +280,9 @@ def test_a_part_that_cannot_be_measured_says_why(script, monkeypatch, tmp_path):
 
 def test_a_part_that_dies_is_an_error(script, monkeypatch):
     dead = subprocess.CompletedProcess([], -9)
-    monkeypatch.setattr(script.subprocess, "run", lambda command, env, stdout: dead)
+    monkeypatch.setattr(columns.subprocess, "run", lambda command, env, stdout: dead)
     with pytest.raises(RuntimeError, match="startup ended with -9"):
-        script.column("startup")(Run("machine"))
+        columns.column("startup")(Run("machine"))
 
 
 # the quickstart
@@ -301,15 +310,15 @@ def test_quickstart_is_judged_by_what_it_came_to(
     script, monkeypatch, evaluated, against_transformers, avx2, problem
 ):
     def fresh(kept, prefix, environment):
-        assert environment == (script.AVX2 if avx2 else {})
+        assert environment == (columns.AVX2 if avx2 else {})
         (kept / "evaluation").mkdir()
         (kept / "evaluation/summary.json").write_text(json.dumps(evaluated))
         return 1300.0, 4_000_000_000
 
     speed = {"quickstart_speed": {"value": against_transformers, "transformers_dtype": "float32"}}
-    monkeypatch.setattr(script, "fresh_quickstart", fresh)
-    monkeypatch.setattr(script, "in_process_of_its_own", lambda *words: speed)
-    found = script.quickstart(Run("machine"), avx2=avx2)
+    monkeypatch.setattr(machine_quickstart, "fresh_quickstart", fresh)
+    monkeypatch.setattr(machine_quickstart, "in_process_of_its_own", lambda *words: speed)
+    found = machine_quickstart.quickstart(Run("machine"), avx2=avx2)
     figure = found["quickstart_wall_s_avx2" if avx2 else "quickstart_wall_s"]
     assert figure["value"] == 1300 and figure["ok"] is (problem is None) and figure["why"] == (problem or "")
     if not avx2:
@@ -326,20 +335,20 @@ def test_one_core_needs_a_lossless_summary(script, monkeypatch):
         (kept / "summary.json").write_text("{}")
         return 700.0, 1
 
-    monkeypatch.setattr(script, "fresh_quickstart", fresh)
-    monkeypatch.setattr(script.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(machine_quickstart, "fresh_quickstart", fresh)
+    monkeypatch.setattr(machine_quickstart.shutil, "which", lambda name: f"/usr/bin/{name}")
     for mismatches, value in ((0, 1.0), (2, 0.0)):
         seen["mismatches"] = mismatches
-        assert script.one_core(Run("machine"))["one_core"]["value"] == value
+        assert machine_quickstart.one_core(Run("machine"))["one_core"]["value"] == value
     assert seen["prefix"][:2] == ["taskset", "-c"] and seen["words"] == ["--minutes", "10"]
-    monkeypatch.setattr(script.shutil, "which", lambda name: None)
-    assert "taskset" in script.one_core(Run("machine"))["one_core"]["skipped"]
+    monkeypatch.setattr(machine_quickstart.shutil, "which", lambda name: None)
+    assert "taskset" in machine_quickstart.one_core(Run("machine"))["one_core"]["skipped"]
 
 
 def test_memory_is_limited_where_groups_can_be_made(script, tmp_path):
-    with script.memory_limit(6e9, root=tmp_path / "absent") as prefix:
+    with machine_quickstart.memory_limit(6e9, root=tmp_path / "absent") as prefix:
         assert prefix == []
-    with script.memory_limit(6e9, root=tmp_path) as prefix:
+    with machine_quickstart.memory_limit(6e9, root=tmp_path) as prefix:
         [group] = tmp_path.iterdir()
         assert (group / "memory.max").read_text() == "6000000000"
         done = subprocess.run([*prefix, "echo", "a b"], capture_output=True, text=True)

@@ -1,30 +1,26 @@
-"""The measurements behind `studies/figures.py main`, run on the tiny target."""
+"""The measurements of topic main, run on the tiny target."""
 
 import importlib
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from drafttrain.calibration import timing
 from drafttrain.data.config import CorpusConfig, PromptSet, Source
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.evaluation import evaluate
 from drafttrain.evaluation.config import EvaluateConfig
-from drafttrain.run import calibrate as stage
 from drafttrain.training.config import TrainingConfig
-from drafttrain.utils.errors import UserError
 from studies import goals as figures
+from studies.figures import machine_quickstart
 from studies.goals import Run
-from studies.policies import tune
 
 
 @pytest.fixture
 def script(tmp_path, monkeypatch, tiny_bundle, questions):
     """The script over the tiny bundle and four chats instead of benchmarks, in an empty folder."""
-    module = importlib.import_module("studies.figures")
+    module = importlib.import_module("studies.figures.main")
     monkeypatch.chdir(tmp_path)
     for name in ("EDD_DRAFTER", "QUICKSTART_DRAFTER"):
         monkeypatch.setattr(module, name, tiny_bundle)
@@ -33,9 +29,6 @@ def script(tmp_path, monkeypatch, tiny_bundle, questions):
     monkeypatch.setattr(evaluate, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(figures, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(evaluate, "forward_speed", lambda target, rows, length: 100.0)
-    monkeypatch.setattr(module, "OTHER_TASKS", {"gsm8k": str(questions)})
-    monkeypatch.setattr(module, "TUNING", str(questions))
-    monkeypatch.setattr(stage, "check_quiet", lambda refuse: None)
     return module
 
 
@@ -80,83 +73,6 @@ def test_speed_uses_the_recipes_lengths_in_full_and_the_bundles_in_quick_runs(sc
     script.speed(Run("main", quick=True))
     summary = json.loads(Path("runs/figures/quick/speed/summary.json").read_text())
     assert summary["tuning"] == [] and summary["lossless"] is None
-
-
-def test_trees_are_tuned_and_compared(script, monkeypatch):
-    # PCT is refused where a drafting step takes longer than a forward, as it may with so small a target
-    monkeypatch.setattr(timing._Clock, "draft", lambda clock, f, width: 1e-5)
-    monkeypatch.setattr(
-        script,
-        "GRIDS",
-        {
-            "eagle2": ["eagle2:top_k=2,max_depth=2,total=3"],
-            "pct": ["pct:width=2"],
-            "pct-tuned": ["pct:width=2,threshold=0.2"],
-        },
-    )
-    grids = {"chain": ["chain:length=1", "chain:length=2"], "timed": ["timed"], **script.GRIDS}
-    monkeypatch.setattr(script, "tune", lambda *args: tune(*args, grids=grids))
-    measured = script.trees(Run("trees", limit=2))
-    goals = script.TOPICS["trees"][0].goals
-    assert measured.keys() == goals.keys()
-    assert all(figure["value"] > 0 for figure in measured.values())
-    tables = json.loads(Path("runs/figures/full/trees/tables.json").read_text())
-    assert set(tables) == {"mt_bench", "gsm8k"} and tables["mt_bench"]["chain"]["repeats"] == 3
-    rows = tables["mt_bench"]
-    assert measured["ar_vs_transformers"]["value"] == pytest.approx(
-        rows["autoregressive"]["tokens_per_second"] / rows["transformers"]["tokens_per_second"]
-    )
-    assert measured["best_vs_ar"]["size"] == {"prompts": {"gsm8k": 4, "mt_bench": 2}, "repeats": 3}
-    assert 0 < measured["outside_share"]["value"] < 1
-
-
-def test_vllm_is_asked_for_the_same_prompts(script, tmp_path):
-    """A stand-in for the interpreter with vLLM: it answers three tokens to everything, in half a second."""
-    answer = (
-        "import json, sys; job = json.load(sys.stdin); n = len(job['prompts']); assert job['stop'];"
-        "answer = {'seconds': [[0.5] * n] * job['repeats'], 'outputs': [[1, 2, 3]] * n};"
-        "json.dump(answer, open(sys.argv[2], 'w'))"
-    )
-    (tmp_path / "answer.py").write_text(answer)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/answer.py "$@"\n')
-    python.chmod(0o755)
-    assert "skipped" in script.against_vllm(Run("trees"))["best_vs_vllm_ngram"]
-    run = Run("trees", limit=2, vllm_python=str(python))
-    with pytest.raises(UserError, match="nothing is tuned yet"):
-        script.against_vllm(run)
-    tuned = {"chosen": {"a": "chain:length=1", "b": "chain:length=2"}, "speeds": {}}
-    tuned["speeds"] = {"chain:length=1": 3.0, "chain:length=2": 2.0}
-    Path("runs/figures/full/trees/tuning.json").write_text(json.dumps(tuned))
-    found = script.against_vllm(run)["best_vs_vllm_ngram"]
-    assert found["tree"] == "chain:length=1" and found["vllm"] == [6.0] * 3
-    own = found["before"] + found["after"]
-    assert len(own) == 4 and min(own) / 6.0 < found["value"] < max(own) / 6.0
-    assert found["interval"][0] <= found["value"] <= found["interval"][1]
-    assert found["size"] == {"prompts": {"mt_bench": 2}, "repeats": 3}
-
-
-def test_large_trees_are_counted(script, monkeypatch):
-    trees = {
-        "EAGLE-2 (50 nodes)": "eagle2:top_k=3,max_depth=2,total=8",
-        "PCT (published)": "pct:width=2,threshold=0.9",
-        "PCT tuned (large)": "pct:width=2,threshold=0.5",
-    }
-    monkeypatch.setattr(script, "LARGE", trees)
-    found = script.large_trees(Run("trees", limit=3))
-    length, verified = found["pct_accept_len_vs_eagle2"], found["pct_verify_tokens_vs_eagle2"]
-    assert length["size"]["prompts"] == {"mt_bench": 3} and length["value"] == pytest.approx(
-        length["accept_len"]["PCT (published)"] / length["accept_len"]["EAGLE-2 (50 nodes)"]
-    )
-    assert 0 < verified["value"] < 0.5  # two nodes against eight
-    assert found["pct_tuned_accept_len_vs_eagle2"]["tree"] == trees["PCT tuned (large)"]
-
-
-def test_batches(script, monkeypatch):
-    assert script.batches(Run("trees", quick=True))["batch4_vs_batched_ar"]["value"] > 0
-    monkeypatch.setattr(script, "GRIDS", {"chain": ["chain:length=2"]})
-    figure = script.batch_exactness(Run("trees", quick=True))["batch_mismatches"]
-    assert figure == {"value": 0, "policies": ["autoregressive", "chain:length=2"], "rows": 16}
 
 
 def test_training_ratios(script, monkeypatch, tiny_target_folder, tmp_path):
@@ -221,8 +137,8 @@ def test_quickstart_runs_in_a_fresh_clone(script, monkeypatch, status):
         seen.update(command=command, cwd=cwd, cache=environment["DRAFTTRAIN_CACHE"])
         return status, 1234.5, 4_500_000_000
 
-    monkeypatch.setattr(script.subprocess, "run", clone)
-    monkeypatch.setattr(script.figures_machine, "run_and_watch", watch)
+    monkeypatch.setattr(machine_quickstart.subprocess, "run", clone)
+    monkeypatch.setattr(machine_quickstart, "run_and_watch", watch)
     if status:
         with pytest.raises(RuntimeError, match="ended with 1; see runs/figures/full/quickstart/log.txt"):
             script.quickstart(Run("main"))

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_page(monkeypatch, tmp_path):
-    module = importlib.import_module("studies.figures_report")
+    module = importlib.import_module("studies.figures.report")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(figures, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(figures, "RAW", tmp_path)

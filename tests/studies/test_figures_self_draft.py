@@ -18,7 +18,7 @@ from tests.conftest import SENTENCES
 
 @pytest.fixture
 def topic(tmp_path, monkeypatch, tiny_bundle, tiny_llama, questions):
-    module = importlib.import_module("studies.figures_self_draft")
+    module = importlib.import_module("studies.figures.self_draft")
     monkeypatch.chdir(tmp_path)
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
     (tmp_path / "text.txt").write_text("\n\n".join(SENTENCES * 2))

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import stat
 import sys
 from pathlib import Path
@@ -17,20 +18,21 @@ from drafttrain.inference.proposer import NoProposer
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
+from studies import ROOT
 from studies.goals import Run
 
-# Plays vLLM: emits what it is told to, and says that of two drafts the first was accepted.
+# Plays vLLM: emits what a file has, and reports that of two drafts the first was accepted.
 PLAYER = """#!{python}
 import json, sys
-job, told = json.load(sys.stdin), json.load(open({told!r}))
+job, answers = json.load(sys.stdin), json.load(open({answers!r}))
 assert all(drafter["method"] for drafter in job["drafters"])
-json.dump({{d["name"]: told[d["name"]] for d in job["drafters"]}}, open(sys.argv[2], "w"))
+json.dump({{d["name"]: answers[d["name"]] for d in job["drafters"]}}, open(sys.argv[2], "w"))
 """
 
 
 @pytest.fixture
 def module(monkeypatch, questions):
-    module = importlib.import_module("studies.figures_vllm")
+    module = importlib.import_module("studies.figures.vllm")
     monkeypatch.setattr(module, "MT_BENCH", str(questions))
     monkeypatch.setattr(module, "NEW_TOKENS", 8)
     return module
@@ -67,7 +69,7 @@ PROMPTS = [[5, 301, 44], [7, 480, 12, 99, 3], [250], [1, 2, 3, 4]]
 
 
 def test_counts_are_those_of_single_steps(module, target, bundles):
-    """Against a chain of drafts worked out anew at each step, whose end reaches beyond the output's."""
+    """Against a chain of drafts worked out again at each step, whose end reaches beyond the output's."""
     found = module.decode_here(target, bundles["causal_lm"], PROMPTS, 3, 20)
     outputs = decode_all(target, NoProposer(), PROMPTS, 24)[0]
     stop, drafts, accepted = target.eos_token_ids, 0, [0, 0, 0]
@@ -115,7 +117,7 @@ def test_eagle_is_compared_over_all_tokens(module, target, bundles, tmp_path):
 
 
 def test_bundles_that_vllm_does_not_serve_are_refused(module, tiny_bundle, bundles, tmp_path):
-    with pytest.raises(UserError, match="vLLM serves no drafttrain_edd"):
+    with pytest.raises(UserError, match="vLLM serves no edd"):
         module.export_all([tiny_bundle], tmp_path)
     with pytest.raises(UserError, match="another bundle has the name vdm too"):
         module.export_all([bundles["vdm"], bundles["vdm"]], tmp_path)
@@ -124,18 +126,18 @@ def test_bundles_that_vllm_does_not_serve_are_refused(module, tiny_bundle, bundl
 @pytest.fixture
 def player(tmp_path, target, bundles, module) -> Path:
     """An interpreter that plays vLLM: the same outputs and counts as ours, but for one draft token."""
-    told = {}
+    answers = {}
     prompts = module.spread(module.read_prompts(module.MT_BENCH), 4)
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     for name, folder in bundles.items():
-        own = module.export_all([folder], tmp_path / "told")[name]["own"]
-        told[name] = module.decode_here(target, Path(own), ids, 2 if name == "medusa" else 3, 8)
-        told[name]["drafts"] *= 2
-        told[name]["accepted"] = [2 * count for count in told[name]["accepted"]]
-    told["causal_lm"]["accepted"][0] += 1
-    (tmp_path / "told.json").write_text(json.dumps(told))
+        own = module.export_all([folder], tmp_path / "answers")[name]["own"]
+        answers[name] = module.decode_here(target, Path(own), ids, 2 if name == "medusa" else 3, 8)
+        answers[name]["drafts"] *= 2
+        answers[name]["accepted"] = [2 * count for count in answers[name]["accepted"]]
+    answers["causal_lm"]["accepted"][0] += 1
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
     script = tmp_path / "python"
-    script.write_text(PLAYER.format(python=sys.executable, told=str(tmp_path / "told.json")))
+    script.write_text(PLAYER.format(python=sys.executable, answers=str(tmp_path / "answers.json")))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return script
 
@@ -156,16 +158,16 @@ def test_figures(module, bundles, player, tmp_path, monkeypatch):
         "size": {"prompts": {"mt_bench": 4}},
     }
     gap = found["vllm_acceptance_gap"]
-    drafts = json.loads((tmp_path / "told.json").read_text())["causal_lm"]["drafts"]
+    drafts = json.loads((tmp_path / "answers.json").read_text())["causal_lm"]["drafts"]
     assert gap["value"] == pytest.approx(1 / drafts) and gap["gaps"]["float32"]["vdm"] == 0
     monkeypatch.setattr(module, "exportable", lambda kinds=(): [bundles["vdm"]])
     assert module.transformers(run)["transformers_mismatches"]["value"] == 0
 
 
 def test_a_difference_that_is_no_tie_is_a_mismatch(module, bundles, player, tmp_path, monkeypatch, capsys):
-    told = json.loads((tmp_path / "told.json").read_text())
-    told["vdm"]["outputs"][1][2] = (told["vdm"]["outputs"][1][2] + 1) % 500
-    (tmp_path / "told.json").write_text(json.dumps(told))
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    answers["vdm"]["outputs"][1][2] = (answers["vdm"]["outputs"][1][2] + 1) % 500
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
     places = ["--vllm-python", str(player), "--out", str(tmp_path / "out"), "--prompts", "4"]
     words = [str(bundles["vdm"]), *places, "--max-new-tokens", "8", "--dtypes", "float32"]
     assert module.main(words) == 1
@@ -195,3 +197,12 @@ def test_names_and_goals(module):
         "vllm_acceptance_gap": "<= 0.02",
         "transformers_mismatches": "== 0",
     }
+
+
+def test_the_script_finds_what_it_reads():
+    script = ROOT / "studies/check_vllm.sh"
+    text = script.read_text()
+    [read] = re.findall(r'^\. "\$\(dirname "\$\{BASH_SOURCE\[0\]\}"\)/(.+)"$', text, re.MULTILINE)
+    assert (script.parent / read).exists()
+    [module] = re.findall(r"exec python -m (\S+)", text)
+    assert importlib.import_module(module).main

@@ -91,7 +91,7 @@ def test_install_happens_once_and_avx2_keeps_no_newer_kernel(llamacpp, monkeypat
     assert sorted(path.name for path in (limited / llamacpp.LIBRARIES).iterdir()) == sorted(names)
 
 
-def test_install_says_in_one_line_what_is_missing(llamacpp, monkeypatch, tmp_path):
+def test_install_reports_in_one_line_what_is_missing(llamacpp, monkeypatch, tmp_path):
     npm(monkeypatch, llamacpp, [])
     with pytest.raises(UserError, match=r"^llama.cpp: npm cannot install it \(npm error network\); check"):
         llamacpp.install(tmp_path)

@@ -95,7 +95,7 @@ def test_generate_of_transformers_keeps_its_masks():
     assert both[0, 5 : 5 + n].tolist() == alone[0].tolist()
 
 
-def test_targets_that_cannot_be_told_stay_themselves():
+def test_targets_with_a_fixed_attention_stay_unchanged():
     sizes = dict(vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=4)
     falcon = tiny(
         "falcon", sizes | dict(tie_word_embeddings=False, alibi=False, new_decoder_architecture=False)

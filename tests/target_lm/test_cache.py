@@ -49,7 +49,7 @@ def ragged_trees() -> TokenTree:
 
 
 def check(target: FrozenTarget, cache: TreeCache, tree: TokenTree, texts: list[list[int]]) -> None:
-    """Runs trees behind committed texts; a node's logits must be those of a plain forward over its path."""
+    """Run trees after committed texts; a node's logits must be those of a plain forward over its path."""
     states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
     logits = target.head(states.final)
     for row, text in enumerate(texts):
@@ -137,7 +137,7 @@ def test_allowed_slots_by_brute_force():
 
 
 class Config:
-    """What `attention_mask` reads of a config."""
+    """The part of a config that `attention_mask` reads."""
 
     def __init__(self, **values):
         self.__dict__.update(values)

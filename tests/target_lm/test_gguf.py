@@ -111,7 +111,7 @@ def test_dequantized_weights_can_be_saved_and_trained(tiny, convert, tmp_path):
 
 
 def llama3_factors(config) -> numpy.ndarray:
-    """What llama.cpp stores: the unscaled frequencies over the scaled ones, [head_dim / 2]."""
+    """Return what llama.cpp stores: the unscaled frequencies over the scaled ones, [head_dim / 2]."""
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     n = len(scaled)
     plain = 1 / config.rope_parameters["rope_theta"] ** (torch.arange(n) / n)

@@ -127,7 +127,7 @@ def test_names_that_stand_for_nothing(tmp_path):
         load_target(str(tmp_path / "absent.gguf"))
 
 
-def test_a_misspelt_name_is_told_before_the_hub_is_asked():
+def test_a_misspelt_name_is_an_error_before_the_hub_is_asked():
     with pytest.raises(UserError, match="no such target; did you mean smollm2-135m-instruct"):
         resolve_target("SmolLM2-135M-instrcut")
     for hub_id in ("someone/smollm2-135m-instruct", "gpt2"):

@@ -113,7 +113,7 @@ def test_two_ranks_equal_one_with_doubled_accumulation(launcher, one_rank, recip
 
 @pytest.fixture(scope="module")
 def jobs(target_folder, corpus_folder, small_lm_folder, tmp_path_factory):
-    """What `several.py` is to train; `one` is trained by this process."""
+    """The training of `several.py`; `one` is trained by this process."""
     small = {"kind": "causal_lm", "model": str(small_lm_folder)}
     drafters = {
         "vdm": {"kind": "vdm"},

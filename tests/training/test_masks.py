@@ -25,7 +25,7 @@ def blocks_of(layout: BlockLayout, row: int) -> list[list[int]]:
 
 
 def brute_force(layout: BlockLayout, row: int) -> list[list[bool]]:
-    """What each token of a row may attend to, [T][2T], decided position by position."""
+    """Return what each token of a row may attend to, [T][2T], decided position by position."""
     width = layout.block_start.shape[1]
     document = layout.document_start[row].tolist()
     allowed = [[False] * (2 * width) for _ in range(width)]

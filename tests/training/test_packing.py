@@ -77,7 +77,7 @@ def test_rows_hold_the_documents():
 
 
 class FakeStore:
-    """States whose values tell document and position; document 2 was skipped."""
+    """States whose values encode document and position; document 2 was skipped."""
 
     def __init__(self, lengths: list[int]):
         self.lengths = torch.tensor([0 if i == 2 else n for i, n in enumerate(lengths)])
@@ -88,7 +88,7 @@ class FakeStore:
         return Document(torch.zeros(n, dtype=torch.long), torch.cat((final, -final), 1), final)
 
 
-def test_stored_states_stand_beside_their_tokens():
+def test_stored_states_are_beside_their_tokens():
     lengths = [7, 3, 9, 5, 4, 6]
     packed = PackedRows(corpus(lengths), 12, seed=0, store=FakeStore(lengths))
     assert packed.tokens == sum(lengths) - 9
@@ -106,7 +106,7 @@ def test_stored_states_stand_beside_their_tokens():
 
 
 def test_documents_longer_than_a_row_are_refused():
-    with pytest.raises(UserError, match="a document of 30 tokens and training.row_length is 24"):
+    with pytest.raises(UserError, match="training.row_length: must be >= 30, .* got 24"):
         PackedRows(corpus([3, 30, 4]), 24, seed=0)
 
 

@@ -91,5 +91,5 @@ def test_prompts_from_a_file(settings, target, split, tmp_path):
 
 def test_an_empty_split_is_refused(settings, target):
     empty = Dataset.from_dict({"id": ["a"], "input_ids": [[1]], "loss_mask": [[1]]}).select([])
-    with pytest.raises(UserError, match="no validation split: raise corpus.validation_fraction"):
+    with pytest.raises(UserError, match="must have a validation split, .* raise corpus.validation_fraction"):
         Validation(settings(), target, PackedRows(empty, 192, 0))

@@ -20,7 +20,7 @@ class Formula:
 
     features = FEATURES
 
-    def judge(self, x):
+    def predict(self, x):
         score = (x * np.array([6, -0.2, -0.3, 0.5, -0.2], np.float32)).sum(-1)
         return np.round(40 / (1 + np.exp(-score))) / 40
 
@@ -44,7 +44,7 @@ def reference(drafter: TableDrafter, policy: C2tPolicy, root: int) -> list[tuple
                     "rank": rank,
                 }
                 features = [known[name] for name in policy.confidence.features]
-                sure = float(policy.confidence.judge(np.array(features, np.float32)))
+                sure = float(policy.confidence.predict(np.array(features, np.float32)))
                 candidates.append((sure, (*path, token), total))
         if policy.layer_k is not None:  # `sorted` is stable: among equals the earlier one comes first
             best = sorted(range(len(candidates)), key=lambda i: -candidates[i][0])[: policy.layer_k]
@@ -104,14 +104,14 @@ def test_chains_stop_early(drafter, roots):
 
 
 def test_features_are_those_of_the_full_tree():
-    """What a classifier is asked about when growing is what it was trained on: depth 1 below the root, the
+    """A classifier sees when growing what it was trained on: depth 1 below the root, the
     entropy of the parent's distribution, the product along the path, places among siblings."""
     seen = []
 
     class Everything:
         features = FEATURES
 
-        def judge(self, x):
+        def predict(self, x):
             seen.append(torch.from_numpy(x))
             return np.ones(x.shape[:-1], np.float32)
 
@@ -150,5 +150,5 @@ def test_entropy_counts_the_top_1000(size):
 
 @pytest.mark.parametrize("settings", [{"beta": 0.0}, {"beta": 1.0}, {"top_k": 0}, {"layer_k": 0}])
 def test_impossible_settings(settings):
-    with pytest.raises(UserError, match="of a tree must"):
+    with pytest.raises(UserError, match="must be >"):
         C2tPolicy(Plain("P"), **settings)

@@ -5,7 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from drafttrain.trees.c2t import C2tPolicy
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
+from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.timed import TimedPolicy
 
 CURVE = CostCurve((1, 4, 8), (10.0, 13.0, 21.0))
 
@@ -20,8 +23,9 @@ def test_a_straight_line_between_neighbours(n, seconds):
 def test_what_the_policies_take():
     flat, promise = CostCurve((1,), (0.5,)), AcceptanceCurve()
     costs = Costs(flat, CURVE, CostCurve((1, 2), (9.0, 9.5)), 40.0, (0.5, 0.4), promise)
-    assert costs.for_pct() == {"draft_seconds": 0.5, "verify_seconds": 9.0}
-    assert costs.for_timed() == {
+    assert PctPolicy.calibrated(costs, {"threshold"}) == {}
+    assert PctPolicy.calibrated(costs) == {"draft_seconds": 0.5, "verify_seconds": 9.0}
+    assert TimedPolicy.calibrated(costs) == {
         "draft_seconds": flat,
         "verify_seconds": CURVE,
         "rate": 40.0,
@@ -39,7 +43,7 @@ def test_what_is_worth_verifying_and_expanding():
     assert costs.worth(80.0) == pytest.approx((0.08, 0.8)) and costs.worth(1e4) == (0.95, 0.95)
     flat = CostCurve((1, 64), (0.02, 0.02))
     assert dataclasses.replace(costs, verify=flat).worth(40.0) == pytest.approx((0.005, 0.32))
-    assert costs.for_c2t() == {}
+    assert C2tPolicy.calibrated(costs) == {}
 
 
 def test_a_promise_between_what_was_measured():

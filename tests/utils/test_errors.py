@@ -1,4 +1,4 @@
-"""What other libraries say, on one line that ends where a sentence or a word does."""
+"""Messages of other libraries, on one line that ends where a sentence or a word does."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, and what an error tells of the disk."""
+"""Files and folders that are whole or absent, and what an error shows of the disk."""
 
 import errno
 import json
@@ -99,12 +99,12 @@ def test_sha256(tmp_path, monkeypatch):
         (json.JSONDecodeError("Expecting value", "", 0), None),
     ],
 )
-def test_what_an_error_tells_of_the_disk(error, expected):
+def test_what_an_error_shows_of_the_disk(error, expected):
     found = disk_problem(error, "runs")
     assert found is None if expected is None else found.startswith(expected)
 
 
-def test_a_full_disk_behind_another_error():
+def test_a_full_disk_inside_another_error():
     try:
         try:
             raise OSError(errno.ENOSPC, "No space left on device", "weights.bin")

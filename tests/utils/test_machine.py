@@ -67,7 +67,7 @@ def test_one_core_of_several(monkeypatch, tmp_path):
     assert load.lap() == pytest.approx(0.4)
 
 
-def test_systems_without_proc_do_not_tell(monkeypatch, tmp_path):
+def test_systems_without_proc_report_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "STAT", tmp_path / "stat")
     assert OtherLoad().lap() is None
     (tmp_path / "stat").write_text("cpu 1 1 1 1\ncpu999 1 1 1 1\n")  # none of our cores
@@ -86,7 +86,7 @@ def test_busy_machines_are_refused_or_warned_about(monkeypatch, tmp_path):
 
 
 def test_ended_children_are_our_own_work(monkeypatch, tmp_path):
-    """What a measurement starts and waits for does not count as load."""
+    """The children that a measurement waits for do not count as load."""
     fake = Fake(monkeypatch, tmp_path)
     load = OtherLoad()
     times = machine.os.times()

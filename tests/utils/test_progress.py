@@ -25,7 +25,7 @@ def test_a_line_a_minute(monkeypatch):
     ]
 
 
-def test_nothing_done_for_minutes_tells_no_rate(monkeypatch):
+def test_nothing_done_for_minutes_gives_no_rate(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     out = io.StringIO()

@@ -126,7 +126,7 @@ def test_the_command_line_computes_with_as_many(monkeypatch):
     assert os.environ[threads.VARIABLE] == "5"
 
 
-def test_torch_goes_by_the_variable():
+def test_torch_follows_the_variable():
     code = "import torch; print(torch.get_num_threads())"
     environment = {**os.environ, threads.VARIABLE: "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

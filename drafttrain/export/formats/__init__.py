@@ -1,4 +1,4 @@
-"""Drafters in layouts that other tools read, and back.
+"""Export drafters to layouts of other tools, and import them from there.
 
 causal-lm         a VDM as a plain causal LM: transformers (`assistant_model`), vLLM (`draft_model`)
 eagle             EAGLE-1: vLLM (`eagle`), the authors' code
@@ -15,47 +15,37 @@ from pathlib import Path
 import torch
 
 from drafttrain.bundle import find_bundle
-from drafttrain.drafters.config import read_config
+from drafttrain.drafters.config import kind_of, read_config
 from drafttrain.drafters.model_config import check_identity
 from drafttrain.export.card import read_facts
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
-from drafttrain.export.formats.layout import Config, Layout, Shapes, TargetParts, Tensors
+from drafttrain.export.formats.layout import Config, Layout, TargetParts, Tensors
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-
-KINDS = {  # model_type: what the drafter is called
-    "drafttrain_edd": "EDD drafters",
-    "drafttrain_vdm": "VDMs",
-    "drafttrain_eagle": "EAGLE drafters",
-    "drafttrain_medusa": "MEDUSA drafters",
-    "drafttrain_causal_lm": "small causal LMs",
-}
 
 DTYPES = tuple(map(layout.dtype_name, layout.FLOATS))
 
 
 @dataclass(frozen=True)
 class Format:
-    """A layout that a tool reads.
+    """A layout of another tool.
 
     Attributes:
-        kinds: model types of the drafters that it can express.
+        kinds: of the drafters that it can express.
         to, back: the exporter and its inverse.
-        problems: what is wrong with a folder.
-        shapes: of a drafter's own tensors, less its draft vocabulary; None where they are not known.
+        problems: lists the problems of a folder.
         name: for messages.
-        check: refuses what the layout cannot express, going by the drafter's config alone.
-        serve: vLLM's `method`; None where vLLM is not who reads it.
+        check: refuses drafters that the layout cannot express, by their config.
+        serve: vLLM's `method`; None where the layout is not for vLLM.
         file: of the weights.
-        with_tokenizer: whether the folder brings the target's tokenizer.
+        with_tokenizer: whether the folder includes the target's tokenizer.
     """
 
     kinds: tuple[str, ...]
     to: Callable[[Config, Tensors, TargetParts], Layout]
     back: Callable[[Config, Tensors], tuple[Config, Tensors]]
     problems: Callable[[Config, Tensors], list[str]]
-    shapes: Callable[[Config], Shapes | None]
     name: str
     check: Callable[[Config], None] = lambda config: None
     serve: str | None = None
@@ -65,41 +55,37 @@ class Format:
 
 FORMATS = {
     "causal-lm": Format(
-        ("drafttrain_vdm", "drafttrain_causal_lm"),
+        ("vdm", "causal_lm"),
         causal_lm.to_causal_lm,
         causal_lm.from_causal_lm,
         causal_lm.causal_lm_problems,
-        causal_lm.own_shapes,
         "a causal LM of a known kind",
         causal_lm.check_causal_lm,
         "draft_model",
         with_tokenizer=True,
     ),
     "eagle": Format(
-        ("drafttrain_eagle",),
+        ("eagle",),
         eagle.to_eagle,
         eagle.from_eagle,
         eagle.eagle_problems,
-        eagle.own_shapes,
         "in EAGLE-1's layout",
         eagle.check_eagle,
         "eagle",
     ),
     "medusa": Format(
-        ("drafttrain_medusa",),
+        ("medusa",),
         medusa.to_medusa,
         medusa.from_medusa,
         medusa.medusa_problems,
-        medusa.own_shapes,
         "MEDUSA heads for vLLM",
         serve="medusa",
     ),
     "medusa-original": Format(
-        ("drafttrain_medusa",),
+        ("medusa",),
         medusa.to_medusa_original,
         medusa.from_medusa_original,
         medusa.medusa_original_problems,
-        medusa.own_shapes,
         "MEDUSA heads in their authors' layout",
         file=medusa.ORIGINAL_WEIGHTS,
     ),
@@ -107,13 +93,13 @@ FORMATS = {
 
 
 def find_format(name: str) -> Format:
-    """The format of this name.
+    """Return the format of this name.
 
     Raises:
         UserError: there is none.
     """
     if name not in FORMATS:
-        raise UserError(f"{name}: no such format; there are {', '.join(FORMATS)}")
+        raise UserError(f"format: must be one of {', '.join(FORMATS)}, got {name}")
     return FORMATS[name]
 
 
@@ -124,23 +110,23 @@ def export_to(
     target: FrozenTarget | TargetParts | str | None = None,
     dtype: str | None = "bfloat16",
 ) -> Layout:
-    """Writes a bundle's drafter in another tool's layout, checked.
+    """Write a bundle's drafter in another tool's layout, checked.
 
     Args:
         format: one of `FORMATS`.
         bundle: a bundle, the folder of a trained drafter, or a Hub id.
-        target: a loaded target, or what `load_target` takes. None: what the bundle was made for.
+        target: a loaded target, or as `load_target` takes it. None: the one that the bundle names.
         dtype: of the exported weights; None for that of the bundle's.
 
     Returns:
-        what was written.
+        the layout that was written.
 
     Raises:
         UserError: the format is for drafters of another kind or cannot express this one, the drafter is
             damaged, or `out` holds something else than an export.
     """
     if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        raise UserError(f"dtype: must be one of {', '.join(DTYPES)}, got {dtype}")
     known, folder = find_format(format), find_bundle(bundle)
     layout.check_place(out)
     config = read_config(folder)
@@ -165,20 +151,20 @@ def export_to(
 
 
 def validate(format: str, folder: str | os.PathLike) -> None:
-    """Checks a folder in another tool's layout, whoever wrote it: keys, types, shapes.
+    """Check a folder in another tool's layout, ours or anybody's: keys, types, shapes.
 
     Raises:
-        UserError: what is wrong with it.
+        UserError: the problems.
     """
     known = find_format(format)
     layout.refuse(folder, known.name, known.problems(*layout.read(folder, known.file)))
 
 
 def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) -> None:
-    """Writes what `export_to` exported as a drafter's folder again.
+    """Write an export as a drafter's folder again.
 
     Raises:
-        UserError: the folder is damaged, or was not exported from here, or `out` holds something already.
+        UserError: the folder is damaged, or was not exported from here, or `out` is not empty.
     """
     known = find_format(format)
     layout.check_empty(out)
@@ -189,13 +175,13 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
     _check_kind(own, known, format, Path(folder))
     with _about(folder):
         config, tensors = known.back(*read)
-        layout.check_drafter(config, tensors, known.shapes(config))
+        layout.check_drafter(config, tensors)
     layout.write(out, Layout(config, tensors), what="the drafter")
 
 
 @contextmanager
 def _about(folder: str | os.PathLike) -> Iterator[None]:
-    """Says which folder a mistake is in."""
+    """Put the folder before messages."""
     try:
         yield
     except UserError as error:
@@ -203,26 +189,26 @@ def _about(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def _check_kind(config: Config, known: Format, format: str, folder: Path) -> None:
-    kind = config["model_type"]
+    kind = kind_of(config)
     if kind not in known.kinds:
         fitting = [name for name, other in FORMATS.items() if kind in other.kinds]
         remedy = (
             f"export it to {' or '.join(fitting)}"
             if fitting
-            else "no other engine hands such drafters what they read"
+            else "no other engine gives such drafters what they read"
         )
         raise UserError(
-            f"{folder}: {format} is for {' and '.join(KINDS[k] for k in known.kinds)}, and this is one "
-            f"of the {KINDS[kind]}: {remedy}"
+            f"{folder}: must be a drafter of kind {' or '.join(known.kinds)} for {format}, "
+            f"got {kind}; {remedy}"
         )
 
 
 def _parts(config: Config, target: FrozenTarget | str | None, folder: Path) -> TargetParts:
-    """What exports take from a target that may have to be loaded first."""
+    """Return the parts of a target, which is loaded unless it is given."""
     if not isinstance(target, FrozenTarget):
         name = target or config["target"].get("name")
         if name is None:
-            raise UserError(f"{folder}: config.json names no target; pass one")
+            raise UserError(f"{folder}: no target in config.json; name one with --target")
         target = load_target(name, dtype="stored", device="cpu")
     with _about(folder):
         check_identity(config["target"], target)

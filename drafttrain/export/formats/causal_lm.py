@@ -1,14 +1,13 @@
-"""A drafter that reads tokens alone as a plain causal LM: `AutoModelForCausalLM` loads it, transformers takes
-it as `assistant_model`, vLLM as `method: draft_model`.
+"""Drafters that read tokens only, as plain causal LMs: `AutoModelForCausalLM` loads them, transformers takes
+them as `assistant_model`, vLLM as `method: draft_model`.
 
-A vanilla draft model (VDM) becomes a Llama or Qwen of one layer; a small LM becomes itself again.
+A vanilla draft model (VDM) becomes a Llama or Qwen of one layer; a small LM is written as it was loaded.
 """
 
 import copy
-from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.export.formats.layout import (
     IDS,
@@ -21,7 +20,6 @@ from drafttrain.export.formats.layout import (
     check_drafter,
     check_own,
     config_problems,
-    decoder_shapes,
     dtype_name,
     dtype_of,
     dtype_problems,
@@ -73,21 +71,8 @@ HEAD = "lm_head.weight"
 SMALL_LM = "drafttrain_causal_lm"
 
 
-def own_shapes(config: Config) -> Shapes | None:
-    """Shapes of a VDM's own tensors, less `draft_to_target`; None for a small LM, which can be any."""
-    if config["model_type"] == SMALL_LM:
-        return None
-    hidden = config["hidden_size"]
-    shapes = {**decoder_shapes(config), "norm.weight": (hidden,)}
-    if config["train_embeddings"]:
-        shapes["embed_tokens.weight"] = (config["target_vocab_size"], hidden)
-    if config["train_head"]:
-        shapes[HEAD] = (config["draft_vocab_size"], hidden)
-    return shapes
-
-
 def check_causal_lm(config: Config) -> None:
-    """Refuses a drafter that is no causal LM.
+    """Check that a drafter can be a causal LM.
 
     Raises:
         UserError: no model type has such layers.
@@ -97,7 +82,7 @@ def check_causal_lm(config: Config) -> None:
 
 
 def architecture(config: Config) -> Config:
-    """The model type whose layers have these biases and norms, and the fields that say so.
+    """Return the model type whose layers have these biases and norms, and the fields for them.
 
     Raises:
         UserError: there is none.
@@ -109,19 +94,22 @@ def architecture(config: Config) -> Config:
         return {"model_type": "llama", "attention_bias": query, "mlp_bias": mlp}
     if not config["qk_norm"] and query and not mlp:
         return {"model_type": "qwen2", "use_sliding_window": False}
-    raise UserError(f"no Llama, Qwen2 or Qwen3 model has the biases and norms of {config['target']['name']}")
+    raise UserError(
+        "target: must have the biases and norms of a Llama, Qwen2 or Qwen3 model for causal-lm, got "
+        f"{config['target']['name']}"
+    )
 
 
 def to_causal_lm(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """A VDM as a causal LM over all of the target's tokens, which drafts what the VDM drafts (`full_head`),
-    or a small LM as it is.
+    """Return a VDM as a causal LM over all of the target's tokens with the same greedy drafts (`full_head`),
+    or a small LM unchanged.
 
     Raises:
         UserError: no model type has such layers, or the drafter is not whole.
     """
     if config["model_type"] == SMALL_LM:
         return _small_lm(config, tensors)
-    ids = check_own(config, tensors, own_shapes(config), target)
+    ids = check_own(config, tensors, target)
     dtype, size = dtype_of(tensors), config["target_vocab_size"]
     whole = len(ids) == size
     inner = {name: tensor for name, tensor in without_ids(tensors).items() if name != HEAD}
@@ -144,14 +132,14 @@ def to_causal_lm(config: Config, tensors: Tensors, target: TargetParts) -> Layou
     notes = ()
     if not whole:
         notes = (
-            f"drafts the same {len(ids)} tokens as here: the other {size - len(ids)} have a logit that is "
-            "never the highest",
+            f"drafts the same {len(ids)} tokens as here: the logits of the other {size - len(ids)} are never "
+            "the highest",
         )
     return Layout(fields, found, notes)
 
 
 def from_causal_lm(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """The inverse of `to_causal_lm`: a drafter's own config and tensors.
+    """Return the inverse of `to_causal_lm`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
@@ -169,8 +157,8 @@ def from_causal_lm(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 
 
 def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
-    """What is wrong with a causal LM of a kind that is exported here; nothing if it is right. A small LM,
-    which can be any, is compared with what transformers makes of its config."""
+    """Return the problems of a causal LM. A VDM is of a few kinds, with known fields; a small LM, of any
+    kind, has to be what transformers makes of its config."""
     own = config.get(OWN)
     if isinstance(own, dict) and own.get("model_type") == SMALL_LM:
         return _small_lm_problems(config, tensors)
@@ -183,30 +171,12 @@ def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
     problems = problems or size_problems(config)
     if problems:
         return problems
-    hidden, size = config["hidden_size"], config["vocab_size"]
-    has_bias = config.get("attention_bias", False)
-    layers: dict[str, Any] = {
-        **config,
-        "layers": config["num_hidden_layers"],
-        "attention_bias": has_bias or kind == "qwen2",
-        "output_bias": has_bias,
-        "mlp_bias": config.get("mlp_bias", False),
-        "qk_norm": kind == "qwen3",
-    }
-    shapes = {
-        "embed_tokens.weight": (size, hidden),
-        **{foreign_name(name): shape for name, shape in decoder_shapes(layers).items()},
-        "norm.weight": (hidden,),
-    }
-    wanted = {f"model.{name}": shape for name, shape in shapes.items()}
-    if not config["tie_word_embeddings"]:
-        wanted[HEAD] = (size, hidden)
-    return dtype_problems(config, tensors, "dtype") + tensor_problems(tensors, wanted)
+    return dtype_problems(config, tensors, "dtype") + tensor_problems(tensors, *_shapes(_model(config)))
 
 
 def _small_lm(config: Config, tensors: Tensors) -> Layout:
-    """A small LM as it was, with what has been trained."""
-    ids, inner = check_drafter(config, tensors, None), without_ids(tensors)
+    """Return a small LM in its own layout, with the trained weights."""
+    ids, inner = check_drafter(config, tensors), without_ids(tensors)
     fields = {key: value for key, value in config["lm"].items() if value is not None}
     rope = fields.get("rope_parameters", {})
     if "rope_theta" in rope:  # else there are none, or several by layer
@@ -215,11 +185,11 @@ def _small_lm(config: Config, tensors: Tensors) -> Layout:
     notes, size, known = [], fields["vocab_size"], config["target_vocab_size"]
     if len(ids) < size:
         notes.append(
-            f"a small LM's head stays whole: it drafts over {size} tokens, here over {len(ids)}",
+            f"a small LM keeps its whole head: it drafts over {size} tokens, here over {len(ids)}",
         )
     if size != known:
         notes.append(
-            f"it has {size} tokens and the target {known}: transformers wants `tokenizer` and "
+            f"it has {size} tokens and the target {known}: transformers needs `tokenizer` and "
             "`assistant_tokenizer` with it, and vLLM `use_heterogeneous_vocab`"
         )
     found = {name.removeprefix("lm."): tensor for name, tensor in inner.items()}
@@ -228,9 +198,7 @@ def _small_lm(config: Config, tensors: Tensors) -> Layout:
 
 def _small_lm_problems(config: Config, tensors: Tensors) -> list[str]:
     try:
-        with torch.device("meta"):
-            made = AutoConfig.for_model(**copy.deepcopy(config))  # it changes rope fields in place
-            model = AutoModelForCausalLM.from_config(made)
+        model = _model(config)
     except Exception as error:  # each config class has checks of its own
         return [f"config.json: transformers makes no causal LM of it ({brief(error)})"]
     problems = dtype_problems(config, tensors, "dtype")
@@ -238,6 +206,19 @@ def _small_lm_problems(config: Config, tensors: Tensors) -> list[str]:
         problems += rope_problems(config)
     if config.get("architectures") != [type(model).__name__]:
         problems.append(f"config.json: architectures is not [{type(model).__name__}]")
+    return problems + tensor_problems(tensors, *_shapes(model))
+
+
+def _model(config: Config) -> PreTrainedModel:
+    """Return the model that transformers makes of a `config.json`, without values."""
+    fields = {key: value for key, value in copy.deepcopy(config).items() if key != OWN}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
+
+
+def _shapes(model: PreTrainedModel) -> tuple[Shapes, Shapes]:
+    """Return the shapes of a model's tensors, and of those that may be missing because they are tied to
+    others."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = {name: shapes[name] for name in model.all_tied_weights_keys}
-    return problems + tensor_problems(tensors, {n: s for n, s in shapes.items() if n not in tied}, tied)
+    tied = {name: shapes.pop(name) for name in model.all_tied_weights_keys}
+    return shapes, tied

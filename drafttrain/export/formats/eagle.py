@@ -1,26 +1,26 @@
 """EAGLE-1's layout, which its authors' code and vLLM (`method: eagle`) read. EAGLE-2 has the same weights.
 
-The layout has no head: the target's is used, so a drafter that trained its own cannot be expressed. It has no
-norms but the one before the MLP either.
+The layout has no head: the target's is used, so a drafter with a trained head cannot be expressed. Its only
+norm is the one before the MLP.
 """
 
 from drafttrain.export.formats.layout import (
     IDS,
     OWN,
+    SIZES,
     Config,
     Layout,
-    Shapes,
     TargetParts,
     Tensors,
     check_own,
     config_problems,
-    decoder_shapes,
     dtype_name,
     dtype_of,
     dtype_problems,
     foreign_name,
     layer_config,
     own_name,
+    own_shapes,
     pack_own,
     rope_problems,
     size_problems,
@@ -62,44 +62,32 @@ OPTIONAL = {
     "pad_token_id": int,
     OWN: dict,
 }
-AUTHORS = {"rope_theta": 10000.0, "bias": True}  # what their code takes where their own folders are silent
-
-
-def own_shapes(config: Config) -> Shapes:
-    """Shapes of an EAGLE drafter's own tensors, less `draft_to_target`."""
-    hidden = config["hidden_size"]
-    shapes = {"fc.weight": (hidden, 2 * hidden), **decoder_shapes(config, first_input_norm=False)}
-    if config["train_embeddings"]:
-        shapes["embed_tokens.weight"] = (config["target_vocab_size"], hidden)
-    return shapes
+AUTHORS = {"rope_theta": 10000.0, "bias": True}  # defaults of the authors' code
 
 
 def check_eagle(config: Config) -> None:
-    """Refuses a drafter that EAGLE-1 cannot express.
+    """Check that EAGLE-1 can express a drafter.
 
     Raises:
-        UserError: why, and what to do.
+        UserError: it cannot.
     """
-    if config.get("input_norms"):
-        raise UserError("EAGLE-1 has no norms on what fc reads; train with drafter.input_norms: false")
-    if config["train_head"]:
-        raise UserError(
-            "EAGLE-1 has no head of its own, and this drafter has: train with drafter.train_head: false"
-        )
+    for key in ("input_norms", "train_head"):
+        if config.get(key):
+            raise UserError(f"drafter.{key}: must be false for EAGLE-1, got true; train again")
     extra = [key for key in ("qk_norm", "output_bias", "mlp_bias") if config[key]]
     if extra or config["layers"] != 1:
-        what = f"{config['layers']} layers" if not extra else " and ".join(extra)
-        raise UserError(f"EAGLE-1 is one Llama layer and cannot express {what} of {config['target']['name']}")
+        what = " and ".join(extra) or f"{config['layers']} layers"
+        raise UserError(f"target: must have plain Llama layers, and the drafter one, for EAGLE-1, got {what}")
 
 
 def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """An EAGLE drafter in EAGLE-1's layout.
+    """Return an EAGLE drafter in EAGLE-1's layout.
 
     Raises:
         UserError: EAGLE-1 cannot express it.
     """
     check_eagle(config)
-    ids = check_own(config, tensors, own_shapes(config), target)
+    ids = check_own(config, tensors, target)
     dtype = dtype_of(tensors)
     found = {
         "embed_tokens.weight": target.embeddings.to(dtype),
@@ -130,7 +118,7 @@ def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
 
 
 def from_eagle(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """The inverse of `to_eagle`: a drafter's own config and tensors.
+    """Return the inverse of `to_eagle`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
@@ -143,7 +131,7 @@ def from_eagle(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 
 
 def eagle_problems(config: Config, tensors: Tensors) -> list[str]:
-    """What is wrong with a folder in EAGLE-1's layout, whoever wrote it; nothing if it is right."""
+    """Return the problems of a folder in EAGLE-1's layout, ours or anybody's."""
     if OWN not in config:
         config = _with_defaults(config)
     problems = config_problems(config, REQUIRED, OPTIONAL) + rope_problems(config)
@@ -154,29 +142,19 @@ def eagle_problems(config: Config, tensors: Tensors) -> list[str]:
         problems.append("config.json: model_type and architectures are not llama and [LlamaForCausalLM]")
     if config["num_hidden_layers"] != 1:
         problems.append(f"config.json: num_hidden_layers is {config['num_hidden_layers']}, not 1")
-    if OWN in config:  # others' files are converted, and their configs stay as they were
+    if OWN in config:  # others convert their files without changing their configs
         problems += dtype_problems(config, tensors, "torch_dtype")
-    hidden = config["hidden_size"]
-    layer = {
-        **config,
-        "layers": 1,
-        "head_dim": config.get("head_dim", hidden // config["num_attention_heads"]),
-        "attention_bias": config.get("qkv_bias", False),
-        "output_bias": False,
-        "mlp_bias": False,
-        "qk_norm": False,
-    }
-    shapes = {
-        "embed_tokens.weight": (config["vocab_size"], hidden),
-        "fc.weight": (hidden, 2 * hidden),
-        **({"fc.bias": (hidden,)} if config["bias"] else {}),
-        **{foreign_name(n): s for n, s in decoder_shapes(layer, first_input_norm=False).items()},
-    }
+    own = {name: config[name] for name in SIZES if name in config} | {"model_type": "drafttrain_eagle"}
+    own |= {"attention_bias": config.get("qkv_bias", False), "train_head": False, "train_embeddings": True}
+    own["target_vocab_size"] = config["vocab_size"]
+    shapes = {foreign_name(name): shape for name, shape in own_shapes(own).items()}
+    if config["bias"]:
+        shapes["fc.bias"] = (config["hidden_size"],)
     return problems + tensor_problems(tensors, shapes)
 
 
 def _with_defaults(config: Config) -> Config:
-    """A config of the authors' with what their code takes for the fields that it lacks."""
+    """Add the defaults of the authors' code to a config of theirs."""
     found = {key: value for key, value in config.items() if (key, value) != ("rope_scaling", None)}
     if "num_attention_heads" in found:
         found.setdefault("num_key_value_heads", found["num_attention_heads"])

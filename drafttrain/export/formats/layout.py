@@ -1,10 +1,10 @@
-"""What the layouts of other tools share: names and shapes of decoder layers, config fields, reading, writing
-and checking a folder.
+"""Read, write and check folders in the layouts of other tools; names, shapes and config fields of decoder
+layers.
 
-An exporter is a function from a drafter's config and tensors to those of the other layout, and its inverse;
-files are this module's business.
+An exporter is a function from a drafter's config and tensors to those of the other layout, and its inverse.
 """
 
+import copy
 import json
 import math
 import os
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
 
+from drafttrain.drafters import auto as _drafters  # noqa: F401 - so that `AutoModel` knows them
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import new_folder, read_json, require_free_disk
 
 WEIGHTS = "model.safetensors"
@@ -44,8 +45,9 @@ Tensors = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
 Keys = Mapping[str, type | tuple[type, ...]]
 
-# What is read of a drafter's own config, by its model type.
+# Keys read of a drafter's own config: of any kind, and by its model type.
 _DRAFTER: Keys = {
+    "model_type": str,
     "format_version": int,
     "target": dict,
     "hidden_size": int,
@@ -72,14 +74,14 @@ OWN_KEYS: dict[str, Keys] = {
 
 @dataclass(frozen=True)
 class TargetParts:
-    """What exports take from the target.
+    """The parts of the target that exports need.
 
     Attributes:
         embeddings: token embeddings [V, H].
         head: LM head [V, H].
         config: of the language model, for its special tokens.
-        tokenizer: for layouts that bring one.
-        name: by which others find the target, for layouts that name it; None if it is not known.
+        tokenizer: for layouts that include one.
+        name: the target's public name, for layouts that include it; None if it is not known.
     """
 
     embeddings: torch.Tensor
@@ -100,8 +102,7 @@ class TargetParts:
 
 @dataclass(frozen=True)
 class Layout:
-    """A drafter as another tool reads it: `config.json`, the tensors of one file, and what the user should
-    know of it."""
+    """A drafter as another tool reads it: `config.json`, the tensors of one file, and notes for the user."""
 
     config: Config
     tensors: Tensors
@@ -112,7 +113,7 @@ class Layout:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """All tensors of a safetensors file.
+    """Read all tensors of a safetensors file.
 
     Raises:
         UserError: it is missing or damaged.
@@ -120,11 +121,11 @@ def read_tensors(path: Path) -> Tensors:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); make it again") from None
+        raise UserError(f"{path}: cannot be read ({brief(error)}); make it again") from None
 
 
 def check_place(folder: str | os.PathLike) -> None:
-    """Nothing is replaced but an earlier export of ours, least of all the drafter that is exported.
+    """Refuse to replace anything but an earlier export of ours, the exported drafter least of all.
 
     Raises:
         UserError: the folder holds something else.
@@ -138,10 +139,10 @@ def check_place(folder: str | os.PathLike) -> None:
 
 
 def check_empty(folder: str | os.PathLike) -> None:
-    """A drafter's folder replaces nothing, least of all the export that it is read from.
+    """Refuse to replace anything, the export that is read least of all.
 
     Raises:
-        UserError: the folder holds something.
+        UserError: the folder is not empty.
     """
     folder = Path(folder)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -155,10 +156,10 @@ def write(
     tokenizer: PreTrainedTokenizerBase | None = None,
     what: str = "the export",
 ) -> None:
-    """Writes a layout's folder, whole or not at all. What is there is replaced: see `check_place`.
+    """Write a layout's folder, whole or not at all. An existing one is replaced: see `check_place`.
 
     Args:
-        what: it is called in messages.
+        what: name for messages.
 
     Raises:
         UserError: the disk is full.
@@ -174,14 +175,14 @@ def write(
 
 
 def read(folder: str | os.PathLike, file: str = WEIGHTS) -> tuple[Config, Tensors]:
-    """Config and tensors of a layout's folder.
+    """Read config and tensors of a layout's folder.
 
     Raises:
         UserError: a file is missing or damaged.
     """
     config = read_json(Path(folder) / "config.json")
     if not isinstance(config, dict):
-        raise UserError(f"{folder}/config.json: holds no JSON object; export it again")
+        raise UserError(f"{folder}/config.json: must be a JSON object; export it again")
     return config, read_tensors(Path(folder) / file)
 
 
@@ -189,8 +190,8 @@ def read(folder: str | os.PathLike, file: str = WEIGHTS) -> tuple[Config, Tensor
 
 
 def foreign_name(name: str) -> str:
-    """Name of a tensor as transformers has it: layers.0.q_proj.weight becomes
-    layers.0.self_attn.q_proj.weight. What is in no decoder layer stays as it is."""
+    """Return a tensor's name in transformers: layers.0.self_attn.q_proj.weight for layers.0.q_proj.weight.
+    Names outside decoder layers do not change."""
     parts = name.split(".")
     if parts[0] != "layers":
         return name
@@ -199,43 +200,24 @@ def foreign_name(name: str) -> str:
 
 
 def own_name(name: str) -> str:
-    """The inverse of `foreign_name`."""
+    """Return the inverse of `foreign_name`."""
     return re.sub(r"^(layers\.\d+\.)(self_attn|mlp)\.", r"\1", name)
 
 
-def decoder_shapes(config: Config, first_input_norm: bool = True) -> Shapes:
-    """Shapes of all tensors of the layers that a drafter's own config describes, by their own names.
+def own_shapes(config: Config) -> Shapes:
+    """Return the shapes of a drafter's stored tensors, less `IDS`, by their own names.
 
     Args:
-        first_input_norm: whether layer 0 norms its input.
+        config: the drafter's own.
     """
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    query, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    linears = {  # name: (out, in, bias)
-        "q_proj": (query, hidden, config["attention_bias"]),
-        "k_proj": (kv, hidden, config["attention_bias"]),
-        "v_proj": (kv, hidden, config["attention_bias"]),
-        "o_proj": (hidden, query, config["output_bias"]),
-        "gate_proj": (inner, hidden, config["mlp_bias"]),
-        "up_proj": (inner, hidden, config["mlp_bias"]),
-        "down_proj": (hidden, inner, config["mlp_bias"]),
-    }
-    shapes: Shapes = {}
-    for i in range(config["layers"]):
-        for name, (out, into, bias) in linears.items():
-            shapes[f"layers.{i}.{name}.weight"] = (out, into)
-            if bias:
-                shapes[f"layers.{i}.{name}.bias"] = (out,)
-        shapes[f"layers.{i}.post_attention_layernorm.weight"] = (hidden,)
-        if i or first_input_norm:
-            shapes[f"layers.{i}.input_layernorm.weight"] = (hidden,)
-        if config["qk_norm"]:
-            shapes[f"layers.{i}.q_norm.weight"] = shapes[f"layers.{i}.k_norm.weight"] = (dim,)
-    return shapes
+    with torch.device("meta"):
+        model = AutoModel.from_config(AutoConfig.for_model(**copy.deepcopy(config)))  # it changes rope fields
+    left_out = {IDS, *(model._keys_to_ignore_on_save or ())}
+    return {n: tuple(t.shape) for n, t in model.state_dict().items() if n not in left_out}
 
 
 def layer_config(config: Config) -> Config:
-    """The fields of a Llama-like `config.json` that describe a drafter's layers."""
+    """Return the fields of a Llama-like `config.json` that describe a drafter's layers."""
     return {
         "hidden_size": config["hidden_size"],
         "intermediate_size": config["intermediate_size"],
@@ -252,8 +234,8 @@ def layer_config(config: Config) -> Config:
 
 
 def rope_fields(rope: Config) -> Config:
-    """Rope fields, twice: `rope_parameters` for transformers from 5 on, `rope_theta` and `rope_scaling` for
-    everybody else."""
+    """Return rope fields in both forms: `rope_parameters` for transformers from 5 on, `rope_theta` and
+    `rope_scaling` for other readers."""
     fields = {"rope_parameters": dict(rope), "rope_theta": rope["rope_theta"]}
     if rope.get("rope_type", "default") != "default":
         fields["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
@@ -261,13 +243,13 @@ def rope_fields(rope: Config) -> Config:
 
 
 def special_tokens(config: PreTrainedConfig) -> Config:
-    """The target's special tokens, as far as it has them."""
+    """Return the special tokens that the target has."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
 
 
 def dtype_of(tensors: Tensors) -> torch.dtype:
-    """The type of a drafter's weights."""
+    """Return the dtype of a drafter's weights."""
     return next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
 
 
@@ -276,22 +258,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def pack_own(config: Config, ids: torch.Tensor) -> Config:
-    """What a layout has no place for, to be put under `OWN`: the drafter's config and, where it is not all of
-    the target's, its draft vocabulary."""
+    """Return the value of the key `OWN`, which layouts have no other place for: the drafter's config and, if
+    it is not all of the target's vocabulary, its draft vocabulary."""
     return {**config, **({"draft_ids": ids.tolist()} if len(ids) < config["target_vocab_size"] else {})}
 
 
 def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
-    """The inverse of `pack_own`, out of a layout's `config.json`: the drafter's config and the target's
+    """Return the inverse of `pack_own`, from a layout's `config.json`: the drafter's config and the target's
     ids of its draft vocabulary [D].
 
     Raises:
-        UserError: it is not there, since the folder was not exported from here, or it is damaged.
+        UserError: the key is missing, because the folder was not exported from here, or damaged.
     """
     if not isinstance(config.get(OWN), dict):
         raise UserError(
-            f"config.json has no {OWN!r}: it does not say for which target and draft vocabulary this is; "
-            "only what `drafttrain export-to` wrote can be read back"
+            f"config.json: no key {OWN}, which names target and draft vocabulary; give a folder that "
+            "`drafttrain export-to` wrote"
         )
     own = dict(config[OWN])
     check_own_config(own)
@@ -299,19 +281,17 @@ def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
     if ids is None:
         return own, torch.arange(own["target_vocab_size"])
     if not isinstance(ids, list) or not all(_is(token, int) for token in ids):
-        raise UserError(f"config.json: {OWN}.draft_ids is no list of token ids; export it again")
+        raise UserError(f"config.json: {OWN}.draft_ids must be a list of token ids; export it again")
     return own, check_ids(own, torch.tensor(ids, dtype=torch.int64))
 
 
 def check_own_config(config: Config) -> None:
-    """Refuses a drafter's own config in which something is missing or of another type.
+    """Check that a drafter's own config has all keys with values of the right type.
 
     Raises:
-        UserError: what.
+        UserError: it has not.
     """
-    keys = OWN_KEYS.get(str(config.get("model_type")))
-    if keys is None:
-        raise UserError(f"config.json: {config.get('model_type')} is no drafter that can be exported")
+    keys = OWN_KEYS.get(str(config.get("model_type")), _DRAFTER)
     read = {key: value for key, value in config.items() if key in keys}
     refuse("the drafter", "whole", config_problems(read, keys, {}))
 
@@ -324,12 +304,13 @@ def without_ids(tensors: Tensors) -> Tensors:
 
 
 def full_head(rows: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """A head over all of the target's tokens [V, H] that drafts what one over the draft vocabulary drafts.
+    """Return a head over all of the target's tokens [V, H] whose greedy drafts are those of the draft
+    vocabulary's.
 
-    Tokens outside the draft vocabulary get the mean of its rows. Their logit then is the mean of the draft
-    vocabulary's logits for every state there can be, so none of them is ever the most probable. Rows of zeros
-    would win wherever all logits are negative. In a softmax they hold a share that depends on the state (at
-    most (V - D) / V, where all logits are equal).
+    Tokens outside the draft vocabulary get the mean of its rows. Their logit is then the mean of the draft
+    vocabulary's logits for every state, so none of them is ever the most probable. Rows of zeros would win
+    wherever all logits are negative. Their share in a softmax depends on the state (at most (V - D) / V,
+    where all logits are equal).
 
     Args:
         rows: [D, H].
@@ -341,7 +322,7 @@ def full_head(rows: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.T
 
 
 def check_ids(config: Config, ids: torch.Tensor) -> torch.Tensor:
-    """Refuses a draft vocabulary [D] that is none; returns it.
+    """Check a draft vocabulary [D]; return it.
 
     Raises:
         UserError: it has another size than the drafter's config says, its ids repeat, or they are no tokens
@@ -350,40 +331,34 @@ def check_ids(config: Config, ids: torch.Tensor) -> torch.Tensor:
     draft, size = config["draft_vocab_size"], config["target_vocab_size"]
     is_right = ids.dtype == torch.int64 and tuple(ids.shape) == (draft,) and draft > 0
     if not is_right or int(ids.min()) < 0 or int(ids.max()) >= size or len(ids.unique()) < draft:
-        raise UserError(f"{IDS} holds no {draft} different tokens of {size}: export the drafter again")
+        raise UserError(f"{IDS}: must be {draft} different tokens of {size}; export the drafter again")
     return ids
 
 
-def check_drafter(config: Config, tensors: Tensors, shapes: Shapes | None) -> torch.Tensor:
-    """Refuses a drafter that is not whole; returns its draft vocabulary [D].
-
-    Args:
-        shapes: of its tensors, less `IDS`; None where they are not known.
+def check_drafter(config: Config, tensors: Tensors) -> torch.Tensor:
+    """Check that a drafter is whole; return its draft vocabulary [D].
 
     Raises:
         UserError: tensors are missing, unexpected, of another shape or not finite, or `check_ids` refuses.
     """
-    problems = [] if shapes is None else tensor_problems(without_ids(tensors), shapes)
+    problems = tensor_problems(without_ids(tensors), own_shapes(config))
     if IDS not in tensors:
         problems.append(f"no tensor {IDS}")
     refuse("the drafter", "whole", problems)
     return check_ids(config, tensors[IDS])
 
 
-def check_own(config: Config, tensors: Tensors, shapes: Shapes, target: TargetParts) -> torch.Tensor:
-    """Refuses a drafter that is not whole or not this target's; returns its draft vocabulary [D].
-
-    Args:
-        shapes: of its tensors, less `IDS`.
+def check_own(config: Config, tensors: Tensors, target: TargetParts) -> torch.Tensor:
+    """Check that a drafter is whole and this target's; return its draft vocabulary [D].
 
     Raises:
         UserError: as `check_drafter`, or the target has another shape.
     """
-    ids, size = check_drafter(config, tensors, shapes), config["target_vocab_size"]
+    ids, size = check_drafter(config, tensors), config["target_vocab_size"]
     if target.head.shape != (size, config["hidden_size"]) or target.embeddings.shape != target.head.shape:
         raise UserError(
-            f"made for a target with a head of {size} x {config['hidden_size']}, and this one's is "
-            f"{target.head.shape[0]} x {target.head.shape[1]}: name its own target"
+            f"target: must have a head of {size} x {config['hidden_size']}, got {target.head.shape[0]} x "
+            f"{target.head.shape[1]}; name the drafter's own"
         )
     return ids
 
@@ -392,12 +367,12 @@ def check_own(config: Config, tensors: Tensors, shapes: Shapes, target: TargetPa
 
 
 def config_problems(config: Config, required: Keys, optional: Keys) -> list[str]:
-    """What is wrong with the keys of a `config.json`: missing, unknown, null or of another type."""
+    """Return the problems with the keys of a `config.json`: missing, unknown, null or of another type."""
     problems = [f"config.json lacks {key}" for key in required if key not in config]
     for key, value in config.items():
         wanted = required.get(key, optional.get(key))
         if wanted is None:
-            problems.append(f"config.json has {key}, which nobody reads")
+            problems.append(f"config.json has {key}, which no reader knows")
         elif value is None:
             problems.append(f"config.json: {key} is null, which typed readers refuse")
         elif not _is(value, wanted):
@@ -416,7 +391,7 @@ def _is(value: Any, wanted: type | tuple[type, ...]) -> bool:
 
 
 def size_problems(config: Config) -> list[str]:
-    """What is wrong with the sizes of layers whose fields have the right types."""
+    """Return the problems with the sizes of layers whose fields have the right types."""
     problems = [
         f"config.json: {name} is {config[name]}, not above 0" for name in SIZES if config.get(name, 1) < 1
     ]
@@ -437,7 +412,7 @@ def size_problems(config: Config) -> list[str]:
 
 
 def dtype_problems(config: Config, tensors: Tensors, key: str) -> list[str]:
-    """Whether the tensors have the type that `config.json` tells readers to load them in."""
+    """Return whether the tensors have another dtype than `config.json` gives, as a list of problems."""
     found = {dtype_name(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     if key not in config or len(found) != 1 or found == {config[key]}:
         return []
@@ -445,7 +420,7 @@ def dtype_problems(config: Config, tensors: Tensors, key: str) -> list[str]:
 
 
 def rope_problems(config: Config) -> list[str]:
-    """Whether both places for rope fields say the same."""
+    """Return the differences between both forms of rope fields."""
     rope = config.get("rope_parameters")
     if rope is None:
         return []
@@ -460,7 +435,7 @@ def rope_problems(config: Config) -> list[str]:
 
 
 def tensor_problems(tensors: Tensors, required: Shapes, optional: Shapes | None = None) -> list[str]:
-    """What is wrong with a file's tensors: missing, unknown, of another shape or type, not finite."""
+    """Return the problems with a file's tensors: missing, unknown, of another shape or dtype, not finite."""
     optional = optional or {}
     problems = [f"no tensor {name}" for name in required if name not in tensors]
     floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -482,10 +457,10 @@ def tensor_problems(tensors: Tensors, required: Shapes, optional: Shapes | None 
 
 
 def refuse(folder: str | os.PathLike, what: str, problems: list[str]) -> None:
-    """Says in one line what is wrong.
+    """Report problems in one line.
 
     Raises:
-        UserError: if there are problems.
+        UserError: if there are any.
     """
     if problems:
         more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""

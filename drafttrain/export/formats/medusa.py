@@ -1,7 +1,7 @@
-"""MEDUSA-1 in two layouts: the one that vLLM reads (`method: medusa`), and that of the Medusa authors.
+"""MEDUSA-1 in two layouts: vLLM's (`method: medusa`), and that of the Medusa authors.
 
-vLLM describes a `token_map` for heads over fewer tokens. In 0.32 it cannot load one beside heads of their
-own (each is made for all of the target's tokens, and D rows do not fit), so the heads are written over all
+vLLM describes a `token_map` for heads over fewer tokens, but version 0.32 cannot load one with separate heads
+(each is created for all of the target's tokens, and D rows do not fit), so the heads are written over all
 tokens.
 """
 
@@ -45,7 +45,7 @@ ORIGINAL_REQUIRED = {
     "base_model_name_or_path": str,
     "version": str,
 }
-# What vLLM needs to read the authors' layout; their own code does not mind it.
+# vLLM needs these to read the authors' layout; their own code ignores them.
 ORIGINAL_OPTIONAL = {
     "model_type": str,
     "hidden_size": int,
@@ -57,17 +57,8 @@ ORIGINAL_OPTIONAL = {
 }
 
 
-def own_shapes(config: Config) -> Shapes:
-    """Shapes of a MEDUSA drafter's own tensors, less `draft_to_target`."""
-    hidden, shapes = config["hidden_size"], {}
-    for i in range(config["heads"]):
-        shapes[f"blocks.{i}.weight"], shapes[f"blocks.{i}.bias"] = (hidden, hidden), (hidden,)
-        shapes[f"lm_heads.{i}.weight"] = (config["draft_vocab_size"], hidden)
-    return shapes
-
-
 def to_medusa(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """MEDUSA heads as vLLM reads them, over all of the target's tokens (`full_head`)."""
+    """Return MEDUSA heads in vLLM's layout, over all of the target's tokens (`full_head`)."""
     ids, found = _heads(config, tensors, target)
     fields = {
         "architectures": ["MedusaModel"],
@@ -86,7 +77,7 @@ def to_medusa(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
 
 
 def from_medusa(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """The inverse of `to_medusa`: a drafter's own config and tensors.
+    """Return the inverse of `to_medusa`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
@@ -100,7 +91,7 @@ def from_medusa(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 
 
 def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
-    """What is wrong with a folder of MEDUSA heads for vLLM; nothing if it is right."""
+    """Return the problems of a folder of MEDUSA heads for vLLM."""
     problems = config_problems(config, REQUIRED, OPTIONAL)
     if problems:
         return problems
@@ -109,14 +100,14 @@ def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
     if config["original_lm_head"] or config["truncated_vocab_size"] != config["vocab_size"]:
         problems.append(
             "config.json: original_lm_head must be false and truncated_vocab_size equal to vocab_size, or "
-            "vLLM cannot load heads of their own"
+            "vLLM cannot load separate heads"
         )
     problems += dtype_problems(config, tensors, "dtype") + dtype_problems(config, tensors, "torch_dtype")
     return problems + tensor_problems(tensors, _shapes(config, config["num_hidden_layers"]))
 
 
 def to_medusa_original(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """MEDUSA heads as their authors' code reads them, over all of the target's tokens (`full_head`)."""
+    """Return MEDUSA heads in their authors' layout, over all of the target's tokens (`full_head`)."""
     ids, found = _heads(config, tensors, target)
     fields = {
         "medusa_num_heads": config["heads"],
@@ -133,7 +124,7 @@ def to_medusa_original(config: Config, tensors: Tensors, target: TargetParts) ->
 
 
 def from_medusa_original(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """The inverse of `to_medusa_original`: a drafter's own config and tensors.
+    """Return the inverse of `to_medusa_original`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
@@ -147,12 +138,12 @@ def from_medusa_original(config: Config, tensors: Tensors) -> tuple[Config, Tens
 
 
 def medusa_original_problems(config: Config, tensors: Tensors) -> list[str]:
-    """What is wrong with a folder of MEDUSA heads in their authors' layout; nothing if it is right."""
+    """Return the problems of a folder of MEDUSA heads in their authors' layout."""
     problems = config_problems(config, ORIGINAL_REQUIRED, ORIGINAL_OPTIONAL)
     if problems:
         return problems
     if not config["base_model_name_or_path"]:
-        problems.append("config.json: base_model_name_or_path is empty, and nobody else names the target")
+        problems.append("config.json: base_model_name_or_path is empty, and nothing else names the target")
     first = f"0.{config['medusa_num_layers']}.weight"
     if first not in tensors:
         return [f"no tensor {first}"]
@@ -172,8 +163,8 @@ def medusa_original_problems(config: Config, tensors: Tensors) -> list[str]:
 
 
 def _heads(config: Config, tensors: Tensors, target: TargetParts) -> tuple[torch.Tensor, Tensors]:
-    """The draft vocabulary [D], and blocks and heads over all tokens by vLLM's names."""
-    ids = check_own(config, tensors, own_shapes(config), target)
+    """Return the draft vocabulary [D], and blocks and heads over all tokens under vLLM's names."""
+    ids = check_own(config, tensors, target)
     found: Tensors = {}
     for i in range(config["heads"]):
         found[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
@@ -185,7 +176,7 @@ def _heads(config: Config, tensors: Tensors, target: TargetParts) -> tuple[torch
 
 
 def _shapes(config: Config, blocks: int) -> Shapes:
-    """Shapes of all tensors by vLLM's names."""
+    """Return the shapes of all tensors under vLLM's names."""
     hidden, shapes = config["hidden_size"], {}
     for i in range(config["num_heads"]):
         for j in range(blocks):
@@ -197,7 +188,7 @@ def _shapes(config: Config, blocks: int) -> Shapes:
 
 
 def _original_name(name: str, blocks: int = 1) -> str:
-    """The authors' name of a tensor that vLLM calls blocks.0.layers.0.weight or lm_heads.0.weight."""
+    """Return the authors' name of a tensor that vLLM calls blocks.0.layers.0.weight or lm_heads.0.weight."""
     part, i, *rest = name.split(".")
     return f"{i}.{blocks}.weight" if part == "lm_heads" else f"{i}.{rest[1]}.linear.{rest[2]}"
 

@@ -1,0 +1,46 @@
+"""Ranges of settings, declared where the settings are: `lr: float = setting(1e-4, gt=0)`."""
+
+import operator
+from dataclasses import MISSING, field, fields
+from typing import Any
+
+from drafttrain.utils.errors import UserError
+
+SIGNS = {
+    "ge": (operator.ge, ">="),
+    "gt": (operator.gt, ">"),
+    "le": (operator.le, "<="),
+    "lt": (operator.lt, "<"),
+}
+
+
+def setting(
+    default: Any = MISSING, *, default_factory: Any = MISSING, metadata: dict | None = None, **bounds: float
+) -> Any:
+    """Return a dataclass field whose number, or each of whose numbers, has to be within bounds.
+
+    Args:
+        metadata: of the field, for others.
+        bounds: some of ge, gt, le, lt, as in pydantic; None is within any.
+    """
+    metadata = {**(metadata or {}), "bounds": bounds}
+    return field(default=default, default_factory=default_factory, metadata=metadata)
+
+
+def check_ranges(settings: Any, section: str = "") -> None:
+    """Require the numbers of a dataclass to be within the bounds that its fields declare.
+
+    Args:
+        section: of the recipe, for the error.
+
+    Raises:
+        UserError: one is not; NaN never is.
+    """
+    for item in fields(settings):
+        value, bounds = getattr(settings, item.name), item.metadata.get("bounds", {})
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if number is not None and not all(SIGNS[name][0](number, bounds[name]) for name in bounds):
+                words = " and ".join(f"{SIGNS[name][1]} {bound:g}" for name, bound in bounds.items())
+                given = list(value) if isinstance(value, tuple) else value
+                key = f"{section}.{item.name}" if section else item.name
+                raise UserError(f"{key}: must be {words}, got {given}")

@@ -1,0 +1,100 @@
+"""Arguments that studies share, and the frame that runs one."""
+
+import argparse
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from drafttrain.data.prompts import Task, read_prompts, spread
+from drafttrain.utils.errors import UserError
+from studies import ROOT
+
+BUNDLE = "model_cards/smollm2-135m-edd"
+MT_BENCH = "data/eval/mt_bench.jsonl"
+
+
+def positive(text: str) -> int:
+    """Read a whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text}")
+    return int(text)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bundle": {"default": BUNDLE, "metavar": "DIR", "help": "the drafter"},
+    "target": {"metavar": "MODEL", "help": "default: the target that the bundle names"},
+    "calibration": {"metavar": "DIR", "help": "default: the bundle's"},
+    "classifier": {"metavar": "DIR", "help": "default: the bundle's"},
+    "ngrams": {"default": BUNDLE, "metavar": "DIR", "help": "an n-gram cache"},
+    "trees": {"default": "runs/trees", "metavar": "DIR", "help": "folder of drafttrain dump-trees"},
+    "prompts": {"default": MT_BENCH, "metavar": "FILE", "help": "prompts to decode"},
+    "tasks": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=FILE",
+        "help": "prompts of a task in place of the paper's tasks; may be repeated",
+    },
+    "limit": {"type": positive, "metavar": "N", "help": "prompts of each task at most, at equal distances"},
+    "new_tokens": {"type": positive, "default": 96, "metavar": "N", "help": "tokens of each answer at most"},
+    "dtype": {"choices": ["auto", "bfloat16", "float32"], "default": "auto"},
+    "responses": {
+        "default": "data/train/responses.jsonl.gz",
+        "metavar": "FILE",
+        "help": "the target's own answers, to train on",
+    },
+    "max_steps": {"type": positive, "metavar": "N", "help": "optimizer steps of each training"},
+    "kinds": {"nargs": "+", "metavar": "KIND", "help": "of drafters, to share the work between processes"},
+    "resume": {"action": "store_true", "help": "go on with an interrupted run's raw data"},
+}
+
+
+def run(
+    study: Callable[[Namespace], None],
+    doc: str,
+    argv: Sequence[str] | None,
+    names: Sequence[str],
+    out: str,
+    **defaults: Any,
+) -> int:
+    """Read a study's arguments and run it; return the exit status, 2 for a mistake of the user's.
+
+    Args:
+        names: of `OPTIONS` that the study takes; --out is always there.
+        out: default of --out, a folder that is made.
+        defaults: of single options, in place of those in `OPTIONS`.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for name in names:
+        parser.add_argument(f"--{name.replace('_', '-')}", **OPTIONS[name])
+    parser.add_argument("--out", default=out, metavar="DIR", help=f"default: {out}")
+    parser.set_defaults(**defaults)
+    args = parser.parse_args(argv)
+    args.out = Path(args.out)
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        study(args)
+    except UserError as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def start(main: Callable[[], int]) -> None:
+    """Run a module's `main` from the repository's root and end with its status."""
+    os.chdir(ROOT)
+    sys.exit(main())
+
+
+def tasks(args: Namespace, default: dict[str, tuple[str, int]]) -> list[Task]:
+    """Return the tasks of --tasks, one turn each, or a paper's: by name its file and turns."""
+    chosen = default
+    if args.tasks:
+        chosen = {name: (path, 1) for name, _, path in (text.partition("=") for text in args.tasks)}
+    return [
+        Task(name, spread(read_prompts(path), args.limit), turns) for name, (path, turns) in chosen.items()
+    ]

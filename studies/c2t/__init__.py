@@ -1,0 +1,1 @@
+"""The C2T paper: one file for each table and figure, and what is ours beside them."""

@@ -1,0 +1,57 @@
+"""Figure 5 of the EDD paper: EDD that reads other blocks of the target, trained on answers to GSM8K.
+
+python -m studies.edd.figure5
+"""
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from studies.arguments import start
+from studies.edd.bench import (
+    DRAFTER,
+    TRAINING,
+    Bench,
+    answers,
+    best_rate,
+    run_study,
+    summarize,
+)
+
+MATH = "gsm8k"  # how ids of answers to GSM8K's training questions begin
+BLOCKS = (8, 18, 26, 29)  # of 30; 26 is the fourth-to-last
+
+
+def figure5(bench: Bench) -> dict[str, Any]:
+    """EDD on other blocks' outputs."""
+    math = bench.out / "gsm8k_answers.jsonl"
+    if not math.exists():
+        write_math(Path(bench.responses), math)
+    made_from, rows = bench.states("math", str(math), None, list(BLOCKS)), {}
+    rate = best_rate(bench, "edd", answers(bench))[0]
+    for block in BLOCKS:
+        drafter = replace(DRAFTER, tapped_blocks=[block], draft_vocab_size=4096)
+        name = f"edd-block{block}-seed0"
+        training = replace(TRAINING, lr=rate, seed=0, warmup_steps=20)
+        rows[f"block {block}"] = [bench.trained(name, drafter, training, made_from)]
+    return {"rows": summarize(rows)}
+
+
+def write_math(responses: Path, out: Path) -> None:
+    """The answers to GSM8K's training questions."""
+    with gzip.open(responses, "rt", encoding="utf-8") as lines:
+        kept = [line for line in lines if json.loads(line)["id"].startswith(MATH)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(kept), encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the study; return the exit status."""
+    return run_study(figure5, __doc__, argv)
+
+
+if __name__ == "__main__":
+    start(main)

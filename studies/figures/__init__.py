@@ -1,0 +1,1 @@
+"""The project's own figures: one module for each topic or part of one, `python -m studies.figures TOPIC`."""

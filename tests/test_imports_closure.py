@@ -1,0 +1,16 @@
+"""How much of the package decoding and training import: lines of the files that they have really loaded."""
+
+from studies import goals
+from studies.figures import structure
+from studies.goals import Run
+
+DECODE, TRAIN = 10_200, 17_500  # lines, to be lowered to the goals of `studies/figures/structure.py`
+
+
+def test_imports_to_decode_and_to_train(monkeypatch, tmp_path):
+    monkeypatch.setattr(goals, "RAW", tmp_path)
+    found = structure.imports(Run("structure", quick=True))
+    assert 1000 < found["imports_to_decode"]["value"] <= DECODE
+    assert found["imports_to_decode"]["value"] < found["imports_to_train"]["value"] <= TRAIN
+    assert found["imports_to_train"]["folders"]["drafttrain/training"] > 0
+    assert set(found["decode_imports"]["imported"]) <= {"gguf"}  # to become none
