@@ -21,7 +21,7 @@ from drafttrain.utils.errors import UserError
 ROW = {
     "prompts": 80,
     "accept_len": 2.046,
-    "accept_len_fresh": 1.954,
+    "accept_len_nonrepeated": 1.954,
     "repetition": 0.128,
     "tokens_per_second": 51.26,
     "speedup": 1.493,

@@ -1,13 +1,11 @@
-"""The evaluation stage: how much faster a bundle decodes, on this machine, and whether it is exact.
+"""The evaluation stage: a benchmark of one bundle that first chooses its tree, and checks that it is exact.
 
-The tree is chosen on tuning prompts, never on the prompts that are reported. What is measured goes to
-`measurements.jsonl` turn by turn, and an interrupted evaluation continues there.
+The tree is chosen on tuning prompts, never on the prompts that are reported. `measurements.jsonl` is written
+turn by turn, and an interrupted evaluation continues there.
 """
 
 import os
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,18 +16,19 @@ from rich.console import Console
 from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.data.prompts import Task, first_of_each
+from drafttrain.evaluation.benchmark import conditions
 from drafttrain.evaluation.config import ALL, EvaluateConfig
 from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.measure import (
     MeasurementLog,
     autoregressive,
     drafting,
-    measure,
+    measure_tasks,
     transformers_generate,
 )
-from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, crowding, tabulate
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
 from drafttrain.evaluation.report import print_tables
-from drafttrain.evaluation.stock import Stock, load_stock
+from drafttrain.evaluation.stock import load_stock
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.target_lm.throughput import forward_speed
@@ -41,19 +40,20 @@ from drafttrain.utils.provenance import content_hash, versions
 
 FORMAT_VERSION = 2  # of summary.json and eval.json
 FORWARD_TOKENS, FORWARD_SECONDS = 3 * 4 * 512, 60.0  # of timing the target over whole rows, at most
+FIGURES = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")
 
 
 def try_trees(
     loaded: Bundle, task: Task, trees: Sequence[str], log: MeasurementLog, **options: Any
 ) -> list[dict[str, Any]]:
-    """Speed and accept_len of several growth policies, interleaved.
+    """Measure speed and accept_len of several growth policies, interleaved.
 
     Args:
-        options: of `measure`.
+        options: of `measure_tasks`.
     """
     proposers = loaded.proposers(trees)
     methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
-    rows = tabulate(measure(loaded.target, methods, task, log, **options))
+    rows = tabulate(measure_tasks(loaded.target, methods, [task], log, "choosing the tree", **options))
     return [
         {"tree": tree, "tokens_per_second": row.tokens_per_second, "accept_len": row.accept_len}
         for tree, row in rows.items()
@@ -72,7 +72,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a bundle and print a table per task.
 
-    Writes `summary.json` (everything), `eval.json` (what a bundle carries, with the `tree` to use)
+    Writes `summary.json` (everything), `eval.json` (the part that a bundle carries, with the `tree` to use)
     and, as it goes, the raw `measurements.jsonl` and `lossless.jsonl`.
 
     Args:
@@ -84,12 +84,12 @@ def evaluate(
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
 
     Returns:
-        what sums it up, over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second,
-        lossless (None if that was not asked for), lossless_prompts, tree, and
-        teacher_tokens_per_second (the target without LM head over whole rows).
+        the figures over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second, lossless
+        (None if that was not asked for), lossless_prompts, tree, and teacher_tokens_per_second (the target
+        without LM head over whole rows).
 
     Raises:
-        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
+        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` is "refuse".
     """
     out, console = Path(out), Console()
     tasks, tuning = _read_tasks(config)
@@ -98,18 +98,14 @@ def evaluate(
     costs = None if calibration is None else Calibration.load(calibration)
     made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
     loaded = load_bundle(bundle, dtype=dtype, **made)
-    how = config.transformers_dtype
-    fastest = how == "fastest" or (how == "auto" and dtype == "auto")
-    stock = load_stock(loaded.target, fastest, _first_prompt(loaded, tasks), out)
-    dtype = dtype_name(loaded.target.dtype)  # that "auto" stands for
-    key = _measured_key(config, bundle, str(target), dtype, device)
-    key = fingerprint([key, describe_machine(loaded.target.device), stock.dtype])  # the device, for one
-    if costs:
-        key = fingerprint([key, costs])
-    if classifier:
-        key = fingerprint([key, weights_hash(loaded.classifier)])
+    how, first = config.transformers_dtype, tasks[0].prompts[0].token_ids(loaded.target.tokenizer)
+    stock = load_stock(loaded.target, how == "fastest" or (how == "auto" and dtype == "auto"), first, out)
+    dtype = dtype_name(loaded.target.dtype)  # that "auto" resolved to
+    machine = describe_machine(loaded.target.device)
+    depends = [str(target), dtype, machine, versions(), stock.dtype, costs]
+    key = _measured_key(config, bundle, *depends, weights_hash(loaded.classifier) if classifier else None)
     log = MeasurementLog(out / "measurements.jsonl", key)
-    speed = _measure_speed(config, loaded, stock, tasks, tuning, log)
+    speed = _measure_speed(config, loaded, stock.model, tasks, tuning, log)
     tree, lossless = speed["tree"], None
     made["calibration"] = loaded.calibration_for(tree)  # the trees that were timed, in another dtype
     transformers = stock.describe()
@@ -117,17 +113,15 @@ def evaluate(
     if config.lossless_prompts:
         exact = load_bundle(bundle, dtype=torch.float32, **made)
         share = first_of_each(tasks, config.lossless_prompts)
-        proposer = exact.proposer(tree)
         log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, tree]))
-        with progress("comparing outputs in fp32", share) as step:
-            lossless = check_lossless(exact.target, proposer, share, config.lossless_new_tokens, log, step)
+        with counted("comparing outputs in fp32", sum(len(task.prompts) for task in share), "turns") as step:
+            asked = share, config.lossless_new_tokens, log, step
+            lossless = check_lossless(exact.target, exact.proposer(tree), *asked)
     summary = {
         "format_version": FORMAT_VERSION,
         "max_new_tokens": config.max_new_tokens,
         "dtype": dtype,
         "transformers": transformers,
-        "versions": versions(),
-        "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **speed,
         "lossless": lossless,
     }
@@ -137,47 +131,40 @@ def evaluate(
     return _figures(summary)
 
 
-def _first_prompt(loaded: Bundle, tasks: Sequence[Task]) -> list[int]:
-    return tasks[0].prompts[0].token_ids(loaded.target.tokenizer)
-
-
 def _measure_speed(
     config: EvaluateConfig,
     loaded: Bundle,
-    stock: Stock,
+    stock: torch.nn.Module,
     tasks: Sequence[Task],
     tuning: Task | None,
     log: MeasurementLog,
 ) -> dict[str, Any]:
-    """The part of the summary that is about time: the chosen tree and a row per task and method."""
+    """Return the part of the summary that is about time: the chosen tree and a row per task and method."""
     target = loaded.target
-    options: dict[str, Any] = {"max_new_tokens": config.max_new_tokens, "repeats": config.repeats}
+    options = {"max_new_tokens": config.max_new_tokens, "repeats": config.repeats}
     tree, trials = [*config.trees, loaded.tree][0], []
     if tuning:
-        with progress("choosing the tree", [tuning], config.repeats) as step:
-            trials = try_trees(loaded, tuning, config.trees, log, on_turn=step, **options)
+        trials = try_trees(loaded, tuning, config.trees, log, **options)
         tree = max(trials, key=lambda trial: trial["tokens_per_second"])["tree"]
     methods = {
         AUTOREGRESSIVE: autoregressive(target),
-        TRANSFORMERS: transformers_generate(target, model=stock.model),
+        TRANSFORMERS: transformers_generate(target, model=stock),
         tree: drafting(target, loaded.proposer(tree)),
     }
-    with progress("measuring", tasks, config.repeats) as step:
-        parts = {task.name: measure(target, methods, task, log, on_turn=step, **options) for task in tasks}
-    every = [measurement for part in parts.values() for measurement in part]
-    rows = {name: tabulate(part) for name, part in {**parts, ALL: every}.items()}
+    measured = measure_tasks(target, methods, tasks, log, **options)
+    parts = {task.name: [m for m in measured if m.task == task.name] for task in tasks}
+    rows = {name: tabulate(part) for name, part in {**parts, ALL: measured}.items()}
     return {
         "tree": tree,
         "tuning": trials,
-        "machine": {**describe_machine(target.device, target.dtype), "load": crowding(every)},
-        "crowding": crowding(every),
+        **conditions(target, measured),
         "tasks": {name: {method: asdict(row) for method, row in part.items()} for name, part in rows.items()},
         "teacher_tokens_per_second": _teacher_speed(target),
     }
 
 
 def _teacher_speed(target: FrozenTarget) -> float:
-    """Tokens per second of the target over whole rows; over a short one where those take too long."""
+    """Return tokens per second of the target over whole rows; over a short one where those take too long."""
     short = forward_speed(target, rows=1, length=32)
     if FORWARD_TOKENS / short > FORWARD_SECONDS:
         return short
@@ -185,52 +172,40 @@ def _teacher_speed(target: FrozenTarget) -> float:
 
 
 def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
-    """The tasks, and the tuning prompts if there is a tree to choose."""
+    """Return the tasks, and the tuning prompts if there is a tree to choose."""
     if not config.prompts:
-        raise UserError("evaluate.prompts names no prompts: list at least one set")
+        raise UserError("evaluate.prompts: must name at least one prompt set, got none")
     config.check()
     config.check_trees()
+    tasks = [Task.read(prompts) for prompts in config.prompts]
     if len(config.trees) < 2:
-        return [Task.read(prompts) for prompts in config.prompts], None
+        return tasks, None
     tuning = Task.read(config.tune_prompts)
-    return [Task.read(prompts) for prompts in config.prompts], Task("(tuning)", tuning.prompts, tuning.turns)
+    return tasks, Task("(tuning)", tuning.prompts, tuning.turns)
 
 
-def _measured_key(
-    config: EvaluateConfig, bundle: str | os.PathLike, target: str, dtype: str, device: str
-) -> str:
-    """Fingerprint of what measurements depend on: an evaluation of something else does not continue them."""
+def _measured_key(config: EvaluateConfig, bundle: str | os.PathLike, *depends: Any) -> str:
+    """Return a fingerprint of what measurements depend on: an evaluation of something else does not continue
+    them."""
     sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
     made_from = content_hash(bundle) if Path(bundle).exists() else str(bundle)
     prompts = [[item.name, content_hash(item.path)] for item in sets]
-    tokens = [config.max_new_tokens, config.lossless_new_tokens]
-    machine = [device, torch.get_num_threads(), versions()]
-    return fingerprint([made_from, target, dtype, prompts, tokens, *machine])
-
-
-def progress(
-    title: str, tasks: Sequence[Task], repeats: int = 1
-) -> AbstractContextManager[Callable[[], None]]:
-    """Show the progress over all chat turns; give what advances it by one."""
-    return counted(title, repeats * sum(task.n_turns for task in tasks), "turns")
+    return fingerprint([made_from, prompts, config.max_new_tokens, config.lossless_new_tokens, *depends])
 
 
 def _for_bundle(summary: dict[str, Any]) -> dict[str, Any]:
-    """What the bundle and its card carry: the drafting rows, and how they were made."""
-    left_out = ("tuning", "crowding", "tasks", "lossless")
-    kept = {name: value for name, value in summary.items() if name not in left_out}
-    kept["threads"] = summary["machine"]["threads"]
+    """Return what the bundle and its card carry: the drafting rows, and how they were made."""
+    left_out = ("tuning", "cpu_contention", "tasks", "lossless")
+    carried = {name: value for name, value in summary.items() if name not in left_out}
+    carried["threads"] = summary["machine"]["threads"]
     if lossless := summary["lossless"]:
-        kept["lossless"] = {name: lossless[name] for name in ("prompts", "mismatches", "dtype")}
-    tree = summary["tree"]
-    return kept | {"tasks": {name: part[tree] for name, part in summary["tasks"].items()}}
+        carried["lossless"] = {name: lossless[name] for name in ("prompts", "mismatches", "dtype")}
+    return carried | {"tasks": {name: part[summary["tree"]] for name, part in summary["tasks"].items()}}
 
 
 def _figures(summary: dict[str, Any]) -> dict[str, Any]:
-    row = summary["tasks"][ALL][summary["tree"]]
-    lossless = summary["lossless"]
-    names = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")
-    return {name: row[name] for name in names} | {
+    row, lossless = summary["tasks"][ALL][summary["tree"]], summary["lossless"]
+    return {name: row[name] for name in FIGURES} | {
         "lossless": lossless["mismatches"] == 0 if lossless else None,
         "lossless_prompts": lossless["prompts"] if lossless else 0,
         "tree": summary["tree"],

@@ -1,8 +1,9 @@
-"""Is the output really the same? And where it is not: a near-tie of the target, or a bug?
+"""Compares outputs with and without drafts, and tells near-ties of the target from bugs.
 
 In fp32 greedy output must equal plain decoding token by token, up to exact ties. In bf16 the shape of a
-forward alone changes logits by some tenths, so outputs part at near-ties. How near is near is measured: the
-same token is forwarded with different numbers of other tokens, and what its logits differ by is rounding.
+forward alone changes logits by some tenths, so outputs differ from near-ties on. Which gap counts as a tie is
+measured: the same token is forwarded with different numbers of other tokens, and the differences of its
+logits are rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.machine import dtype_name
 
 METHODS = (AUTOREGRESSIVE, TRANSFORMERS, "drafting")
 BATCH = 8
@@ -28,15 +30,15 @@ BEST = 10  # most probable tokens whose rounding counts: small logits far from t
 
 @dataclass
 class Difference:
-    """Where two outputs part.
+    """The first place where two outputs differ.
 
     Attributes:
         position: index of the first differing token among the new ones.
         expected, found: the two tokens there; -1 where an output had ended.
         top2: the target's two most probable tokens at this place, from one forward over everything before it.
         gap: difference of their logits.
-        behind: how far the worse of the two differing tokens is behind the best logit; None where an output
-            had ended. Up to the noise it is a tie, above that a bug.
+        below_best: distance of the worse of the two differing tokens from the best logit; None where an
+            output had ended. Up to the noise it is a tie, above that a bug.
         logit_std: standard deviation of the logits, to compare the gap with.
         noise: by how much rounding was seen to change a difference of two logits here (`rounding_noise`).
     """
@@ -46,13 +48,13 @@ class Difference:
     found: int
     top2: list[int]
     gap: float
-    behind: float | None
+    below_best: float | None
     logit_std: float
     noise: float
 
     def is_tie(self) -> bool:
         """Return True if rounding alone can have decided between the two tokens."""
-        return self.behind is not None and self.behind <= self.noise
+        return self.below_best is not None and self.below_best <= self.noise
 
 
 @torch.no_grad()
@@ -89,21 +91,21 @@ def rounding_noise(target: FrozenTarget, prompt_ids: Sequence[int], tokens: Sequ
 
 @torch.no_grad()
 def first_difference(
-    target: FrozenTarget, prompt_ids: Sequence[int], expected: Sequence[int], found: Sequence[int]
+    target: FrozenTarget, prompt_ids: Sequence[int], expected: Sequence[int], output: Sequence[int]
 ) -> Difference | None:
-    """Compares two continuations of a prompt; None if they are equal."""
-    if list(expected) == list(found):
+    """Compare two continuations of a prompt; return None if they are equal."""
+    if list(expected) == list(output):
         return None
-    pairs = zip([*expected, -1], [*found, -1])
+    pairs = zip([*expected, -1], [*output, -1])
     position = next(i for i, (a, b) in enumerate(pairs) if a != b)
     ids = torch.tensor([[*prompt_ids, *expected[:position]]], device=target.device)  # [1, n]
     logits = target.head(target.encode(ids, torch.zeros_like(ids)).final[0, -1]).float()  # [V]
     best = logits.topk(2)
-    tokens = [list(output)[position] if position < len(output) else -1 for output in (expected, found)]
+    tokens = [list(text)[position] if position < len(text) else -1 for text in (expected, output)]
     gap = (best.values[0] - best.values[1]).item()
-    behind = (best.values[0] - logits[tokens].min()).item() if min(tokens) >= 0 else None
+    below_best = (best.values[0] - logits[tokens].min()).item() if min(tokens) >= 0 else None
     noise = rounding_noise(target, prompt_ids, expected[:position])
-    return Difference(position, *tokens, best.indices.tolist(), gap, behind, logits.std().item(), noise)
+    return Difference(position, *tokens, best.indices.tolist(), gap, below_best, logits.std().item(), noise)
 
 
 def check_lossless(
@@ -114,7 +116,7 @@ def check_lossless(
     log: MeasurementLog,
     on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Compares drafting, our autoregressive decoding and `transformers` `generate`, first turns only.
+    """Compare drafting, our autoregressive decoding and `generate` of transformers, first turns only.
 
     All three decode `BATCH` prompts at once: nothing is timed here, and in fp32 a row does not depend on its
     batch (`batch_mismatches`).
@@ -129,8 +131,8 @@ def check_lossless(
         for first in range(0, len(task.prompts), BATCH):
             group = task.prompts[first : first + BATCH]
             ids = [prompt.token_ids(target.tokenizer) for prompt in group]
-            found = [log.find(task.name, prompt.id, 0, 0, METHODS) for prompt in group]
-            if None in found:
+            decoded = [log.find(task.name, prompt.id, 0, 0, METHODS) for prompt in group]
+            if None in decoded:
                 for prompt, prompt_ids in zip(group, ids):
                     target.check_length(prompt_ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
                 outputs = (
@@ -139,20 +141,18 @@ def check_lossless(
                     decode_all(target, proposer, ids, max_new_tokens)[0],
                 )
                 for i, (prompt, prompt_ids) in enumerate(zip(group, ids)):
-                    runs = {
-                        name: MethodRun(0.0, rows[i]) for name, rows in zip(METHODS, outputs)
-                    }  # not timed
-                    found[i] = Measurement(task.name, prompt.id, 0, 0, len(prompt_ids), runs)
-                    log.add(found[i])
-            for measurement, prompt_ids in zip(found, ids):
-                outputs = {name: run.token_ids for name, run in measurement.runs.items()}
-                expected = outputs.pop(AUTOREGRESSIVE)
+                    runs = {name: MethodRun(0.0, rows[i]) for name, rows in zip(METHODS, outputs)}
+                    decoded[i] = Measurement(task.name, prompt.id, 0, 0, len(prompt_ids), runs)
+                    log.add(decoded[i])
+            for measurement, prompt_ids in zip(decoded, ids):
+                texts = {name: run.token_ids for name, run in measurement.runs.items()}
+                expected = texts.pop(AUTOREGRESSIVE)
                 prompts += 1
-                mismatched += any(output != expected for output in outputs.values())
-                for name, output in outputs.items():
-                    if difference := first_difference(target, prompt_ids, expected, output):
+                mismatched += any(text != expected for text in texts.values())
+                for name, text in texts.items():
+                    if difference := first_difference(target, prompt_ids, expected, text):
                         where = {"task": task.name, "prompt": measurement.prompt, "method": name}
                         differences.append(where | asdict(difference))
                 on_turn()
-    dtype = str(target.dtype).removeprefix("torch.")
+    dtype = dtype_name(target.dtype)
     return {"prompts": prompts, "mismatches": mismatched, "dtype": dtype, "differences": differences}

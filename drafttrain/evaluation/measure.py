@@ -1,9 +1,8 @@
 """Measures decoding methods against each other.
 
 Every chat turn is decoded by all methods, one after the other, in an order that rotates from turn to turn, so
-that a machine that slows down or warms up slows all of them.
-
-Later methods (other trees, other drafters) are further entries of the `methods` given to `measure`.
+that a machine that slows down or warms up slows all of them. Benchmarks and evaluations differ in what they
+give to `measure_tasks` and in how they print what it returns.
 """
 
 import itertools
@@ -14,11 +13,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from drafttrain.data.prompts import Task
+from drafttrain.evaluation.memory import peak_bytes, reset_peak
 from drafttrain.evaluation.metrics import Measurement, MethodRun
 from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
 from drafttrain.inference.decode import decode_all
@@ -28,6 +29,7 @@ from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.machine import OtherLoad
+from drafttrain.utils.progress import counted
 
 WARM_UP_TOKENS = 16
 Method = Callable[[list[int], int], MethodRun]  # prompt ids, max_new_tokens
@@ -39,11 +41,12 @@ def drafting(
     sampling: SamplingParams | None = None,
     taps: Sequence[int] | None = None,
 ) -> Method:
-    """Our decode loop with any proposer, batch 1.
+    """Return our decode loop with a proposer, batch 1.
 
     Args:
         sampling: None is greedy; see `seeded` for the draws.
-        taps: blocks that the proposer reads, where several proposers share the target. None: as it is tapped.
+        taps: blocks that the proposer reads, where several proposers share the target. None leaves the
+            target's taps alone.
     """
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
@@ -62,7 +65,7 @@ def drafting(
 def autoregressive(
     target: FrozenTarget, sampling: SamplingParams | None = None, taps: Sequence[int] | None = None
 ) -> Method:
-    """The same loop without drafts: what speedup is measured against."""
+    """Return the same loop without drafts, which speedup is measured against."""
     return drafting(target, NoProposer(), sampling, taps)
 
 
@@ -73,13 +76,13 @@ def transformers_generate(
     assistant: PreTrainedModel | None = None,
     sampling: SamplingParams | None = None,
 ) -> Method:
-    """`generate` of the same model as transformers loads it, with its default cache.
+    """Return `generate` of the same model as transformers loads it, with its default cache.
 
     Args:
         lookup: tokens of its prompt lookup; None goes without.
         model: the target's, loaded by `load_stock_model`. None loads it.
         assistant: a small causal LM of the same tokenizer that drafts for it.
-        sampling: None is greedy. Draws are transformers' own, with a seed from `seeded`.
+        sampling: None is greedy. Transformers draws its own random numbers, with a seed from `seeded`.
     """
     model = load_stock_model(target) if model is None else model
 
@@ -93,8 +96,7 @@ def transformers_generate(
 
 
 def seeded(sampling: SamplingParams, prompt_ids: Sequence[int]) -> SamplingParams:
-    """The same parameters with a seed for this prompt: each prompt has draws of its own, which are the same
-    for all methods and in all repeats."""
+    """Return the same parameters with a seed for this prompt, the same for all methods and in all repeats."""
     text = ",".join(map(str, (sampling.seed, *prompt_ids)))
     return replace(sampling, seed=zlib.crc32(text.encode()))
 
@@ -108,7 +110,7 @@ def generate_batch(
     assistant: PreTrainedModel | None = None,
     sampling: SamplingParams | None = None,
 ) -> list[list[int]]:
-    """`generate` over prompts padded on the left; a stop token ends a row and is part of it.
+    """Run `generate` over prompts padded on the left; a stop token ends a row and is part of it.
 
     Args:
         target: whose stop tokens count.
@@ -129,7 +131,7 @@ def generate_batch(
         max_new_tokens=max_new_tokens,
         eos_token_id=stop or None,
         pad_token_id=pad,
-        # said in full, because checkpoints bring defaults of their own (Qwen: a repetition penalty)
+        # all of them, because checkpoints bring defaults of their own (Qwen: a repetition penalty)
         do_sample=sampled,
         num_beams=1,
         repetition_penalty=1.0,
@@ -148,7 +150,7 @@ class MeasurementLog:
     """Measurements in a JSONL file, each written as soon as it is made.
 
     Args:
-        path: the file. Its first line says what was measured; a file about something else is replaced.
+        path: the file. Its first line identifies what was measured; a file about something else is replaced.
         key: fingerprint of everything that the measurements depend on, apart from prompt and methods.
         replace: False refuses a file about something else.
 
@@ -158,7 +160,7 @@ class MeasurementLog:
 
     def __init__(self, path: str | os.PathLike, key: str, replace: bool = True):
         self.path, self.key = Path(path), key
-        self._found: dict[tuple, Measurement] = {}
+        self._known: dict[tuple, Measurement] = {}
         # the last element is empty, or a line that a kill cut off
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         head = json.dumps({"measured": key}).encode()
@@ -167,23 +169,25 @@ class MeasurementLog:
                 f"{self.path}: holds measurements of other things (methods, prompts, settings or machine); "
                 "name another folder, or delete it"
             )
-        kept = lines if lines[:1] == [head] else [head]
-        for number, line in enumerate(kept[1:], 2):
+        if lines[:1] != [head]:
+            lines = [head]
+        for number, line in enumerate(lines[1:], 2):
             try:
                 measurement = Measurement.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"{self.path}: line {number} is damaged ({error}); remove it, and it is measured again"
                 ) from None
-            self._found[self._name(measurement)] = measurement
+            self._known[self._name(measurement)] = measurement
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+        temporary.write_bytes(b"".join(line + b"\n" for line in lines))
         os.replace(temporary, self.path)
 
     @staticmethod
-    def _name(one: Measurement) -> tuple:
-        return one.task, one.prompt, one.turn, one.repeat, frozenset(one.runs), one.temperature
+    def _name(measurement: Measurement) -> tuple:
+        place = (measurement.task, measurement.prompt, measurement.turn, measurement.repeat)
+        return *place, frozenset(measurement.runs), measurement.temperature
 
     def find(
         self,
@@ -194,12 +198,36 @@ class MeasurementLog:
         methods: Sequence[str],
         temperature: float = 0.0,
     ) -> Measurement | None:
-        """An earlier measurement of just these methods."""
-        return self._found.get((task, prompt, turn, repeat, frozenset(methods), temperature))
+        """Return an earlier measurement of exactly these methods; None if there is none."""
+        return self._known.get((task, prompt, turn, repeat, frozenset(methods), temperature))
 
     def add(self, measurement: Measurement) -> None:
+        """Append a measurement to the file."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(measurement.to_json()) + "\n")
+
+
+def measure_tasks(
+    target: FrozenTarget,
+    methods: dict[str, Method],
+    tasks: Sequence[Task],
+    log: MeasurementLog,
+    title: str = "measuring",
+    **options: Any,
+) -> list[Measurement]:
+    """Measure all methods on all tasks and show the progress.
+
+    Args:
+        title: of the progress bar.
+        options: of `measure`.
+    """
+    turns = options.get("repeats", 1) * sum(task.n_turns for task in tasks)
+    with counted(title, turns, "turns") as step:
+        return [
+            measurement
+            for task in tasks
+            for measurement in measure(target, methods, task, log, on_turn=step, **options)
+        ]
 
 
 def measure(
@@ -211,7 +239,7 @@ def measure(
     repeats: int = 1,
     on_turn: Callable[[], None] = lambda: None,
     temperature: float = 0.0,
-    on_long: Callable[[str, int], None] | None = None,
+    too_long: set[tuple[str, str, int]] | None = None,
 ) -> list[Measurement]:
     """Decode every chat turn of a task by every method, interleaved; what the log holds is not repeated.
 
@@ -220,55 +248,72 @@ def measure(
 
     Args:
         methods: by name; the order rotates from turn to turn.
-        on_turn: called after each chat turn, measured or found in the log.
+        on_turn: called after each chat turn, whether it was measured now, found in the log or left out.
         temperature: that the methods sample with, for the record.
-        on_long: called with prompt and turn for each that is left out: one that does not fit the target, and
-            what would follow it in its chat. None: the first is an error.
+        too_long: gets task, prompt and turn of what is left out: a turn that does not fit the target, and
+            those after it in its chat. None: the first such turn is an error.
 
     Raises:
         UserError: a prompt does not fit the target; names it.
     """
     tokenizer, names = target.tokenizer, list(methods)
-    done, is_warm = [], False
-    lap = time.perf_counter()
+    timer, done = _Timer(target, methods, max_new_tokens), []
     answers: dict[str, list[str]] = {}  # by prompt
     for repeat, (number, prompt) in itertools.product(range(repeats), enumerate(task.prompts)):
         given, turns = answers.setdefault(prompt.id, []), min(task.turns, len(prompt.turns))
         for turn in range(turns):
-            found = log.find(task.name, prompt.id, turn, repeat, names, temperature)
-            if found is None:
+            measurement = log.find(task.name, prompt.id, turn, repeat, names, temperature)
+            if measurement is None:
                 ids = prompt.token_ids(tokenizer, given[:turn])
-                if on_long and not target.fits(ids, max_new_tokens):
+                if too_long is not None and not target.fits(ids, max_new_tokens):
                     for left_out in range(turn, turns):
-                        on_long(prompt.id, left_out)
+                        too_long.add((task.name, prompt.id, left_out))
+                        on_turn()
                     break
                 target.check_length(ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
-                if not is_warm:
-                    cold = time.perf_counter()
-                    _run_all(methods, ids, min(WARM_UP_TOKENS, max_new_tokens))
-                    is_warm = True
-                    lap += time.perf_counter() - cold
-                load = OtherLoad()
-                runs = _run_all(methods, ids, max_new_tokens, first=number + turn + repeat)
-                found = Measurement(task.name, prompt.id, turn, repeat, len(ids), runs, load.lap())
-                found.temperature = temperature
-                measured = time.perf_counter()
-                found.harness_seconds = measured - lap - sum(run.seconds for run in runs.values())
-                log.add(found)
-                lap = measured  # writing is part of the next turn's
+                runs, load, harness = timer.run(ids, first=number + turn + repeat)
+                place = (task.name, prompt.id, turn, repeat, len(ids))
+                measurement = Measurement(*place, runs, load, temperature, harness)
+                log.add(measurement)
             else:
-                lap = time.perf_counter()
-            done.append(found)
+                timer.lap = time.perf_counter()
+            done.append(measurement)
             if repeat == 0:
-                given.append(tokenizer.decode(found.runs[names[0]].token_ids, skip_special_tokens=True))
+                answer = measurement.runs[names[0]].token_ids
+                given.append(tokenizer.decode(answer, skip_special_tokens=True))
             on_turn()
     return done
 
 
-def _run_all(
-    methods: dict[str, Method], prompt_ids: list[int], max_new_tokens: int, first: int = 0
-) -> dict[str, MethodRun]:
-    """Run the methods in their order, beginning with number `first` and going round."""
-    names = list(methods)
-    start = first % len(names)
-    return {name: methods[name](prompt_ids, max_new_tokens) for name in names[start:] + names[:start]}
+class _Timer:
+    """Runs methods on one turn after the other and keeps apart what measuring itself takes.
+
+    Attributes:
+        lap: when the previous turn had been measured.
+    """
+
+    def __init__(self, target: FrozenTarget, methods: dict[str, Method], max_new_tokens: int):
+        self.target, self.methods, self.max_new_tokens = target, methods, max_new_tokens
+        self.is_warm, self.lap = False, time.perf_counter()
+
+    def run(self, prompt_ids: list[int], first: int) -> tuple[dict[str, MethodRun], float | None, float]:
+        """Run all methods on a prompt, beginning with number `first` and wrapping around.
+
+        Returns:
+            the runs; cores that other processes took; seconds since the previous turn outside the runs and
+            the warm-up.
+        """
+        if not self.is_warm:
+            started = time.perf_counter()
+            for method in self.methods.values():
+                method(prompt_ids, min(WARM_UP_TOKENS, self.max_new_tokens))
+            self.is_warm = True
+            self.lap += time.perf_counter() - started
+        load, names, runs = OtherLoad(), list(self.methods), {}
+        start = first % len(names)
+        for name in names[start:] + names[:start]:
+            is_new = reset_peak(self.target.device)
+            runs[name] = self.methods[name](prompt_ids, self.max_new_tokens)
+            runs[name].peak_bytes = peak_bytes(self.target.device) if is_new else None
+        taken, before, self.lap = load.lap(), self.lap, time.perf_counter()
+        return runs, taken, self.lap - before - sum(run.seconds for run in runs.values())

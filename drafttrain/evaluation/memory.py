@@ -1,8 +1,7 @@
 """Peak memory while something runs.
 
-What it covers is the whole process: every model that is loaded counts, whether it takes part or not. On a GPU
-it is what torch has allocated there, on Linux without one the resident memory of the process, elsewhere
-nothing is known.
+It covers the whole process: every loaded model counts, used or not. On a GPU it is what torch has allocated
+there, on Linux without one the resident memory of the process; elsewhere it is unknown.
 """
 
 from pathlib import Path
@@ -13,7 +12,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def reset_peak(device: torch.device) -> bool:
-    """Begins a new peak at what is in use now; returns whether this system can."""
+    """Begin a new peak at what is in use now; return False where the system cannot."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
@@ -25,7 +24,7 @@ def reset_peak(device: torch.device) -> bool:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Most memory in use since the last reset, or since the process began; None where it is not known."""
+    """Return the most memory in use since the last reset, or since the process began; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -37,7 +36,7 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def covered(device: torch.device) -> str:
-    """What the numbers are, in words, for the record."""
+    """Return what the numbers cover, for the record."""
     if device.type == "cuda":
         return "allocated by torch on the GPU, everything that is loaded included"
     return "resident memory of the process, everything that is loaded included"

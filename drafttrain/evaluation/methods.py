@@ -1,19 +1,17 @@
-"""The methods that a benchmark compares: drafters out of bundles and what needs no training, all on one
+"""The methods that a benchmark compares: drafters from bundles and what needs no training, all on one
 target."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from drafttrain.bundle import NGRAM, Bundle, find_bundle, load_bundle
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.evaluation.config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
-from drafttrain.evaluation.memory import peak_bytes, reset_peak
-from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.evaluation.stock import Stock, convert
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.sampling import SamplingParams
@@ -30,17 +28,8 @@ LOOKAHEAD_SIZES = {"window": 9, "gram": 5, "verified": 3}  # 48 tokens in flight
 DECIDING = (".json", ".safetensors", ".bin")  # files of a bundle that decoding depends on
 
 
-@dataclass
-class _Drafting:
-    """A proposer and the blocks of the target that it reads."""
-
-    proposer: Proposer
-    taps: Sequence[int]
-
-
 class Methods:
-    """Everything that is compared on one target, loaded once. Methods out of the same bundle share its
-    weights.
+    """Everything that is compared on one target, loaded once. Methods from the same bundle share its weights.
 
     Args:
         target: loaded for decoding. Methods tap it as they need, each before it runs.
@@ -50,7 +39,7 @@ class Methods:
     Attributes:
         described: what each method is, for the record.
         identity: fingerprint of what each method's measurements depend on.
-        warnings: of bundles that go by a calibration of something else.
+        warnings: about bundles whose calibration was made for something else.
 
     Raises:
         UserError: a bundle or model cannot be loaded, belongs to another target, or has no such tree.
@@ -61,13 +50,13 @@ class Methods:
         self.described: dict[str, Any] = {AUTOREGRESSIVE: {}, TRANSFORMERS: stock.describe()}
         self.identity: dict[str, str] = {}
         self.warnings: list[str] = []
-        self._drafting: dict[str, _Drafting] = {}
+        self._proposers: dict[str, tuple[Proposer, Sequence[int]]] = {}  # with the blocks that each reads
         self._assistants: dict[str, PreTrainedModel] = {}
         bundles: dict[str, tuple[Bundle, list[int], str]] = {}
         for spec in specs:
             if spec.source is None:
                 proposer, settings = self._without_files(spec.name)
-                self._drafting[spec.name] = _Drafting(proposer, ())
+                self._proposers[spec.name] = proposer, ()
                 self.described[spec.name] = settings
                 self.identity[spec.name] = fingerprint([spec.name, settings])
             elif spec.name == ASSISTANT:
@@ -80,23 +69,22 @@ class Methods:
                 self._add_bundle(spec, *bundles[spec.source])
 
     def at(self, sampling: SamplingParams) -> dict[str, Method]:
-        """The methods by name, plain decoding first; temperature 0 is greedy."""
-        target = self.target
+        """Return the methods by name, plain decoding first; temperature 0 is greedy."""
+        target, options = self.target, {"model": self.stock, "sampling": sampling}
         methods = {
             AUTOREGRESSIVE: autoregressive(target, sampling, taps=()),
-            TRANSFORMERS: transformers_generate(target, model=self.stock, sampling=sampling),
+            TRANSFORMERS: transformers_generate(target, **options),
         }
         for name in list(self.described)[2:]:
             if name in self._assistants:
-                options: dict[str, Any] = {"assistant": self._assistants[name], "sampling": sampling}
-                methods[name] = transformers_generate(target, model=self.stock, **options)
+                methods[name] = transformers_generate(target, assistant=self._assistants[name], **options)
             else:
-                one = self._drafting[name]
-                methods[name] = drafting(target, one.proposer, sampling, one.taps)
-        return {name: _watched(method, target.device) for name, method in methods.items()}
+                proposer, taps = self._proposers[name]
+                methods[name] = drafting(target, proposer, sampling, taps)
+        return methods
 
     def _without_files(self, name: str) -> tuple[Proposer, dict[str, Any]]:
-        """A proposer that needs no training, and its settings."""
+        """Return a proposer that needs no training, and its settings."""
         if name == PROMPT_LOOKUP:
             lookup = PromptLookup()
             return lookup, asdict(lookup)
@@ -112,7 +100,7 @@ class Methods:
         return convert(model, self.stock.dtype)
 
     def _load_bundle(self, source: str) -> tuple[Bundle, list[int], str]:
-        """A bundle, the blocks that its drafter reads, and a fingerprint of its files."""
+        """Return a bundle, the blocks that its drafter reads, and a fingerprint of its files."""
         folder = find_bundle(source)
         self.target.tap(())  # so that what is tapped afterwards is this drafter's doing
         bundle = load_bundle(folder, self.target)
@@ -128,18 +116,6 @@ class Methods:
         tree = spec.tree or bundle.tree
         if warning := bundle.warning(tree):
             self.warnings.append(f"{spec.name}: {warning}")
-        self._drafting[spec.name] = _Drafting(proposer, () if tree == NGRAM else taps)
+        self._proposers[spec.name] = proposer, () if tree == NGRAM else taps
         self.identity[spec.name] = fingerprint([made_from, tree])
         self.described[spec.name] = {"bundle": spec.source, "tree": tree, "fingerprint": made_from}
-
-
-def _watched(method: Method, device: torch.device) -> Method:
-    """A method that notes the peak memory of its runs."""
-
-    def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
-        is_new = reset_peak(device)
-        found = method(prompt_ids, max_new_tokens)
-        found.peak_bytes = peak_bytes(device) if is_new else None
-        return found
-
-    return run

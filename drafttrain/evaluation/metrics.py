@@ -1,10 +1,11 @@
 """From raw measurements to the numbers that are reported.
 
 A measurement is one chat turn decoded by every method, one after the other. Speed is tokens per second: new
-tokens over seconds, both summed over turns, of each turn the median over repeats. A speedup is a ratio of two
-speeds, never of total times: texts differ in length, by near-ties and by draws, and who stops earlier is no
-faster. Tokens and counts come from the first repeat, because greedy decoding, and sampling with the same
-seed, does the same in each. What accept_len and its kin mean is defined in `inference/stats.py`.
+tokens over seconds, both summed over turns; the seconds of a turn are the median over its repeats. A speedup
+is a ratio of two speeds, never of total times: texts differ in length, by near-ties and by sampling, and a
+method that stops earlier is no faster. Tokens and counts come from the first repeat, because greedy decoding,
+and sampling with the same seed, gives the same in each. `inference/stats.py` defines accept_len and what is
+counted with it.
 """
 
 import statistics
@@ -19,7 +20,9 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.quantiles import quartiles
 
 NOISY = 0.15  # interquartile range of the repeats' speedups / speedup, above which a row is flagged
-CROWDED = 0.1  # cores taken by other processes above which a row is flagged
+CONTENDED = 0.1  # cores taken by other processes above which a row is flagged
+BASELINES = (AUTOREGRESSIVE, TRANSFORMERS)
+FIRST_RANGE = 256  # tokens of context; the ranges above it double
 
 
 @dataclass
@@ -28,9 +31,9 @@ class MethodRun:
 
     Attributes:
         seconds: wall time, prompt included.
-        token_ids: what it emitted.
+        token_ids: the emitted tokens.
         stats: counts and times of our own loop; None for other engines.
-        peak_bytes: most memory in use meanwhile, as `memory.py` defines it; None where nobody looked.
+        peak_bytes: most memory in use during the run, as `memory.py` defines it; None if unknown.
     """
 
     seconds: float
@@ -44,15 +47,16 @@ class Measurement:
     """One chat turn decoded by every method, in the order of `runs`.
 
     Attributes:
-        task: the prompt set.
+        task: name of the prompt set.
         prompt: id of the prompt in it.
         turn: from 0.
         repeat: from 0.
         prompt_tokens: tokens of the chat so far.
         runs: by method.
-        crowding: cores of which other processes deprived us meanwhile; None where the system does not tell.
+        cpu_contention: cores that other processes took from us meanwhile; None if the system does not show
+            them.
         temperature: of the texts; 0 is greedy.
-        harness_seconds: since the turn before was measured, without the runs themselves and their warm-up.
+        harness_seconds: time since the previous turn was measured, without the runs and their warm-up.
     """
 
     task: str
@@ -61,12 +65,17 @@ class Measurement:
     repeat: int
     prompt_tokens: int
     runs: dict[str, MethodRun]
-    crowding: float | None = None
+    cpu_contention: float | None = None
     temperature: float = 0.0
     harness_seconds: float | None = None
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Measurement":
+        """Rebuild what `to_json` returned.
+
+        Raises:
+            KeyError, TypeError, AttributeError: it is something else.
+        """
         runs = {
             method: MethodRun(**{**run, "stats": DecodeStats(**run["stats"]) if run["stats"] else None})
             for method, run in value["runs"].items()
@@ -74,30 +83,31 @@ class Measurement:
         return cls(**{**value, "runs": runs})
 
     def to_json(self) -> dict[str, Any]:
+        """Return the measurement as JSON can hold it."""
         return asdict(self)
 
 
 @dataclass
 class Row:
-    """What is reported about one method over some measurements; None where it does not apply.
+    """The reported numbers of one method over some measurements; None where one does not apply.
 
     Attributes:
         prompts: chat turns decoded.
-        repeats: how often each.
+        repeats: how often each was decoded.
         prompt_tokens, new_tokens: tokens of one repeat.
         seconds: sum over turns of the median over repeats.
         tokens_per_second: new tokens per second, prompt encoding included.
         speedup: tokens per second divided by those of our own autoregressive decoding.
         speedup_interval: 95 % confidence interval of it over prompts.
-        speedup_transformers: the same against `transformers` `generate`.
-        speedup_transformers_interval: of that.
+        speedup_transformers, speedup_transformers_interval: the same against `generate` of transformers.
         speedup_repeats: quartiles of the speedups of single repeats: the noise of the measurement.
-        spread: distance of the outer ones, divided by the speedup.
+        spread: distance of the outer two, divided by the speedup.
         speedup_turns: quartiles of the speedups of single turns: how much it depends on the prompt.
-        identical: share of outputs that equal the autoregressive ones in the dtype that was timed (rounding
-            decides near-ties by tree shape); None for other engines that sample, whose draws are their own.
+        identical: share of outputs that equal the autoregressive ones in the dtype that was timed (in bf16
+            rounding decides near-ties by the shape of a forward); None for other engines that sample, which
+            have their own random numbers.
         accept_len: tokens per target forward, the target's own included.
-        accept_len_fresh: the same over tokens outside repeated 4-grams.
+        accept_len_nonrepeated: the same over tokens outside repeated 4-grams; None if there are none.
         repetition: share of tokens in repeated 4-grams.
         accept_rate: accept_len per layer of tree.
         steps: target forwards after the prompt's.
@@ -106,7 +116,7 @@ class Row:
         time_split: shares of time in prefill, drafting, the target's modules, and everything else.
         outside_share: share of the steps' time outside forwards of target and drafter.
         peak_bytes: most memory in use during any of its runs.
-        flags: why the row should not be taken at its word.
+        flags: reasons to distrust the row.
     """
 
     prompts: int
@@ -124,7 +134,7 @@ class Row:
     speedup_turns: list[float] | None = None
     identical: float | None = None
     accept_len: float | None = None
-    accept_len_fresh: float | None = None
+    accept_len_nonrepeated: float | None = None
     repetition: float | None = None
     accept_rate: float | None = None
     steps: int | None = None
@@ -137,15 +147,28 @@ class Row:
     flags: list[str] = field(default_factory=list)
 
 
+COUNTED = (  # what a row copies from the statistics of our own loop
+    "accept_len",
+    "accept_len_nonrepeated",
+    "repetition",
+    "accept_rate",
+    "steps",
+    "verify_tokens",
+    "verify_per_step",
+    "acceptance_by_depth",
+)
+
+
 def tabulate(measurements: Sequence[Measurement]) -> dict[str, Row]:
-    """A row for every method; all measurements have the same methods, and every turn the same repeats."""
+    """Return a row for every method; all measurements have the same methods, and every turn the same
+    repeats."""
     times = {method: _times(measurements, method) for method in measurements[0].runs}
     first = _first(measurements)
     return {method: _row(method, measurements, first, times) for method in times}
 
 
 def ratio(measurements: Sequence[Measurement], base: str, method: str) -> float:
-    """Tokens per second of a method divided by those of another."""
+    """Return tokens per second of a method divided by those of another."""
     first = _first(measurements)
     speed, base_speed = (
         _new_tokens(name, first) / _total(_times(measurements, name)) for name in (method, base)
@@ -154,7 +177,7 @@ def ratio(measurements: Sequence[Measurement], base: str, method: str) -> float:
 
 
 def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
-    """Quartiles of the same ratio within each repeat."""
+    """Return the quartiles of the same ratio within each repeat."""
     first = _first(measurements)
     work = _new_tokens(method, first) / _new_tokens(base, first)
     times = [zip(*_times(measurements, name)) for name in (base, method)]
@@ -162,8 +185,8 @@ def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) ->
 
 
 def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
-    """95 % confidence interval of `ratio`: percentile bootstrap over prompts (1,000 resamples, fixed seed). A
-    prompt is drawn with all its turns, each with its tokens and its median seconds."""
+    """Return the 95 % confidence interval of `ratio`: percentile bootstrap over prompts (1,000 resamples,
+    fixed seed). A prompt is drawn with all its turns, each with its tokens and its median seconds."""
     first = _first(measurements)
     numbers: dict[tuple[str, str], int] = {}
     rows = [numbers.setdefault((m.task, m.prompt), len(numbers)) for m in first]  # prompt of each turn
@@ -177,19 +200,36 @@ def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) 
     return np.quantile(speeds[0] / speeds[1], [0.025, 0.975]).tolist()
 
 
-def crowding(measurements: Sequence[Measurement]) -> float | None:
-    """Mean over measurements of the cores that other processes took; None if the system does not tell."""
-    known = [measurement.crowding for measurement in measurements if measurement.crowding is not None]
+def cpu_contention(measurements: Sequence[Measurement]) -> float | None:
+    """Return the mean over measurements of the cores that other processes took; None if none is known."""
+    known = [m.cpu_contention for m in measurements if m.cpu_contention is not None]
     return statistics.fmean(known) if known else None
 
 
+def context_range(tokens: int) -> str:
+    """Return the range of context lengths that a number of tokens belongs to, such as 256-511."""
+    if tokens < FIRST_RANGE:
+        return f"0-{FIRST_RANGE - 1}"
+    low = 1 << (tokens.bit_length() - 1)
+    return f"{low}-{2 * low - 1}"
+
+
+def by_context(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    """Group measurements by range of context lengths, the shortest first."""
+    parts: dict[str, list[Measurement]] = {}
+    lengths = sorted({m.prompt_tokens for m in measurements})
+    for name in dict.fromkeys(map(context_range, lengths)):
+        parts[name] = [m for m in measurements if context_range(m.prompt_tokens) == name]
+    return parts
+
+
 def _first(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those of the first repeat."""
+    """Return those of the first repeat."""
     return [measurement for measurement in measurements if measurement.repeat == 0]
 
 
 def _times(measurements: Sequence[Measurement], method: str) -> list[list[float]]:
-    """Seconds by turn (in order of first appearance) and repeat."""
+    """Return seconds by turn (in order of first appearance) and repeat."""
     by_turn: dict[tuple[str, str, int], list[float]] = {}
     for m in measurements:
         by_turn.setdefault((m.task, m.prompt, m.turn), []).append(m.runs[method].seconds)
@@ -210,9 +250,7 @@ def _row(
     first: Sequence[Measurement],
     times: dict[str, list[list[float]]],
 ) -> Row:
-    seconds = _total(times[method])
-    new_tokens = _new_tokens(method, first)
-    row_is_ours = first[0].runs[method].stats is not None
+    seconds, new_tokens = _total(times[method]), _new_tokens(method, first)
     row = Row(
         prompts=len(first),
         repeats=len(measurements) // len(first),
@@ -230,58 +268,38 @@ def _row(
         row.speedup = ratio(measurements, AUTOREGRESSIVE, method)
         row.speedup_interval = ratio_interval(measurements, AUTOREGRESSIVE, method)
         row.speedup_repeats = ratio_spread(measurements, AUTOREGRESSIVE, method)
-        low, _, high = row.speedup_repeats
-        row.spread = (high - low) / row.speedup
+        row.spread = (row.speedup_repeats[2] - row.speedup_repeats[0]) / row.speedup
         speeds = {
             name: [_new_tokens(name, [m]) / _total([t]) for m, t in zip(first, times[name])]
             for name in (method, AUTOREGRESSIVE)
         }
         row.speedup_turns = quartiles([a / b for a, b in zip(speeds[method], speeds[AUTOREGRESSIVE])])
-        if row_is_ours or not first[0].temperature:
-            row.identical = statistics.fmean(
-                m.runs[method].token_ids == m.runs[AUTOREGRESSIVE].token_ids for m in first
-            )
-    if row_is_ours:
-        _add_decoding(
-            row, [m.runs[method].stats for m in first], [m.runs[method].stats for m in measurements]
-        )
+        if first[0].runs[method].stats is not None or not first[0].temperature:
+            same = [m.runs[method].token_ids == m.runs[AUTOREGRESSIVE].token_ids for m in first]
+            row.identical = statistics.fmean(same)
+    if first[0].runs[method].stats is not None:
+        counts = sum((m.runs[method].stats for m in first), DecodeStats())
+        for name in COUNTED:
+            setattr(row, name, getattr(counts, name))
+        timed = sum((m.runs[method].stats for m in measurements), DecodeStats())
+        parts = ("prefill", "draft", "verify", "other")
+        row.time_split = {part: getattr(timed, f"{part}_seconds") / timed.seconds for part in parts}
+        row.outside_share = timed.outside_share
     row.flags = _flags(method, row, measurements)
     return row
 
 
-# what a row takes over from the statistics of our own loop
-_COUNTED = (
-    "accept_len",
-    "accept_len_fresh",
-    "repetition",
-    "accept_rate",
-    "steps",
-    "verify_tokens",
-    "acceptance_by_depth",
-)
-
-
-def _add_decoding(row: Row, first: list[DecodeStats], every: list[DecodeStats]) -> None:
-    counts, times = sum(first, DecodeStats()), sum(every, DecodeStats())
-    for name in _COUNTED:
-        setattr(row, name, getattr(counts, name))
-    row.verify_per_step = counts.verify_per_step
-    parts = ("prefill", "draft", "verify", "other")
-    row.outside_share = times.outside_share
-    row.time_split = {part: getattr(times, f"{part}_seconds") / times.seconds for part in parts}
-
-
 def _flags(method: str, row: Row, measurements: Sequence[Measurement]) -> list[str]:
     flags = []
-    if row.speedup is not None and method not in (AUTOREGRESSIVE, TRANSFORMERS):
+    if row.speedup is not None and method not in BASELINES:
         if row.steps and row.speedup > row.accept_len:  # outputs of one token take no steps
             flags.append("speedup above accept_len: the baseline was slowed by something")
         if row.speedup < 1:
             flags.append("slower than autoregressive decoding")
         low, _, high = row.speedup_repeats
         if row.spread > NOISY:
-            flags.append(f"noisy: half of the repeats lie outside {low:.2f} to {high:.2f}")
-    busy = crowding(measurements)
-    if busy is not None and busy > CROWDED:
-        flags.append(f"other processes took {busy:.1f} cores meanwhile")
+            flags.append(f"noisy: half of the repeats are outside {low:.2f} to {high:.2f}")
+    taken = cpu_contention(measurements)
+    if taken is not None and taken > CONTENDED:
+        flags.append(f"other processes took {taken:.1f} cores meanwhile")
     return flags

@@ -61,9 +61,9 @@ def load_stock(
     if not fastest or target.device.type != "cpu" or model is target.model:
         return Stock(model)
     made_for = fingerprint([target.fingerprint, describe_machine(target.device, target.dtype), versions()])
-    kept = read_json(folder / FILE) if folder and (folder / FILE).exists() else {}
-    if kept.get("made_for") == made_for:
-        return Stock(convert(model, getattr(torch, kept["dtype"])), kept["tokens_per_second"])
+    choice = read_json(folder / FILE) if folder and (folder / FILE).exists() else {}
+    if choice.get("made_for") == made_for:
+        return Stock(convert(model, getattr(torch, choice["dtype"])), choice["tokens_per_second"])
     rates = {}
     for dtype in _candidates(target):
         decode = transformers_generate(target, model=convert(model, dtype))

@@ -1,8 +1,7 @@
-"""`drafttrain benchmark --table sweep`: verified tokens against accept_len of any growth policies on any
-prompts (C2T paper, Figure 4).
+"""Counts verified tokens against accept_len of any growth policies on any prompts (C2T paper, Figure 4).
 
-A family is what is written before the colon of a policy's text; its settings give the points. Families are
-compared where their accept_len is the same, along their Pareto fronts.
+A family is the part of a policy's text before the colon; its settings give the points. Families are compared
+at equal accept_len, along their Pareto fronts. `drafttrain report --sweep` draws the points.
 """
 
 import contextlib
@@ -14,30 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import drafter_hash, find_bundle, load_bundle
+from drafttrain.bundle import Bundle, drafter_hash, find_bundle, load_bundle
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task
-from drafttrain.evaluation.evaluate import progress
-from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
-from drafttrain.evaluation.metrics import tabulate
 from drafttrain.inference.decode import decode
-from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine
-from drafttrain.target_lm.model import FrozenTarget, weights_hash
+from drafttrain.target_lm.model import weights_hash
 from drafttrain.trees.parse import takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, save_figure, write_json
+from drafttrain.utils.files import fingerprint, read_json, write_json
 from drafttrain.utils.machine import dtype_name
+from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash, git_commit, versions
 
 GRID = 101  # values of accept_len over which a ratio is averaged
-FIXED = (0.25, 0.5, 0.75)  # of the way through the common range: where a ratio is told by itself
+FIXED = (0.25, 0.5, 0.75)  # positions in the common range at which a ratio is also reported by itself
 
 
 @dataclass
@@ -48,11 +43,11 @@ class Point:
         tree: its text.
         accept_len: tokens emitted per target forward, the target's own token included.
         verify_per_step: draft tokens sent to the target per forward, root excluded.
-        verify_tokens, steps, new_tokens: what they come from.
-        accept_len_fresh: accept_len outside repeated 4-grams.
-        repetition: share of emitted tokens in such.
+        verify_tokens, steps, new_tokens: the counts.
+        accept_len_nonrepeated: accept_len outside repeated 4-grams; None if there are no such tokens.
+        repetition: share of emitted tokens in them.
         tokens_per_second: prompt encoding included; policies do not take turns, so only a hint. 0: not timed,
-            as several prompts were decoded at a time.
+            because several prompts were decoded at a time.
     """
 
     tree: str
@@ -61,7 +56,7 @@ class Point:
     verify_tokens: int
     steps: int
     new_tokens: int
-    accept_len_fresh: float
+    accept_len_nonrepeated: float | None
     repetition: float
     tokens_per_second: float
 
@@ -75,7 +70,7 @@ class Comparison:
     """Verified tokens of one family divided by those of the reference, at equal accept_len.
 
     Attributes:
-        family: which.
+        family: its name.
         low, high: common range of accept_len.
         mean: mean ratio over it.
         at: ratio at some values of accept_len.
@@ -102,9 +97,9 @@ def sweep(
     classifier: str | os.PathLike | None = None,
     rows: int = 1,
 ) -> tuple[list[Point], list[Comparison]]:
-    """Decode all prompts greedily with every policy; write `points.jsonl`, `comparison.jsonl`, `sweep.png`,
-    `sweep.json` (machine and versions) and, as it goes, the raw `measurements/`, where an interrupted or
-    longer sweep continues.
+    """Decode all prompts greedily with every policy; write `points.jsonl`, `comparison.jsonl`, `sweep.json`
+    (machine and versions) and the counts of each policy to `measurements/`, where an interrupted or longer
+    sweep continues.
 
     Args:
         trees: policies, as `parse_policy` reads them.
@@ -112,8 +107,7 @@ def sweep(
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
         rows: prompts decoded at a time. More than one is several times faster and counts the same tokens, up
-            to near-ties in bf16, but nothing is timed and nothing kept of single prompts: an interruption
-            loses the policy that is being measured, and no other.
+            to near-ties in bf16, but nothing is timed.
 
     Raises:
         UserError: prompts, bundle or policies are unusable.
@@ -122,68 +116,74 @@ def sweep(
         raise UserError(f"--rows: must be >= 1, got {rows}")
     out, console = Path(out), Console()
     trees = list(dict.fromkeys(trees))
-    task = Task.read(prompts)
-    folder = find_bundle(bundle)
+    task, folder = Task.read(prompts), find_bundle(bundle)
     loaded = load_bundle(folder, target, dtype, device, calibration, classifier=classifier)
-    dtype = dtype_name(loaded.target.dtype)  # what "auto" has come to
-    proposers = {tree: loaded.proposer(tree) for tree in trees}
+    dtype = dtype_name(loaded.target.dtype)  # that "auto" resolved to
+    made_from = [
+        drafter_hash(folder),
+        target,
+        dtype,
+        content_hash(prompts.path),
+        prompts.limit,
+        prompts.turns,
+    ]
+    made_from += [max_new_tokens, rows]
+    for tree in trees:
+        loaded.proposer(tree)  # reports a mistake in any of them before the first is measured
     points = []
-    for number, (tree, proposer) in enumerate(proposers.items(), 1):
-        made_from = [drafter_hash(folder), target, dtype, content_hash(prompts.path), max_new_tokens]
-        costs = loaded.costs_for(tree)
-        if uses_calibration(tree, costs):
-            made_from.append(repr(costs))
-        if takes_classifier(tree):
-            made_from.append(weights_hash(loaded.classifier))
-        # a file of its own: more policies, or fewer, do not repeat what is measured
-        place, shown = out / "measurements" / fingerprint(tree), f"{tree} ({number} of {len(trees)})"
-        if rows == 1:
-            log = MeasurementLog(place.with_suffix(".jsonl"), fingerprint(made_from))
-            with progress(shown, [task]) as step:
-                methods = {tree: drafting(loaded.target, proposer)}
-                found = measure(loaded.target, methods, task, log, max_new_tokens, on_turn=step)
-            row = tabulate(found)[tree]
-        else:
-            path = place.with_suffix(".json")
-            key = fingerprint([*made_from, rows, prompts.limit, prompts.turns])
-            if (row := _kept(path, key)) is None:
-                row = _counted(loaded.target, proposer, task, rows, max_new_tokens, shown)
-                write_json(path, {"measured": key, "stats": asdict(row)})
-        names = [name for name in Point.__dataclass_fields__ if name != "tree"]
-        points.append(Point(tree, **{name: getattr(row, name) for name in names}))
+    for number, tree in enumerate(trees, 1):
+        # a file for each: a sweep of more policies, or fewer, does not repeat what is measured
+        path = out / "measurements" / f"{fingerprint(tree)}.json"
+        key = [*made_from, *_depends_on(loaded, tree)]
+        if (stats := _read_counts(path, key)) is None:
+            shown = f"{tree} ({number} of {len(trees)})"
+            stats = count_tokens(loaded, tree, task, rows, max_new_tokens, shown)
+            write_json(path, {"measured": fingerprint([key, asdict(stats)]), "stats": asdict(stats)})
+        values = {name: getattr(stats, name) for name in Point.__dataclass_fields__ if name != "tree"}
+        points.append(Point(tree, **values))
         if rows > 1:
             points[-1].tokens_per_second = 0.0
     comparisons = compare_families(points, reference)
     machine = describe_machine(loaded.target.device, loaded.target.dtype)
     write_json(out / "sweep.json", {"machine": machine, "versions": versions(), "commit": git_commit()})
     _write_jsonl(out / "points.jsonl", [asdict(point) for point in points])
-    _write_jsonl(out / "comparison.jsonl", [asdict(found) for found in comparisons])
-    _plot(points, out / "sweep.png")
-    _show(points, comparisons, reference, console)
+    _write_jsonl(out / "comparison.jsonl", [asdict(comparison) for comparison in comparisons])
+    _print(points, comparisons, reference, console)
     return points, comparisons
 
 
-def _kept(path: Path, key: str) -> DecodeStats | None:
-    """What was counted for this key; None where a file holds anything else: older, damaged, edited."""
-    with contextlib.suppress(UserError, AttributeError, KeyError, TypeError):
-        kept = read_json(path)
-        types = {name: type(value) for name, value in kept["stats"].items()}
-        if kept["measured"] == key and types == {n: type(v) for n, v in asdict(DecodeStats()).items()}:
-            return DecodeStats(**kept["stats"])
+def _depends_on(loaded: Bundle, tree: str) -> list[str]:
+    """Return what the counts of a policy depend on besides drafter, prompts and dtype."""
+    costs, depends = loaded.costs_for(tree), []
+    if uses_calibration(tree, costs):
+        depends.append(repr(costs))
+    if takes_classifier(tree):
+        depends.append(weights_hash(loaded.classifier))
+    return depends
+
+
+def _read_counts(path: Path, key: list[Any]) -> DecodeStats | None:
+    """Return the counts that were made for this key; None where the file is missing, of another key, damaged
+    or edited."""
+    with contextlib.suppress(UserError, KeyError, TypeError):
+        counts = read_json(path)
+        if counts["measured"] == fingerprint([key, counts["stats"]]):
+            return DecodeStats(**counts["stats"])
     return None
 
 
-def _counted(
-    target: FrozenTarget, proposer: Proposer, task: Task, rows: int, max_new_tokens: int, shown: str
+def count_tokens(
+    loaded: Bundle, tree: str, task: Task, rows: int, max_new_tokens: int, shown: str
 ) -> DecodeStats:
-    """All turns of a task, `rows` prompts at a time.
+    """Decode all turns of a task greedily, `rows` prompts at a time.
 
     Args:
-        shown: what the progress is called.
+        shown: title of the progress bar.
 
     Raises:
-        UserError: a prompt does not fit the target; before anything is decoded where that is sure.
+        UserError: a prompt does not fit the target; before anything is decoded where that is certain.
     """
+    target, proposer = loaded.target, loaded.proposer(tree)
 
     def encode(i: int, answers: Sequence[str]) -> list[int]:
         prompt = task.prompts[i]
@@ -193,10 +193,10 @@ def _counted(
 
     turns = [min(task.turns, len(prompt.turns)) for prompt in task.prompts]
     for i, played in enumerate(turns):
-        encode(i, [""] * (played - 1))  # whatever the target will answer to the earlier turns
+        encode(i, [""] * (played - 1))  # too long even with empty answers to the earlier turns
     stats = DecodeStats()
     answers: list[list[str]] = [[] for _ in turns]
-    with progress(f"{shown}, {rows} prompts at a time", [task]) as step:
+    with counted(shown, task.n_turns, "turns") as step:
         for turn in range(max(turns)):
             asked = [i for i, played in enumerate(turns) if turn < played]
             ids = [encode(i, answers[i]) for i in asked]
@@ -212,7 +212,7 @@ def _counted(
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other matches in accept_len with fewer verified tokens, by accept_len."""
+    """Return the points that no other matches in accept_len with fewer verified tokens, by accept_len."""
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.accept_len, p.verify_per_step)):
         if not front or point.verify_per_step < front[-1].verify_per_step:
@@ -221,7 +221,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def compare_families(points: Sequence[Point], reference: str) -> list[Comparison]:
-    """Each family but the reference against it, where their fronts have a common range of accept_len; on
+    """Compare each family but the reference with it, where their fronts have a common range of accept_len; on
     straight lines between the points of a front."""
     fronts = {
         # one that verifies nothing gives no ratio
@@ -229,7 +229,7 @@ def compare_families(points: Sequence[Point], reference: str) -> list[Comparison
         for family in dict.fromkeys(point.family for point in points)
     }
     base = fronts.pop(reference, [])
-    found = []
+    comparisons = []
     for family, front in fronts.items():
         if not base or not front:
             continue
@@ -240,13 +240,13 @@ def compare_families(points: Sequence[Point], reference: str) -> list[Comparison
         grid = np.linspace(low, high, GRID)
         ratios = verified_at(front, grid) / verified_at(base, grid)  # [GRID]
         at = {float(grid[i]): float(ratios[i]) for i in (round(share * (GRID - 1)) for share in FIXED)}
-        found.append(Comparison(family, low, high, float(ratios.mean()), at))
-    return found
+        comparisons.append(Comparison(family, low, high, float(ratios.mean()), at))
+    return comparisons
 
 
 def verified_at(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
-    """Draft tokens verified per step at some accept_len [n] within the range of a front, on straight lines
-    between its points."""
+    """Return draft tokens verified per step at some accept_len [n] within the range of a front, on straight
+    lines between its points."""
     return np.interp(accept_len, [p.accept_len for p in front], [p.verify_per_step for p in front])
 
 
@@ -256,23 +256,7 @@ def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     os.replace(temporary, path)
 
 
-def _plot(points: Sequence[Point], path: Path) -> None:
-    figure = Figure(figsize=(7, 5))
-    axis = figure.subplots()
-    for i, family in enumerate(dict.fromkeys(point.family for point in points)):
-        mine = [point for point in points if point.family == family]
-        front = pareto_front(mine)
-        axis.scatter(
-            [p.accept_len for p in mine], [p.verify_per_step for p in mine], s=14, color=f"C{i}", label=family
-        )
-        axis.plot([p.accept_len for p in front], [p.verify_per_step for p in front], color=f"C{i}", alpha=0.5)
-    axis.set_xlabel("accept_len")
-    axis.set_ylabel("draft tokens verified per step")
-    axis.legend()
-    save_figure(figure, path)
-
-
-def _show(
+def _print(
     points: Sequence[Point], comparisons: Sequence[Comparison], reference: str, console: Console
 ) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -283,17 +267,17 @@ def _show(
         cells = (f"{point.accept_len:.3f}", f"{point.verify_per_step:.2f}", f"{point.repetition:.3f}")
         table.add_row(point.tree, *cells)
     console.print(table)
-    for found in comparisons:
-        at = ", ".join(f"{ratio:.3f} at {accept_len:.2f}" for accept_len, ratio in found.at.items())
-        console.print(
-            f"{found.family} verifies {found.mean:.3f} of what {reference} does at equal accept_len (mean "
-            f"over {found.low:.2f} to {found.high:.2f}; {at})",
-            highlight=False,
-            soft_wrap=True,
+    lines = []
+    for c in comparisons:
+        at = ", ".join(f"{ratio:.3f} at {accept_len:.2f}" for accept_len, ratio in c.at.items())
+        lines.append(
+            f"{c.family} verifies {c.mean:.3f} of the draft tokens of {reference} at equal accept_len (mean "
+            f"over {c.low:.2f} to {c.high:.2f}; {at})"
         )
-    if reference not in {point.family for point in points}:
-        console.print(f"no tree of {reference} among them, so nothing is compared", highlight=False)
-        return
-    compared = {reference, *(found.family for found in comparisons)}
-    if alone := sorted({point.family for point in points} - compared):
-        console.print(f"no accept_len in common with {reference}: {', '.join(alone)}", highlight=False)
+    families = {point.family for point in points}
+    if reference not in families:
+        lines.append(f"no tree of {reference} among them, so nothing is compared")
+    elif alone := sorted(families - {reference, *(c.family for c in comparisons)}):
+        lines.append(f"no accept_len in common with {reference}: {', '.join(alone)}")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)

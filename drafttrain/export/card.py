@@ -18,7 +18,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
 
 # numbers of a task; all but `prompts` are null, or missing, where they were not measured
-NUMBERS = ("prompts", "accept_len", "accept_len_fresh", "repetition", "tokens_per_second", "speedup")
+NUMBERS = ("prompts", "accept_len", "accept_len_nonrepeated", "repetition", "tokens_per_second", "speedup")
 NUMBERS += ("speedup_transformers", "repeats", "identical")
 INTERVALS = ("speedup_interval", "speedup_transformers_interval")  # 95 % over prompts
 LOGGED = ("step", "eval_loss", "eval_top1_agreement", "eval_accept_len")

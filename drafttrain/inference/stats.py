@@ -111,9 +111,9 @@ class DecodeStats:
         return _ratio(self.verify_tokens, self.steps)
 
     @property
-    def accept_len_fresh(self) -> float:
-        """accept_len over tokens outside repeated 4-grams."""
-        return _ratio(self.fresh_tokens, self.fresh_steps)
+    def accept_len_nonrepeated(self) -> float | None:
+        """accept_len over tokens outside repeated 4-grams; None if all lie in them."""
+        return self.fresh_tokens / self.fresh_steps if self.fresh_steps else None
 
     @property
     def repetition(self) -> float:

@@ -1,19 +1,25 @@
 """`drafttrain report`: one HTML page from raw files, which reads without a network and without scripts."""
 
+import itertools
 import os
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from drafttrain.calibration.calibration import BINS
 from drafttrain.evaluation.sweep import Point
+from drafttrain.report import measured as of
 from drafttrain.report.bundles import costs, operating_points, reliability, training
-from drafttrain.report.panels import Panel, Tree
+from drafttrain.report.measured import Headline, Measured, cell
+from drafttrain.report.panels import FEW, Panel, Section, Tree
+from drafttrain.report.pictures import stylesheet, write_pictures
 from drafttrain.report.raw import (
     Benchmark,
     BundleFiles,
@@ -23,17 +29,7 @@ from drafttrain.report.raw import (
     read_points,
     source,
 )
-from drafttrain.report.rows import (
-    Headline,
-    Measured,
-    acceptance,
-    headline,
-    speed,
-    styles,
-    verify_accept,
-)
-from drafttrain.report.sections import Section
-from drafttrain.report.svg import draw, swatch
+from drafttrain.report.svg import HATCH, draw, swatch
 from drafttrain.report.trace import Trace
 from drafttrain.report.traced import text_section, tree_section
 from drafttrain.utils.errors import UserError
@@ -42,7 +38,7 @@ from drafttrain.utils.provenance import versions
 
 @dataclass
 class Tile:
-    """A number at the head of the page, with what it is and what to know about it."""
+    """A number at the head of the page, with its name and a note."""
 
     name: str
     value: str
@@ -52,12 +48,12 @@ class Tile:
 
 @dataclass
 class Page:
-    """All that the page says.
+    """The content of the page.
 
     Attributes:
         title, subtitle: at its head.
         tiles: key numbers.
-        claims: what they rest on.
+        claims: their conditions.
         sections: the figures.
         best: method whose rows stand out.
         sources: name and hash of each raw file.
@@ -65,11 +61,11 @@ class Page:
 
     title: str
     subtitle: str
-    tiles: list[Tile]
-    claims: list[str]
-    sections: list[Section]
-    best: str | None
-    sources: list[tuple[str, str]]
+    tiles: list[Tile] = field(default_factory=list)
+    claims: list[str] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
+    best: str | None = None
+    sources: list[tuple[str, str]] = field(default_factory=list)
 
 
 def write_report(
@@ -80,14 +76,14 @@ def write_report(
     trace: str | os.PathLike | None = None,
     png: str | os.PathLike | None = None,
 ) -> Path:
-    """Writes the page, and its figures as pictures if asked to.
+    """Write the page, and its figures as pictures if asked to.
 
     Args:
         benchmark: folder with `measurements.jsonl`, or such a file.
         out: HTML file to write.
         bundles: folders or Hub ids with calibration, training log and the like.
         sweeps: `points.jsonl` of sweeps.
-        trace: what `trace_prompt` wrote.
+        trace: file of a `Trace`.
         png: folder for pictures.
 
     Raises:
@@ -96,13 +92,13 @@ def write_report(
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name an HTML file to write")
-    found = {str(bundle): read_bundle(bundle) for bundle in bundles}
-    for bundle, name in zip(found.values(), distinct([one.name for one in found.values()], list(found))):
+    read = {str(bundle): read_bundle(bundle) for bundle in bundles}
+    for bundle, name in zip(read.values(), distinct([bundle.name for bundle in read.values()], list(read))):
         bundle.name = name
     points = {str(file): read_points(file) for file in map(points_file, sweeps)}
     page = make_page(
         read_benchmark(benchmark),
-        list(found.values()),
+        list(read.values()),
         dict(zip(distinct(list(map(_sweep_name, points)), list(points)), points.values())),
         None if trace is None else Trace.load(trace),
     )
@@ -115,8 +111,6 @@ def write_report(
     finally:
         temporary.unlink(missing_ok=True)
     if png is not None:
-        from drafttrain.report.png import write_pictures  # matplotlib takes a second to import
-
         write_pictures(page.sections, Path(png))
     return out
 
@@ -127,45 +121,54 @@ def make_page(
     sweeps: dict[str, list[Point]],
     trace: Trace | None,
 ) -> Page:
-    """What the page says, from raw data.
+    """Return the content of the page from raw data.
 
     Args:
         bundles: with names of their own.
         sweeps: by name.
     """
     measured = [Measured.of(group) for group in benchmark.groups]
-    found, style = headline(benchmark, measured), styles(measured)
-    best = found.method if found else None
-    sections = [
-        speed(measured, best),
-        acceptance(measured, style),
-        verify_accept(measured, style, sweeps),
+    whole, head, style = of.joined(measured), of.headline(benchmark, measured), of.styles(measured)
+    page = Page(_title(benchmark), _subtitle(benchmark), best=head.method if head else None)
+    page.sections = [
+        of.speed(measured, page.best),
+        of.context(whole, style),
+        of.time_and_memory(whole),
+        of.acceptance(measured, style),
+        of.verify_accept(measured, style, sweeps),
         reliability(bundles),
-        costs(bundles, operating_points(bundles, found)),
+        costs(bundles, operating_points(bundles, head)),
         training(bundles),
         tree_section(trace),
         text_section(trace),
     ]
     if benchmark.unfinished:
-        sections[0].notes.append(
+        page.sections[0].notes.append(
             "Measurements that were cut off or of an unfinished repeat are left out: "
             f"{benchmark.unfinished}. The command that measures continues them."
         )
-    sources = [source(file) for file in [*benchmark.files, *(f for bundle in bundles for f in bundle.files)]]
-    tiles, claims = _tiles(benchmark, found, measured)
-    return Page(_title(benchmark), _subtitle(benchmark), tiles, claims, sections, best, sources)
+    page.sources = [source(file) for part in (benchmark, *bundles) for file in part.files]
+    if head is not None:
+        page.tiles, page.claims = _tiles(head), _claims(head)
+    page.tiles += _conditions(benchmark)
+    return page
 
 
 def distinct(names: list[str], places: list[str]) -> list[str]:
-    """Names, and in place of those that several have the places that they come from."""
+    """Return names, and in place of those that several have the places that they come from."""
     return [place if names.count(name) > 1 else name for name, place in zip(names, places)]
 
 
 def _sweep_name(path: str) -> str:
-    """Folder or file name, whichever tells more."""
+    """Return folder or file name, the more specific one."""
     place = Path(path)
     name = place.stem.removeprefix("points").strip("_-. ") if place.suffix else place.name
     return name or place.resolve().parent.name
+
+
+def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a part of the settings; empty where it is missing or no object."""
+    return settings[name] if isinstance(settings.get(name), dict) else {}
 
 
 def _title(benchmark: Benchmark) -> str:
@@ -174,73 +177,81 @@ def _title(benchmark: Benchmark) -> str:
     return f"{str(name).rstrip('/').split('/')[-1]}: {benchmark.name}" if name else benchmark.name
 
 
+def _dtype(settings: dict[str, Any]) -> str | None:
+    return settings.get("dtype") or _part(settings, "target").get("dtype")
+
+
 def _subtitle(benchmark: Benchmark) -> str:
-    settings, target = benchmark.settings, benchmark.settings.get("target")
+    settings = benchmark.settings
     parts = ["drafts measured against plain decoding, batch 1"]
-    dtype = settings.get("dtype") or (target.get("dtype") if isinstance(target, dict) else None)
-    if dtype:
+    if dtype := _dtype(settings):
         parts.append(str(dtype))
-    inner = settings.get("settings")
-    limit = settings.get("max_new_tokens") or (isinstance(inner, dict) and inner.get("max_new_tokens"))
-    if limit:
+    if limit := settings.get("max_new_tokens") or _part(settings, "settings").get("max_new_tokens"):
         parts.append(f"at most {limit} new tokens")
     if settings.get("measured"):
         parts.append(f"measured {str(settings['measured'])[:10]}")
     return ", ".join(parts)
 
 
-def _tiles(
-    benchmark: Benchmark, found: Headline | None, measured: Sequence[Measured]
-) -> tuple[list[Tile], list[str]]:
-    tiles, claims = [], []
-    if found is not None:
-        row = found.row
-        if row.speedup is not None:
-            low, high = row.speedup_interval
-            tiles.append(Tile("speedup", f"{row.speedup:.2f}×", f"95 % interval {low:.2f} to {high:.2f}"))
-        if row.speedup_transformers is not None:
-            low, high = row.speedup_transformers_interval
-            text = f"95 % interval {low:.2f} to {high:.2f}"
-            tiles.append(Tile("against transformers' generate", f"{row.speedup_transformers:.2f}×", text))
-        repeats = f"{row.accept_len_fresh:.2f} without repeats ({row.repetition:.0%} of tokens)"
-        tiles.append(Tile("accept_len, tokens per forward", f"{row.accept_len:.2f}", repeats))
-        tiles.append(Tile("tokens per second", f"{row.tokens_per_second:.1f}", "prompts included"))
-        chosen = f"the fastest of {found.of} methods on these very prompts"
-        if found.tuned:
-            chosen = "the method that was chosen on tuning prompts"
-        elif found.of == 1:
-            chosen = "the only drafting method here"
-        claims.append(
-            f"These numbers are of {found.method}, {chosen}, over {row.prompts} answers of "
-            f"{', '.join(found.tasks)}. Speedup is the ratio of tokens per second against autoregressive "
-            "decoding by the same engine."
-        )
-        claims += [f"⚑ {flag}." for flag in row.flags]
-    tiles.append(Tile("machine", *_machine(benchmark), long=True))
-    lossless = benchmark.settings.get("lossless")
-    counts = ("prompts", "mismatches")
-    if isinstance(lossless, dict) and all(isinstance(lossless.get(name), int) for name in counts):
-        same = lossless["prompts"] - lossless["mismatches"]
-        tiles.append(
-            Tile("same output in fp32", f"{same} of {lossless['prompts']}", "against plain decoding")
-        )
-    return tiles, claims
+def _tiles(head: Headline) -> list[Tile]:
+    row, tiles = head.row, []
+    for name, value, interval in (
+        ("speedup", row.speedup, row.speedup_interval),
+        ("against transformers' generate", row.speedup_transformers, row.speedup_transformers_interval),
+    ):
+        if value is not None:
+            tiles.append(Tile(name, f"{value:.2f}×", "95 % interval {:.2f} to {:.2f}".format(*interval)))
+    repeats = f"{cell(row.accept_len_nonrepeated, '{:.2f}')} without repeats ({row.repetition:.0%} of tokens)"
+    tiles.append(Tile("accept_len, tokens per forward", f"{row.accept_len:.2f}", repeats))
+    tiles.append(Tile("tokens per second", f"{row.tokens_per_second:.1f}", "prompts included"))
+    if row.identical is not None:
+        note = f"of {row.prompts} texts, to plain decoding in the timed dtype"
+        tiles.append(Tile("identical texts", f"{row.identical:.0%}", note))
+    if row.peak_bytes is not None:
+        tiles.append(Tile("peak memory", f"{row.peak_bytes / 1e9:.2f} GB", "all loaded models included"))
+    return tiles
 
 
-def _machine(benchmark: Benchmark) -> tuple[str, str]:
-    machine = benchmark.settings.get("machine")
-    if not isinstance(machine, dict):
-        return "not recorded", "with these measurements"
-    name = machine.get("gpu") or machine.get("processor") or "unknown"
+def _claims(head: Headline) -> list[str]:
+    chosen = f"the fastest of {head.of} methods on these very prompts"
+    if head.tuned:
+        chosen = "the method that was chosen on tuning prompts"
+    elif head.of == 1:
+        chosen = "the only drafting method here"
+    claim = (
+        f"These numbers are of {head.method}, {chosen}, over {head.row.prompts} answers of "
+        f"{', '.join(head.tasks)}. Speedup is the ratio of tokens per second against autoregressive "
+        "decoding by the same engine."
+    )
+    return [claim, *(f"⚑ {flag}." for flag in head.row.flags)]
+
+
+def _conditions(benchmark: Benchmark) -> list[Tile]:
+    """Return tiles on the machine, the dtypes, and the comparison in fp32, as far as they are recorded."""
+    settings, tiles = benchmark.settings, []
+    machine, lossless = _part(settings, "machine"), _part(settings, "lossless")
+    name = machine.get("gpu") or machine.get("processor")
     threads = f"{machine['threads']} threads" if "threads" in machine else ""
     cores = f" of {machine['cores']} cores" if threads and "cores" in machine else ""
-    return str(name), threads + cores
+    load = machine.get("load")
+    taken = f", {load:.2f} cores taken by other processes" if isinstance(load, float) else ""
+    unknown = "not recorded", "with these measurements"
+    tiles.append(Tile("machine", *((str(name), threads + cores + taken) if name else unknown), long=True))
+    if dtype := _dtype(settings):
+        stock = _part(settings, "transformers") or _part(_part(settings, "methods"), "transformers")
+        note = ", ".join(filter(None, [stock.get("dtype") and f"transformers in {stock['dtype']}"]))
+        kernel = machine.get("kernel") and f"kernels: {machine['kernel']}"
+        tiles.append(Tile("dtype", str(dtype), "; ".join(filter(None, [note, kernel])), long=True))
+    prompts, mismatches = lossless.get("prompts"), lossless.get("mismatches")
+    if isinstance(prompts, int) and isinstance(mismatches, int):
+        tiles.append(Tile("same text in fp32", f"{prompts - mismatches} of {prompts}", "as plain decoding"))
+    return tiles
 
 
 def render(page: Page) -> str:
-    """The page as HTML; everything that comes from raw files is escaped."""
+    """Return the page as HTML; everything that comes from raw files is escaped."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    numbers = iter(range(10_000))
+    numbers = itertools.count()
 
     def drawn(panels: Sequence[Panel]) -> Iterator[tuple[Panel, Markup, bool]]:
         for panel in panels:
@@ -248,14 +259,15 @@ def render(page: Page) -> str:
 
     environment.filters |= {"inline_code": inline_code, "breakable": breakable, "drawn": drawn}
     template = environment.from_string((files("drafttrain.report") / "page.html").read_text(encoding="utf-8"))
-    return template.render(vars(page), swatch=swatch, version=versions().get("drafttrain", ""))
+    constants = {"swatch": swatch, "hatch": HATCH, "figures": Markup(stylesheet()), "few": FEW, "bins": BINS}
+    return template.render(vars(page), **constants, version=versions().get("drafttrain", ""))
 
 
 def breakable(words: str) -> Markup:
-    """Escaped words that may be broken behind every comma: policies have no spaces."""
+    """Return escaped words that may be broken after every comma: policies have no spaces."""
     return Markup(re.sub(r",(?=\S)", ",<wbr>", str(escape(words))))
 
 
 def inline_code(words: str) -> Markup:
-    """The same, with what stands between backticks as code."""
+    """Return the same, with the text between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(breakable(words))))

@@ -1,33 +1,33 @@
 """One prompt's decoding seen from inside: the tree of each iteration, the path that was accepted, the text.
 
-The shipped loop decodes; only its proposer is wrapped, in one that notes the trees. What was accepted follows
-from the loop's steps.
+The shipped loop decodes; only its acceptance rule is wrapped, in one that notes trees and accepted paths.
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from drafttrain.bundle import load_bundle
 from drafttrain.decoder import SpeculativeDecoder, TextStream
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.machine import dtype_name
 
 FORMAT_VERSION = 1
 LEAST = -100.0  # log-probability at which impossible drafts are noted
+NODES = ("tokens", "parents", "depths", "log_probs")
 
 
 @dataclass
 class Iteration:
-    """What one target forward verified and emitted.
+    """The nodes that one target forward verified, and the tokens that it emitted.
 
     Attributes:
         tokens, parents, depths: the tree's nodes as in `TokenTree`, root first; none for the prompt's own
@@ -52,14 +52,16 @@ class Iteration:
     drafted: int
 
     def check(self) -> None:
-        """Raises:
-        ValueError: lists that do not fit each other, or nodes that are no tree.
+        """Validate what was read from a file.
+
+        Raises:
+            ValueError: lists that do not fit each other, or nodes that are no tree.
         """
         n = len(self.tokens)
         if {len(self.parents), len(self.depths), len(self.texts), len(self.log_probs)} != {n}:
             raise ValueError("a tree is incomplete")
         if not all(above < i for i, above in enumerate(self.parents)) or min(self.parents[1:], default=0) < 0:
-            raise ValueError("a node stands before its parent")
+            raise ValueError("a node comes before its parent")
         if (
             any(self.parents[b] != a for a, b in zip(self.path, self.path[1:]))
             or max(self.path, default=-1) >= n
@@ -80,10 +82,10 @@ class Trace:
 
     Attributes:
         target: its name.
-        tree: how drafts grew; None where that was not told.
+        tree: growth policy; None if unknown.
         dtype: of the target.
-        prompt: what the user said; None for bare token ids.
-        prompt_tokens: how many the prompt has, template included.
+        prompt: the user's text; None for bare token ids.
+        prompt_tokens: tokens of the prompt, template included.
         max_new_tokens: limit of the output.
         finish_reason: "stop" or "length".
         iterations: the first one is the prompt's own forward, which drafts nothing.
@@ -126,51 +128,23 @@ class Trace:
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{path}: no trace of format {FORMAT_VERSION}; {remedy}")
         try:
-            found = cls(**{**values, "iterations": [Iteration(**item) for item in values["iterations"]]})
-            for iteration in found.iterations:
+            iterations = [Iteration(**item) for item in values["iterations"]]
+            for iteration in iterations:
                 iteration.check()
+            return cls(**{**values, "iterations": iterations})
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(f"{path}: damaged ({error}); {remedy}") from None
-        return found
 
 
-class NotedTrees(Proposer):
-    """A proposer that passes everything on to another one and notes the tree it proposed last."""
+class NotingRule(AcceptanceRule):
+    """Greedy acceptance that keeps the last tree and what was accepted of it."""
 
-    def __init__(self, proposer: Proposer):
-        self._proposer = proposer
-        self._last: TokenTree | None = None
+    tree: TokenTree
+    accepted: Accepted
 
-    @property
-    def model_seconds(self) -> float:
-        return self._proposer.model_seconds
-
-    def new_state(self, batch: int, max_len: int) -> Any:
-        return self._proposer.new_state(batch, max_len)
-
-    def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
-        return self._proposer.select_rows(state, rows)
-
-    def append_rows(self, state: Any, other: Any) -> Any:
-        return self._proposer.append_rows(state, other)
-
-    def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
-        self._proposer.update(state, tokens, tapped, counts)
-
-    def set_active(self, numbers: Sequence[int]) -> None:
-        self._proposer.set_active(numbers)
-
-    def harvest(self, state: Any, tree: TokenTree, logits: torch.Tensor) -> None:
-        self._proposer.harvest(state, tree, logits)
-
-    def propose(self, state: Any, root: torch.Tensor) -> TokenTree:
-        self._last = self._proposer.propose(state, root)
-        return self._last
-
-    def take(self) -> TokenTree | None:
-        """The tree proposed since the last call; None if there was none."""
-        last, self._last = self._last, None
-        return last
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        self.tree, self.accepted = tree, accept_greedy(tree, logits)
+        return self.accepted
 
 
 def trace(target: FrozenTarget, proposer: Proposer, prompt_ids: list[int], max_new_tokens: int) -> Trace:
@@ -182,47 +156,25 @@ def trace(target: FrozenTarget, proposer: Proposer, prompt_ids: list[int], max_n
     Raises:
         UserError: as `decode`.
     """
-    noted, stream, tokenizer = NotedTrees(proposer), TextStream(target.tokenizer), target.tokenizer
+    rule, stream, tokenizer = NotingRule(), TextStream(target.tokenizer), target.tokenizer
     iterations: list[Iteration] = []
-    left, reason = max_new_tokens, None
-    for step in decode(target, noted, [prompt_ids], max_new_tokens):
+    reason = None
+    for step in decode(target, proposer, [prompt_ids], max_new_tokens, accept=rule):
         [emitted], [drafted], [reason] = step.tokens, step.drafted, step.finish_reason
-        nodes: dict[str, list] = {name: [] for name in ("tokens", "parents", "depths", "log_probs")}
-        if (tree := noted.take()) is not None:
-            tree = tree.select(tree.depths < left)  # the loop drops what could not be emitted any more
-            nodes = {name: getattr(tree, name)[0].tolist() for name in nodes}
+        nodes, path = {name: [] for name in NODES}, []
+        if iterations:  # the first step encodes the prompt, without a draft
+            nodes = {name: getattr(rule.tree, name)[0].tolist() for name in NODES}
             nodes["log_probs"] = [max(p, LEAST) for p in nodes["log_probs"]]  # JSON has no infinity
+            path = rule.accepted.path[0, : drafted + 1].tolist()
         pieces = [stream.push([token]) for token in emitted]
         if reason and pieces:
             pieces[-1] += stream.flush()
+        texts = ["" if tokenizer is None else tokenizer.decode([token]) for token in nodes["tokens"]]
         iterations.append(
-            Iteration(
-                **nodes,
-                texts=["" if tokenizer is None else tokenizer.decode([token]) for token in nodes["tokens"]],
-                path=find_path(nodes["tokens"], nodes["parents"], emitted[:drafted]),
-                emitted=emitted,
-                pieces=pieces,
-                drafted=drafted,
-            )
+            Iteration(**nodes, texts=texts, path=path, emitted=emitted, pieces=pieces, drafted=drafted)
         )
-        left -= len(emitted)
-    dtype = str(target.dtype).removeprefix("torch.")
+    dtype = dtype_name(target.dtype)
     return Trace(target.name, None, dtype, None, len(prompt_ids), max_new_tokens, reason, iterations)
-
-
-def find_path(tokens: list[int], parents: list[int], drafted: list[int]) -> list[int]:
-    """Nodes from the root on whose tokens are these; none for a tree without nodes.
-
-    Siblings may hold the same token (branches of n-grams), so the path that goes on is searched for.
-    """
-    ends = {0: [0]} if tokens else {}  # node -> path to it
-    for token in drafted:
-        ends = {
-            node: [*ends[parent], node]
-            for node, (found, parent) in enumerate(zip(tokens, parents))
-            if found == token and parent in ends
-        }
-    return next(iter(ends.values()), [])
 
 
 def trace_prompt(
@@ -235,12 +187,12 @@ def trace_prompt(
     calibration: str | None = None,
     max_new_tokens: int = 96,
 ) -> Trace:
-    """`drafttrain report --prompt`: the trace of a prompt with a bundle, written to a file.
+    """Trace a prompt with a bundle, and write the trace to a file.
 
     Args:
         bundle: folder or Hub id.
         out: the JSON file to write.
-        tree: how drafts grow. None: what the bundle recommends.
+        tree: growth policy. None: the one that the bundle recommends.
         calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
 
     Raises:
@@ -251,7 +203,7 @@ def trace_prompt(
     loaded = load_bundle(bundle, target=target, dtype=dtype, calibration=calibration)
     proposer = loaded.proposer(tree)
     ids = SpeculativeDecoder(loaded.target, proposer).encode(prompt)
-    found = trace(loaded.target, proposer, ids, max_new_tokens)
-    found.prompt, found.tree = prompt, tree or loaded.tree
-    found.save(out)
-    return found
+    result = trace(loaded.target, proposer, ids, max_new_tokens)
+    result.prompt, result.tree = prompt, tree or loaded.tree
+    result.save(out)
+    return result

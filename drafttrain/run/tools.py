@@ -300,10 +300,12 @@ def _sweep(args: argparse.Namespace, methods: list, tasks: list) -> None:
 
     from drafttrain.data.config import PromptSet
     from drafttrain.evaluation.sweep import sweep
+    from drafttrain.report.pictures import write_sweep
 
     prompts = PromptSet(task.name, task.source, **given(args, "limit", "turns"))
     names = ("reference", "max_new_tokens", "target", "dtype", "rows", "calibration", "classifier")
-    sweep(bundle.source, prompts, args.trees, args.out, **given(args, *names))
+    points, _ = sweep(bundle.source, prompts, args.trees, args.out, **given(args, *names))
+    write_sweep(points, Path(args.out) / "sweep.png")
 
 
 def _one(flag: str, specs: list):

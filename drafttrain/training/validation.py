@@ -33,7 +33,7 @@ class Validation:
     loss: KL per position with blocks of `eval_draft_length`.
     top1_agreement: share of the positions where the most likely tokens agree (within the draft vocabulary).
     lost_mass: share of the target's probability outside the draft vocabulary.
-    accept_len, accept_len_fresh, repetition: of greedy chains of `eval_draft_length` on the prompts.
+    accept_len, accept_len_nonrepeated, repetition: of greedy chains of `eval_draft_length` on the prompts.
 
     Args:
         rows: the corpus's validation split.
@@ -87,13 +87,13 @@ class Validation:
             total += (1 - probs[:, drafter.draft_to_target].sum(-1)).sum().item()
         return total
 
-    def acceptance(self, drafter: DraftModel) -> dict[str, float]:
+    def acceptance(self, drafter: DraftModel) -> dict[str, float | None]:
         length = min(self.config.eval_draft_length, drafter.max_depth or self.config.eval_draft_length)
         proposer = TreeProposer(drafter, ChainPolicy(length))
         _, stats = decode_all(self.target, proposer, self.prompts, self.config.eval_new_tokens)
         return {
             "accept_len": stats.accept_len,
-            "accept_len_fresh": stats.accept_len_fresh,
+            "accept_len_nonrepeated": stats.accept_len_nonrepeated,
             "repetition": stats.repetition,
         }
 

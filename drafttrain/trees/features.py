@@ -10,14 +10,11 @@ from drafttrain.utils.errors import UserError
 FEATURES = ("P", "H", "d", "p", "rank")
 
 
-<<<<<<< HEAD
 def check_features(features: Sequence[str], section: str = "") -> None:
-    """Args:
-        section: of the recipe, for the error.
-=======
-def check_features(features: Sequence[str]) -> None:
     """Require some of `FEATURES`, each once.
->>>>>>> w-ext
+
+    Args:
+        section: of the recipe, for the error.
 
     Raises:
         UserError: none, one that does not exist, or one twice.

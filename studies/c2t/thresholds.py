@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.prompts import Task, read_prompts, spread
-from drafttrain.evaluation.evaluate import progress, try_trees
+from drafttrain.evaluation.evaluate import try_trees
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import weights_hash
@@ -30,8 +30,7 @@ def study(args: Namespace) -> None:
     task = Task("tuning", spread(read_prompts(args.prompts), args.limit))
     depends = [content_hash(args.bundle), THRESHOLDS, args.limit, weights_hash(loaded.classifier)]
     log = MeasurementLog(args.out / "thresholds.jsonl", fingerprint(depends))
-    with progress("decoding", [task]) as step:
-        rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=args.new_tokens, on_turn=step)
+    rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=args.new_tokens)
     machine = describe_machine(loaded.target.device, loaded.target.dtype)
     [pct] = [row for row in rows if row["tree"].startswith("pct")]
     for row in rows:

@@ -203,7 +203,7 @@ class Bench:
                 "emitted": stats.new_tokens - stats.prompts,  # by steps: the first comes from the prompt
                 "steps": stats.steps,
                 "accept_len": stats.accept_len,
-                "accept_len_fresh": stats.accept_len_fresh,
+                "accept_len_nonrepeated": stats.accept_len_nonrepeated,
                 "repetition": stats.repetition,
                 "acceptance_by_depth": stats.acceptance_by_depth,
             }
@@ -278,7 +278,7 @@ def summarize(rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]
             "accept_len": statistics.mean(result["accept_len"] for result in results),
             "range": [min(r["accept_len"] for r in results), max(r["accept_len"] for r in results)],
             "fresh": statistics.mean(
-                row["accept_len_fresh"] for result in results for row in result["tasks"].values()
+                row["accept_len_nonrepeated"] for result in results for row in result["tasks"].values()
             ),
             "validation": statistics.mean(r["validation"]["eval_accept_len"] for r in results),
             "tasks": {

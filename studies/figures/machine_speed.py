@@ -19,11 +19,11 @@ from drafttrain.evaluation.measure import (
 )
 from drafttrain.evaluation.metrics import (
     AUTOREGRESSIVE,
-    CROWDED,
+    CONTENDED,
     TRANSFORMERS,
     Measurement,
     MethodRun,
-    crowding,
+    cpu_contention,
     ratio,
     ratio_interval,
     ratio_spread,
@@ -147,9 +147,9 @@ class Rival:
                     self.known[key] = asdict(running.decode(ids[keys[key].prompt], NEW_TOKENS))
                 share = running.forward_seconds / running.seconds
                 self.known["described"] = {**running.described, "forward_share": share}
-            crowded = load.lap()  # its own time counts as ours once it has ended
+            taken = load.lap()  # its own time counts as ours once it has ended
             for key in missing:
-                self.known[key]["crowding"] = crowded
+                self.known[key]["cpu_contention"] = taken
             write_json(self.path, self.known)
         self.described = self.known["described"]
         return [self._with(one, name, self.known[key]) for key, one in keys.items()]
@@ -157,8 +157,8 @@ class Rival:
     @staticmethod
     def _with(one: Measurement, name: str, found: dict[str, Any]) -> Measurement:
         runs = {**one.runs, name: MethodRun(found["seconds"], found["token_ids"])}
-        loads = [load for load in (one.crowding, found["crowding"]) if load is not None]
-        return replace(one, runs=runs, crowding=max(loads, default=None))
+        loads = [load for load in (one.cpu_contention, found["cpu_contention"]) if load is not None]
+        return replace(one, runs=runs, cpu_contention=max(loads, default=None))
 
 
 def against_q8_0(measured: Sequence[Measurement], best: str) -> dict[str, Any]:
@@ -189,11 +189,11 @@ def speed_figures(
         "size": size_of(measured),
         **notes,
     }
-    busy = crowding(measured) or 0.0
+    busy = cpu_contention(measured) or 0.0
 
     def against(base: str, method: str) -> dict[str, Any]:
         flags = [*rows[method].flags]
-        if not flags and busy > CROWDED:
+        if not flags and busy > CONTENDED:
             flags.append(f"other processes took {busy:.1f} cores meanwhile")
         return {
             "value": ratio(measured, base, method),

@@ -92,7 +92,7 @@ def speed(run: Run) -> Measured:
     }
     if row["flags"]:
         notes["flags"] = row["flags"]
-    repeated = {"repetition": row["repetition"], "without_repeats": row["accept_len_fresh"]}
+    repeated = {"repetition": row["repetition"], "without_repeats": row["accept_len_nonrepeated"]}
     return {
         "quickstart_speedup_ar": {
             "value": figures["speedup"],
@@ -149,7 +149,7 @@ def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, An
     first = tabulate([m for m in measured if m.turn == 0])["chain"]
     notes = {
         "repetition": first.repetition,
-        "without_repeats": first.accept_len_fresh,
+        "without_repeats": first.accept_len_nonrepeated,
         "acceptance_by_depth": first.acceptance_by_depth,
         "size": size_of(measured),
     }
@@ -158,7 +158,7 @@ def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, An
         notes["both_turns"] = {
             "accept_len": both.accept_len,
             "repetition": both.repetition,
-            "without_repeats": both.accept_len_fresh,
+            "without_repeats": both.accept_len_nonrepeated,
         }
     return {"value": first.accept_len, **notes}
 

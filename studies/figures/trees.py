@@ -13,7 +13,6 @@ from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Prompt, Task, read_prompts, spread
-from drafttrain.evaluation.batches import batch_mismatches, batch_times
 from drafttrain.evaluation.measure import MeasurementLog, MethodRun, drafting, measure
 from drafttrain.evaluation.metrics import (
     AUTOREGRESSIVE,
@@ -32,6 +31,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash, versions
 from drafttrain.utils.quantiles import quartiles
+from studies.batches import batch_mismatches, batch_times
 from studies.figures.main import NEW_TOKENS, PROMPTS, QUICKSTART_DRAFTER, REPEATS
 from studies.goals import (
     AT_LEAST,

@@ -167,8 +167,8 @@ def compare(
         found = first_difference(target, ids, ours, until_stop(theirs, stop, limit))
         if found is not None:
             tie = found.is_tie()
-            place = {"prompt": i, "position": found.position, "gap": found.gap, "behind": found.behind}
-            differences.append({**place, "noise": found.noise, "tie": tie})
+            logits = {"gap": found.gap, "below_best": found.below_best, "noise": found.noise}
+            differences.append({"prompt": i, "position": found.position, **logits, "tie": tie})
     rates = {
         name: [count / max(run["drafts"], 1) for count in run["accepted"]]
         for name, run in (("here", here), ("vllm", there))

@@ -11,9 +11,9 @@ from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Prompt, Task, read_prompts
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.evaluation import benchmark as module
-from drafttrain.evaluation.benchmark import benchmark, bucket, limited, make_rows
+from drafttrain.evaluation.benchmark import benchmark, limited, make_rows
 from drafttrain.evaluation.config import BenchmarkConfig, MethodSpec, TaskSpec
-from drafttrain.evaluation.metrics import Measurement
+from drafttrain.evaluation.metrics import Measurement, context_range
 from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
 from tests.conftest import write_jsonl
@@ -73,7 +73,7 @@ def raw(out: Path) -> list[Measurement]:
     return [Measurement.from_json(json.loads(line)) for line in lines]
 
 
-def test_a_warning_is_printed_unchanged(small, tmp_path, monkeypatch, capsys):
+def test_a_warning_is_printed_without_markup(small, tmp_path, monkeypatch, capsys):
     class Warned(module.Methods):
         def __init__(self, *args, **rest):
             super().__init__(*args, **rest)
@@ -92,7 +92,7 @@ def test_end_to_end_and_resumed(config, tmp_path, capsys):
     names = [*OURS[:1], "transformers", *OURS[1:]]
     assert list(summary["methods"]) == names
     assert summary["methods"]["transformers"] == {"dtype": "float32", "tokens_per_second": {}}
-    assert "generate of transformers in float32" in printed
+    assert "float32 (transformers in float32)" in " ".join(printed.split())
     assert list(summary["tasks"]) == ["chats", "bench/a", "bench/b"]
 
     # both turns of a chat, a prompt of each group; two repeats, two temperatures
@@ -112,7 +112,7 @@ def test_end_to_end_and_resumed(config, tmp_path, capsys):
         texts.append([run.token_ids for _, run in sorted(one.runs.items())])
     assert all(len(texts) == 2 and texts[0] == texts[1] for texts in by_place.values())  # repeats, all alike
 
-    # the rows have the same numbers as the raw file
+    # the rows follow from the raw file
     assert summary["rows"] == json.loads(json.dumps(make_rows(measured, names)))
     whole = [row for row in summary["rows"] if row["context"] is None]
     assert len(whole) == 2 * 4 * len(names)
@@ -267,9 +267,9 @@ def test_tasks_are_spelled_name_and_source(text):
         (5000, "4096-8191"),
     ],
 )
-def test_buckets(tokens, expected):
-    low, high = map(int, bucket(tokens).split("-"))
-    assert bucket(tokens) == expected and low <= tokens <= high
+def test_ranges_of_context(tokens, expected):
+    low, high = map(int, context_range(tokens).split("-"))
+    assert context_range(tokens) == expected and low <= tokens <= high
 
 
 def test_a_limit_is_for_each_group():

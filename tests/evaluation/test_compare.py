@@ -1,4 +1,4 @@
-"""The output of `drafttrain benchmark --table texts`; its texts are compared in `test_stages.py`."""
+"""The output of `drafttrain benchmark --table texts`; its outputs are compared in `test_stages.py`."""
 
 import io
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from drafttrain.evaluation import compare
 WARNING = "calibrated elsewhere; measure again: drafttrain calibrate runs/[/x]/[red]drafter --prompts FILE"
 
 
-def test_a_warning_is_printed_unchanged(monkeypatch):
+def test_a_warning_is_printed_without_markup(monkeypatch):
     """It names the user's folder, which is no markup."""
     target = SimpleNamespace(tokenizer=None, dtype="torch.bfloat16")
     loaded = SimpleNamespace(warning=lambda tree: WARNING, target=target)

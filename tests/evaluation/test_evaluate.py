@@ -103,7 +103,7 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
     }
     assert figures["accept_len"] >= 1 and figures["teacher_tokens_per_second"] == 100
 
-    # what the bundle carries decides how its trees should grow
+    # the bundle carries the tree to decode with
     carried = json.loads((out / "eval.json").read_text())
     assert carried["tree"] == summary["tree"] and carried["dtype"] == "float32"
     assert (
@@ -144,7 +144,7 @@ def test_measurements_of_other_prompts_or_elsewhere_are_not_continued(small, tin
     def key(names: str = "xy", device: str = "cpu") -> str:
         prompts = [PromptSet(name, str(folder / file)) for name, file in zip(names, ("a.txt", "b.txt"))]
         config = dataclasses.replace(small, prompts=[*prompts, PromptSet("folder", str(folder))])
-        return stage._measured_key(config, tiny_bundle, "target", "float32", device)
+        return stage._measured_key(config, tiny_bundle, "target", "float32", {"device": device})
 
     keys = [key(), key("yx"), key(device="cuda")]
     (folder / "b.txt").write_text("How not?\n")
@@ -189,7 +189,7 @@ def test_no_tree_takes_the_bundles(small, tiny_bundle, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"prompts": []}, "evaluate.prompts names no prompts"),
+        ({"prompts": []}, "evaluate.prompts: must name at least one"),
         ({"tune_prompts": None}, "evaluate.tune_prompts: must be set"),
         ({"trees": ["chain:lenth=2"]}, "did you mean length"),
         ({"repeats": 0}, "evaluate.repeats"),

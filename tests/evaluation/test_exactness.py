@@ -35,11 +35,11 @@ def test_gap_is_that_of_a_plain_forward(tiny_target):
     logits = tiny_target.model(torch.tensor([[7, 8, 9, 10, 11]])).logits[0, -1].float()
     values, tokens = logits.sort(descending=True)
     assert found.top2 == tokens[:2].tolist()
-    assert found.behind == pytest.approx((values[0] - logits[[12, 99]].min()).item(), abs=1e-4)
-    assert not found.is_tie() and found.gap < found.behind
+    assert found.below_best == pytest.approx((values[0] - logits[[12, 99]].min()).item(), abs=1e-4)
+    assert not found.is_tie() and found.gap < found.below_best
     assert 0 < found.noise < 1e-4 * found.logit_std  # fp32
-    assert dataclasses.replace(found, behind=found.noise).is_tie()
-    assert not dataclasses.replace(found, behind=1.01 * found.noise).is_tie()
+    assert dataclasses.replace(found, below_best=found.noise).is_tie()
+    assert not dataclasses.replace(found, below_best=1.01 * found.noise).is_tie()
     assert found.gap == pytest.approx((values[0] - values[1]).item(), abs=1e-4)
     assert found.logit_std == pytest.approx(logits.std().item(), rel=1e-3)
 
@@ -55,7 +55,7 @@ def blind_to_branches(lengths, ancestors, view):
 
 
 def verified_beside_a_sibling(target, prompt: list[int], text: list[int], i: int) -> int:
-    """Return what greedy verification takes after `text[: i + 1]` where `text[i]` follows another draft."""
+    """The token that greedy verification takes after `text[: i + 1]` where `text[i]` is the second draft."""
     before = [*prompt, *text[:i]]
     cache = target.new_cache(1, len(before) + 2)
     order = torch.arange(len(before) - 1)
@@ -93,7 +93,7 @@ def test_one_output_may_end_early(tiny_target, expected, found):
     difference = first_difference(tiny_target, [3, 4], expected, found)
     assert difference.position == 1
     assert {difference.expected, difference.found} == {6, -1}
-    assert difference.behind is None and not difference.is_tie()
+    assert difference.below_best is None and not difference.is_tie()
 
 
 def test_lossless(tiny_target, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drafttrain.data.prompts import Prompt, Task
+from drafttrain.evaluation import measure as module
 from drafttrain.evaluation.measure import (
     MeasurementLog,
     autoregressive,
@@ -60,6 +61,12 @@ class Named:
 def named(*names: str) -> tuple[dict, list]:
     calls: list = []
     return {name: Named(name, calls, [40 + i, 41, 42]) for i, name in enumerate(names)}, calls
+
+
+@pytest.fixture(autouse=True)
+def unknown_peaks(monkeypatch):
+    """Peak memory is none of what runs are compared by."""
+    monkeypatch.setattr(module, "reset_peak", lambda device: False)
 
 
 @pytest.fixture
@@ -198,6 +205,17 @@ def test_sampled_drafts_say_what_sampling_alone_says(tiny_target):
     assert seeded(SamplingParams(1.0, seed=3), ids[0]).seed != seeded(sampling, ids[0]).seed
 
 
+def test_peak_memory_is_noted_with_each_run(tiny_target, log, monkeypatch):
+    monkeypatch.setattr(module, "reset_peak", lambda device: device == tiny_target.device)
+    peaks = iter(range(100))
+    monkeypatch.setattr(module, "peak_bytes", lambda device: next(peaks))
+    measured = measure(tiny_target, named("x", "y")[0], TASK, log, 30)
+    assert [run.peak_bytes for one in measured for run in one.runs.values()] == list(range(6))
+    monkeypatch.setattr(module, "reset_peak", lambda device: False)  # the system cannot
+    [one] = measure(tiny_target, named("z")[0], Task("u", TASK.prompts[:1]), log, 30)
+    assert one.runs["z"].peak_bytes is None
+
+
 def test_what_measuring_takes_is_told_apart_from_the_methods(tiny_target, log):
     def slow(prompt_ids, max_new_tokens):
         started = time.perf_counter()
@@ -212,12 +230,13 @@ def test_what_measuring_takes_is_told_apart_from_the_methods(tiny_target, log):
 
 def test_long_turns_can_be_left_out(tiny_target, log):
     prompts = [Prompt("a", ["x", "many words " * 200, "y"]), Prompt("b", ["z"])]
-    long: list = []
+    long, turns = set(), []
     methods, _ = named("x")
     task = Task("t", prompts, turns=3)
-    measured = measure(tiny_target, methods, task, log, 30, on_long=lambda *place: long.append(place))
+    measured = measure(tiny_target, methods, task, log, 30, on_turn=lambda: turns.append(1), too_long=long)
     assert [(m.prompt, m.turn) for m in measured] == [("a", 0), ("b", 0)]
-    assert long == [("a", 1), ("a", 2)]  # what would follow is longer still
+    assert long == {("t", "a", 1), ("t", "a", 2)}  # what would follow is longer still
+    assert len(turns) == task.n_turns
 
 
 def test_all_repeats_decode_the_same_prompts(tiny_target, tmp_path):

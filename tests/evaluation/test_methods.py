@@ -67,7 +67,6 @@ def test_methods_of_one_bundle_share_its_weights(tiny_target, stock, tiny_bundle
     found = {name: method(IDS, 8) for name, method in run.items()}
     assert len({tuple(one.token_ids) for one in found.values()}) == 1
     assert found["a"].stats.verify_tokens < found["b"].stats.verify_tokens
-    assert all(one.peak_bytes is None or one.peak_bytes > 1e6 for one in found.values())
 
 
 def test_the_target_is_tapped_as_each_method_needs(tiny_target, stock, tiny_bundle):

@@ -12,7 +12,7 @@ from drafttrain.evaluation.metrics import (
     TRANSFORMERS,
     Measurement,
     MethodRun,
-    crowding,
+    cpu_contention,
     ratio,
     ratio_interval,
     ratio_spread,
@@ -36,8 +36,8 @@ def plain(token_ids: list[int], seconds: float) -> MethodRun:
     return decoded(token_ids, [1] * (len(token_ids) - 1), 0, seconds)
 
 
-def measured(prompt, runs, repeat=0, crowd=None) -> Measurement:
-    return Measurement("task", prompt, 0, repeat, 7, runs, crowd)
+def measured(prompt, runs, repeat=0, contention=None) -> Measurement:
+    return Measurement("task", prompt, 0, repeat, 7, runs, contention)
 
 
 # slow references
@@ -62,7 +62,7 @@ def reference(outputs: list[tuple[list[int], list[int]]]) -> dict[str, float]:
     return {
         "accept_len": tokens / steps,
         "repetition": repeated / tokens,
-        "accept_len_fresh": fresh / fresh_steps if fresh_steps else 0.0,
+        "accept_len_nonrepeated": fresh / fresh_steps if fresh_steps else None,
     }
 
 
@@ -159,7 +159,7 @@ def test_slow_rows_are_flagged():
 
 
 def test_busy_machines_are_flagged():
-    assert "other processes took 0.6 cores" in flags(3.0, 1.0, crowd=0.6)[0]
+    assert "other processes took 0.6 cores" in flags(3.0, 1.0, contention=0.6)[0]
 
 
 def test_noise_is_flagged():
@@ -263,10 +263,15 @@ def test_outputs_that_differ_are_counted():
     assert tabulate(measurements)["chain"].identical == 0.75
 
 
-def test_crowding_is_a_mean_of_what_is_known():
+def test_cpu_contention_is_a_mean_of_what_is_known():
     run = {"chain": decoded([1, 2], [1], 1)}
-    assert crowding([measured("a", run), measured("b", run, crowd=0.5), measured("c", run, crowd=0.1)]) == 0.3
-    assert crowding([measured("a", run)]) is None
+    assert (
+        cpu_contention(
+            [measured("a", run), measured("b", run, contention=0.5), measured("c", run, contention=0.1)]
+        )
+        == 0.3
+    )
+    assert cpu_contention([measured("a", run)]) is None
 
 
 def test_measurements_survive_json():

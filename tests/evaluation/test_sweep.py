@@ -73,15 +73,12 @@ def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, c
         assert found.verify_per_step == stats.verify_tokens / stats.steps > 0
 
     decoded = []
-    real = module.drafting
-    monkeypatch.setattr(
-        module, "drafting", lambda *args: lambda *rest: decoded.append(1) or real(*args)(*rest)
-    )
+    real = module.decode
+    monkeypatch.setattr(module, "decode", lambda *args, **rest: decoded.append(1) or real(*args, **rest))
     again, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "out", **options)
-    assert again[:2] == points and len(decoded) == 2 + 1  # two prompts and the warm-up of the new policy
+    assert again[:2] == points and len(decoded) == 1  # the new policy alone
     written = [json.loads(line) for line in (tmp_path / "out" / "points.jsonl").read_text().splitlines()]
     assert [row["tree"] for row in written] == trees
-    assert (tmp_path / "out" / "sweep.png").stat().st_size > 5000
     printed = capsys.readouterr().out
     assert "dymax:threshold=0.01" in printed and "eagle2" in printed
     sweep(tiny_bundle, prompts, trees[:1], tmp_path / "out", "eagel2", **options)
@@ -143,21 +140,21 @@ def test_turns_at_several_prompts_at_a_time(tiny_bundle, tmp_path, monkeypatch):
     advanced = []
 
     @contextmanager
-    def progress(title, tasks):
-        advanced.append((title, sum(task.n_turns for task in tasks)))
+    def counted(title, total, unit):
+        advanced.append((title, total))
         yield lambda: advanced.append(1)
 
-    monkeypatch.setattr(module, "progress", progress)
+    monkeypatch.setattr(module, "counted", counted)
     batched, _ = sweep(tiny_bundle, prompts, trees, tmp_path / "batched", rows=2, **options)
     assert batched == [replace(point, tokens_per_second=0.0) for point in single]
-    assert advanced == [("chain:length=2 (1 of 1), 2 prompts at a time", 5), 1, 1, 1, 1, 1]
+    assert advanced == [("chain:length=2 (1 of 1)", 5), 1, 1, 1, 1, 1]
 
     single_turns = PromptSet("chats", chat_file(tmp_path / "short.jsonl", ["A"], ["B"]), turns=3)
     sweep(tiny_bundle, single_turns, trees, tmp_path / "short", rows=2, **options)
-    assert advanced[6:] == [("chain:length=2 (1 of 1), 2 prompts at a time", 2), 1, 1]
+    assert advanced[6:] == [("chain:length=2 (1 of 1)", 2), 1, 1]
 
 
-def test_a_later_turn_that_cannot_fit_is_an_error_before_decoding(tiny_bundle, tmp_path, monkeypatch):
+def test_a_later_turn_that_cannot_fit_fails_before_anything_is_decoded(tiny_bundle, tmp_path, monkeypatch):
     file = chat_file(tmp_path / "chats.jsonl", ["A dog"], ["The fox", "over the lazy dog " * 2000])
     decoded = []
     monkeypatch.setattr(module, "decode", lambda *args, **rest: decoded.append(1) or iter(()))
@@ -167,10 +164,17 @@ def test_a_later_turn_that_cannot_fit_is_an_error_before_decoding(tiny_bundle, t
     assert not decoded
 
 
+def test_the_command_draws_the_points(tiny_bundle, questions, tmp_path):
+    words = ["--task", str(questions), "--limit", "1", "--out", str(tmp_path), "--max-new-tokens", "4"]
+    words += ["--dtype", "float32", "--trees", "chain:length=1", "chain:length=2"]
+    assert main(["benchmark", "--table", "sweep", "--method", str(tiny_bundle), *words]) == 0
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_without_a_classifier(tiny_bundle, questions, tmp_path, capsys):
     words = ["--task", str(questions), "--out", str(tmp_path / "out"), "--trees", "chain:length=1", "c2t"]
     assert main(["benchmark", "--table", "sweep", "--method", str(tiny_bundle), *words]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]  # after what loading prints
+    error = capsys.readouterr().err.splitlines()[-1]  # after the lines of loading
     assert error.startswith("drafttrain: ") and error.endswith("train one with drafttrain c2t")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="classifier.json: no such file"):

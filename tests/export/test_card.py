@@ -127,7 +127,7 @@ def test_papers_of_what_the_bundle_holds(bundle):
 
 
 RESULTS = {"tree": "chain:length=3", "dtype": "float32", "threads": 1}
-ROW = {"prompts": 8, "accept_len": 2.0, "accept_len_fresh": None, "repetition": None, "speedup": 1.5}
+ROW = {"prompts": 8, "accept_len": 2.0, "accept_len_nonrepeated": None, "repetition": None, "speedup": 1.5}
 ROW |= {"tokens_per_second": 50.0, "speedup_transformers": None}
 
 

@@ -30,7 +30,7 @@ TOKEN = "hf_secretsecretsecret"
 ROW = {
     "prompts": 8,
     "accept_len": 2.0,
-    "accept_len_fresh": 1.9,
+    "accept_len_nonrepeated": 1.9,
     "repetition": 0.1,
     "tokens_per_second": 50.0,
     "speedup": 1.5,

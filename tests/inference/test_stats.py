@@ -31,14 +31,14 @@ def test_repetition_and_the_rest():
     assert (stats.repeated_tokens, stats.fresh_tokens) == (4, 5)
     assert stats.fresh_steps == 2  # the steps of 4 and of 1; all of the other two is repetition
     assert stats.repetition == 4 / 9
-    assert stats.accept_len == 9 / 4 and stats.accept_len_fresh == 5 / 2
+    assert stats.accept_len == 9 / 4 and stats.accept_len_nonrepeated == 5 / 2
 
 
 def test_a_step_is_shared_between_fresh_and_repeated_tokens():
     stats = DecodeStats()
     stats.count_repetition([0, 1, 2, 3, 4, 1, 2, 3, 4], [2, 6])  # fresh: both of the first, 2 of the second
     assert stats.fresh_steps == pytest.approx(1 + 2 / 6)
-    assert stats.accept_len_fresh == pytest.approx(4 / (1 + 2 / 6))
+    assert stats.accept_len_nonrepeated == pytest.approx(4 / (1 + 2 / 6))
 
 
 def test_steps_and_depths():
@@ -64,11 +64,16 @@ def test_sum_is_the_statistics_of_both():
     assert parts[2] + DecodeStats() == parts[2]
 
 
-@pytest.mark.parametrize(
-    "name", ["accept_len", "accept_len_fresh", "repetition", "accept_rate", "tokens_per_second"]
-)
+@pytest.mark.parametrize("name", ["accept_len", "repetition", "accept_rate", "tokens_per_second"])
 def test_empty_statistics_are_zero(name):
     assert getattr(DecodeStats(), name) == 0
+
+
+def test_nothing_but_repetition_has_no_accept_len_outside_it():
+    stats = DecodeStats()
+    assert stats.accept_len_nonrepeated is None
+    stats.count_repetition([1] * 9, [5, 3])
+    assert stats.repetition == 1 and stats.accept_len_nonrepeated is None
 
 
 def test_module_clock_counts_module_calls_alone():

@@ -2,6 +2,7 @@
 
 import gzip
 import html
+import io
 import json
 import math
 import re
@@ -17,11 +18,12 @@ from PIL import Image
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import Measurement, MethodRun
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.report import png
 from drafttrain.report.build import write_report
+from drafttrain.report.measured import PARTS
 from drafttrain.report.panels import Bar, Bars, Chart, Series
-from drafttrain.report.raw import read_benchmark
-from drafttrain.report.svg import draw, ticks
+from drafttrain.report.pictures import sheet, to_png, write_sweep
+from drafttrain.report.raw import read_benchmark, read_points
+from drafttrain.report.svg import draw, drawn, ticks
 from drafttrain.report.trace import Iteration, Trace
 from drafttrain.run.cli import main
 from drafttrain.utils.errors import UserError
@@ -232,7 +234,7 @@ def test_operating_points_beyond_what_was_timed_are_in_the_frame(folder, tmp_pat
     assert "by extrapolation from 128" in text and "extrapolation" not in page(folder, bundles=[BUNDLE])
 
 
-def test_losses_that_are_no_numbers_are_reported_and_not_drawn(folder, tmp_path):
+def test_losses_that_are_no_numbers_are_counted_and_not_drawn(folder, tmp_path):
     losses = [3.0, math.nan, 2.0, math.inf, None, "x", 1.0]
     log = [{"step": i, "loss": loss} for i, loss in enumerate(losses)]
     for name, entries in (("a", [*log, {"step": 9, "eval_accept_len": 1.5}]), ("b", log)):
@@ -252,7 +254,7 @@ def test_losses_that_are_no_numbers_are_reported_and_not_drawn(folder, tmp_path)
 def test_values_are_below_labels_that_are_long():
     label, flags = "eagle2:top_k=10,max_depth=6,total=50", [1, 2]
     bars = [Bar("short", 1.5, "1.50× (1.40–1.60)", flags=flags), Bar(label, 1.5, "1.50× (1.40–1.60)")]
-    svg = ElementTree.fromstring(str(draw(Bars("", "", bars, "speedup"), 0)))
+    svg = ElementTree.fromstring(str(draw(Bars("", bars, "speedup"), 0)))
     (short, beside), (long, below) = (group.findall("text") for group in svg.iter("g"))
     assert float(short.get("y")) == float(beside.get("y"))
     assert float(long.get("y")) + 14 == float(below.get("y"))
@@ -341,7 +343,7 @@ def test_same_files_give_the_same_page(folder):
 def test_missing_sections_say_what_makes_them(folder):
     text = page(folder)
     lines = re.findall(r'<p class="missing">(.*?)</p>', text)
-    commands = ["calibrate", "calibrate", "train", "report", "report"]
+    commands = ["benchmark", "calibrate", "calibrate", "train", "report", "report"]
     assert [re.search(r"<code>drafttrain ([\w-]+)", line)[1] for line in lines] == commands
     assert "drafttrain benchmark --table sweep" in text  # more points for the scatter
 
@@ -436,7 +438,7 @@ def test_every_number_is_in_a_table(folder):
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in table.split("</tr>")[:-1]]
     assert [row[0] for row in rows] == [html.escape(EVIL), "slow", "autoregressive", "transformers"]
     seconds = total(raw_rows(folder), "chat", "transformers")
-    assert rows[3][1] == f"{63 / seconds:.1f}" and rows[3][4] == ""  # it reports no accept_len
+    assert rows[3][1] == f"{63 / seconds:.1f}" and rows[3][4] == "–"  # it has no accept_len
 
 
 def test_nothing_drafted(tmp_path):
@@ -444,19 +446,19 @@ def test_nothing_drafted(tmp_path):
     for measurement in measurements("chat", methods={"autoregressive": 2.0, "transformers": 3.0}):
         log.add(measurement)
     text = page(tmp_path)
-    assert "<dt>speedup</dt>" not in text and text.count('class="missing"') == 7
+    assert "<dt>speedup</dt>" not in text and text.count('class="missing"') == 8
     assert len(drawings(text, "speed")) == 1  # transformers against plain decoding
 
 
 def test_temperatures_and_methods_have_tables_of_their_own(folder):
     path = folder / "measurements.jsonl"
-    warm = [{**m.to_json(), "temperature": 0.7, "later": 1} for m in measurements("chat")]
+    warm = [{**m.to_json(), "temperature": 0.7} for m in measurements("chat")]
     alone = [m.to_json() for m in measurements("chat", methods={"lookup": 1.0})]
     with open(path, "a") as file:
         file.writelines(json.dumps(row) + "\n" for row in warm + alone)
     text = page(folder)
     titles = re.findall(r"<summary>(.*?)</summary>", text)
-    assert [title.partition(": ")[0] for title in titles] == [
+    assert [title.partition(": ")[0] for title in titles][:4] == [
         "chat", "code &amp; &lt;math&gt;", "chat, temperature 0.7", "chat"
     ]  # fmt: skip
     assert "chat: autoregressive decoding was not measured with these methods" in text
@@ -504,13 +506,13 @@ def damaged(folder: Path, name: str, text: str) -> None:
     [
         (lambda f: shutil.rmtree(f), "no such folder"),
         (lambda f: (f / "measurements.jsonl").unlink(), "no measurements.jsonl there"),
-        (lambda f: damaged(f, "measurements.jsonl", '{"a": 1}\n'), "line 1 cannot be used"),
+        (lambda f: damaged(f, "measurements.jsonl", '{"a": 1}\n'), "line 1: damaged"),
         (lambda f: damaged(f, "measurements.jsonl", '{"measured": "x"}\n'), "holds no measurements"),
         (
             lambda f: damaged(f, "measurements.jsonl", '{"measured": "x"}\n{"task": 1}\n'),
-            "line 2 cannot be used",
+            "line 2: damaged",
         ),
-        (lambda f: damaged(f, "measurements.jsonl", '{"measured": "x"}\n{"ta\n'), "line 2 cannot be used"),
+        (lambda f: damaged(f, "measurements.jsonl", '{"measured": "x"}\n{"ta\n'), "line 2: damaged"),
         (lambda f: damaged(f, "benchmark.json", "{}"), "not of format 1"),
         (lambda f: damaged(f, "summary.json", '{"format_version": 9}'), "not of format 2"),
         (lambda f: damaged(f, "summary.json", "{"), "cannot be read as JSON"),
@@ -550,62 +552,142 @@ def test_bad_bundles(folder, tmp_path, name, content, expected):
 @pytest.mark.parametrize("content", ["", "{}\n", '{"tree": 1}\n', "x"])
 def test_bad_sweeps(folder, tmp_path, content):
     (tmp_path / "points.jsonl").write_text(content)
-    with pytest.raises(UserError, match="points.jsonl: no points"):
+    with pytest.raises(UserError, match="points.jsonl: damaged"):
         page(folder, sweeps=[tmp_path / "points.jsonl"])
     with pytest.raises(UserError, match="no such file; make it with drafttrain benchmark --table sweep"):
         page(folder, sweeps=[tmp_path / "nowhere.jsonl"])
 
 
+def test_time_per_token_is_split(folder):
+    """Over all tasks: the seconds of a turn are medians, the shares those of the loop's own clock."""
+    rows = raw_rows(folder)
+    for row in rows:
+        for run in row["runs"].values():
+            if run["stats"]:
+                run["stats"] |= {"prefill_seconds": 0.1, "draft_seconds": 0.2, "verify_seconds": 0.5}
+                run["peak_bytes"] = 2_500_000_000 + row["repeat"]
+    write_rows(folder, rows)
+    figures = drawings(page(folder), "time")
+    assert list(figures) == ["all tasks: time per token"]
+    groups = {group.find("text").text: group for group in figures["all tasks: time per token"].iter("g")}
+    for method in METHODS:
+        ms = 1000 * sum(total(rows, task, method) for task in ("chat", "code & <math>")) / (6 * 21)
+        assert groups[method].findall("text")[1].text == f"{ms:.1f} ms"
+    ours = groups[EVIL].findall("rect")  # of a second
+    assert [rect.get("class") for rect in ours] == [f"bar {part}" for part in PARTS]
+    widths = [float(rect.get("width")) for rect in ours]
+    assert [width / sum(widths) for width in widths] == pytest.approx([0.1, 0.2, 0.5, 0.2], abs=0.01)
+    assert [rect.get("class") for rect in groups["transformers"].iter("rect")] == ["bar baseline"]
+    assert groups[EVIL].find("title").text == f"{EVIL}: prompt 10%, drafting 20%, verifying 50%, rest 20%"
+    assert "<dt>peak memory</dt><dd>2.50 GB<" in page(folder)
+    table = re.search(r'<section id="time">.*?<tbody>(.*?)</tbody>', page(folder), re.S)[1]
+    first = re.findall(r"<td>(.*?)</td>", table.split("</tr>")[0])
+    assert first[2:] == ["10%", "20%", "50%", "20%", "2.50"]
+
+
+def test_speedup_by_length_of_context(folder):
+    rows = raw_rows(folder)
+    for row in rows:
+        row["prompt_tokens"] = {"p0": 100, "p1": 300, "p2": 500}[row["prompt"]]
+    write_rows(folder, rows)
+    text = page(folder)
+    [chart] = drawings(text, "context").values()
+    tasks = ("chat", "code & <math>")
+
+    def speedup(method: str, prompts: set[str]) -> float:
+        part = [row for row in rows if row["prompt"] in prompts]
+        base, own = (sum(total(part, task, name) for task in tasks) for name in ("autoregressive", method))
+        return base / own
+
+    for method in (EVIL, "slow"):
+        for name, prompts in (("0-255", {"p0"}), ("256-511", {"p1", "p2"})):
+            words = f"{method}, {name} tokens of context: speedup {speedup(method, prompts):.2f} ("
+            assert any(note.startswith(words) for note in notes(chart)), words
+    part = text[text.index('<section id="context">') :]
+    heads = re.findall(r"<th scope=\"col\">(.*?)</th>", part[: part.index("</table>")])
+    assert heads == ["method", "0-255 tokens: 2 answers", "256-511 tokens: 4 answers"]
+    assert f"{speedup('transformers', {'p0'}):.2f} (" in part
+
+
+def test_tasks_with_the_same_methods_are_joined(folder):
+    path = folder / "measurements.jsonl"
+    more = measurements("more", methods={**METHODS, "extra": 1.5})
+    warm = [{**m.to_json(), "temperature": 0.7} for m in measurements("chat")]
+    with open(path, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in [*(m.to_json() for m in more), *warm])
+    titles = [title.partition(":")[0] for title in drawings(page(folder), "time")]
+    assert titles == ["chat, code & <math>", "more", "chat, temperature 0.7"]
+
+
+def test_conditions(folder):
+    machine = {"processor": "Some CPU", "threads": 2, "kernel": "avx512", "load": 0.25}
+    methods = {"transformers": {"dtype": "float32"}}
+    settings = {"target": {"name": "t", "dtype": "bfloat16"}, "machine": machine, "methods": methods}
+    (folder / "benchmark.json").write_text(json.dumps({"format_version": 1, **settings}))
+    text = page(folder)
+    assert "<dt>identical texts</dt><dd>100%<small>of 6 texts, to plain decoding" in text
+    assert ">Some CPU<small>2 threads, 0.25 cores taken by other processes</small>" in text
+    assert ">bfloat16<small>transformers in float32; kernels: avx512</small>" in text
+    assert "<dt>peak memory</dt>" not in text  # not in these measurements
+
+
+def write_rows(folder: Path, rows: list[dict]) -> None:
+    path = folder / "measurements.jsonl"
+    head = path.read_text().splitlines()[0]
+    path.write_text("\n".join([head, *map(json.dumps, rows)]) + "\n")
+
+
 def test_pictures(folder, tmp_path):
     a_trace().save(tmp_path / "trace.json")
-    out = tmp_path / "png"
-    page(
-        folder,
-        bundles=[BUNDLE, C2T],
-        sweeps=[C2T / "points_gsm8k.jsonl"],
-        trace=tmp_path / "trace.json",
-        png=out,
-    )
-    names = {
-        "speed",
-        "acceptance",
-        "verified",
-        "reliability",
-        "costs",
-        "training",
-        "tree_1",
-        "tree_2",
-        "text",
+    files = {
+        "bundles": [BUNDLE, C2T],
+        "sweeps": [C2T / "points_gsm8k.jsonl"],
+        "trace": tmp_path / "trace.json",
     }
-    assert {file.name for file in out.iterdir()} == {f"{name}.png" for name in names}
-    for file in out.iterdir():
+    for out in ("png", "again"):
+        page(folder, **files, png=tmp_path / out)
+    names = {"speed", "time", "acceptance", "verified", "reliability", "costs", "training", "text"}
+    names |= {"tree_1", "tree_2"}
+    assert {file.name for file in (tmp_path / "png").iterdir()} == {f"{name}.png" for name in names}
+    for file in (tmp_path / "png").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
         with Image.open(file) as picture:
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 20, file.name
+            assert picture.getpixel((2, 2))[:3] == (255, 255, 255) and picture.width >= 800
 
 
-def test_depths_are_whole_and_marks_have_a_key():
-    depths = Chart(
-        "by depth",
-        "",
-        [Series("a", 0, [1, 2, 3], [0.2, 0.4, 0.1], [""] * 3)],
-        "depth",
-        "share",
-        (0.8, 3.2),
-        (0, 1),
-    )
-    depths.counts, depths.marks = True, [(2, "here")]
-    axis = png._grid([depths]).axes[0]
-    assert {tick for tick in axis.get_xticks() if 0.8 <= tick <= 3.2} == {1, 2, 3}
-    [mark] = axis.texts
-    assert mark.get_ha() == "right" and mark.xyann[0] < 0  # off its line
-    depths.counts = False
-    assert any(tick % 1 for tick in png._grid([depths]).axes[0].get_xticks())
+def test_a_picture_is_the_drawing_of_the_page(folder):
+    bars = [Bar("x", 1.5, "1.5×", "", "best", 1.2, 1.8, 2.0), Bar("y", 0.5, "0.5×", kind="bad")]
+    panel = Bars("a $title", bars, "speedup", 1.0, "autoregressive")
+    legend = [("method of the headline", "best", False), ("a series", 3, True)]
+    picture = str(sheet([panel] * 4, legend))
+    width, height, parts = drawn(panel)
+    assert picture.count("".join(parts)) == 4 and "".join(parts) in draw(panel, 0)
+    assert "var(--" not in picture  # every color is resolved
+    for words in ("a $title", "method of the headline", "a series"):
+        assert words in picture
+    with Image.open(io.BytesIO(to_png(picture))) as image:
+        assert image.width > 2.5 * 3 * width and image.height > 2.5 * 2 * height  # three beside each other
+        colors = {color for _, color in image.convert("RGB").getcolors(1 << 24)}
+    assert {(0x00, 0x72, 0xB2), (0xC4, 0x4E, 0x00), (0x1B, 0x1F, 0x24)} <= colors  # bar, hatch, letters
 
-    bars = [Bar("x", 1.5, "", 1.2, 1.8, 2.0, "best"), Bar("y", 0.5, "", kind="bad"), Bar("z", 1.1, "")]
-    [legend] = png._grid([Bars("", "", bars, "speedup")]).legends
-    labels = {text.get_text() for text in legend.get_texts()}
-    assert labels == {png.KINDS["best"], png.KINDS["bad"], png.CEILING, "95 % interval"}
-    assert png._grid([Bars("", "", bars[2:], "speedup")]).legends == []
+
+def test_a_sweep_has_a_picture_of_its_own(tmp_path):
+    points = read_points(C2T / "points_gsm8k.jsonl")
+    write_sweep(points, tmp_path / "sweep.png")
+    with Image.open(tmp_path / "sweep.png") as image:
+        assert image.width >= 900 and len(image.convert("RGB").getcolors(1 << 24)) > 50
+
+
+def test_depths_are_whole():
+    chart = Chart("", [Series("a", 0, [1, 2], [0.2, 0.4], [""] * 2)], "depth", "share", (0.8, 2.2), (0, 1))
+    for chart.counts, expected in (
+        (True, ["1", "2"]),
+        (False, ["1", "1.5", "2"]),
+    ):
+        svg = ElementTree.fromstring(str(draw(chart, 0)))
+        words = [t.text for t in svg.iter("text") if t.get("y") == "220"]  # below the frame
+        assert words == expected
 
 
 def test_command(folder, capsys):

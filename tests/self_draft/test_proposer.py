@@ -14,7 +14,6 @@ from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.report.trace import NotedTrees
 from drafttrain.self_draft.candidates import CandidateModel
 from drafttrain.self_draft.corpus_cache import NO_MATCHES, Matches
 from drafttrain.self_draft.hybrid import DRAFTER, HybridProposer
@@ -119,18 +118,18 @@ def test_budget_and_what_a_forward_costs(llama, prompts, corpus):
     assert tree.joint[1:] == pytest.approx([0.9, 0.9]) and tree.tokens == [5, 6, 7]
 
 
-class Watched(NotedTrees):
-    """Passes everything on, and shows each harvest to a function beforehand and afterwards."""
+def watched(proposer, before, after):
+    """The proposer, which shows each harvest to a function beforehand and afterwards."""
+    harvest = proposer.harvest
 
-    def __init__(self, proposer, before, after):
-        super().__init__(proposer)
-        self.proposer, self.before, self.after = proposer, before, after
-
-    def harvest(self, state, tree, logits):
-        seen = [self.before(sequence) for sequence in state]
-        self.proposer.harvest(state, tree, logits)
+    def shown(state, tree, logits):
+        seen = [before(sequence) for sequence in state]
+        harvest(state, tree, logits)
         for sequence, root, was in zip(state, tree.tokens[:, 0].tolist(), seen):
-            self.after(sequence, root, was)
+            after(sequence, root, was)
+
+    proposer.harvest = shown
+    return proposer
 
 
 def argmax_after(target, tokens) -> int:
@@ -159,8 +158,8 @@ def test_branches_are_what_plain_forwards_give(target, prompts):
             checked[0] += 1
 
     proposer = self_draft(target, config)
-    watched = Watched(proposer, lambda sequence: [list(branch) for branch in sequence.branches], after)
-    steps = list(decode(target, watched, prompts[:2], 12, stop=()))
+    watched(proposer, lambda sequence: [list(branch) for branch in sequence.branches], after)
+    steps = list(decode(target, proposer, prompts[:2], 12, stop=()))
     assert checked[0] > 3 * 8 and len(windows) > 20
     assert max(max(step.verified) for step in steps) <= 3 + 3 * 4
 
@@ -189,7 +188,7 @@ def test_recycling_keeps_what_the_target_predicts_after_each_node(llama, prompts
             assert matched == min(len(text), 4) and [token for token, _ in found][:2] == expected
             seen.append(node)
 
-    proposer = Watched(self_draft(llama, config, corpus(llama)), lambda sequence: sequence.sent, after)
+    proposer = watched(self_draft(llama, config, corpus(llama)), lambda sequence: sequence.sent, after)
     decode_all(llama, proposer, prompts[:1], 8, stop=())
     assert max(seen) >= 4
 
@@ -260,8 +259,8 @@ def test_the_window_is_what_plain_forwards_give(llama, prompts):
         checked[0] += 1
 
     text = list(prompts[0])  # with the root
-    watched = Watched(Lookahead(4, 3, 5, 512), before, after)
-    for step in decode(llama, watched, prompts[:1], 16, stop=()):
+    proposer = watched(Lookahead(4, 3, 5, 512), before, after)
+    for step in decode(llama, proposer, prompts[:1], 16, stop=()):
         text += step.tokens[0]
     assert checked[0] >= 5
 

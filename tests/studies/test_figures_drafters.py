@@ -31,7 +31,7 @@ class Trained:
         self.asked.append((name, drafter, training, decode))
         emitted = self.value(drafter, training)
         tasks = {
-            task: {"emitted": emitted * 10, "steps": 10, "accept_len": emitted, "accept_len_fresh": 1.0}
+            task: {"emitted": emitted * 10, "steps": 10, "accept_len": emitted, "accept_len_nonrepeated": 1.0}
             for task in ("mt_bench", "gsm8k", "humaneval")
         }
         return {

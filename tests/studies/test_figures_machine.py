@@ -99,7 +99,7 @@ def test_operations_count_products_forward_and_backward(script):
 # speed
 
 
-def measurements(crowding=0.0, best=0.5):
+def measurements(cpu_contention=0.0, best=0.5):
     """Three prompts, twice each, 4 tokens: plain 1 s, transformers 2 s, drafted `best` s, llama.cpp 0.8 s."""
     counts = {"prompts": 1, "new_tokens": 4, "steps": 3, "fresh_tokens": 3, "fresh_steps": 3.0}
     stats = DecodeStats(**counts, prefill_seconds=0.1, verify_seconds=0.3, seconds=0.5)
@@ -109,7 +109,9 @@ def measurements(crowding=0.0, best=0.5):
         for name, taken in seconds.items()
     }
     return [
-        Measurement("mt_bench", str(i), 0, repeat, 5, runs, crowding) for repeat in range(2) for i in range(3)
+        Measurement("mt_bench", str(i), 0, repeat, 5, runs, cpu_contention)
+        for repeat in range(2)
+        for i in range(3)
     ]
 
 
@@ -139,7 +141,7 @@ def test_without_llamacpp_its_figures_are_skipped(script):
 
 
 def test_speeds_of_a_busy_machine_are_flagged(script):
-    found = machine_speed.speed_figures(measurements(crowding=0.5), "best", None, {})
+    found = machine_speed.speed_figures(measurements(cpu_contention=0.5), "best", None, {})
     assert all("other processes took 0.5 cores" in figure["flags"][-1] for figure in found.values())
 
 

@@ -6,12 +6,12 @@ import torch
 from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.evaluation import batches
-from drafttrain.evaluation.batches import batch_mismatches, batch_times
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.parse import parse_policy, uses_calibration
+from studies import batches
+from studies.batches import batch_mismatches, batch_times
 from tests.policies import EVERY_POLICY
 
 PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18], [20, 21], [22] * 5]
