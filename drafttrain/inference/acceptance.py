@@ -72,6 +72,7 @@ class AcceptMatching(AcceptanceRule):
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
         self.emitted = [0] * len(self.params)  # tokens of each prompt so far
+        self.numbers, self.sampler = [], Sampler([])
         self.set_active(range(len(self.params)))
 
     def add(self, params: SamplingParams) -> None:
@@ -81,8 +82,8 @@ class AcceptMatching(AcceptanceRule):
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
-        self.numbers = _different(numbers)
-        self.sampler = Sampler([self.params[number] for number in numbers])
+        if (numbers := _different(numbers)) != self.numbers:
+            self.numbers, self.sampler = numbers, Sampler([self.params[number] for number in numbers])
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         device = tree.sizes.device

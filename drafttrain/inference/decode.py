@@ -194,7 +194,9 @@ def decode_requests(
     """
     stop = frozenset(target.eos_token_ids if stop is None else stop)
     stats = DecodeStats() if stats is None else stats
-    loop = _Loop(target, proposer, requests, max_rows, max_len, stop, accept, stats, refill)
+    by_request = AcceptMatching([]) if accept is None else None
+    rule, waiting = accept or by_request, iter(requests)
+    loop = _Loop(target, proposer, waiting, max_rows, max_len, stop, rule, stats, refill, by_request)
     team = nullcontext if target.native is None else native_team  # the caller has all threads
     with loop.clock.on(*target.timed_modules):
         while True:
@@ -205,36 +207,37 @@ def decode_requests(
             yield rows
 
 
+@dataclass
 class _Loop:
-    """The state of `decode_requests`, whose arguments it takes.
+    """The state of `decode_requests`, whose arguments come first.
 
     Attributes:
+        by_request: the acceptance rule if it takes the parameters of each request.
         rows: in the order of the session's.
         session: None if there are no rows.
         chunks: rows whose prompts wait to be encoded, in parts that are encoded together.
+        taken: how many requests have been.
+        exhausted: whether there are no more.
     """
 
-    def __init__(
-        self,
-        target: FrozenTarget,
-        proposer: Proposer,
-        requests: Iterable[Request | None],
-        max_rows: int,
-        max_len: int,
-        stop: Collection[int],
-        accept: AcceptanceRule | None,
-        stats: DecodeStats,
-        refill: int,
-    ):
-        self.target, self.proposer, self.requests = target, proposer, iter(requests)
-        self.max_rows, self.max_len, self.refill = max_rows, max_len, refill
-        self.stop, self.stats, self.clock = stop, stats, ModuleClock(target.device)
-        self.sampled = AcceptMatching([]) if accept is None else None
-        self.accept = accept or self.sampled
-        self.rows: list[Row] = []
-        self.session: Session | None = None
-        self.chunks: deque[list[Row]] = deque()
-        self.taken, self.exhausted = 0, False
+    target: FrozenTarget
+    proposer: Proposer
+    requests: Iterator[Request | None]
+    max_rows: int
+    max_len: int
+    stop: Collection[int]
+    accept: AcceptanceRule
+    stats: DecodeStats
+    refill: int
+    by_request: AcceptMatching | None
+    rows: list[Row] = field(default_factory=list)
+    session: Session | None = None
+    chunks: deque[list[Row]] = field(default_factory=deque)
+    taken: int = 0
+    exhausted: bool = False
+
+    def __post_init__(self) -> None:
+        self.clock = ModuleClock(self.target.device)
 
     def forward(self) -> list[Row]:
         """Run the target once; return the rows that took part, none if nothing is left to do."""
@@ -261,8 +264,8 @@ class _Loop:
                     raise RuntimeError("no request is ready, but none is running that it could wait for")
                 break
             _check(self.target, request, self.taken)
-            if self.sampled is not None:
-                self.sampled.add(request.sampling)
+            if self.by_request is not None:
+                self.by_request.add(request.sampling)
             taken.append(Row(self.taken, request))
             self.taken += 1
         return taken

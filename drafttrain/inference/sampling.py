@@ -12,6 +12,7 @@ import torch
 from drafttrain.inference.params import SamplingParams
 
 NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
+NO_LIMIT = 2**62  # as top_k
 _MASK = 2**64 - 1
 
 
@@ -118,23 +119,26 @@ class Sampler:
 
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
+        self.temperature = torch.tensor([one.temperature for one in self.params])  # [B]
+        self.top_p = torch.tensor([one.top_p for one in self.params])  # [B]
+        self.top_k = torch.tensor([one.top_k or NO_LIMIT for one in self.params], dtype=torch.long)  # [B]
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return tokens [B, n] from logits [B, n, V], for these positions of the outputs, int64 [B, n]."""
         batch, n, vocabulary = logits.shape
         numbers = [
-            [uniform(params.seed, position) for position in row]
+            [uniform(params.seed, position) if params.temperature else 0.0 for position in row]
             for params, row in zip(self.params, positions.tolist(), strict=True)
         ]
 
-        def each(values: list, dtype: torch.dtype = torch.float) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=logits.device).repeat_interleave(n)  # [B * n]
+        def each(values: torch.Tensor) -> torch.Tensor:
+            return values.to(logits.device).repeat_interleave(n)  # [B * n]
 
         tokens = pick_tokens(
             logits.flatten(0, 1),
-            each([params.temperature for params in self.params]),
-            each([params.top_p for params in self.params]),
+            each(self.temperature),
+            each(self.top_p),
             torch.tensor(numbers, device=logits.device).flatten(),
-            each([params.top_k or vocabulary for params in self.params], torch.long),
+            each(self.top_k.clamp(max=vocabulary)),
         )
         return tokens.view(batch, n)

@@ -92,8 +92,8 @@ def calibrate_quickly(
 def _check_depth(loaded: Bundle) -> None:
     if loaded.drafter.max_depth is not None:
         raise UserError(
-            f"{loaded.name}: cannot be calibrated, as its {loaded.drafter.max_depth} heads run in one pass and "
-            "cost does not depend on depth; write out the tree's settings"
+            f"{loaded.name}: cannot be calibrated, as its {loaded.drafter.max_depth} heads run in one pass "
+            "and cost does not depend on depth; write out the tree's settings"
         )
 
 

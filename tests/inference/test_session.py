@@ -7,7 +7,7 @@ from drafttrain.bundle import load_bundle
 from drafttrain.inference.acceptance import AcceptMatching, RejectionSampling, accept_greedy
 from drafttrain.inference.decode import prefill, propose, update, verify
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.inference.session import DRAFT_SLOTS
+from drafttrain.inference.session import DRAFT_SLOTS, NOT_FINITE
 from drafttrain.kernels.linear import is_available
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 
@@ -90,6 +90,28 @@ def test_caches_are_not_lengthened_at_the_end_of_outputs(loaded):
     while int(session.cache.lengths) < longest - 5:
         step(session)
     assert session.cache.max_len == session.state.max_len == longest + DRAFT_SLOTS
+
+
+def test_a_row_that_cannot_go_on_leaves_no_nan(loaded, monkeypatch):
+    """Neither in the target's cache nor in the drafter's, at a prompt and later."""
+    forward, broken = type(loaded.target).forward, []
+
+    def forward_with_nan(self, *args):
+        states = forward(self, *args)
+        for row in broken:
+            states.final[row] = states.tapped[row] = torch.nan
+        return states
+
+    monkeypatch.setattr(type(loaded.target), "forward", forward_with_nan)
+    broken.append(1)
+    proposer = loaded.proposer("chain:length=3")
+    session = prefill(loaded.target, proposer, [PROMPT, PROMPT[:4], PROMPT[1:]], 64, accept_greedy)
+    assert session.root[1] == NOT_FINITE and (session.root[[0, 2]] >= 0).all()
+    session.select_rows(torch.tensor([0, 2]))
+    step(session)
+    assert session.root[1] == NOT_FINITE and session.root[0] >= 0
+    for cache in (session.cache, session.state):
+        assert cache._buffer.isfinite().all()
 
 
 def test_forked_rows_share_no_caches_of_n_grams(loaded):
