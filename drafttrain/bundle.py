@@ -20,7 +20,6 @@ from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.config import drafter_folder, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.proposer import Proposer, TreeProposer
-from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraft
 from drafttrain.self_draft.settings import holds_self_draft, load_self_draft
 from drafttrain.target_lm.loading import load_for_decoding
@@ -79,6 +78,8 @@ class Bundle:
         if not plus:
             return ngrams
         policy = parse_policy(rest, self.costs_for(rest), self.classifier)
+        from drafttrain.self_draft.hybrid import HybridProposer  # for trees of this form alone
+
         return HybridProposer(ngrams, TreeProposer(self.drafter, policy))
 
     @property

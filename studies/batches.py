@@ -1,4 +1,4 @@
-"""Several prompts at once: how fast, and whether each row says what it says alone."""
+"""Several prompts at once: how fast, and whether each row has the text that it has alone."""
 
 import statistics
 import time

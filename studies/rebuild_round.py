@@ -29,7 +29,7 @@ HOMES = {
         "main": "drafttrain.run.cli:main",
         "RegenerateConfig": "drafttrain.data.config:RegenerateConfig",
         "Source": "drafttrain.data.config:Source",
-        "answer": "drafttrain.regenerate.stage:answer_anew",
+        "answer": "drafttrain.regenerate.stage:answer_conversations",
         "load_target": "drafttrain.target_lm.loading:load_target",
     },
 }

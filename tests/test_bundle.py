@@ -191,7 +191,7 @@ def test_card(trained_folder, tmp_path):
 
 
 def test_a_classifier_comes_with_the_bundle(bundle, target, tmp_path):
-    with pytest.raises(UserError, match="takes a classifier .* drafttrain c2t"):
+    with pytest.raises(UserError, match="needs a classifier; .* drafttrain c2t"):
         load_bundle(bundle, target=target).proposer("c2t")
     Classifier(("P", "d"), 3).save(bundle, {})
     loaded = load_bundle(bundle, target=target)

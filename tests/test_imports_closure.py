@@ -13,4 +13,4 @@ def test_imports_to_decode_and_to_train(monkeypatch, tmp_path):
     assert 1000 < found["imports_to_decode"]["value"] <= DECODE
     assert found["imports_to_decode"]["value"] < found["imports_to_train"]["value"] <= TRAIN
     assert found["imports_to_train"]["folders"]["drafttrain/training"] > 0
-    assert set(found["decode_imports"]["imported"]) <= {"gguf"}  # to become none
+    assert found["decode_imports"]["imported"] == []

@@ -16,7 +16,8 @@ from drafttrain.calibration.calibration import CONTEXT, Calibration
 from drafttrain.calibration.judged import Decoding, JudgedChains, drafter_facts, step_overhead
 from drafttrain.calibration.replay import RecordedTrees, best_rate
 from drafttrain.calibration.timing import fitting_context, measure_costs
-from drafttrain.data.prompts import Prompt
+from drafttrain.data.chat import encode_prompt
+from drafttrain.data.conversation import Message
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.build import SOURCE
 from drafttrain.kernels.machine import describe_machine
@@ -120,7 +121,11 @@ def _decode(
     for number, text in enumerate(PROMPTS):
         if number > 1 and time.perf_counter() - begun > seconds:
             break
-        ids = Prompt(str(number), [text]).token_ids(target.tokenizer)[: limit - NEW_TOKENS - DEPTH]
+        if target.tokenizer.chat_template:
+            ids = encode_prompt(target.tokenizer, [Message("user", text)])
+        else:  # a base model continues the text
+            ids = target.tokenizer(text)["input_ids"]
+        ids = ids[: limit - NEW_TOKENS - DEPTH]
         total += run(Decoding(target, drafter, [ids], NEW_TOKENS, lambda: None))
     return total
 

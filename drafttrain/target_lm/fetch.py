@@ -20,7 +20,6 @@ from typing import Any, Literal
 import huggingface_hub
 from filelock import FileLock
 
-from drafttrain.target_lm.gguf import convert_gguf
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     cache_dir,
@@ -137,6 +136,13 @@ def _make(
             "$DRAFTTRAIN_CACHE to one"
         ) from error
     return folder
+
+
+def convert_gguf(path: Path, folder: Path) -> dict[str, Any]:
+    """Convert a file by `gguf.py`, whose library is loaded only now."""
+    from drafttrain.target_lm.gguf import convert_gguf as convert
+
+    return convert(path, folder)
 
 
 def download_gguf(folder: Path) -> Path:

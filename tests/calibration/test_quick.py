@@ -193,7 +193,7 @@ def test_one_of_another_drafter_does_not_hold_for_this(bundle, measured):
 def test_a_wrong_setting_is_no_reason_to_measure(tiny_bundle, measured):
     with pytest.raises(UserError, match="did you mean width"):
         load_bundle(tiny_bundle, **CPU).proposer("timed:widht=3")
-    with pytest.raises(UserError, match="takes a classifier"):
+    with pytest.raises(UserError, match="needs a classifier"):
         load_bundle(tiny_bundle, **CPU).proposer("c2t")
     assert not measured
 

@@ -179,7 +179,7 @@ def test_unusable_settings(questions, tmp_path, changes, message):
 def test_one_prompt_is_too_few(tmp_path):
     (tmp_path / "one.txt").write_text("Why?\n")
     config = CalibrateConfig(PromptSet("a", str(tmp_path / "one.txt")))
-    with pytest.raises(UserError, match="too few to calibrate"):
+    with pytest.raises(UserError, match="must hold >= 2 prompts, got 1"):
         calibrate(config, tmp_path / "no bundle", tmp_path / "out")
 
 

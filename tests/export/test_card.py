@@ -157,7 +157,7 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
         (
             "eval.json",
             {**RESULTS, "tasks": {"x": {**ROW, "identical": "all"}}},
-            "tasks.x.identical: must be a finite number, got 'all'; evaluate the drafter again",
+            "tasks.x.identical: must be a finite number, got .all.; give what drafttrain benchmark",
         ),
         (
             "eval.json",
