@@ -218,7 +218,8 @@ class SpeculativeDecoder:
         Raises:
             UserError: as `generate`.
         """
-        from drafttrain.reasoning.scheduler import ScheduledDecoder, SchedulerConfig  # for many prompts alone
+        from drafttrain.reasoning.config import SchedulerConfig  # for many prompts alone
+        from drafttrain.reasoning.scheduler import ScheduledDecoder
 
         if not isinstance(sampling, Sequence):
             sampling = _sampling(sampling, draws)
@@ -227,7 +228,7 @@ class SpeculativeDecoder:
         decoder = ScheduledDecoder(self.target, self.proposer, scheduler or SchedulerConfig())
         outputs = decoder.generate(prompts, sampling, _limit(max_new_tokens), _strings(stop))
         return [
-            Result(one.text, one.token_ids, one.finish_reason or "", decoder.stats, one.error)
+            Result(one.text, list(one.token_ids), one.finish_reason, decoder.stats, one.error)
             for one in outputs
         ]
 

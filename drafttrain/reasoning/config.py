@@ -79,23 +79,38 @@ class TaskConfig:
     at_once: int = setting(1, ge=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SchedulerConfig:
-    """How drafts and verification share the machine.
+    """How sequences that are decoded at the same time share target, drafter and machine.
 
     Attributes:
-        verifier: one sequence at a time (the paper's), or those that wait batched in one target forward.
-        drafting: a worker for each sequence (the paper's), or joint for those that wait in one forward.
-        sequences: that are decoded at the same time at most.
-        threads: of all workers together. null: one for each core.
-        overlap: draft while the target verifies; auto: where that was measured to be faster.
+        verifier: the target verifies one draft at a time (the paper's), or those that wait, batched in one
+            forward.
+        drafting: each sequence drafts by itself (the paper's), or those that wait are joined in one forward.
+        sequences: decoded at the same time at most.
+        overlap: draft while the target verifies. auto: on a GPU; on a CPU, whose cores both need, turns were
+            measured to be faster.
+        threads: of the target, and of all drafting together, where they overlap. null: half of the cores
+            each.
     """
 
-    verifier: Literal["one", "batched"] = "one"
-    drafting: Literal["workers", "joint"] = "workers"
-    sequences: int = setting(3, ge=1)
-    threads: int | None = setting(None, ge=1)
+    verifier: Literal["one", "batched"] = "batched"
+    drafting: Literal["each", "joined"] = "joined"
+    sequences: int = setting(8, ge=1)
     overlap: bool | Literal["auto"] = "auto"
+    threads: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "scheduler")
+        for name, known in (("verifier", ("one", "batched")), ("drafting", ("each", "joined"))):
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"scheduler.{name}: must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
+        if self.threads is not None and (len(self.threads) != 2 or min(self.threads) < 1):
+            raise UserError(
+                f"scheduler.threads: must be two numbers >= 1, of target and drafting, got {self.threads}"
+            )
 
 
 @dataclass(kw_only=True)
@@ -130,4 +145,3 @@ class ReasonConfig(SearchConfig):
         """
         super().check()
         check_ranges(self.task, "task")
-        check_ranges(self.scheduler, "scheduler")

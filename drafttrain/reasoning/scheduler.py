@@ -31,51 +31,17 @@ from drafttrain.inference.session import (
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode
 from drafttrain.kernels.team import native_team
+from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.reasoning.interface import Answer, Call
 from drafttrain.reasoning.prefixes import PrefixStore
 from drafttrain.reasoning.timeline import TARGET, Timeline
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.ranges import check_ranges, setting
 
-VERIFIERS = ("one", "batched")
-DRAFTING = ("each", "joined")
 PATIENCE = 300.0  # seconds without a draft or a verdict after which a run has got stuck
 GREEDY = SamplingParams()
 POLL = 0.2  # seconds: how soon waiting threads notice Ctrl-C
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """How sequences are scheduled.
-
-    Attributes:
-        verifier: "one" draft at a time, or "batched": all that wait.
-        drafting: "each" sequence by itself, or "joined": all that wait in one forward.
-        sequences: decoded at the same time.
-        overlap: draft while the target verifies. None: on a GPU; on a CPU, whose cores both need, turns
-            were measured to be faster.
-        threads: of the target, and of all drafting together, where they overlap. None: half of the cores
-            each.
-    """
-
-    verifier: str = "batched"
-    drafting: str = "joined"
-    sequences: int = setting(8, ge=1)
-    overlap: bool | None = None
-    threads: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "scheduler")
-        for name, known in (("verifier", VERIFIERS), ("drafting", DRAFTING)):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"scheduler.{name}: must be one of {', '.join(known)}, got {getattr(self, name)!r}"
-                )
-        if self.threads is not None and (len(self.threads) != 2 or min(self.threads) < 1):
-            raise UserError(
-                f"scheduler.threads: must be two numbers >= 1, of target and drafting, got {self.threads}"
-            )
 
 
 @dataclass(eq=False)
@@ -105,23 +71,6 @@ class Branch:
     def fail(self, error: Exception) -> None:
         """End it with the reason."""
         self.error = f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-@dataclass
-class Output:
-    """What a sequence has become.
-
-    Attributes:
-        text: without special tokens.
-        token_ids: including a stop token.
-        finish_reason: "stop", "length" or "not_finite"; None if it ended with an error.
-        error: why it could not go on.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    error: str | None
 
 
 class Rounds:
@@ -214,7 +163,7 @@ class ScheduledDecoder:
     def overlaps(self) -> bool:
         """Whether drafting and verifying run at the same time."""
         overlap = self.config.overlap
-        return self.target.device.type == "cuda" if overlap is None else overlap
+        return self.target.device.type == "cuda" if overlap == "auto" else overlap
 
     @torch.no_grad()
     def decode(
@@ -249,7 +198,7 @@ class ScheduledDecoder:
         sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
         max_new_tokens: int = 256,
         stop: Sequence[str] = (),
-    ) -> list[Output]:
+    ) -> list[Answer]:
         """Decode prompts (texts, chats or token ids); return their outputs in the same order.
 
         Args:
@@ -259,27 +208,46 @@ class ScheduledDecoder:
         Raises:
             UserError: a prompt is none, is empty or too long for the target.
         """
-        ids = [encode(self.target, prompt) for prompt in prompts]
-        draws = [sampling] * len(ids) if isinstance(sampling, SamplingParams) else list(sampling)
-        if len(draws) != len(ids):
-            raise UserError(f"sampling: must be one or {len(ids)}, as many as prompts, got {len(draws)}")
-        return self.outputs(
-            [Request(*each) for each in zip(ids, [max_new_tokens] * len(ids), draws)], [stop] * len(ids)
-        )
+        draws = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        if len(draws) != len(prompts):
+            raise UserError(f"sampling: must be one or {len(prompts)}, as many as prompts, got {len(draws)}")
+        calls = [Call(*each, tuple(stop)) for each in zip(prompts, [max_new_tokens] * len(prompts), draws)]
+        return self.answer(calls, strict=True)
 
-    def outputs(self, requests: Sequence[Request], stop: Sequence[Sequence[str]]) -> list[Output]:
-        """Decode requests, each with its own stop strings, to texts."""
-        texts = [OutputText(self.target.tokenizer, strings) for strings in stop]
-        outputs = [Output("", [], None, None) for _ in requests]
+    def answer(self, calls: Sequence[Call], strict: bool = False) -> list[Answer]:
+        """Decode calls to texts. What cannot go on has its reason as `error`: a prompt that is too long, NaN,
+        a worker that failed.
+
+        Args:
+            strict: raise what is wrong with a prompt.
+        """
+        answers: list[Answer | None] = [None] * len(calls)
+        requests, numbers = [], []
+        for number, call in enumerate(calls):
+            try:
+                request = Request(encode(self.target, call.messages), call.max_new_tokens, call.sampling)
+                check_request(self.target, request, number)
+            except UserError as error:
+                if strict:
+                    raise
+                answers[number] = Answer("", finish_reason="", error=str(error))
+                continue
+            requests.append(request)
+            numbers.append(number)
+        texts = [OutputText(self.target.tokenizer, calls[number].stop) for number in numbers]
+        found: list[tuple[list[str], list[int]]] = [([], []) for _ in numbers]
 
         def extend(row: Row) -> None:
             text, tokens = texts[row.number].push(row)
-            outputs[row.number].text += text
-            outputs[row.number].token_ids += tokens
+            found[row.number][0].append(text)
+            found[row.number][1].extend(tokens)
 
-        for output, branch in zip(outputs, self.decode(requests, on_tokens=extend)):
-            output.finish_reason, output.error = branch.row.finish_reason, branch.error
-        return outputs
+        for number, branch, (pieces, tokens) in zip(numbers, self.decode(requests, on_tokens=extend), found):
+            reason, error = branch.row.finish_reason or "", branch.error
+            if reason == "not_finite":
+                error = "the target's logits are not finite"
+            answers[number] = Answer("".join(pieces), tuple(tokens), reason, error)
+        return answers
 
     def _threads(self) -> tuple[int | None, int]:
         """Return the threads of the target and of drafting: all of them in turn, or shares that add up to no

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from drafttrain.decoder import SpeculativeDecoder
     from drafttrain.reasoning.config import ReasonConfig
-    from drafttrain.reasoning.interface import Answer, Call, Generate
+    from drafttrain.reasoning.interface import Generate
+    from drafttrain.reasoning.scheduler import ScheduledDecoder
+
+PREFIX_TOKENS = 8192  # of encoded prompts that are kept
 
 
 class _PrintKeys(argparse.Action):
@@ -35,7 +37,7 @@ def reason(args: argparse.Namespace) -> None:
     from drafttrain.run.recipe import load_settings
 
     config = load_settings(ReasonConfig, args.recipe, args.overrides)
-    grow(config, serial(config))
+    grow(config, scheduled(config))
 
 
 def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:
@@ -64,36 +66,28 @@ def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:
     return sums
 
 
-def serial(config: "ReasonConfig") -> "Generate":
-    """Return a function that decodes one call after another.
+def scheduled(config: "ReasonConfig") -> "Generate":
+    """Return a function that decodes the calls of a round as the recipe's scheduler says.
 
     Target and drafter are loaded by the first call: problems are read before it, and trees that are finished
     need none.
     """
     decoder = functools.cache(lambda: _decoder(config))
-    return lambda calls: [_answer(decoder(), call) for call in calls]
+    return lambda calls: decoder().answer(calls)
 
 
-def _decoder(config: "ReasonConfig") -> "SpeculativeDecoder":
+def _decoder(config: "ReasonConfig") -> "ScheduledDecoder":
     from drafttrain.decoder import SpeculativeDecoder
     from drafttrain.inference.proposer import NoProposer
+    from drafttrain.reasoning.scheduler import ScheduledDecoder
     from drafttrain.target_lm.loading import load_for_decoding
 
     if config.drafter is None:
-        return SpeculativeDecoder(load_for_decoding(config.target, dtype=config.dtype), NoProposer())
-    return SpeculativeDecoder.from_pretrained(
-        config.drafter, config.target, dtype=config.dtype, tree=config.tree
-    )
-
-
-def _answer(decoder: "SpeculativeDecoder", call: "Call") -> "Answer":
-    """Decode one call; a prompt that is too long and logits that are not finite are the answer's error."""
-    from drafttrain.reasoning.interface import Answer
-    from drafttrain.utils.errors import UserError
-
-    try:
-        result = decoder.generate(call.messages, call.max_new_tokens, call.sampling, call.stop)
-    except UserError as error:
-        return Answer("", finish_reason="", error=str(error))
-    error = "the target's logits are not finite" if result.finish_reason == "not_finite" else None
-    return Answer(result.text, tuple(result.token_ids), result.finish_reason, error)
+        target, proposer = load_for_decoding(config.target, dtype=config.dtype), NoProposer()
+    else:
+        loaded = SpeculativeDecoder.from_pretrained(
+            config.drafter, config.target, dtype=config.dtype, tree=config.tree
+        )
+        target, proposer = loaded.target, loaded.proposer
+    prefixes = PREFIX_TOKENS if config.prefixes else 0
+    return ScheduledDecoder(target, proposer, config.scheduler, prefixes)

@@ -53,7 +53,7 @@ def test_twins_grow_trees(path, tmp_path, monkeypatch):
 def test_minimal_recipe(tmp_path):
     config = load(MINIMAL, tmp_path)
     assert (config.thoughts, config.steps, config.drafter, config.prefixes) == (3, None, None, True)
-    assert config.scheduler.overlap == "auto" and config.scheduler.verifier == "one"
+    assert config.scheduler.overlap == "auto" and config.scheduler.verifier == "batched"
     assert load(MINIMAL, tmp_path, "--scheduler.overlap", "false").scheduler.overlap is False
     assert load(MINIMAL, tmp_path, "--task.limit", "4").task.limit == 4
 
@@ -66,7 +66,7 @@ def test_every_key_is_explained():
     )
     named += " seed out scheduler scheduler.verifier scheduler.drafting scheduler.sequences scheduler.threads"
     assert {*named.split(), "scheduler.overlap"} <= set(keys)
-    assert "verifier (one | batched, default one)" in explain_keys("scheduler", ReasonConfig)
+    assert "verifier (one | batched, default batched)" in explain_keys("scheduler", ReasonConfig)
     assert keys["scheduler.overlap"].kind == "bool | auto"
 
 
@@ -77,7 +77,7 @@ def test_every_key_is_explained():
         (["--breadth", "0"], "breadth: must be >= 1, got 0"),
         (["--steps", "0"], "steps: must be >= 1, got 0"),
         (["--scheduler.sequences", "0"], "scheduler.sequences: must be >= 1, got 0"),
-        (["--scheduler.threads", "0"], "scheduler.threads: must be >= 1, got 0"),
+        (["--scheduler.threads", "[1, 0]"], "scheduler.threads: must be two numbers >= 1"),
         (["--sampling.temperature", "-1"], "sampling.temperature: must be >= 0 and < inf, got -1.0"),
         (["--sampling.top_p", "0"], "sampling.top_p: must be > 0 and <= 1, got 0.0"),
         (["--task.limit", "0"], "task.limit: must be >= 1, got 0"),
@@ -86,7 +86,7 @@ def test_every_key_is_explained():
         (["--search", "mcts", "--evaluator", "vote"], "evaluator: must be value for search mcts, got vote"),
         (["--evaluator", "judge"], "evaluator: must be one of value, vote, got judge"),
         (["--scheduler.verifier", "two"], "scheduler.verifier: must be one of one, batched, got two"),
-        (["--scheduler.drafting", "none"], "scheduler.drafting: must be one of workers, joint, got none"),
+        (["--scheduler.drafting", "none"], "scheduler.drafting: must be one of each, joined, got none"),
         (["--thoughts", "many"], "thoughts: must be a whole number, got many"),
         (["--thougts", "3"], "unknown key thougts; did you mean thoughts?"),
         (["--verifier", "one"], "unknown key verifier; did you mean scheduler.verifier?"),

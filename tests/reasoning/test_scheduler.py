@@ -14,8 +14,9 @@ from drafttrain.inference.decode import Request, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.prefixes import PrefixStore
-from drafttrain.reasoning.scheduler import Pace, Rounds, ScheduledDecoder, SchedulerConfig
+from drafttrain.reasoning.scheduler import Pace, Rounds, ScheduledDecoder
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.trees.parse import parse_policy
