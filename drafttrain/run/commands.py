@@ -180,9 +180,7 @@ def corpus(args: argparse.Namespace) -> None:
 def export_options(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser)
     _add_stage(parser)
-    group = parser.add_argument_group(
-        "for other tools", "FORMAT: causal-lm, eagle, medusa or medusa-original; card with --to"
-    )
+    group = parser.add_argument_group("for other tools", "FORMAT: causal-lm, eagle or medusa; card with --to")
     text = "write a bundle, or a trained drafter, in this layout"
     group.add_argument("--to", metavar="FORMAT", help=text)
     text = "check a folder in this layout, whoever wrote it"

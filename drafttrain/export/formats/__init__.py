@@ -1,15 +1,14 @@
 """Export drafters to layouts of other tools, and import them from there.
 
-causal-lm         a VDM as a plain causal LM: transformers (`assistant_model`), vLLM (`draft_model`)
-eagle             EAGLE-1: vLLM (`eagle`), the authors' code
-medusa            MEDUSA-1 for vLLM (`medusa`)
-medusa-original   MEDUSA-1 for the authors' code
+causal-lm   a VDM as a plain causal LM: transformers (`assistant_model`), vLLM (`draft_model`)
+eagle       EAGLE-1: vLLM (`eagle`), the authors' code
+medusa      MEDUSA-1 for vLLM (`medusa`)
 """
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ import torch
 from drafttrain.bundle import find_bundle
 from drafttrain.drafters.config import kind_of, read_config
 from drafttrain.drafters.model_config import check_identity
-from drafttrain.export.card import read_facts
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
 from drafttrain.export.formats.layout import Config, Layout, TargetParts, Tensors
 from drafttrain.target_lm.loading import load_target
@@ -38,7 +36,6 @@ class Format:
         name: for messages.
         check: refuses drafters that the layout cannot express, by their config.
         serve: vLLM's `method`; None where the layout is not for vLLM.
-        file: of the weights.
         with_tokenizer: whether the folder includes the target's tokenizer.
     """
 
@@ -49,7 +46,6 @@ class Format:
     name: str
     check: Callable[[Config], None] = lambda config: None
     serve: str | None = None
-    file: str = layout.WEIGHTS
     with_tokenizer: bool = False
 
 
@@ -80,14 +76,6 @@ FORMATS = {
         medusa.medusa_problems,
         "MEDUSA heads for vLLM",
         serve="medusa",
-    ),
-    "medusa-original": Format(
-        ("medusa",),
-        medusa.to_medusa_original,
-        medusa.from_medusa_original,
-        medusa.medusa_original_problems,
-        "MEDUSA heads in their authors' layout",
-        file=medusa.ORIGINAL_WEIGHTS,
     ),
 }
 
@@ -141,12 +129,10 @@ def export_to(
             n: tensor.to(wide) if tensor.is_floating_point() else tensor for n, tensor in tensors.items()
         }
     parts = target if isinstance(target, TargetParts) else _parts(config, target, folder)
-    if parts.name is None:
-        parts = replace(parts, name=read_facts(folder).base_model or config["target"].get("name"))
     with _about(folder):
         found = known.to(config, tensors, parts)
     layout.refuse(folder, known.name, known.problems(found.config, found.tensors))
-    layout.write(out, found, known.file, parts.tokenizer if known.with_tokenizer else None)
+    layout.write(out, found, parts.tokenizer if known.with_tokenizer else None)
     return found
 
 
@@ -157,7 +143,7 @@ def validate(format: str, folder: str | os.PathLike) -> None:
         UserError: the problems.
     """
     known = find_format(format)
-    layout.refuse(folder, known.name, known.problems(*layout.read(folder, known.file)))
+    layout.refuse(folder, known.name, known.problems(*layout.read(folder)))
 
 
 def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) -> None:
@@ -169,7 +155,7 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
     known = find_format(format)
     layout.check_empty(out)
     validate(format, folder)
-    read = layout.read(folder, known.file)
+    read = layout.read(folder)
     with _about(folder):
         own, _ = layout.unpack_own(read[0])
     _check_kind(own, known, format, Path(folder))

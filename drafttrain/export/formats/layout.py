@@ -81,14 +81,12 @@ class TargetParts:
         head: LM head [V, H].
         config: of the language model, for its special tokens.
         tokenizer: for layouts that include one.
-        name: the target's public name, for layouts that include it; None if it is not known.
     """
 
     embeddings: torch.Tensor
     head: torch.Tensor
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None = None
-    name: str | None = None
 
     @classmethod
     def of(cls, target: FrozenTarget) -> "TargetParts":
@@ -152,7 +150,6 @@ def check_empty(folder: str | os.PathLike) -> None:
 def write(
     folder: str | os.PathLike,
     layout: Layout,
-    file: str = WEIGHTS,
     tokenizer: PreTrainedTokenizerBase | None = None,
     what: str = "the export",
 ) -> None:
@@ -169,12 +166,12 @@ def write(
         if tokenizer is not None:
             tokenizer.save_pretrained(new)
         stored = {name: tensor.contiguous() for name, tensor in layout.tensors.items()}
-        save_file(stored, new / file, metadata={"format": "pt"})
-        (new / file).chmod(0o644)  # safetensors lets nobody but the owner read
+        save_file(stored, new / WEIGHTS, metadata={"format": "pt"})
+        (new / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
         (new / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
 
 
-def read(folder: str | os.PathLike, file: str = WEIGHTS) -> tuple[Config, Tensors]:
+def read(folder: str | os.PathLike) -> tuple[Config, Tensors]:
     """Read config and tensors of a layout's folder.
 
     Raises:
@@ -183,7 +180,7 @@ def read(folder: str | os.PathLike, file: str = WEIGHTS) -> tuple[Config, Tensor
     config = read_json(Path(folder) / "config.json")
     if not isinstance(config, dict):
         raise UserError(f"{folder}/config.json: must be a JSON object; export it again")
-    return config, read_tensors(Path(folder) / file)
+    return config, read_tensors(Path(folder) / WEIGHTS)
 
 
 # decoder layers

@@ -1,4 +1,4 @@
-"""MEDUSA-1 in two layouts: vLLM's (`method: medusa`), and that of the Medusa authors.
+"""MEDUSA-1 as vLLM reads it (`method: medusa`).
 
 vLLM describes a `token_map` for heads over fewer tokens, but version 0.32 cannot load one with separate heads
 (each is created for all of the target's tokens, and D rows do not fit), so the heads are written over all
@@ -26,7 +26,6 @@ from drafttrain.export.formats.layout import (
     unpack_own,
 )
 
-ORIGINAL_WEIGHTS = "medusa_lm_head.safetensors"
 REQUIRED = {
     "architectures": list,
     "model_type": str,
@@ -39,22 +38,6 @@ REQUIRED = {
     "original_lm_head": bool,
 }
 OPTIONAL = {"dtype": str, "torch_dtype": str, "transformers_version": str, OWN: dict}
-ORIGINAL_REQUIRED = {
-    "medusa_num_heads": int,
-    "medusa_num_layers": int,
-    "base_model_name_or_path": str,
-    "version": str,
-}
-# vLLM needs these to read the authors' layout; their own code ignores them.
-ORIGINAL_OPTIONAL = {
-    "model_type": str,
-    "hidden_size": int,
-    "vocab_size": int,
-    "medusa_fc_bias": bool,
-    "transformers_version": str,
-    "torch_dtype": str,
-    OWN: dict,
-}
 
 
 def to_medusa(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
@@ -106,62 +89,6 @@ def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
     return problems + tensor_problems(tensors, _shapes(config, config["num_hidden_layers"]))
 
 
-def to_medusa_original(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """Return MEDUSA heads in their authors' layout, over all of the target's tokens (`full_head`)."""
-    ids, found = _heads(config, tensors, target)
-    fields = {
-        "medusa_num_heads": config["heads"],
-        "medusa_num_layers": 1,
-        "base_model_name_or_path": target.name or "",
-        "version": "2",
-        "hidden_size": config["hidden_size"],
-        "vocab_size": config["target_vocab_size"],
-        "medusa_fc_bias": True,
-        OWN: pack_own(config, ids),
-    }
-    named = {_original_name(name): tensor for name, tensor in found.items()}
-    return Layout(fields, named, _notes(config, found, len(ids)))
-
-
-def from_medusa_original(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """Return the inverse of `to_medusa_original`: a drafter's own config and tensors.
-
-    Raises:
-        UserError: it was not exported from here.
-    """
-    renamed = {}
-    for name, tensor in tensors.items():
-        i, layer, *rest = name.split(".")
-        new = f"blocks.{i}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{i}.weight"
-        renamed[new] = tensor
-    return from_medusa(config, renamed)
-
-
-def medusa_original_problems(config: Config, tensors: Tensors) -> list[str]:
-    """Return the problems of a folder of MEDUSA heads in their authors' layout."""
-    problems = config_problems(config, ORIGINAL_REQUIRED, ORIGINAL_OPTIONAL)
-    if problems:
-        return problems
-    if not config["base_model_name_or_path"]:
-        problems.append("config.json: base_model_name_or_path is empty, and nothing else names the target")
-    first = f"0.{config['medusa_num_layers']}.weight"
-    if first not in tensors:
-        return [f"no tensor {first}"]
-    if tensors[first].ndim != 2:
-        return [f"{first} is {list(tensors[first].shape)}, no head [V, H]"]
-    size, hidden = tensors[first].shape
-    sizes = {"hidden_size": hidden, "vocab_size": size, "num_heads": config["medusa_num_heads"]}
-    for key in ("hidden_size", "vocab_size"):
-        if config.get(key, sizes[key]) != sizes[key]:
-            problems.append(f"config.json: {key} is {config[key]}, and {first} is {[size, hidden]}")
-    if not config.get("medusa_fc_bias", True):
-        problems.append("config.json: medusa_fc_bias is false, and vLLM would leave out the blocks' biases")
-    problems += dtype_problems(config, tensors, "torch_dtype")
-    shapes = _shapes({**config, **sizes, "medusa_fc_bias": True}, config["medusa_num_layers"])
-    named = {_original_name(name, config["medusa_num_layers"]): shape for name, shape in shapes.items()}
-    return problems + tensor_problems(tensors, named)
-
-
 def _heads(config: Config, tensors: Tensors, target: TargetParts) -> tuple[torch.Tensor, Tensors]:
     """Return the draft vocabulary [D], and blocks and heads over all tokens under vLLM's names."""
     ids = check_own(config, tensors, target)
@@ -185,12 +112,6 @@ def _shapes(config: Config, blocks: int) -> Shapes:
                 shapes[f"blocks.{i}.layers.{j}.bias"] = (hidden,)
         shapes[f"lm_heads.{i}.weight"] = (config["vocab_size"], hidden)
     return shapes
-
-
-def _original_name(name: str, blocks: int = 1) -> str:
-    """Return the authors' name of a tensor that vLLM calls blocks.0.layers.0.weight or lm_heads.0.weight."""
-    part, i, *rest = name.split(".")
-    return f"{i}.{blocks}.weight" if part == "lm_heads" else f"{i}.{rest[1]}.linear.{rest[2]}"
 
 
 def _notes(config: Config, found: Tensors, draft: int) -> tuple[str, ...]:
