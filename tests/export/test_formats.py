@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from drafttrain.drafters.auto import load_drafter, new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.export.formats import FORMATS, export_to, import_from, validate
-from drafttrain.export.formats.layout import TargetParts, full_head
+from drafttrain.export.formats.layout import full_head
 from drafttrain.run import cli
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
@@ -629,11 +629,11 @@ def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
         export_to("causal-lm", folder, tmp_path / "out", str(tmp_path / "other"))
 
 
-def test_parts_of_another_size_are_refused(llama, tmp_path):
-    folder, parts = make(tmp_path / "vdm", llama, "vdm"), TargetParts.of(llama)
-    other = TargetParts(parts.embeddings[:500], parts.head[:500], parts.config)
-    with pytest.raises(UserError, match="target: must have a head of 512 x 64, got 500 x 64"):
-        export_to("causal-lm", folder, tmp_path / "out", other)
+def test_a_vocabulary_of_another_size_than_the_targets_is_refused(llama, tmp_path):
+    folder = make(tmp_path / "vdm", llama, "vdm")
+    change_config(folder, target_vocab_size=600)
+    with pytest.raises(UserError, match=r"embed_tokens.weight is \[512, 64\], not \[600, 64\]"):
+        export_to("causal-lm", folder, tmp_path / "out", llama)
 
 
 def test_nothing_is_replaced_but_an_export(llama, tmp_path):

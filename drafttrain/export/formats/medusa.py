@@ -5,27 +5,12 @@ vLLM describes a `token_map` for heads over fewer tokens, but version 0.32 canno
 tokens.
 """
 
-import torch
+from drafttrain.export.formats import layout
+from drafttrain.export.formats.layout import IDS, OWN, Config, Layout, Shapes, Tensors
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.machine import dtype_name
 
-from drafttrain.export.formats.layout import (
-    IDS,
-    OWN,
-    Config,
-    Layout,
-    Shapes,
-    TargetParts,
-    Tensors,
-    check_own,
-    config_problems,
-    dtype_name,
-    dtype_of,
-    dtype_problems,
-    full_head,
-    pack_own,
-    tensor_problems,
-    unpack_own,
-)
-
+NAME, KINDS, SERVE = "MEDUSA heads for vLLM", ("medusa",), "medusa"
 REQUIRED = {
     "architectures": list,
     "model_type": str,
@@ -40,32 +25,44 @@ REQUIRED = {
 OPTIONAL = {"dtype": str, "torch_dtype": str, "transformers_version": str, OWN: dict}
 
 
-def to_medusa(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
+def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return MEDUSA heads in vLLM's layout, over all of the target's tokens (`full_head`)."""
-    ids, found = _heads(config, tensors, target)
+    ids, size = layout.check_drafter(config, tensors), config["target_vocab_size"]
+    found: Tensors = {}
+    for i in range(config["heads"]):
+        found[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
+        found[f"blocks.{i}.layers.0.bias"] = tensors[f"blocks.{i}.bias"]
+        found[f"lm_heads.{i}.weight"] = layout.full_head(tensors[f"lm_heads.{i}.weight"], ids, size)
     fields = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "hidden_size": config["hidden_size"],
-        "vocab_size": config["target_vocab_size"],
-        "truncated_vocab_size": config["target_vocab_size"],
+        "vocab_size": size,
+        "truncated_vocab_size": size,
         "num_heads": config["heads"],
         "num_hidden_layers": 1,  # residual blocks of each head
         "medusa_fc_bias": True,
         "original_lm_head": False,
-        "dtype": dtype_name(dtype_of(tensors)),
-        OWN: pack_own(config, ids),
+        "dtype": dtype_name(layout.dtype_of(tensors)),
+        OWN: layout.pack_own(config, ids),
     }
-    return Layout(fields, found, _notes(config, found, len(ids)))
+    notes = ()
+    if len(ids) < size:
+        n_bytes = sum(tensor.nbytes for tensor in found.values())
+        notes = (
+            f"drafts the same {len(ids)} tokens as here; its heads have rows for all {size} tokens, "
+            f"{n_bytes / 1e9:.2f} GB",
+        )
+    return Layout(fields, found, notes)
 
 
-def from_medusa(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """Return the inverse of `to_medusa`: a drafter's own config and tensors.
+def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Return the inverse of `to_layout`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
     """
-    own, ids = unpack_own(config)
+    own, ids = layout.unpack_own(config)
     found = {IDS: ids}
     for name, tensor in tensors.items():
         part, i, *rest = name.split(".")
@@ -73,53 +70,30 @@ def from_medusa(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
     return own, found
 
 
-def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
+def problems(config: Config, tensors: Tensors) -> list[str]:
     """Return the problems of a folder of MEDUSA heads for vLLM."""
-    problems = config_problems(config, REQUIRED, OPTIONAL)
-    if problems:
-        return problems
+    found = layout.config_problems(config, REQUIRED, OPTIONAL)
+    if found:
+        return found
     if config["model_type"] != "medusa" or config["architectures"] != ["MedusaModel"]:
-        problems.append("config.json: model_type and architectures are not medusa and [MedusaModel]")
+        found.append("config.json: model_type and architectures are not medusa and [MedusaModel]")
     if config["original_lm_head"] or config["truncated_vocab_size"] != config["vocab_size"]:
-        problems.append(
+        found.append(
             "config.json: original_lm_head must be false and truncated_vocab_size equal to vocab_size, or "
             "vLLM cannot load separate heads"
         )
-    problems += dtype_problems(config, tensors, "dtype") + dtype_problems(config, tensors, "torch_dtype")
-    return problems + tensor_problems(tensors, _shapes(config, config["num_hidden_layers"]))
+    for key in ("dtype", "torch_dtype"):
+        found += layout.dtype_problems(config, tensors, key)
+    return found + layout.tensor_problems(tensors, _shapes(config))
 
 
-def _heads(config: Config, tensors: Tensors, target: TargetParts) -> tuple[torch.Tensor, Tensors]:
-    """Return the draft vocabulary [D], and blocks and heads over all tokens under vLLM's names."""
-    ids = check_own(config, tensors, target)
-    found: Tensors = {}
-    for i in range(config["heads"]):
-        found[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
-        found[f"blocks.{i}.layers.0.bias"] = tensors[f"blocks.{i}.bias"]
-        found[f"lm_heads.{i}.weight"] = full_head(
-            tensors[f"lm_heads.{i}.weight"], ids, config["target_vocab_size"]
-        )
-    return ids, found
-
-
-def _shapes(config: Config, blocks: int) -> Shapes:
-    """Return the shapes of all tensors under vLLM's names."""
+def _shapes(config: Config) -> Shapes:
+    """Return the shapes of all tensors."""
     hidden, shapes = config["hidden_size"], {}
     for i in range(config["num_heads"]):
-        for j in range(blocks):
+        for j in range(config["num_hidden_layers"]):
             shapes[f"blocks.{i}.layers.{j}.weight"] = (hidden, hidden)
             if config["medusa_fc_bias"]:
                 shapes[f"blocks.{i}.layers.{j}.bias"] = (hidden,)
         shapes[f"lm_heads.{i}.weight"] = (config["vocab_size"], hidden)
     return shapes
-
-
-def _notes(config: Config, found: Tensors, draft: int) -> tuple[str, ...]:
-    size = config["target_vocab_size"]
-    if draft == size:
-        return ()
-    n_bytes = sum(tensor.nbytes for tensor in found.values())
-    return (
-        f"drafts the same {draft} tokens as here; its heads have rows for all {size} tokens, "
-        f"{n_bytes / 1e9:.2f} GB",
-    )
