@@ -191,6 +191,8 @@ def read_bundle(path: str | os.PathLike) -> BundleFiles:
         with usable(folder / CLASSIFIER_REPORT, "train again with drafttrain c2t"):
             for row in classifier["rows"].values():
                 float(row["all"]["ece"]) + sum(n + 0 for n, _, _ in row["all"]["bins"])
+            for curve in classifier.get("curves", {}).values():
+                sum(curve["theta"]) + sum(curve["recall"]) + curve["theta"][0]
     if evaluation is not None:
         if not isinstance(evaluation, dict) or evaluation.get("format_version") != EVALUATION_VERSION:
             raise UserError(

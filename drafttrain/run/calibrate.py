@@ -2,16 +2,19 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 from rich.console import Console
 
 from drafttrain.bundle import Bundle, load_bundle
-from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.calibration import FILE, Calibration
 from drafttrain.calibration.config import CalibrateConfig
-from drafttrain.calibration.full import full_calibration, write_calibration
+from drafttrain.calibration.full import full_calibration
 from drafttrain.calibration.quick import is_disturbed, quick_calibration
 from drafttrain.data.prompts import read_prompts
+from drafttrain.report.pictures import draw_calibration
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import write_json
 from drafttrain.utils.machine import check_quiet
 
 
@@ -51,8 +54,7 @@ def calibrate(
         which = f"{config.prompts.path}: prompt {prompt.id}"
         model.check_length(prompt_ids, config.max_new_tokens, which)
     found = full_calibration(config, model, drafter, loaded.fingerprints, ids, loaded.classifier, console)
-    write_calibration(found, out)
-    _show(found, console)
+    _write(found, Path(out), console)
     return found
 
 
@@ -84,8 +86,7 @@ def calibrate_quickly(
     if is_disturbed(found):
         taken = found.machine["load"]
         console.print(f"[yellow]timings are poor:[/] other processes took {taken:.1f} cores", highlight=False)
-    write_calibration(found, out)
-    _show(found, console)
+    _write(found, Path(out), console)
     return found
 
 
@@ -97,7 +98,10 @@ def _check_depth(loaded: Bundle) -> None:
         )
 
 
-def _show(found: Calibration, console: Console) -> None:
+def _write(found: Calibration, out: Path, console: Console) -> None:
+    """Write `calibration.json` and its pictures, and print the figures that decoding uses."""
+    write_json(out / FILE, found.to_json())
+    draw_calibration(out)
     costs, raw, scaled = found.costs, found.confidence["raw"]["all"], found.confidence["scaled"]["all"]
     largest = costs.target.sizes[-1]
     verify = ", ".join(f"{n}: {1000 * costs.target(n):.1f}" for n in (1, 8, 32, 128) if n <= largest)

@@ -10,12 +10,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drafttrain.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
@@ -58,14 +55,6 @@ def _sha256(file) -> str:  # Python 3.10 has no file_digest
     while chunk := file.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def save_figure(figure: "Figure", path: Path, dpi: int = 100) -> None:
-    """Writes a matplotlib figure as a PNG file, whole or not at all."""
-    figure.tight_layout()
-    temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=dpi, bbox_inches="tight")  # a key may stand below the axes
-    os.replace(temporary, path)
 
 
 def fingerprint(value: Any) -> str:

@@ -4,7 +4,7 @@ causal-lm   a VDM as a plain causal LM: transformers (`assistant_model`), vLLM (
 eagle       EAGLE-1: vLLM (`eagle`), the authors' code
 medusa      MEDUSA-1 for vLLM (`medusa`)
 
-Each is a module with `NAME` for messages, `KINDS` of the drafters that it can express, vLLM's method `SERVE`, and
+Each is a module with `NAME` for messages, `KINDS` of drafters that it can express, vLLM's method `SERVE`, and
 
     to_layout(config, tensors, target) -> Layout      raises UserError where it cannot express a drafter
     from_layout(config, tensors) -> config, tensors   the inverse, for what was exported from here
