@@ -28,6 +28,7 @@ from drafttrain.inference.sampling import SamplingParams
 from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import usable
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted
 
@@ -172,12 +173,8 @@ class MeasurementLog:
         if lines[:1] != [head]:
             lines = [head]
         for number, line in enumerate(lines[1:], 2):
-            try:
+            with usable(f"{self.path}: line {number}", "remove it, and it is measured again"):
                 measurement = Measurement.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{self.path}: line {number} is damaged ({error}); remove it, and it is measured again"
-                ) from None
             self._known[self._name(measurement)] = measurement
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")

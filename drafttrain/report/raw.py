@@ -3,10 +3,8 @@
 import gzip
 import json
 import os
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from drafttrain.classifier.train import REPORT as CLASSIFIER_REPORT
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement
 from drafttrain.evaluation.sweep import Point
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, sha256_file
+from drafttrain.utils.files import read_json, sha256_file, usable
 
 MEASUREMENTS = ("measurements.jsonl", "measurements.jsonl.gz")
 EVALUATION_VERSION = 2  # format of summary.json and eval.json that is read here
@@ -86,19 +84,6 @@ class BundleFiles:
     evaluation: dict[str, Any] | None
     classifier: dict[str, Any] | None
     files: list[Path]
-
-
-@contextmanager
-def usable(place: str | Path, remedy: str) -> Iterator[None]:
-    """Turn the errors of reading a damaged file into one line.
-
-    Raises:
-        UserError: the block raised such an error.
-    """
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{place}: damaged ({error}); {remedy}") from None
 
 
 def read_benchmark(path: str | os.PathLike) -> Benchmark:

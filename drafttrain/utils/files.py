@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,19 @@ def read_json(path: str | os.PathLike) -> Any:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); delete it and make it again") from None
+
+
+@contextmanager
+def usable(place: str | os.PathLike, remedy: str) -> Iterator[None]:
+    """Turn the errors of reading a damaged file into one line.
+
+    Raises:
+        UserError: the block raised such an error.
+    """
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{place}: damaged ({error}); {remedy}") from None
 
 
 @contextmanager
