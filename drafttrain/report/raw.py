@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from drafttrain.bundle_files import EVALUATION, LOG
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.classifier.train import REPORT as CLASSIFIER_REPORT
-from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, BASELINES, Measurement, Row, tabulate
 from drafttrain.evaluation.sweep import Point
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, sha256_file, usable
 
@@ -49,6 +51,32 @@ class Group:
     @property
     def has_baseline(self) -> bool:
         return AUTOREGRESSIVE in self.measurements[0].runs
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """Return the reported numbers by method, the fastest drafting first, the baselines last."""
+        rows = tabulate(self.measurements)
+        order = sorted(rows, key=lambda name: (name in BASELINES, -rows[name].tokens_per_second))
+        return {name: rows[name] for name in order}
+
+    @cached_property
+    def stats(self) -> dict[str, DecodeStats | None]:
+        """Return the counts of the first repeat by method; None for other engines."""
+        first = [m for m in self.measurements if m.repeat == 0]
+        runs = {name: [m.runs[name].stats for m in first] for name in self.rows}
+        return {name: None if None in stats else sum(stats, DecodeStats()) for name, stats in runs.items()}
+
+    @property
+    def drafting(self) -> list[str]:
+        """Return the methods that draft in our own loop."""
+        return [name for name, stats in self.stats.items() if stats is not None and stats.verify_tokens]
+
+    @property
+    def answers(self) -> str:
+        """Return the number of answers and repeats, in words."""
+        row = next(iter(self.rows.values()))
+        repeats = f", {row.repeats} repeats" if row.repeats > 1 else ""
+        return f"{row.prompts} answer{'s' if row.prompts > 1 else ''}{repeats}"
 
     def only(self, methods: Sequence[str]) -> list[Measurement]:
         """Return the measurements with the runs of these methods alone."""
