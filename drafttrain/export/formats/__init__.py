@@ -106,7 +106,7 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
     Raises:
         UserError: the folder is damaged, or was not exported from here, or `out` is not empty.
     """
-    layout.check_empty(out)
+    layout.check_place(out, replace=False)
     validate(format, folder)
     config, tensors = layout.read(folder)
     if isinstance(config.get(layout.OWN), dict):

@@ -96,8 +96,11 @@ def read_tensors(path: Path) -> Tensors:
         raise UserError(f"{path}: cannot be read ({brief(error)}); make it again") from None
 
 
-def check_place(folder: str | os.PathLike) -> None:
+def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
     """Refuse to replace anything but an earlier export of ours, the exported drafter least of all.
+
+    Args:
+        replace: False refuses to replace an export, too.
 
     Raises:
         UserError: the folder holds something else.
@@ -105,20 +108,11 @@ def check_place(folder: str | os.PathLike) -> None:
     folder = Path(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
+    if not replace:
+        raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     if not isinstance(config, dict) or OWN not in config:
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
-
-
-def check_empty(folder: str | os.PathLike) -> None:
-    """Refuse to replace anything, the export that is read least of all.
-
-    Raises:
-        UserError: the folder is not empty.
-    """
-    folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
 
 
 def write(folder: str | os.PathLike, layout: Layout, what: str = "the export") -> None:
