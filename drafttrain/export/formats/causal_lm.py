@@ -109,7 +109,7 @@ def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 def problems(config: Config, tensors: Tensors) -> list[str]:
     """Return the problems of a causal LM: it has to be what transformers makes of its config. A VDM is of a
     few kinds, with known fields; a small LM may be of any."""
-    own, rope, found = config.get(OWN), config.get("rope_parameters", {}), []
+    own, rope, found = config.get(OWN), config.get("rope_parameters") or {}, []
     is_small = isinstance(own, dict) and own.get("model_type") == SMALL_LM
     if not is_small:
         found = layout.config_problems(config, REQUIRED, OPTIONAL)

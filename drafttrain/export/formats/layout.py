@@ -10,7 +10,8 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
 
-from drafttrain.drafters.auto import model_class
+from drafttrain.drafters import auto as _drafters  # noqa: F401 - so that `AutoModel` knows them
 from drafttrain.drafters.config import kind_of
+from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import new_folder, read_json, require_free_disk
@@ -29,7 +31,8 @@ from drafttrain.utils.machine import dtype_name
 WEIGHTS = "model.safetensors"
 OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact
 IDS = "draft_to_target"
-UNREAD = {"tapped_blocks", "training"}  # keys of a drafter's own config that no layout depends on
+OF_KIND = {"medusa": ("heads",), "causal_lm": ("lm",)}  # keys of a drafter's own config that only they have
+UNREAD = {"tapped_blocks", "training"}  # keys of it that no layout depends on
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -252,12 +255,11 @@ def check_own_config(config: Config) -> None:
     Raises:
         UserError: it has not.
     """
-    kind = model_class(kind_of(config)).config_class
-    keys = {item.name for item in fields(kind)} - {item.name for item in fields(PreTrainedConfig)}
-    problems = [f"config.json lacks {key}" for key in sorted(keys - UNREAD - config.keys())]
+    keys = {*get_annotations(DraftModelConfig), *OF_KIND.get(kind_of(config), ())} - UNREAD
+    problems = [f"config.json lacks {key}" for key in sorted(keys - config.keys())]
     if not problems:
         try:
-            kind(**copy.deepcopy(config))  # it changes rope fields
+            AutoConfig.for_model(**copy.deepcopy(config))  # it changes rope fields
         except Exception as error:  # of its strict fields and of transformers' own checks
             problems.append(f"config.json: {brief(error)}")
     refuse("the drafter", "whole", problems)
