@@ -84,10 +84,10 @@ def export_to(
         target = load_target(name, dtype="stored", device="cpu")
     with _about(folder):
         check_identity(config["target"], target)
-        found = known.to_layout(config, tensors, target)
-    layout.refuse(folder, known.NAME, known.problems(found.config, found.tensors))
-    layout.write(out, found)
-    return found
+        exported = known.to_layout(config, tensors, target)
+    layout.refuse(folder, known.NAME, known.problems(exported.config, exported.tensors))
+    layout.write(out, exported)
+    return exported
 
 
 def validate(format: str, folder: str | os.PathLike) -> None:

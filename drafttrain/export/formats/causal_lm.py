@@ -64,12 +64,12 @@ def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     embeddings, head = layout.embeddings(target), target.lm_head.weight.detach()  # [V, H] each
     inner = {name: tensor for name, tensor in layout.without_ids(tensors).items() if name != HEAD}
     inner = {"embed_tokens.weight": embeddings.to(dtype), **inner}
-    found = {f"model.{layout.foreign_name(name)}": tensor for name, tensor in inner.items()}
+    exported = {f"model.{layout.foreign_name(name)}": tensor for name, tensor in inner.items()}
     whole, trained = len(ids) == size, config["train_embeddings"] or config["train_head"]
     tied = whole and not trained and torch.equal(embeddings, head)
     if not tied:
         rows = tensors[HEAD] if HEAD in tensors else head[ids.to(head.device)].to(dtype)
-        found[HEAD] = layout.full_head(rows, ids, size)
+        exported[HEAD] = layout.full_head(rows, ids, size)
     fields = {
         "architectures": [ARCHITECTURES[kind["model_type"]]],
         **kind,
@@ -85,7 +85,7 @@ def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
             f"drafts the same {len(ids)} tokens as here: the logits of the other {size - len(ids)} are never "
             "the highest",
         )
-    return Layout(fields, found, notes, target.tokenizer)
+    return Layout(fields, exported, notes, target.tokenizer)
 
 
 def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
@@ -97,38 +97,38 @@ def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
     own, ids = layout.unpack_own(config)
     if own["model_type"] == SMALL_LM:
         return own, {**{f"lm.{name}": tensor for name, tensor in tensors.items()}, IDS: ids}
-    found = {layout.own_name(name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
-    head = found.pop(HEAD, None)
+    restored = {layout.own_name(name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
+    head = restored.pop(HEAD, None)
     if own["train_head"]:
-        found[HEAD] = head[ids]
+        restored[HEAD] = head[ids]
     if not own["train_embeddings"]:
-        del found["embed_tokens.weight"]
-    return own, {**found, IDS: ids}
+        del restored["embed_tokens.weight"]
+    return own, {**restored, IDS: ids}
 
 
 def problems(config: Config, tensors: Tensors) -> list[str]:
     """Return the problems of a causal LM: it has to be what transformers makes of its config. A VDM is of a
     few kinds, with known fields; a small LM may be of any."""
-    own, rope, found = config.get(OWN), config.get("rope_parameters") or {}, []
+    own, rope, faults = config.get(OWN), config.get("rope_parameters") or {}, []
     is_small = isinstance(own, dict) and own.get("model_type") == SMALL_LM
     if not is_small:
-        found = layout.config_problems(config, REQUIRED, OPTIONAL)
+        faults = layout.config_problems(config, REQUIRED, OPTIONAL)
         if config.get("model_type") not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
-            found.append(f"config.json: model_type is {config.get('model_type')}, none of {known}")
-        found = found or layout.size_problems(config)
-    if found:
-        return found
+            faults.append(f"config.json: model_type is {config.get('model_type')}, none of {known}")
+        faults = faults or layout.size_problems(config)
+    if faults:
+        return faults
     try:
         model = _model(config)
     except Exception as error:  # each config class has checks of its own
         return [f"config.json: transformers makes no causal LM of it ({brief(error)})"]
     if config.get("architectures") != [type(model).__name__]:
-        found.append(f"config.json: architectures is not [{type(model).__name__}]")
+        faults.append(f"config.json: architectures is not [{type(model).__name__}]")
     if not is_small or "rope_theta" in rope:  # a small LM may have none, or several by layer
-        found += layout.rope_problems(config)
-    found += layout.dtype_problems(config, tensors, "dtype")
-    return found + layout.tensor_problems(tensors, *_shapes(model))
+        faults += layout.rope_problems(config)
+    faults += layout.dtype_problems(config, tensors, "dtype")
+    return faults + layout.tensor_problems(tensors, *_shapes(model))
 
 
 def _small_lm(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
@@ -149,8 +149,8 @@ def _small_lm(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
             f"it has {size} tokens and the target {known}: transformers needs `tokenizer` and "
             "`assistant_tokenizer` with it, and vLLM `use_heterogeneous_vocab`"
         )
-    found = {name.removeprefix("lm."): tensor for name, tensor in inner.items()}
-    return Layout(fields, found, tuple(notes), target.tokenizer)
+    exported = {name.removeprefix("lm."): tensor for name, tensor in inner.items()}
+    return Layout(fields, exported, tuple(notes), target.tokenizer)
 
 
 def _model(config: Config) -> PreTrainedModel:

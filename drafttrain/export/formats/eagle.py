@@ -53,7 +53,7 @@ def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     _check(config)
     ids = layout.check_drafter(config, tensors)
     dtype = layout.dtype_of(tensors)
-    found = {
+    exported = {
         "embed_tokens.weight": layout.embeddings(target).to(dtype),
         **{layout.foreign_name(name): tensor for name, tensor in layout.without_ids(tensors).items()},
     }
@@ -78,7 +78,7 @@ def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     if rope != "default" or width * config["num_attention_heads"] != config["hidden_size"]:
         what = f"rope scaling of type {rope}" if rope != "default" else f"heads of {width}"
         notes.append(f"vLLM reads it; EAGLE's own code cannot express {what}")
-    return Layout(fields, found, tuple(notes))
+    return Layout(fields, exported, tuple(notes))
 
 
 def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
@@ -88,38 +88,38 @@ def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
         UserError: it was not exported from here.
     """
     own, ids = layout.unpack_own(config)
-    found = {layout.own_name(name): tensor for name, tensor in tensors.items()}
+    restored = {layout.own_name(name): tensor for name, tensor in tensors.items()}
     if not own["train_embeddings"]:
-        del found["embed_tokens.weight"]
-    return own, {**found, IDS: ids}
+        del restored["embed_tokens.weight"]
+    return own, {**restored, IDS: ids}
 
 
 def problems(config: Config, tensors: Tensors) -> list[str]:
     """Return the problems of a folder in EAGLE-1's layout, ours or anybody's."""
     if OWN not in config:
         config = _with_defaults(config)
-    found = layout.config_problems(config, REQUIRED, OPTIONAL) + layout.rope_problems(config)
-    found = found or layout.size_problems(config)
-    if found:
-        return found
+    faults = layout.config_problems(config, REQUIRED, OPTIONAL) + layout.rope_problems(config)
+    faults = faults or layout.size_problems(config)
+    if faults:
+        return faults
     if config["model_type"] != "llama" or config["architectures"] != ["LlamaForCausalLM"]:
-        found.append("config.json: model_type and architectures are not llama and [LlamaForCausalLM]")
+        faults.append("config.json: model_type and architectures are not llama and [LlamaForCausalLM]")
     if config["num_hidden_layers"] != 1:
-        found.append(f"config.json: num_hidden_layers is {config['num_hidden_layers']}, not 1")
+        faults.append(f"config.json: num_hidden_layers is {config['num_hidden_layers']}, not 1")
     if OWN in config:  # others convert their files without changing their configs
-        found += layout.dtype_problems(config, tensors, "torch_dtype")
+        faults += layout.dtype_problems(config, tensors, "torch_dtype")
     own = {name: config[name] for name in SIZES if name in config} | {"model_type": "drafttrain_eagle"}
     own |= {"attention_bias": config.get("qkv_bias", False), "train_head": False, "train_embeddings": True}
     own["target_vocab_size"] = config["vocab_size"]
     shapes = {layout.foreign_name(name): shape for name, shape in layout.own_shapes(own).items()}
     if config["bias"]:
         shapes["fc.bias"] = (config["hidden_size"],)
-    return found + layout.tensor_problems(tensors, shapes)
+    return faults + layout.tensor_problems(tensors, shapes)
 
 
 def _with_defaults(config: Config) -> Config:
     """Add the defaults of the authors' code to a config of theirs."""
-    found = {key: value for key, value in config.items() if (key, value) != ("rope_scaling", None)}
-    if "num_attention_heads" in found:
-        found.setdefault("num_key_value_heads", found["num_attention_heads"])
-    return {**AUTHORS, **found}
+    filled = {key: value for key, value in config.items() if (key, value) != ("rope_scaling", None)}
+    if "num_attention_heads" in filled:
+        filled.setdefault("num_key_value_heads", filled["num_attention_heads"])
+    return {**AUTHORS, **filled}

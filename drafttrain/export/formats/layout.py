@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import get_annotations
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ SIZES = (  # of layers, all above 0
 Config = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
-Keys = Mapping[str, type | tuple[type, ...]]
+Keys = Mapping[str, type | UnionType]
 
 # Keys of a `config.json` of decoder layers: those that every layout has, and those that any may have.
 LAYERS: Keys = {
@@ -67,7 +68,7 @@ LAYERS: Keys = {
 SPECIAL: Keys = {
     "rope_scaling": dict,
     "bos_token_id": int,
-    "eos_token_id": (int, list),
+    "eos_token_id": int | list,
     "pad_token_id": int,
     OWN: dict,
 }
@@ -324,24 +325,21 @@ def config_problems(config: Config, required: Keys, optional: Keys) -> list[str]
     """Return the problems with the keys of a `config.json`: missing, unknown, null or of another type."""
     problems = [f"config.json lacks {key}" for key in required if key not in config]
     for key, value in config.items():
-        wanted = required.get(key, optional.get(key))
-        if wanted is None:
+        kind = required.get(key, optional.get(key))
+        if kind is None:
             problems.append(f"config.json has {key}, which no reader knows")
         elif value is None:
             problems.append(f"config.json: {key} is null, which typed readers refuse")
-        elif not _is(value, wanted):
-            names = [kind.__name__ for kind in (wanted if isinstance(wanted, tuple) else (wanted,))]
-            problems.append(f"config.json: {key} is {value!r}, not {' or '.join(names)}")
+        elif not _is(value, kind):
+            name = kind.__name__ if isinstance(kind, type) else kind
+            problems.append(f"config.json: {key} is {value!r}, not {name}")
     return problems
 
 
-def _is(value: Any, wanted: type | tuple[type, ...]) -> bool:
-    kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+def _is(value: Any, kind: type | UnionType) -> bool:
     if isinstance(value, bool):  # for Python a bool is an int
-        return bool in kinds
-    if isinstance(value, int) and float in kinds:
-        return True
-    return isinstance(value, kinds)
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def size_problems(config: Config) -> list[str]:

@@ -28,11 +28,11 @@ OPTIONAL = {"dtype": str, "torch_dtype": str, "transformers_version": str, OWN: 
 def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return MEDUSA heads in vLLM's layout, over all of the target's tokens (`full_head`)."""
     ids, size = layout.check_drafter(config, tensors), config["target_vocab_size"]
-    found: Tensors = {}
+    exported: Tensors = {}
     for i in range(config["heads"]):
-        found[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
-        found[f"blocks.{i}.layers.0.bias"] = tensors[f"blocks.{i}.bias"]
-        found[f"lm_heads.{i}.weight"] = layout.full_head(tensors[f"lm_heads.{i}.weight"], ids, size)
+        exported[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
+        exported[f"blocks.{i}.layers.0.bias"] = tensors[f"blocks.{i}.bias"]
+        exported[f"lm_heads.{i}.weight"] = layout.full_head(tensors[f"lm_heads.{i}.weight"], ids, size)
     fields = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -48,12 +48,12 @@ def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     }
     notes = ()
     if len(ids) < size:
-        n_bytes = sum(tensor.nbytes for tensor in found.values())
+        n_bytes = sum(tensor.nbytes for tensor in exported.values())
         notes = (
             f"drafts the same {len(ids)} tokens as here; its heads have rows for all {size} tokens, "
             f"{n_bytes / 1e9:.2f} GB",
         )
-    return Layout(fields, found, notes)
+    return Layout(fields, exported, notes)
 
 
 def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
@@ -63,28 +63,28 @@ def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
         UserError: it was not exported from here.
     """
     own, ids = layout.unpack_own(config)
-    found = {IDS: ids}
+    restored = {IDS: ids}
     for name, tensor in tensors.items():
         part, i, *rest = name.split(".")
-        found[f"{part}.{i}.{rest[-1]}"] = tensor[ids] if part == "lm_heads" else tensor
-    return own, found
+        restored[f"{part}.{i}.{rest[-1]}"] = tensor[ids] if part == "lm_heads" else tensor
+    return own, restored
 
 
 def problems(config: Config, tensors: Tensors) -> list[str]:
     """Return the problems of a folder of MEDUSA heads for vLLM."""
-    found = layout.config_problems(config, REQUIRED, OPTIONAL)
-    if found:
-        return found
+    faults = layout.config_problems(config, REQUIRED, OPTIONAL)
+    if faults:
+        return faults
     if config["model_type"] != "medusa" or config["architectures"] != ["MedusaModel"]:
-        found.append("config.json: model_type and architectures are not medusa and [MedusaModel]")
+        faults.append("config.json: model_type and architectures are not medusa and [MedusaModel]")
     if config["original_lm_head"] or config["truncated_vocab_size"] != config["vocab_size"]:
-        found.append(
+        faults.append(
             "config.json: original_lm_head must be false and truncated_vocab_size equal to vocab_size, or "
             "vLLM cannot load separate heads"
         )
     for key in ("dtype", "torch_dtype"):
-        found += layout.dtype_problems(config, tensors, key)
-    return found + layout.tensor_problems(tensors, _shapes(config))
+        faults += layout.dtype_problems(config, tensors, key)
+    return faults + layout.tensor_problems(tensors, _shapes(config))
 
 
 def _shapes(config: Config) -> Shapes:
