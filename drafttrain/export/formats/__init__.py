@@ -6,7 +6,8 @@ medusa      MEDUSA-1 for vLLM (`medusa`)
 
 Each is a module with `NAME` for messages, `KINDS` of drafters that it can express, vLLM's method `SERVE`, and
 
-    to_layout(config, tensors, target) -> Layout      raises UserError where it cannot express a drafter
+    check(config)                                     refuses what is not whole or cannot be expressed
+    to_layout(config, tensors, target) -> Layout
     from_layout(config, tensors) -> config, tensors   the inverse, for what was exported from here
     problems(config, tensors) -> list[str]            of a folder, whoever wrote it
 """
@@ -76,7 +77,7 @@ def export_to(
         wide = getattr(torch, dtype)
         tensors = {n: t.to(wide) if t.is_floating_point() else t for n, t in tensors.items()}
     with _about(folder):
-        layout.check_own_config(config)
+        known.check(config)
     if not isinstance(target, FrozenTarget):
         name = target or config["target"].get("name")
         if name is None:

@@ -31,6 +31,17 @@ HEAD = "lm_head.weight"
 SMALL_LM = "drafttrain_causal_lm"
 
 
+def check(config: Config) -> None:
+    """Check that a drafter can be a causal LM.
+
+    Raises:
+        UserError: no model type has such layers, or keys are missing.
+    """
+    layout.check_own_config(config)
+    if config["model_type"] != SMALL_LM:
+        architecture(config)
+
+
 def architecture(config: Config) -> Config:
     """Return the model type whose layers have these biases and norms, and the fields for them.
 
@@ -55,7 +66,7 @@ def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     or a small LM unchanged.
 
     Raises:
-        UserError: no model type has such layers, or the drafter is not whole.
+        UserError: the drafter is not whole.
     """
     if config["model_type"] == SMALL_LM:
         return _small_lm(config, tensors, target)

@@ -29,12 +29,13 @@ OPTIONAL = {
 AUTHORS = {"rope_theta": 10000.0, "bias": True}  # defaults of the authors' code
 
 
-def _check(config: Config) -> None:
+def check(config: Config) -> None:
     """Check that EAGLE-1 can express a drafter.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot, or keys are missing.
     """
+    layout.check_own_config(config)
     for key in ("input_norms", "train_head"):
         if config.get(key):
             raise UserError(f"drafter.{key}: must be false for EAGLE-1, got true; train again")
@@ -48,9 +49,8 @@ def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return an EAGLE drafter in EAGLE-1's layout.
 
     Raises:
-        UserError: EAGLE-1 cannot express it.
+        UserError: it is not whole.
     """
-    _check(config)
     ids = layout.check_drafter(config, tensors)
     dtype = layout.dtype_of(tensors)
     exported = {

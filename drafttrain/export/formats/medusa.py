@@ -23,10 +23,15 @@ REQUIRED = {
     "original_lm_head": bool,
 }
 OPTIONAL = {"dtype": str, "torch_dtype": str, "transformers_version": str, OWN: dict}
+check = layout.check_own_config
 
 
 def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
-    """Return MEDUSA heads in vLLM's layout, over all of the target's tokens (`full_head`)."""
+    """Return MEDUSA heads in vLLM's layout, over all of the target's tokens (`full_head`).
+
+    Raises:
+        UserError: they are not whole.
+    """
     ids, size = layout.check_drafter(config, tensors), config["target_vocab_size"]
     exported: Tensors = {}
     for i in range(config["heads"]):
