@@ -18,6 +18,7 @@ from drafttrain.utils.errors import UserError
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+DAMAGE = (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 
 def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:
@@ -111,7 +112,7 @@ def usable(place: str | os.PathLike, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         raise UserError(f"{place}: damaged ({error}); {remedy}") from None
 
 
