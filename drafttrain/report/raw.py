@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -156,7 +157,10 @@ def _measurements(file: Path) -> tuple[list[Measurement], bool]:
     """Return all measurements of a log, and whether a kill cut off its last line."""
     with usable(file, MEASURE):
         data = file.read_bytes()
-        head, *lines, last = (gzip.decompress(data) if file.suffix == ".gz" else data).split(b"\n")
+        try:
+            head, *lines, last = (gzip.decompress(data) if file.suffix == ".gz" else data).split(b"\n")
+        except (EOFError, zlib.error) as error:  # cut off
+            raise ValueError(str(error)) from None
     with usable(f"{file}: line 1", MEASURE):
         if set(json.loads(head)) != {"measured"}:
             raise ValueError("no log of measurements")

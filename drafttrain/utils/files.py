@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import uuid
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ from drafttrain.utils.errors import UserError
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
-DAMAGE = (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 
 def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:
@@ -112,7 +110,7 @@ def usable(place: str | os.PathLike, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except DAMAGE as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(f"{place}: damaged ({error}); {remedy}") from None
 
 
