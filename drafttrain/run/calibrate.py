@@ -54,7 +54,8 @@ def calibrate(
         which = f"{config.prompts.path}: prompt {prompt.id}"
         model.check_length(prompt_ids, config.max_new_tokens, which)
     found = full_calibration(config, model, drafter, loaded.fingerprints, ids, loaded.classifier, console)
-    _write(found, Path(out), console)
+    write_calibration(found, out)
+    _show(found, console)
     return found
 
 
@@ -86,7 +87,8 @@ def calibrate_quickly(
     if is_disturbed(found):
         taken = found.machine["load"]
         console.print(f"[yellow]timings are poor:[/] other processes took {taken:.1f} cores", highlight=False)
-    _write(found, Path(out), console)
+    write_calibration(found, out)
+    _show(found, console)
     return found
 
 
@@ -98,10 +100,13 @@ def _check_depth(loaded: Bundle) -> None:
         )
 
 
-def _write(found: Calibration, out: Path, console: Console) -> None:
-    """Write `calibration.json` and its pictures, and print the figures that decoding uses."""
-    write_json(out / FILE, found.to_json())
+def write_calibration(found: Calibration, out: str | os.PathLike) -> None:
+    """Write `calibration.json` and its pictures into the folder `out`."""
+    write_json(Path(out) / FILE, found.to_json())
     draw_calibration(out)
+
+
+def _show(found: Calibration, console: Console) -> None:
     costs, raw, scaled = found.costs, found.confidence["raw"]["all"], found.confidence["scaled"]["all"]
     largest = costs.target.sizes[-1]
     verify = ", ".join(f"{n}: {1000 * costs.target(n):.1f}" for n in (1, 8, 32, 128) if n <= largest)
