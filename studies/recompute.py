@@ -19,7 +19,6 @@ from typing import Any
 from drafttrain.evaluation.config import ALL
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement, ratio, tabulate
 from drafttrain.evaluation.sweep import Point, compare_families
-from drafttrain.training.speed import TrainingSpeed
 from drafttrain.utils.files import read_json, write_json
 from studies import ROOT
 from studies.edd import bench
@@ -32,6 +31,7 @@ from studies.figures import vllm as vllm_figures
 from studies.figures.__main__ import TOPICS
 from studies.goals import HISTORY, Group, Measured, judge, read_rows, rounded
 from studies.policies import table
+from studies.training_speed import TrainingSpeed
 
 RAW = Path("docs/results/raw")
 NEW_TOKENS = 96  # at most, in table2.jsonl

@@ -14,7 +14,7 @@ from drafttrain.kernels.machine import describe_machine, machine_difference
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, usable
 from drafttrain.utils.machine import dtype_name
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.quantiles import quartiles
@@ -167,7 +167,7 @@ class Calibration:
         remedy = "measure it again with drafttrain calibrate"
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{path}: no calibration of format {FORMAT_VERSION}; {remedy}")
-        try:
+        with usable(path, remedy):
             curves = {name: [Curve(**curve) for curve in values.pop(name)] for name in ("target", "drafter")}
             confidence = {
                 kind: {depth: Reliability(**row) for depth, row in rows.items()}
@@ -176,8 +176,6 @@ class Calibration:
             promise = AcceptanceCurve(**{name: tuple(row) for name, row in values.pop("promise").items()})
             found = cls(**values, **curves, confidence=confidence, promise=promise)
             found.check()
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error}); {remedy}") from None
         return found
 
     def check(self) -> None:

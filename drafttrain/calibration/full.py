@@ -1,14 +1,12 @@
 """The full calibration: costs of target and drafter on this machine, and how well the drafter's confidence
 predicts acceptance."""
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
-from drafttrain.calibration.calibration import FILE, Calibration
+from drafttrain.calibration.calibration import Calibration
 from drafttrain.calibration.config import BETAS, C2T_TRIALS, STRICTNESS, CalibrateConfig
 from drafttrain.calibration.judged import (
     Decoding,
@@ -19,14 +17,12 @@ from drafttrain.calibration.judged import (
     step_overhead,
     steps_rate,
 )
-from drafttrain.calibration.plots import plot_confidence, plot_costs
 from drafttrain.calibration.timing import CONTEXTS, VERIFIED, WARM_UP, measure_costs
 from drafttrain.drafters.model import DraftModel
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.c2t import C2tPolicy, Confidence
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.timed import TimedPolicy
-from drafttrain.utils.files import write_json
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted
 
@@ -106,12 +102,3 @@ def _find_thresholds(
     found.beta, found.expand = max(predicted_rates, key=predicted_rates.__getitem__)
     found.top_k = width
     found.made_for["classifier"] = weights_hash(classifier)
-
-
-def write_calibration(found: Calibration, out: str | os.PathLike) -> None:
-    """Write `calibration.json` and its plots into the folder `out`."""
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / FILE, found.to_json())
-    plot_costs(found, out)
-    plot_confidence(found, out)

@@ -28,7 +28,6 @@ from drafttrain.classifier.data import Rows, read_rows, split_by_tree, thin_nega
 from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.metrics import by_depth, recall_curve
 from drafttrain.classifier.model import Classifier
-from drafttrain.classifier.plots import plot_recall, plot_reliability
 from drafttrain.utils.files import write_json
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import versions
@@ -44,7 +43,7 @@ def train_classifier(
     start: str | os.PathLike | None = None,
     baselines: bool = True,
 ) -> dict[str, Any]:
-    """Trains on the trees of a dump; writes the classifier, `classifier_report.json` and two pictures.
+    """Train on the trees of a dump; write the classifier and `classifier_report.json`.
 
     Args:
         trees: folder of `write_trees`.
@@ -101,8 +100,6 @@ def train_classifier(
     report = {"training": record, "history": history, "rows": rows, "curves": curves}
     model.save(out, record)
     write_json(out / REPORT, report)
-    plot_reliability(rows, out)
-    plot_recall(curves, out)
     _show(report, config.threshold, console)
     return report
 

@@ -24,8 +24,8 @@ class PromptSet:
 
     name: str
     path: str
-    limit: int | None = None
-    turns: int = 1
+    limit: int | None = setting(None, ge=1)
+    turns: int = setting(1, ge=1)
 
 
 @dataclass

@@ -22,7 +22,7 @@ ASSISTANT = "assistant"  # `generate` of transformers with a small causal LM
 
 @dataclass
 class EvaluateConfig:
-    """What a bundle is measured on (section `evaluate` of a recipe).
+    """Settings of the stage that measures a bundle (section `evaluate` of a recipe).
 
     Attributes:
         prompts: the prompt sets; each gets a row of the table.
@@ -61,11 +61,10 @@ class EvaluateConfig:
             raise UserError(
                 f"evaluate.prompts: names must differ from each other and from {ALL}, got {names}"
             )
-        for prompts in [*self.prompts, *([self.tune_prompts] if self.tune_prompts else [])]:
-            for key in ("turns", "limit"):
-                if getattr(prompts, key) is not None and getattr(prompts, key) < 1:
-                    value = getattr(prompts, key)
-                    raise UserError(f"evaluate: {key} of {prompts.name} must be >= 1, got {value}")
+        for prompts in self.prompts:
+            check_ranges(prompts, "evaluate.prompts")
+        if self.tune_prompts:
+            check_ranges(self.tune_prompts, "evaluate.tune_prompts")
         if self.prompts and len(self.trees) > 1 and self.tune_prompts is None:
             raise UserError(
                 "evaluate.tune_prompts: must be set where evaluate.trees has several, got null; the tree is "
@@ -162,7 +161,7 @@ def _named(text: str) -> tuple[str, str]:
 
 @dataclass
 class BenchmarkConfig:
-    """What to compare, and on what.
+    """Settings of a benchmark without a recipe: methods, and tasks to compare them on.
 
     Attributes:
         target: what `load_target` takes.
@@ -184,11 +183,11 @@ class BenchmarkConfig:
     target: str
     methods: list[MethodSpec]
     tasks: list[TaskSpec]
-    limit: int | None = None
-    turns: int = 2
+    limit: int | None = setting(None, ge=1)
+    turns: int = setting(2, ge=1)
     temperatures: list[float] = field(default_factory=lambda: [0.0])
-    repeats: int = 3
-    max_new_tokens: int = 96
+    repeats: int = setting(3, ge=1)
+    max_new_tokens: int = setting(96, ge=1)
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
@@ -196,15 +195,14 @@ class BenchmarkConfig:
     busy: Literal["warn", "refuse"] = "warn"
 
     def check(self) -> None:
-        """Raises:
-        UserError: a value out of range, or a name given twice.
+        """Validate all settings.
+
+        Raises:
+            UserError: a value out of range, or a name given twice.
         """
-        for name in ("limit", "turns", "repeats", "max_new_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag}: must be >= 1, got {getattr(self, name)}")
+        check_ranges(self)
         for what, named in (("method", self.methods), ("task", self.tasks)):
-            names = [one.name for one in named]
+            names = [item.name for item in named]
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise UserError(f"--{what}: each name must be given once, got {twice[0]} twice; rename one")
         if not self.tasks:

@@ -30,8 +30,7 @@ from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.kernels.machine import describe_machine
-from drafttrain.target_lm.model import FrozenTarget, weights_hash
-from drafttrain.target_lm.throughput import forward_speed
+from drafttrain.target_lm.model import weights_hash
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, write_json
 from drafttrain.utils.machine import check_quiet, dtype_name
@@ -39,7 +38,6 @@ from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash, versions
 
 FORMAT_VERSION = 2  # of summary.json and eval.json
-FORWARD_TOKENS, FORWARD_SECONDS = 3 * 4 * 512, 60.0  # of timing the target over whole rows, at most
 FIGURES = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")
 
 
@@ -85,8 +83,7 @@ def evaluate(
 
     Returns:
         the figures over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second, lossless
-        (None if that was not asked for), lossless_prompts, tree, and teacher_tokens_per_second (the target
-        without LM head over whole rows).
+        (None if that was not asked for), lossless_prompts, tree.
 
     Raises:
         UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` is "refuse".
@@ -159,16 +156,7 @@ def _measure_speed(
         "tuning": trials,
         **conditions(target, measured),
         "tasks": {name: {method: asdict(row) for method, row in part.items()} for name, part in rows.items()},
-        "teacher_tokens_per_second": _teacher_speed(target),
     }
-
-
-def _teacher_speed(target: FrozenTarget) -> float:
-    """Return tokens per second of the target over whole rows; over a short one where those take too long."""
-    short = forward_speed(target, rows=1, length=32)
-    if FORWARD_TOKENS / short > FORWARD_SECONDS:
-        return short
-    return forward_speed(target, rows=4, length=512)
 
 
 def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
@@ -209,5 +197,4 @@ def _figures(summary: dict[str, Any]) -> dict[str, Any]:
         "lossless": lossless["mismatches"] == 0 if lossless else None,
         "lossless_prompts": lossless["prompts"] if lossless else 0,
         "tree": summary["tree"],
-        "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
     }

@@ -27,6 +27,7 @@ from drafttrain.inference.sampling import SamplingParams
 from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import usable
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted
 
@@ -68,25 +69,23 @@ def autoregressive(
 
 def transformers_generate(
     target: FrozenTarget,
-    lookup: int | None = None,
     model: PreTrainedModel | None = None,
-    assistant: PreTrainedModel | None = None,
     sampling: SamplingParams | None = None,
+    **options: Any,
 ) -> Method:
     """Return `generate` of the same model as transformers loads it, with its default cache.
 
     Args:
-        lookup: tokens of its prompt lookup; None goes without.
         model: the target's, loaded by `load_stock_model`. None loads it.
-        assistant: a small causal LM of the same tokenizer that drafts for it.
         sampling: None is greedy. Transformers draws its own random numbers, with a seed from `seeded`.
+        options: of `generate`, such as `assistant_model` or `prompt_lookup_num_tokens`.
     """
     model = load_stock_model(target) if model is None else model
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
         params = None if sampling is None else seeded(sampling, prompt_ids)
         started = time.perf_counter()
-        [new] = generate_batch(model, target, [prompt_ids], max_new_tokens, lookup, assistant, params)
+        [new] = generate_batch(model, target, [prompt_ids], max_new_tokens, params, **options)
         return MethodRun(time.perf_counter() - started, new)
 
     return run
@@ -103,17 +102,15 @@ def generate_batch(
     target: FrozenTarget,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    lookup: int | None = None,
-    assistant: PreTrainedModel | None = None,
     sampling: SamplingParams | None = None,
+    **options: Any,
 ) -> list[list[int]]:
     """Run `generate` over prompts padded on the left; a stop token ends a row and is part of it.
 
     Args:
         target: whose stop tokens count.
-        lookup: tokens of prompt lookup, for one prompt; None goes without.
-        assistant: drafts for the model, for one prompt; None goes without.
         sampling: None is greedy. Its seed becomes torch's.
+        options: of `generate`; some are for one prompt only.
     """
     stop = sorted(target.eos_token_ids)
     pad, longest = stop[0] if stop else 0, max(map(len, prompts))
@@ -135,8 +132,7 @@ def generate_batch(
         temperature=sampling.temperature if sampled else None,
         top_p=sampling.top_p if sampled else None,
         top_k=(sampling.top_k or 0) if sampled else None,
-        prompt_lookup_num_tokens=lookup,
-        assistant_model=assistant,
+        **options,
     )
     rows = out[:, longest:].tolist()
     ends = (next((i for i, token in enumerate(row) if token in stop), len(row)) for row in rows)
@@ -169,12 +165,8 @@ class MeasurementLog:
         if lines[:1] != [head]:
             lines = [head]
         for number, line in enumerate(lines[1:], 2):
-            try:
+            with usable(f"{self.path}: line {number}", "remove it, and it is measured again"):
                 measurement = Measurement.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{self.path}: line {number} is damaged ({error}); remove it, and it is measured again"
-                ) from None
             self._known[self._name(measurement)] = measurement
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")

@@ -77,7 +77,9 @@ class Methods:
         }
         for name in list(self.described)[2:]:
             if name in self._assistants:
-                methods[name] = transformers_generate(target, assistant=self._assistants[name], **options)
+                methods[name] = transformers_generate(
+                    target, assistant_model=self._assistants[name], **options
+                )
             else:
                 proposer, taps = self._proposers[name]
                 methods[name] = drafting(target, proposer, sampling, taps)

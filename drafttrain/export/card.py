@@ -13,6 +13,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from drafttrain.bundle_files import CARD, CONFIG, CONTENTS, EVALUATION, LOG, README, WEIGHTS, read_evaluation
+from drafttrain.calibration.calibration import CONTEXT, Calibration
+from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.export.config import ExportConfig
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
@@ -27,7 +29,6 @@ METRICS = {
     "speedup": "tokens per second over those of autoregressive decoding by the same engine",
     "identical": "share of texts identical to plain decoding",
 }
-CONTEXT = 256  # tokens, of the costs on the card
 SIZES = (1, 8, 16)
 SPECULATIVE, SELF_DRAFT = "speculative_decoding", "self_draft"  # keys in papers.bib
 PAPER_OF_DRAFTER = {"edd": "edd_pct", "vdm": SPECULATIVE, "causal_lm": SPECULATIVE}
@@ -137,7 +138,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         evaluation=evaluation,
         evaluated_on=_machine(evaluation.get("machine")),
         tasks=tasks,
-        calibration=_calibration(folder / "calibration.json"),
+        calibration=_calibration(folder),
         contents={file: text for file, text in CONTENTS.items() if file in present},
         megabytes=round(sum(present.values()) / 1e6, 1),
         weights=round(present.get(WEIGHTS, 0) / 1e6, 1),
@@ -240,31 +241,23 @@ def _machine(machine: dict[str, Any] | None) -> str | None:
     return f"{machine['gpu']}, {words}" if "gpu" in machine else words
 
 
-def _calibration(path: Path) -> dict[str, Any] | None:
-    """Return a calibration's figures for the card: milliseconds of a target forward and of a drafting step by
-    size, at one length of context, and how well the drafter's confidence predicts acceptance.
+def _calibration(folder: Path) -> dict[str, Any] | None:
+    """Return a calibration and, at one length of context, milliseconds of a target forward and of a drafting
+    step by size.
 
     Raises:
         UserError: the file is damaged.
     """
-    if not path.exists():
+    if not (folder / CALIBRATION).exists():
         return None
-    measured, rows = read_json(path), {}
-    try:
-        for name in ("target", "drafter"):
-            curve = min(measured[name], key=lambda curve: abs(curve["context"] - CONTEXT))
-            by_size = dict(zip(curve["sizes"], curve["median"]))
-            rows[name] = [(size, 1000 * by_size[size]) for size in SIZES if size in by_size]
-            rows["context"] = curve["context"]
-        machine, dtype = _machine(measured["machine"]), measured["dtype"]
-        return {
-            **rows,
-            "machine": machine,
-            "dtype": dtype,
-            "confidence": measured["confidence"]["raw"]["all"],
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({error!r}); measure it again with drafttrain calibrate") from None
+    made, rows = Calibration.load(folder), {}
+    for name in ("target", "drafter"):
+        curve = min(getattr(made, name), key=lambda curve: abs(curve.context - CONTEXT))
+        by_size = dict(zip(curve.sizes, curve.median))
+        rows[name] = [(size, 1000 * by_size[size]) for size in SIZES if size in by_size]
+        rows["context"] = curve.context
+    made_on, confidence = _machine(made.machine), made.confidence["raw"]["all"]
+    return {**rows, "machine": made_on, "dtype": made.dtype, "confidence": confidence}
 
 
 def _held_out(path: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from drafttrain.calibration.calibration import BINS
 from drafttrain.evaluation.sweep import Point
 from drafttrain.report import measured as of
 from drafttrain.report.bundles import costs, operating_points, reliability, training
-from drafttrain.report.measured import Headline, Measured, cell
+from drafttrain.report.measured import Headline, cell
 from drafttrain.report.panels import FEW, Panel, Section, Tree
 from drafttrain.report.pictures import stylesheet, write_pictures
 from drafttrain.report.raw import (
@@ -127,7 +127,7 @@ def make_page(
         bundles: with names of their own.
         sweeps: by name.
     """
-    measured = [Measured.of(group) for group in benchmark.groups]
+    measured = benchmark.groups
     whole, head, style = of.joined(measured), of.headline(benchmark, measured), of.styles(measured)
     page = Page(_title(benchmark), _subtitle(benchmark), best=head.method if head else None)
     page.sections = [

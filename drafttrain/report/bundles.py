@@ -18,20 +18,57 @@ def reliability(bundles: Sequence[BundleFiles]) -> Section:
     section = Section("reliability")
     for bundle in bundles:
         if bundle.calibration is not None:
-            kinds, temperature = bundle.calibration.confidence, bundle.calibration.temperature
-            rows = [
-                (f"temperature {value:g}: ECE {kinds[kind]['all'].ece:.3f}", kinds[kind]["all"].bins)
-                for kind, value in (("raw", 1.0), ("scaled", temperature))
-                if kind in kinds
-            ]
-            if rows:
-                tokens = kinds["raw"]["all"].tokens
-                section.panels.append(_reliability(f"{bundle.name}: drafter, {tokens} tokens", rows))
+            section.panels += _drafter_panels(bundle.name, bundle.calibration)
         if bundle.classifier is not None:
-            report = {name: row["all"] for name, row in bundle.classifier["rows"].items()}
-            rows = [(f"{name}: ECE {row['ece']:.4f}", row["bins"]) for name, row in report.items()]
-            section.panels.append(_reliability(f"{bundle.name}: classifier, validation trees", rows))
+            section.panels += classifier_panels(bundle.name, bundle.classifier)
     return section
+
+
+def _drafter_panels(bundle: str, calibration: Calibration) -> list[Chart]:
+    """Return confidence against acceptance, and both errors and acceptance by depth."""
+    temperatures = {"raw": 1.0, "scaled": calibration.temperature}
+    kinds = {kind: rows for kind, rows in calibration.confidence.items() if kind in temperatures}
+    if "raw" not in kinds:
+        return []
+    bins = [
+        (f"temperature {temperatures[kind]:g}: ECE {rows['all'].ece:.3f}", rows["all"].bins)
+        for kind, rows in kinds.items()
+    ]
+    charts = [_reliability(f"{bundle}: drafter, {kinds['raw']['all'].tokens} tokens", bins)]
+    depths = [depth for depth in kinds["raw"] if depth != "all"]
+    lines = {"accepted": [kinds["raw"][depth].accepted for depth in depths]}
+    for kind, rows in kinds.items():
+        lines[f"ECE at temperature {temperatures[kind]:g}"] = [rows[depth].ece for depth in depths]
+    series = [
+        Series(
+            name, i, [*map(float, depths)], ys, [f"{name}, depth {d}: {y:.3f}" for d, y in zip(depths, ys)]
+        )
+        for i, (name, ys) in enumerate(lines.items())
+    ]
+    if depths:
+        frame = (0.7, float(depths[-1]) + 0.3), (0.0, 1.0)
+        charts.append(Chart(f"{bundle}: drafter, by depth", series, "depth", "share", *frame))
+        charts[-1].counts = charts[-1].legend = True
+    return charts
+
+
+def classifier_panels(bundle: str, report: dict[str, Any]) -> list[Chart]:
+    """Return confidence against acceptance, and the recall of accepted nodes by share of nodes kept."""
+    rows = {name: row["all"] for name, row in report["rows"].items()}
+    bins = [(f"{name}: ECE {row['ece']:.4f}", row["bins"]) for name, row in rows.items()]
+    charts = [_reliability(f"{bundle}: classifier, validation trees", bins)]
+    series = [
+        Series(name, i, curve["theta"], curve["recall"], notes=[])
+        for i, (name, curve) in enumerate(report.get("curves", {}).items())
+    ]
+    if series:
+        frame = (min(s.xs[0] for s in series), 1.0), (0.0, 1.0)
+        chart = Chart(
+            f"{bundle}: classifier, recall", series, "positive rate θ", "recall", *frame, log_x=True
+        )
+        chart.percent = chart.legend = True
+        charts.append(chart)
+    return charts
 
 
 def _reliability(title: str, kinds: Sequence[tuple[str, Sequence[Sequence[float | None]]]]) -> Chart:

@@ -4,16 +4,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafttrain.evaluation.metrics import (
-    AUTOREGRESSIVE,
-    BASELINES,
-    Measurement,
-    Row,
-    by_context,
-    tabulate,
-)
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, BASELINES, Row, by_context, tabulate
 from drafttrain.evaluation.sweep import Point, pareto_front
-from drafttrain.inference.stats import DecodeStats
 from drafttrain.report.panels import FEW, Bar, Bars, Chart, Section, Series, Table, span
 from drafttrain.report.raw import Benchmark, Group
 
@@ -41,40 +33,6 @@ PARTS = {"prefill": "prompt", "draft": "drafting", "verify": "verifying", "other
 
 
 @dataclass
-class Measured:
-    """A group's rows.
-
-    Attributes:
-        group: the measurements.
-        rows: by method, the fastest drafting first, the baselines last.
-        stats: counts of the first repeat, by method; None for other engines.
-    """
-
-    group: Group
-    rows: dict[str, Row]
-    stats: dict[str, DecodeStats | None]
-
-    @classmethod
-    def of(cls, group: Group) -> "Measured":
-        rows = tabulate(group.measurements)
-        order = sorted(rows, key=lambda name: (name in BASELINES, -rows[name].tokens_per_second))
-        stats = {name: first_counts(group.measurements, name) for name in order}
-        return cls(group, {name: rows[name] for name in order}, stats)
-
-    @property
-    def drafting(self) -> list[str]:
-        """Methods that draft in our own loop."""
-        return [name for name, stats in self.stats.items() if stats is not None and stats.verify_tokens]
-
-    @property
-    def answers(self) -> str:
-        """Number of answers and repeats, in words."""
-        row = next(iter(self.rows.values()))
-        repeats = f", {row.repeats} repeats" if row.repeats > 1 else ""
-        return f"{row.prompts} answer{'s' if row.prompts > 1 else ''}{repeats}"
-
-
-@dataclass
 class Headline:
     """The method at the head of the page, over all greedy tasks, or over those of the lowest temperature.
 
@@ -93,26 +51,20 @@ class Headline:
     tasks: list[str]
 
 
-def first_counts(measurements: Sequence[Measurement], method: str) -> DecodeStats | None:
-    """Return the sum of a method's statistics over the first repeat of all turns; None if it has none."""
-    stats = [m.runs[method].stats for m in measurements if m.repeat == 0]
-    return None if not stats or stats[0] is None else sum(stats, DecodeStats())
-
-
-def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | None:
+def headline(benchmark: Benchmark, measured: Sequence[Group]) -> Headline | None:
     """Return the method to begin with; None if no method drafts on all tasks."""
-    coldest = min(m.group.temperature for m in measured)
+    coldest = min(m.temperature for m in measured)
     tree = benchmark.settings.get("tree")
 
-    def rank(task: Measured) -> tuple[bool, bool, int]:
-        return tree in task.drafting, task.group.has_baseline, len(task.group.measurements)
+    def rank(task: Group) -> tuple[bool, bool, int]:
+        return tree in task.drafting, task.has_baseline, len(task.measurements)
 
     # a task that was measured with several sets of methods (another tree was chosen) counts once: the last of
     # the best, because the file has the newest last
-    by_task: dict[str, Measured] = {}
-    for task in (m for m in measured if m.group.temperature == coldest):
-        if task.group.task not in by_task or rank(task) >= rank(by_task[task.group.task]):
-            by_task[task.group.task] = task
+    by_task: dict[str, Group] = {}
+    for task in (m for m in measured if m.temperature == coldest):
+        if task.task not in by_task or rank(task) >= rank(by_task[task.task]):
+            by_task[task.task] = task
     chosen = list(by_task.values())
     repeats = {next(iter(m.rows.values())).repeats for m in chosen}
     common = [name for name in chosen[0].rows if all(name in m.rows for m in chosen)]
@@ -122,51 +74,47 @@ def headline(benchmark: Benchmark, measured: Sequence[Measured]) -> Headline | N
         common, drafting = list(chosen[0].rows), chosen[0].drafting
     if not drafting:
         return None
-    rows = tabulate([task for m in chosen for task in m.group.only(common)])
+    rows = tabulate([task for m in chosen for task in m.only(common)])
     method = tree if tree in drafting else max(drafting, key=lambda name: rows[name].tokens_per_second)
-    return Headline(method, tree in drafting, rows[method], len(drafting), [m.group.name for m in chosen])
+    return Headline(method, tree in drafting, rows[method], len(drafting), [m.name for m in chosen])
 
 
-def joined(measured: Sequence[Measured]) -> list[Measured]:
+def joined(measured: Sequence[Group]) -> list[Group]:
     """Join the tasks that were measured with the same methods, repeats and temperature."""
-    by_key: dict[tuple, list[Measured]] = {}
+    by_key: dict[tuple, list[Group]] = {}
     for task in measured:
-        key = task.group.temperature, frozenset(task.rows), next(iter(task.rows.values())).repeats
+        key = task.temperature, frozenset(task.rows), next(iter(task.rows.values())).repeats
         by_key.setdefault(key, []).append(task)
-    every, result = {task.group.task for task in measured}, []
+    every, result = {task.task for task in measured}, []
     for parts in by_key.values():
-        names = [task.group.task for task in parts]
+        names = [task.task for task in parts]
         name = "all tasks" if len(names) > 1 and every <= {*names} else ", ".join(names)
-        group = Group(
-            name, parts[0].group.temperature, [m for task in parts for m in task.group.measurements]
-        )
-        result.append(parts[0] if len(parts) == 1 else Measured.of(group))
+        joint = Group(name, parts[0].temperature, [m for task in parts for m in task.measurements])
+        result.append(parts[0] if len(parts) == 1 else joint)
     return result
 
 
-def speed(measured: Sequence[Measured], best: str | None) -> Section:
+def speed(measured: Sequence[Group], best: str | None) -> Section:
     """Return bars of speedup by task and method, and all rows."""
     section, kinds = Section("speed"), set()
     for task in measured:
         table, numbers = rows_table(task)
         section.tables.append(table)
-        if not task.group.has_baseline:
+        if not task.has_baseline:
             section.notes.append(
-                f"{task.group.name}: autoregressive decoding was not measured with these methods, so there "
+                f"{task.name}: autoregressive decoding was not measured with these methods, so there "
                 "is no speedup."
             )
             continue
         bars = [_speed_bar(task, name, best, numbers[name]) for name in task.rows if name != AUTOREGRESSIVE]
-        section.panels.append(
-            Bars(f"{task.group.name}: {task.answers}", bars, "speedup", 1.0, "autoregressive")
-        )
+        section.panels.append(Bars(f"{task.name}: {task.answers}", bars, "speedup", 1.0, "autoregressive"))
         kinds |= {"whisker", *(bar.kind for bar in bars)}
         kinds |= {"ceiling" for bar in bars if bar.ceiling is not None}
     section.legend = [(words, kind, False) for kind, words in KINDS.items() if kind in kinds]
     return section
 
 
-def _speed_bar(task: Measured, name: str, best: str | None, flags: list[int]) -> Bar:
+def _speed_bar(task: Group, name: str, best: str | None, flags: list[int]) -> Bar:
     row = task.rows[name]
     low, high = row.speedup_interval
     kind = "baseline" if name in BASELINES else "bad" if row.speedup < 1 else "plain"
@@ -180,7 +128,7 @@ def _speed_bar(task: Measured, name: str, best: str | None, flags: list[int]) ->
     return Bar(name, row.speedup, text, note, kind, low, high, row.accept_len, flags)
 
 
-def rows_table(task: Measured) -> tuple[Table, dict[str, list[int]]]:
+def rows_table(task: Group) -> tuple[Table, dict[str, list[int]]]:
     """Return all numbers of a group, and the numbers of the table's notes that concern each method."""
     notes = list(dict.fromkeys(flag for row in task.rows.values() for flag in row.flags))
     numbers = {name: [notes.index(flag) + 1 for flag in row.flags] for name, row in task.rows.items()}
@@ -191,7 +139,7 @@ def rows_table(task: Measured) -> tuple[Table, dict[str, list[int]]]:
             cells["speedup"] += " ({:.2f}–{:.2f})".format(*row.speedup_interval)
         rows.append([name, *cells.values(), " ".join(f"⚑{n}" for n in numbers[name])])
     head = ["method", *(heading for heading, _, _ in COLUMNS), "flags"]
-    return Table(f"{task.group.name}: {task.answers}", head, rows, notes), numbers
+    return Table(f"{task.name}: {task.answers}", head, rows, notes), numbers
 
 
 def cell(value: float | None, form: str) -> str:
@@ -199,12 +147,12 @@ def cell(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
-def context(measured: Sequence[Measured], style: dict[str, int]) -> Section:
+def context(measured: Sequence[Group], style: dict[str, int]) -> Section:
     """Return speedup by range of context lengths, where there are several."""
     section = Section("context")
     for task in measured:
-        parts = by_context(task.group.measurements)
-        if len(parts) < 2 or not task.group.has_baseline:
+        parts = by_context(task.measurements)
+        if len(parts) < 2 or not task.has_baseline:
             continue
         rows = {name: tabulate(part) for name, part in parts.items()}
         xs = [statistics.mean(m.prompt_tokens for m in part) for part in parts.values()]
@@ -219,19 +167,17 @@ def context(measured: Sequence[Measured], style: dict[str, int]) -> Section:
                 ]
                 series.append(Series(method, style[method], xs, [row.speedup for row in lengths], notes))
         head = [f"{name} tokens: {next(iter(part.values())).prompts} answers" for name, part in rows.items()]
-        section.tables.append(Table(f"{task.group.name}: speedup", ["method", *head], table))
+        section.tables.append(Table(f"{task.name}: speedup", ["method", *head], table))
         if series:
             frame = (min(xs) * 0.9, max(xs) * 1.1), span([y for s in series for y in s.ys], 0.0)
             labels = "tokens of context", "speedup"
-            section.panels.append(
-                Chart(f"{task.group.name}: by context", series, *labels, *frame, log_x=True)
-            )
+            section.panels.append(Chart(f"{task.name}: by context", series, *labels, *frame, log_x=True))
             section.legend += [(s.name, s.style, True) for s in series]
     section.legend = list(dict.fromkeys(section.legend))
     return section
 
 
-def time_and_memory(measured: Sequence[Measured]) -> Section:
+def time_and_memory(measured: Sequence[Group]) -> Section:
     """Return time per token, split, and peak memory, by method."""
     section = Section("time")
     for task in measured:
@@ -244,21 +190,21 @@ def time_and_memory(measured: Sequence[Measured]) -> Section:
             note = ", ".join(f"{words} {share}" for words, share in zip(PARTS.values(), shares))
             parts = [(part, ms * split[part]) for part in PARTS if split]
             bars.append(Bar(name, ms, f"{ms:.1f} ms", f"{name}: {note}", "baseline", parts=parts))
-        section.panels.append(Bars(f"{task.group.name}: time per token", bars, "ms per emitted token"))
+        section.panels.append(Bars(f"{task.name}: time per token", bars, "ms per emitted token"))
         head = ["method", "ms per token", *PARTS.values(), "peak GB"]
-        section.tables.append(Table(f"{task.group.name}: {task.answers}", head, table))
+        section.tables.append(Table(f"{task.name}: {task.answers}", head, table))
     section.legend = [(words, part, False) for part, words in PARTS.items()]
     section.legend.append(("not split: another engine", "baseline", False))
     return section
 
 
-def styles(measured: Sequence[Measured]) -> dict[str, int]:
+def styles(measured: Sequence[Group]) -> dict[str, int]:
     """Return a number for each drafting method, the same in all figures."""
     names = dict.fromkeys(name for task in measured for name in task.drafting)
     return {name: i for i, name in enumerate(names)}
 
 
-def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
+def acceptance(measured: Sequence[Group], style: dict[str, int]) -> Section:
     """Return acceptance by depth, and the share of steps that got as far into the draft."""
     section, used = Section("acceptance", pairs=True), set()
     for task in measured:
@@ -282,7 +228,7 @@ def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
                 ("depth", depth, "accepted of those judged"),
                 ("position", position, "steps that accepted so far"),
             ):
-                chart = Chart(f"{task.group.name}: by {kind}", series, kind, words, *frame)
+                chart = Chart(f"{task.name}: by {kind}", series, kind, words, *frame)
                 chart.percent = chart.counts = True
                 section.panels.append(chart)
     section.legend = [(name, number, True) for name, number in style.items() if name in used]
@@ -290,7 +236,7 @@ def acceptance(measured: Sequence[Measured], style: dict[str, int]) -> Section:
 
 
 def verify_accept(
-    measured: Sequence[Measured], style: dict[str, int], sweeps: dict[str, list[Point]]
+    measured: Sequence[Group], style: dict[str, int], sweeps: dict[str, list[Point]]
 ) -> Section:
     """Return γ against τ, of sweeps and of the benchmark's rows."""
     section = Section("verified")
@@ -312,7 +258,7 @@ def verify_accept(
             if name in task.drafting
         ]
         if series:
-            section.panels.append(_scatter(task.group.name, series))
+            section.panels.append(_scatter(task.name, series))
     section.legend = [(f"{family} (sweep)", number, True) for family, number in numbers.items()]
     section.legend += [(name, number, False) for name, number in style.items()]
     if not sweeps:

@@ -63,7 +63,7 @@ class Series:
         name: in the legend.
         style: number of its color and marker.
         xs, ys: coordinates.
-        notes: one line on each point.
+        notes: one line on each point; empty for a line without points.
         line: whether the points are joined.
         front: other coordinates to join by a line, such as a Pareto front.
         low, high: band around the points; empty for none.
@@ -91,7 +91,7 @@ class Chart:
     Attributes:
         x_label, y_label: of the axes, with units.
         x_range, y_range: ends of the axes.
-        log_x: whether the x axis is logarithmic, to base 2.
+        log_x: whether the x axis is logarithmic.
         diagonal: whether to draw y = x.
         marks: vertical lines at x with a label.
         percent: whether y is a share.

@@ -1,5 +1,6 @@
 """The figures of a page as PNG files, for papers: the same drawings in the page's light colors."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,12 +11,18 @@ from pathlib import Path
 import resvg_py
 from markupsafe import Markup
 
+from drafttrain.calibration.calibration import Calibration
+from drafttrain.classifier.train import REPORT as CLASSIFIER_REPORT
 from drafttrain.evaluation.sweep import Point
+from drafttrain.report.bundles import classifier_panels, costs, reliability
 from drafttrain.report.measured import sweep_chart
 from drafttrain.report.panels import Bars, Panel, Section, Tree
+from drafttrain.report.raw import BundleFiles
 from drafttrain.report.svg import HATCH, LETTER, WIDTH, drawn, sign, tag, text
+from drafttrain.utils.files import read_json
 
 ACROSS, GAP, TITLE = 3, 24.0, 18.0  # panels beside each other; space between them, height of a title
+CLASSIFIER_PICTURES = "classifier_reliability.png", "classifier_recall.png"
 ZOOM = 2.5  # pixels per unit
 FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSansMono.ttf")  # matplotlib brings them
 
@@ -39,6 +46,20 @@ def write_sweep(points: Sequence[Point], path: Path) -> None:
     numbers = {family: i for i, family in enumerate(dict.fromkeys(point.family for point in points))}
     legend = [(family, number, True) for family, number in numbers.items()]
     path.write_bytes(to_png(sheet([sweep_chart("verified tokens and accept_len", points, numbers)], legend)))
+
+
+def draw_calibration(folder: str | os.PathLike) -> None:
+    """Write `costs.png` and `reliability.png` of the calibration in a folder into it."""
+    made = BundleFiles("calibration", Calibration.load(folder), None, None, None, [])
+    write_pictures([reliability([made]), costs([made], {})], Path(folder))
+
+
+def draw_classifier(folder: str | os.PathLike) -> None:
+    """Write the pictures of the classifier in a folder into it: its confidence against acceptance, and its
+    recall by share of nodes kept."""
+    panels = classifier_panels("C2T", read_json(Path(folder) / CLASSIFIER_REPORT))
+    for name, panel in zip(CLASSIFIER_PICTURES, panels):
+        (Path(folder) / name).write_bytes(to_png(sheet([panel], [])))
 
 
 def without_flags(panel: Panel) -> Panel:

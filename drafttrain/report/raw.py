@@ -5,9 +5,9 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from drafttrain.bundle_files import EVALUATION, LOG
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.classifier.train import REPORT as CLASSIFIER_REPORT
-from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement
+from drafttrain.evaluation.metrics import AUTOREGRESSIVE, BASELINES, Measurement, Row, tabulate
 from drafttrain.evaluation.sweep import Point
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, sha256_file
+from drafttrain.utils.files import read_json, sha256_file, usable
 
 MEASUREMENTS = ("measurements.jsonl", "measurements.jsonl.gz")
 EVALUATION_VERSION = 2  # format of summary.json and eval.json that is read here
@@ -51,6 +52,32 @@ class Group:
     @property
     def has_baseline(self) -> bool:
         return AUTOREGRESSIVE in self.measurements[0].runs
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """Return the reported numbers by method, the fastest drafting first, the baselines last."""
+        rows = tabulate(self.measurements)
+        order = sorted(rows, key=lambda name: (name in BASELINES, -rows[name].tokens_per_second))
+        return {name: rows[name] for name in order}
+
+    @cached_property
+    def stats(self) -> dict[str, DecodeStats | None]:
+        """Return the counts of the first repeat by method; None for other engines."""
+        first = [m for m in self.measurements if m.repeat == 0]
+        runs = {name: [m.runs[name].stats for m in first] for name in self.rows}
+        return {name: None if None in stats else sum(stats, DecodeStats()) for name, stats in runs.items()}
+
+    @property
+    def drafting(self) -> list[str]:
+        """Return the methods that draft in our own loop."""
+        return [name for name, stats in self.stats.items() if stats is not None and stats.verify_tokens]
+
+    @property
+    def answers(self) -> str:
+        """Return the number of answers and repeats, in words."""
+        row = next(iter(self.rows.values()))
+        repeats = f", {row.repeats} repeats" if row.repeats > 1 else ""
+        return f"{row.prompts} answer{'s' if row.prompts > 1 else ''}{repeats}"
 
     def only(self, methods: Sequence[str]) -> list[Measurement]:
         """Return the measurements with the runs of these methods alone."""
@@ -86,19 +113,6 @@ class BundleFiles:
     evaluation: dict[str, Any] | None
     classifier: dict[str, Any] | None
     files: list[Path]
-
-
-@contextmanager
-def usable(place: str | Path, remedy: str) -> Iterator[None]:
-    """Turn the errors of reading a damaged file into one line.
-
-    Raises:
-        UserError: the block raised such an error.
-    """
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{place}: damaged ({error}); {remedy}") from None
 
 
 def read_benchmark(path: str | os.PathLike) -> Benchmark:
@@ -143,7 +157,10 @@ def _measurements(file: Path) -> tuple[list[Measurement], bool]:
     """Return all measurements of a log, and whether a kill cut off its last line."""
     with usable(file, MEASURE):
         data = file.read_bytes()
-        head, *lines, last = (gzip.decompress(data) if file.suffix == ".gz" else data).split(b"\n")
+        try:
+            head, *lines, last = (gzip.decompress(data) if file.suffix == ".gz" else data).split(b"\n")
+        except (EOFError, zlib.error) as error:  # cut off
+            raise ValueError(str(error)) from None
     with usable(f"{file}: line 1", MEASURE):
         if set(json.loads(head)) != {"measured"}:
             raise ValueError("no log of measurements")
@@ -191,6 +208,8 @@ def read_bundle(path: str | os.PathLike) -> BundleFiles:
         with usable(folder / CLASSIFIER_REPORT, "train again with drafttrain c2t"):
             for row in classifier["rows"].values():
                 float(row["all"]["ece"]) + sum(n + 0 for n, _, _ in row["all"]["bins"])
+            for curve in classifier.get("curves", {}).values():
+                sum(curve["theta"]) + sum(curve["recall"]) + curve["theta"][0]
     if evaluation is not None:
         if not isinstance(evaluation, dict) or evaluation.get("format_version") != EVALUATION_VERSION:
             raise UserError(

@@ -18,6 +18,7 @@ LABEL = 40  # letters of a bar's label in one line
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 COLORS = 7
+MANY_OCTAVES = 10  # of a logarithmic axis from which on its ticks are powers of 10
 HATCH = Markup(  # of bars below 1
     '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><path class="hatch" d="M0 3h6"/></pattern></defs>'
@@ -167,7 +168,9 @@ def _chart(panel: Chart) -> Drawn:
         parts.append(text(left - 5, y(tick) + 4, words, "end", "tick"))
     across = ticks(*panel.x_range, 6)
     if panel.log_x:
-        across = [2.0**i for i in range(math.ceil(x0 - 1e-9), math.floor(x1 + 1e-9) + 1)]
+        base = 2.0 if x1 - x0 < MANY_OCTAVES else 10.0
+        first, last = (math.log(end, base) for end in panel.x_range)
+        across = [base**i for i in range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1)]
     for tick in across:
         if not panel.counts or tick == int(tick):
             words = f"{tick / 1000:g}k" if tick >= 10_000 else f"{tick:g}"

@@ -18,7 +18,7 @@ from drafttrain.inference.text import TextStream
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json, usable, write_json
 from drafttrain.utils.machine import dtype_name
 
 FORMAT_VERSION = 1
@@ -128,13 +128,11 @@ class Trace:
         remedy = "make it again with drafttrain report --prompt"
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{path}: no trace of format {FORMAT_VERSION}; {remedy}")
-        try:
+        with usable(path, remedy):
             iterations = [Iteration(**item) for item in values["iterations"]]
             for iteration in iterations:
                 iteration.check()
             return cls(**{**values, "iterations": iterations})
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise UserError(f"{path}: damaged ({error}); {remedy}") from None
 
 
 class NotingRule(AcceptanceRule):

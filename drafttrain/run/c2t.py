@@ -8,11 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from drafttrain.bundle import drafter_hash, find_bundle, load_bundle
-from drafttrain.classifier.config import ClassifierStageConfig, DumpConfig
+from drafttrain.classifier.config import ClassifierConfig, ClassifierStageConfig, DumpConfig
 from drafttrain.classifier.data import NothingToLearn
 from drafttrain.classifier.dump import finished_shards, write_trees
 from drafttrain.classifier.train import train_classifier
 from drafttrain.data.prompts import read_prompts
+from drafttrain.report.pictures import draw_classifier
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.machine import dtype_name
 from drafttrain.utils.provenance import content_hash
@@ -83,9 +84,18 @@ def make_classifier(
     trees = dump_trees(config.dump_config(), bundle, Path(out) / TREES, target, dtype, device)
     figures = {"trees": trees["trees"], "nodes": trees["rows"]}
     try:
-        report = train_classifier(config.training_config(), Path(out) / TREES, out, baselines=False)
+        report = train(config.training_config(), Path(out) / TREES, out, baselines=False)
     except NothingToLearn as error:
         Console().print(f"no classifier: {error}", style="yellow", markup=False, soft_wrap=True)
         return figures
     row = report["rows"]["C2T"]["all"]
     return figures | {name: row[name] for name in ("recall", "theta", "auroc", "ece")}
+
+
+def train(
+    config: ClassifierConfig, trees: str | os.PathLike, out: str | os.PathLike, **options: Any
+) -> dict[str, Any]:
+    """Train a classifier on labelled trees and draw its report; options and errors of `train_classifier`."""
+    report = train_classifier(config, trees, out, **options)
+    draw_classifier(out)
+    return report

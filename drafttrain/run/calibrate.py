@@ -2,16 +2,19 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 from rich.console import Console
 
 from drafttrain.bundle import Bundle, load_bundle
-from drafttrain.calibration.calibration import Calibration
+from drafttrain.calibration.calibration import FILE, Calibration
 from drafttrain.calibration.config import CalibrateConfig
-from drafttrain.calibration.full import full_calibration, write_calibration
+from drafttrain.calibration.full import full_calibration
 from drafttrain.calibration.quick import is_disturbed, quick_calibration
 from drafttrain.data.prompts import read_prompts
+from drafttrain.report.pictures import draw_calibration
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import write_json
 from drafttrain.utils.machine import check_quiet
 
 
@@ -95,6 +98,12 @@ def _check_depth(loaded: Bundle) -> None:
             f"{loaded.name}: cannot be calibrated, as its {loaded.drafter.max_depth} heads run in one pass "
             "and cost does not depend on depth; write out the tree's settings"
         )
+
+
+def write_calibration(found: Calibration, out: str | os.PathLike) -> None:
+    """Write `calibration.json` and its pictures into the folder `out`."""
+    write_json(Path(out) / FILE, found.to_json())
+    draw_calibration(out)
 
 
 def _show(found: Calibration, console: Console) -> None:

@@ -180,9 +180,7 @@ def corpus(args: argparse.Namespace) -> None:
 def export_options(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser)
     _add_stage(parser)
-    group = parser.add_argument_group(
-        "for other tools", "FORMAT: causal-lm, eagle, medusa or medusa-original; card with --to"
-    )
+    group = parser.add_argument_group("for other tools", "FORMAT: causal-lm, eagle or medusa; card with --to")
     text = "write a bundle, or a trained drafter, in this layout"
     group.add_argument("--to", metavar="FORMAT", help=text)
     text = "check a folder in this layout, whoever wrote it"
@@ -333,7 +331,6 @@ def _export_to(args: argparse.Namespace) -> None:
     print(args.out)
     for note in written.notes:
         print(f"note: {note}", file=sys.stderr)
-    if method := FORMATS[args.to].serve:
-        tokens = min(3, written.config.get("num_heads", 3))  # MEDUSA cannot draft more than it has heads
-        settings = json.dumps({"method": method, "model": args.out, "num_speculative_tokens": tokens})
-        print(f"vllm serve TARGET --speculative-config '{settings}'", file=sys.stderr)
+    tokens = min(3, written.config.get("num_heads", 3))  # MEDUSA cannot draft more than it has heads
+    settings = {"method": FORMATS[args.to].SERVE, "model": args.out, "num_speculative_tokens": tokens}
+    print(f"vllm serve TARGET --speculative-config '{json.dumps(settings)}'", file=sys.stderr)

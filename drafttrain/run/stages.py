@@ -466,7 +466,6 @@ STAGES = [
             "lossless",
             "lossless_prompts",
             "tree",
-            "teacher_tokens_per_second",
         ),
         show=_show_evaluation,
         estimate=_estimate("evaluate"),

@@ -126,9 +126,9 @@ def c2t(args: argparse.Namespace) -> None:
     if "bundle" in args:
         _grow_trees(args, trees)
     if "out" in args:
-        from drafttrain.classifier.train import train_classifier
+        from drafttrain.run.c2t import train
 
-        train_classifier(config, trees, args.out, **given(args, "start", "baselines"))
+        train(config, trees, args.out, **given(args, "start", "baselines"))
 
 
 def _grow_trees(args: argparse.Namespace, out: str) -> None:

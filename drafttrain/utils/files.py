@@ -10,12 +10,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drafttrain.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
@@ -60,14 +57,6 @@ def _sha256(file) -> str:  # Python 3.10 has no file_digest
     return digest.hexdigest()
 
 
-def save_figure(figure: "Figure", path: Path, dpi: int = 100) -> None:
-    """Writes a matplotlib figure as a PNG file, whole or not at all."""
-    figure.tight_layout()
-    temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=dpi, bbox_inches="tight")  # a key may stand below the axes
-    os.replace(temporary, path)
-
-
 def fingerprint(value: Any) -> str:
     """First 16 hex digits of the sha256 of a value's canonical JSON; dataclasses and paths are allowed."""
 
@@ -110,6 +99,19 @@ def read_json(path: str | os.PathLike) -> Any:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); delete it and make it again") from None
+
+
+@contextmanager
+def usable(place: str | os.PathLike, remedy: str) -> Iterator[None]:
+    """Turn the errors of reading a damaged file into one line.
+
+    Raises:
+        UserError: the block raised such an error.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UserError(f"{place}: damaged ({error}); {remedy}") from None
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from drafttrain.classifier.data import read_rows
-from drafttrain.utils.files import save_figure, write_json
+from drafttrain.utils.files import write_json
+from studies import save_figure
 from studies.arguments import run, start
 
 ENTROPIES = (0, 1, 2, 3, 4, 5, 6, np.inf)  # bounds of the rows of Figure 2, in nats

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from drafttrain.classifier.model import Classifier
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import save_figure
+from studies import save_figure
 from studies.arguments import run, start
 
 

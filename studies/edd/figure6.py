@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.measure import drafting, measure
 from drafttrain.evaluation.metrics import tabulate
-from drafttrain.utils.files import save_figure
+from studies import save_figure
 from studies.arguments import run, start
 from studies.edd.trees import NAMES, load, open_log, write
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.decode import decode
-from drafttrain.utils.files import save_figure
+from studies import save_figure
 from studies.arguments import run, start
 from studies.edd.trees import NAMES, TREES, load, write
 

@@ -21,7 +21,6 @@ from drafttrain.run.recipe import load_recipe
 from drafttrain.run.stages import STAGES
 from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.loading import load_target
-from drafttrain.training.speed import training_speed
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.provenance import content_hash
 from studies.figures.machine_quickstart import fresh_quickstart
@@ -35,6 +34,7 @@ from studies.goals import (
     Size,
     size_of,
 )
+from studies.training_speed import training_speed
 
 EDD_DRAFTER = Path("model_cards/smollm2-135m-edd")  # made by recipes/smollm2-edd.yaml
 QUICKSTART_DRAFTER = Path("model_cards/smollm2-135m-edd")  # what the quickstart starts from

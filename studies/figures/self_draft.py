@@ -129,7 +129,7 @@ def speeds(run: Run) -> Measured:
 
     methods: dict[str, Method] = {
         AUTOREGRESSIVE: autoregressive(target),
-        "transformers lookup": transformers_generate(target, LOOKUP),
+        "transformers lookup": transformers_generate(target, prompt_lookup_num_tokens=LOOKUP),
         "lookup": drafting(target, PromptLookup(lookup)),
         "lookup (budget of ngram)": drafting(target, equal(ngrams.config)),
         "lookup (budget of self-draft)": drafting(target, equal(PAPER)),

@@ -118,7 +118,7 @@ def export_all(bundles: Sequence[Path], folder: Path) -> dict[str, dict[str, Any
     found = {}
     for bundle in bundles:
         config = read_config(bundle)
-        formats = [name for name in SERVED if kind_of(config) in FORMATS[name].kinds]
+        formats = [name for name in SERVED if kind_of(config) in FORMATS[name].KINDS]
         if not formats:
             raise UserError(f"{bundle}: vLLM serves no {kind_of(config)}: leave it out")
         place = bundle.resolve()
@@ -218,7 +218,7 @@ def check(
             "drafters": [
                 {
                     "name": name,
-                    "method": FORMATS[one["format"]].serve,
+                    "method": FORMATS[one["format"]].SERVE,
                     "model": one["exported"],
                     "tokens": one["tokens"],
                 }
@@ -277,7 +277,7 @@ def figures(report: dict[str, dict[str, Any]]) -> Measured:
 
 def exportable(kinds: Sequence[str] = SERVED) -> list[Path]:
     """Committed bundles and trained baselines that can be exported to these formats."""
-    wanted = {kind for name in kinds for kind in FORMATS[name].kinds}
+    wanted = {kind for name in kinds for kind in FORMATS[name].KINDS}
     places = sorted(
         [*Path("model_cards").glob("*/config.json"), *Path("runs/baselines").glob("**/config.json")]
     )

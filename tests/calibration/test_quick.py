@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
-from drafttrain.calibration import full as full_module
 from drafttrain.calibration import quick, timing
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.calibration.quick import calibration_here, is_disturbed, quick_calibration
@@ -400,4 +399,4 @@ def test_against_a_full_one(loaded, found, questions, tmp_path):
     assert row["seconds"] > 0 and row["load"] == 0.0 and row["rates"]["full"] == full.rate
     low, high = row["interval"]
     assert low <= high and len((tmp_path / "raw/measurements.jsonl").read_text().splitlines()) == 5
-    assert not is_disturbed(Calibration.load(tmp_path / "raw")) and full_module.FILE == "calibration.json"
+    assert not is_disturbed(Calibration.load(tmp_path / "raw/calibration.json"))

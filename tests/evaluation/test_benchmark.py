@@ -226,8 +226,8 @@ def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"repeats": 0}, "--repeats: must be >= 1, got 0"),
-        ({"limit": 0}, "--limit: must be >= 1, got 0"),
+        ({"repeats": 0}, "repeats: must be >= 1, got 0"),
+        ({"limit": 0}, "limit: must be >= 1, got 0"),
         ({"tasks": []}, "--task: must name at least one, got none"),
         (
             {"tasks": [TaskSpec("a", "x"), TaskSpec("a", "y")]},

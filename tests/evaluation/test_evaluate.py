@@ -44,7 +44,6 @@ def small(config, questions) -> EvaluateConfig:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.setattr(stage, "check_quiet", lambda refuse: None)
-    monkeypatch.setattr(stage, "forward_speed", lambda target, rows, length: 100.0)
 
 
 def lines(path) -> list[dict]:
@@ -99,9 +98,8 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
         "lossless": True,
         "lossless_prompts": 3,
         "tree": summary["tree"],
-        "teacher_tokens_per_second": summary["teacher_tokens_per_second"],
     }
-    assert figures["accept_len"] >= 1 and figures["teacher_tokens_per_second"] == 100
+    assert figures["accept_len"] >= 1
 
     # the bundle carries the tree to decode with
     carried = json.loads((out / "eval.json").read_text())
@@ -210,15 +208,3 @@ def test_busy_machines_can_be_refused(small, tiny_bundle, tmp_path, monkeypatch)
     evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
     evaluate(dataclasses.replace(small, busy="refuse"), tiny_bundle, tmp_path / "out", dtype="float32")
     assert asked == [False, True]
-
-
-def test_long_forwards_are_left_out_where_they_take_too_long(tiny_target, monkeypatch):
-    for speed, length in ((1000.0, 512), (50.0, 32)):
-        seen = []
-
-        def forward_speed(target, rows, length, speed=speed, seen=seen):
-            seen.append(length)
-            return speed
-
-        monkeypatch.setattr(stage, "forward_speed", forward_speed)
-        assert stage._teacher_speed(tiny_target) == speed and seen[-1] == length

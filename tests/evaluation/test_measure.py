@@ -188,7 +188,7 @@ def test_a_damaged_line_is_named(tiny_target, tmp_path, line):
     head, first, *rest = (tmp_path / "m").read_text().splitlines()
     damaged = "\n".join([head, first, line, *rest]) + "\n"
     (tmp_path / "m").write_text(damaged)
-    with pytest.raises(UserError, match="m: line 3 is damaged") as error:
+    with pytest.raises(UserError, match="m: line 3: damaged") as error:
         MeasurementLog(tmp_path / "m", "key")
     assert "\n" not in str(error.value) and (tmp_path / "m").read_text() == damaged
 

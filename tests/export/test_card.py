@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,17 +15,24 @@ from drafttrain.export.config import ExportConfig
 from drafttrain.export.write import export
 from drafttrain.run.cli import main
 
-CALIBRATION = {
+ROOT = Path(__file__).parents[2]
+
+
+def curve(context: int, sizes: list[int], median: list[float]) -> dict:
+    return {"context": context, "sizes": sizes, "lower": median, "median": median, "upper": median}
+
+
+RELIABILITY = {"tokens": 77, "confidence": 0.5, "accepted": 0.6, "ece": 0.1234, "auroc": 0.8}
+RELIABILITY |= {"brier": 0.2, "bins": []}
+CALIBRATION = json.loads((ROOT / "model_cards/smollm2-135m-edd/calibration.json").read_text()) | {
     "machine": {"processor": "Some CPU", "cores": 8, "threads": 4, "device": "cuda", "gpu": "Some GPU"},
     "dtype": "bfloat16",
     "target": [
-        {"context": 64, "sizes": [1, 8], "median": [0.9, 0.9]},
-        {"context": 256, "sizes": [1, 8, 16], "median": [0.0201, 0.0222, 0.0253]},
+        curve(64, [1, 8], [0.9, 0.9]),
+        curve(256, [1, 8, 16], [0.0201, 0.0222, 0.0253]),
     ],
-    "drafter": [{"context": 256, "sizes": [1, 8, 32], "median": [0.0011, 0.0014, 0.003]}],
-    "confidence": {
-        "raw": {"all": {"tokens": 77, "confidence": 0.5, "accepted": 0.6, "ece": 0.1234, "auroc": 0.8}}
-    },
+    "drafter": [curve(256, [1, 8, 32], [0.0011, 0.0014, 0.003])],
+    "confidence": {"raw": {"all": RELIABILITY}},
 }
 
 
@@ -84,7 +92,7 @@ def test_calibration_in_a_few_lines(bundle):
     assert "- one drafting step over 1 / 8 nodes: 1.1 / 1.4 ms\n" in text
     assert "77 drafts: mean confidence 0.50, accepted 0.60, ECE 0.123, AUROC 0.800\n" in text
     assert "- `calibration.json`:" in text
-    few = {"tokens": 2, "confidence": 0.5, "accepted": 1.0, "ece": 0.5, "auroc": None}  # all were accepted
+    few = {**RELIABILITY, "tokens": 2, "accepted": 1.0, "ece": 0.5, "auroc": None}  # all were accepted
     (bundle / "calibration.json").write_text(json.dumps({**CALIBRATION, "confidence": {"raw": {"all": few}}}))
     assert "ECE 0.500, AUROC unknown\n" in model_card(bundle)
 
@@ -182,8 +190,8 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
             "x.speedup: must be a finite number, got nan",
         ),
         ("eval.json", {**RESULTS, "tree": 5, "tasks": {}}, "eval.json: tree: must be a text, got 5"),
-        ("calibration.json", {}, "calibration.json: damaged .KeyError.'target'.*; measure it again"),
-        ("calibration.json", [], "calibration.json: damaged .TypeError"),
+        ("calibration.json", {"format_version": 1}, "calibration.json: damaged .'target'.; measure it again"),
+        ("calibration.json", [], "calibration.json: no calibration of format 1; measure it again"),
         ("training_log.json", {}, "training_log.json: must be a list of log entries"),
         ("training_log.json", [1], "training_log.json: must be a list of log entries"),
         ("card.json", {"notes": "one"}, "card.json: notes: must be a list of texts, got 'one'"),

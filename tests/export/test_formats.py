@@ -14,14 +14,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from drafttrain.drafters.auto import load_drafter, new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.export.formats import FORMATS, export_to, import_from, validate
-from drafttrain.export.formats.layout import TargetParts, full_head
+from drafttrain.export.formats.layout import full_head
 from drafttrain.run import cli
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
-KINDS = {"causal-lm": "vdm", "eagle": "eagle", "medusa": "medusa", "medusa-original": "medusa"}
+KINDS = {"causal-lm": "vdm", "eagle": "eagle", "medusa": "medusa"}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 20000.0,
@@ -164,18 +164,14 @@ def test_eagle_is_one_llama_layer_on_joined_inputs(family, kv_heads, request, tm
     torch.testing.assert_close(torch.stack(found), ours, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("format", ["medusa", "medusa-original"])
-def test_medusa_heads_give_our_logits(format, llama, tmp_path):
+def test_medusa_heads_give_our_logits(llama, tmp_path):
     folder = make(tmp_path / "heads", llama, "medusa", heads=3)
-    export_to(format, folder, tmp_path / "out", llama, dtype=None)
-    tensors = load_file(tmp_path / "out" / FORMATS[format].file)
+    export_to("medusa", folder, tmp_path / "out", llama, dtype=None)
+    tensors = load_file(tmp_path / "out/model.safetensors")
     ours = says(folder, llama, TEXT, steps=3)
     state = llama.encode(TEXT[None, :-1], torch.zeros_like(TEXT[None, :-1])).tapped[0, -1]
     ids = load_file(folder / "model.safetensors")["draft_to_target"]
-    names = {
-        "medusa": ("blocks.{}.layers.0.weight", "blocks.{}.layers.0.bias", "lm_heads.{}.weight"),
-        "medusa-original": ("{}.0.linear.weight", "{}.0.linear.bias", "{}.1.weight"),
-    }[format]
+    names = ("blocks.{}.layers.0.weight", "blocks.{}.layers.0.bias", "lm_heads.{}.weight")
     for i in range(3):
         weight, bias, head = (tensors[name.format(i)] for name in names)
         logits = head @ (state + torch.nn.functional.silu(weight @ state + bias))
@@ -382,7 +378,6 @@ def test_every_required_key_is_required(format, written, tmp_path):
         "causal-lm": {"architectures", "vocab_size", "head_dim", "rope_theta", "tie_word_embeddings"},
         "eagle": {"architectures", "vocab_size", "hidden_size", "rms_norm_eps", "rope_theta", "bias"},
         "medusa": {"architectures", "num_heads", "truncated_vocab_size", "medusa_fc_bias"},
-        "medusa-original": {"medusa_num_heads", "medusa_num_layers", "base_model_name_or_path"},
     }[format]
     assert named <= required and "drafttrain" not in required
 
@@ -440,11 +435,7 @@ def test_wrong_configs_are_found(format, changes, message, written, tmp_path):
         ("medusa", {"num_heads": 3}, "no tensor blocks.2"),
         ("medusa", {"medusa_fc_bias": False}, "unexpected tensor blocks.0.layers.0.bias"),
         ("medusa", {"truncated_vocab_size": 300}, "truncated_vocab_size equal to vocab_size"),
-        ("medusa-original", {"medusa_num_heads": 1}, "unexpected tensor 1.0.linear.weight"),
         ("medusa", {"dtype": "float32"}, "dtype is float32, and the tensors are bfloat16"),
-        ("medusa-original", {"vocab_size": 300}, "vocab_size is 300"),
-        ("medusa-original", {"medusa_fc_bias": False}, "would leave out the blocks' biases"),
-        ("medusa-original", {"base_model_name_or_path": ""}, "base_model_name_or_path is empty"),
     ],
 )
 def test_configs_that_do_not_fit_are_found(format, changes, message, written, tmp_path):
@@ -499,20 +490,11 @@ def test_what_cannot_be_read_back_is_an_error(changes, message, written, tmp_pat
     assert not (tmp_path / "back").exists()
 
 
-def test_a_head_of_no_size_is_found(written, tmp_path):
-    shutil.copytree(written / "medusa-original", tmp_path / "wrong")
-    file = tmp_path / "wrong" / FORMATS["medusa-original"].file
-    for shape, message in (((3,), r"0.1.weight is \[3\], no head"), ((0, 64), r"not \[0, 64\]")):
-        save_file(load_file(file) | {"0.1.weight": torch.zeros(shape, dtype=torch.bfloat16)}, file)
-        with pytest.raises(UserError, match=message):
-            validate("medusa-original", tmp_path / "wrong")
-
-
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("damage", ["missing", "extra", "shape", "type", "nan"])
 def test_wrong_tensors_are_found(format, damage, written, tmp_path):
     shutil.copytree(written / format, tmp_path / "wrong")
-    file = tmp_path / "wrong" / FORMATS[format].file
+    file = tmp_path / "wrong/model.safetensors"
     tensors = load_file(file)
     name = sorted(tensors)[-1]
     message = {
@@ -575,9 +557,9 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
             {},
             "must be a drafter of kind eagle for eagle, got vdm; export it to causal-lm",
         ),
-        ("causal-lm", "medusa", {}, "for causal-lm, got medusa; export it to medusa or medusa-original"),
+        ("causal-lm", "medusa", {}, "for causal-lm, got medusa; export it to medusa"),
         ("eagle", "edd", {}, "no other engine gives such drafters what they read"),
-        ("gguf", "vdm", {}, "format: must be one of causal-lm, eagle, medusa, medusa-original, got gguf"),
+        ("gguf", "vdm", {}, "format: must be one of causal-lm, eagle, medusa, got gguf"),
     ],
 )
 def test_refusals_are_one_line(format, kind, settings, message, llama, tmp_path, capsys):
@@ -647,21 +629,11 @@ def test_a_target_of_another_tokenizer_is_refused(llama, tiny_llama, tmp_path):
         export_to("causal-lm", folder, tmp_path / "out", str(tmp_path / "other"))
 
 
-def test_parts_of_another_size_are_refused(llama, tmp_path):
-    folder, parts = make(tmp_path / "vdm", llama, "vdm"), TargetParts.of(llama)
-    other = TargetParts(parts.embeddings[:500], parts.head[:500], parts.config)
-    with pytest.raises(UserError, match="target: must have a head of 512 x 64, got 500 x 64"):
-        export_to("causal-lm", folder, tmp_path / "out", other)
-
-
-def test_medusa_names_a_target_that_others_find(llama, tmp_path):
-    """The Hub id of the bundle's card, where it has one."""
-    folder = make(tmp_path / "heads", llama, "medusa", heads=2)
-    written = export_to("medusa-original", folder, tmp_path / "out", llama).config
-    assert written["base_model_name_or_path"] == llama.name
-    (folder / "card.json").write_text('{"base_model": "someone/tiny"}')
-    written = export_to("medusa-original", folder, tmp_path / "out", llama).config
-    assert written["base_model_name_or_path"] == "someone/tiny"
+def test_a_vocabulary_of_another_size_than_the_targets_is_refused(llama, tmp_path):
+    folder = make(tmp_path / "vdm", llama, "vdm")
+    change_config(folder, target_vocab_size=600)
+    with pytest.raises(UserError, match=r"embed_tokens.weight is \[512, 64\], not \[600, 64\]"):
+        export_to("causal-lm", folder, tmp_path / "out", llama)
 
 
 def test_nothing_is_replaced_but_an_export(llama, tmp_path):

@@ -466,11 +466,12 @@ def test_what_is_no_finished_bundle(spoil, expected, bundle, hub, capsys):
 
 def test_known_files_are_those_that_the_parts_of_a_bundle_write(tmp_path):
     from drafttrain.calibration.calibration import FILE as calibration
-    from drafttrain.classifier import model, plots, train
+    from drafttrain.classifier import model, train
+    from drafttrain.report.pictures import CLASSIFIER_PICTURES
     from drafttrain.self_draft.corpus_cache import DATA, FILE
     from drafttrain.self_draft.settings import SETTINGS as self_draft
 
-    written = {calibration, self_draft, model.FILE, model.WEIGHTS, plots.RECALL, plots.RELIABILITY}
+    written = {calibration, self_draft, model.FILE, model.WEIGHTS, *CLASSIFIER_PICTURES}
     assert written | {train.REPORT, DATA, FILE, "costs.png", "reliability.png"} <= CONTENTS.keys()
 
 

@@ -21,7 +21,7 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.report.build import write_report
 from drafttrain.report.measured import PARTS
 from drafttrain.report.panels import Bar, Bars, Chart, Series
-from drafttrain.report.pictures import sheet, to_png, write_sweep
+from drafttrain.report.pictures import draw_calibration, draw_classifier, sheet, to_png, write_sweep
 from drafttrain.report.raw import read_benchmark, read_points
 from drafttrain.report.svg import draw, drawn, ticks
 from drafttrain.report.trace import Iteration, Trace
@@ -192,11 +192,24 @@ def test_calibration_and_training(folder):
     text = page(folder, bundles=[BUNDLE, C2T])
     calibration = json.loads((BUNDLE / "calibration.json").read_text())
     name = "smollm2-135m-edd"
-    [drafter, classifier] = drawings(text, "reliability").values()
+    [drafter, by_depth, classifier, recall] = drawings(text, "reliability").values()
     bins = calibration["confidence"]["raw"]["all"]["bins"]
     for (n, mean, share), note in zip(bins, notes(drafter)):
         assert note.endswith(f": {n} tokens, confidence {mean:.3f}, accepted {share:.3f}")
     assert sum("C2T" in note for note in notes(classifier)) == 10
+    for kind, label in (("raw", "1"), ("scaled", f"{calibration['temperature']:g}")):
+        errors = {d: row["ece"] for d, row in calibration["confidence"][kind].items() if d != "all"}
+        expected = [f"ECE at temperature {label}, depth {d}: {ece:.3f}" for d, ece in errors.items()]
+        assert expected and set(expected) <= set(notes(by_depth))
+    curve = json.loads((C2T / "classifier_report.json").read_text())["curves"]["C2T"]
+    line = next(path for path in recall.iter("path") if path.get("class") == "line").get("d")
+    places = [tuple(map(float, place.split())) for place in line[1:].split("L")]
+    assert len(places) == len(curve["theta"])
+    assert [y for _, y in places] == pytest.approx([206 - 182 * r for r in curve["recall"]], abs=0.06)
+    expected = [42 + 308 * (1 + math.log10(theta) / 4) for theta in curve["theta"]]  # from 0.0001 on
+    assert [x for x, _ in places] == pytest.approx(expected, abs=0.06)
+    below = [t.text for t in recall.iter("text") if t.get("y") == "220"]
+    assert below == ["0.0001", "0.001", "0.01", "0.1", "1"]
 
     evaluation = json.loads((BUNDLE / "eval.json").read_text())
     tokens = 1 + evaluation["tasks"]["all"]["verify_tokens"] / evaluation["tasks"]["all"]["steps"]
@@ -670,6 +683,16 @@ def test_a_picture_is_the_drawing_of_the_page(folder):
         assert image.width > 2.5 * 3 * width and image.height > 2.5 * 2 * height  # three beside each other
         colors = {color for _, color in image.convert("RGB").getcolors(1 << 24)}
     assert {(0x00, 0x72, 0xB2), (0xC4, 0x4E, 0x00), (0x1B, 0x1F, 0x24)} <= colors  # bar, hatch, letters
+
+
+def test_calibrations_and_classifiers_have_pictures_of_their_own(tmp_path):
+    shutil.copy(BUNDLE / "calibration.json", tmp_path)
+    shutil.copy(C2T / "classifier_report.json", tmp_path)
+    draw_calibration(tmp_path)
+    draw_classifier(tmp_path)
+    for name in ("costs", "reliability", "classifier_reliability", "classifier_recall"):
+        with Image.open(tmp_path / f"{name}.png") as image:
+            assert image.width >= 900 and len(image.convert("RGB").getcolors(1 << 24)) > 50
 
 
 def test_a_sweep_has_a_picture_of_its_own(tmp_path):

@@ -36,6 +36,8 @@ def test_trees_and_classifier(config, tiny_bundle, tmp_path, monkeypatch):
     assert (model.features, model.hidden) == (("P", "d"), 3)
     record = json.loads((tmp_path / "out" / "classifier.json").read_text())["training"]
     assert (record["epochs"], record["batch_size"]) == (1, 64)
+    for name in ("reliability", "recall"):
+        assert (tmp_path / "out" / f"classifier_{name}.png").stat().st_size > 5000
 
 
 def test_no_prompts(tiny_bundle, tmp_path):

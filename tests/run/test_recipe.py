@@ -183,7 +183,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("evaluate: {prompts: [{name: a, path: b}]}", "evaluate.tune_prompts: must be set"),
         (
             'evaluate: {prompts: [{name: a, path: b, limit: 0}], trees: ["chain:length=2"]}',
-            "evaluate: limit of a must be >= 1, got 0",
+            "evaluate.prompts.limit: must be >= 1, got 0",
         ),
     ],
 )

@@ -28,7 +28,6 @@ def script(tmp_path, monkeypatch, tiny_bundle, questions):
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
     monkeypatch.setattr(evaluate, "check_quiet", lambda refuse: None)
     monkeypatch.setattr(figures, "check_quiet", lambda refuse: None)
-    monkeypatch.setattr(evaluate, "forward_speed", lambda target, rows, length: 100.0)
     return module
 
 

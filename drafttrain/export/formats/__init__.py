@@ -1,98 +1,39 @@
 """Export drafters to layouts of other tools, and import them from there.
 
-causal-lm         a VDM as a plain causal LM: transformers (`assistant_model`), vLLM (`draft_model`)
-eagle             EAGLE-1: vLLM (`eagle`), the authors' code
-medusa            MEDUSA-1 for vLLM (`medusa`)
-medusa-original   MEDUSA-1 for the authors' code
+causal-lm   a VDM as a plain causal LM: transformers (`assistant_model`), vLLM (`draft_model`)
+eagle       EAGLE-1: vLLM (`eagle`), the authors' code
+medusa      MEDUSA-1 for vLLM (`medusa`)
+
+Each is a module with `NAME` for messages, `KINDS` of drafters that it can express, vLLM's method `SERVE`, and
+
+    check(config)                                     refuses what is not whole or cannot be expressed
+    to_layout(config, tensors, target) -> Layout
+    from_layout(config, tensors) -> config, tensors   the inverse, for what was exported from here
+    problems(config, tensors) -> list[str]            of a folder, whoever wrote it
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from drafttrain.bundle import find_bundle
 from drafttrain.drafters.config import kind_of, read_config
 from drafttrain.drafters.model_config import check_identity
-from drafttrain.export.card import read_facts
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
-from drafttrain.export.formats.layout import Config, Layout, TargetParts, Tensors
+from drafttrain.export.formats.layout import Config, Layout
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.machine import dtype_name
 
-DTYPES = tuple(map(layout.dtype_name, layout.FLOATS))
-
-
-@dataclass(frozen=True)
-class Format:
-    """A layout of another tool.
-
-    Attributes:
-        kinds: of the drafters that it can express.
-        to, back: the exporter and its inverse.
-        problems: lists the problems of a folder.
-        name: for messages.
-        check: refuses drafters that the layout cannot express, by their config.
-        serve: vLLM's `method`; None where the layout is not for vLLM.
-        file: of the weights.
-        with_tokenizer: whether the folder includes the target's tokenizer.
-    """
-
-    kinds: tuple[str, ...]
-    to: Callable[[Config, Tensors, TargetParts], Layout]
-    back: Callable[[Config, Tensors], tuple[Config, Tensors]]
-    problems: Callable[[Config, Tensors], list[str]]
-    name: str
-    check: Callable[[Config], None] = lambda config: None
-    serve: str | None = None
-    file: str = layout.WEIGHTS
-    with_tokenizer: bool = False
+DTYPES = tuple(map(dtype_name, layout.FLOATS))
+FORMATS = {"causal-lm": causal_lm, "eagle": eagle, "medusa": medusa}
 
 
-FORMATS = {
-    "causal-lm": Format(
-        ("vdm", "causal_lm"),
-        causal_lm.to_causal_lm,
-        causal_lm.from_causal_lm,
-        causal_lm.causal_lm_problems,
-        "a causal LM of a known kind",
-        causal_lm.check_causal_lm,
-        "draft_model",
-        with_tokenizer=True,
-    ),
-    "eagle": Format(
-        ("eagle",),
-        eagle.to_eagle,
-        eagle.from_eagle,
-        eagle.eagle_problems,
-        "in EAGLE-1's layout",
-        eagle.check_eagle,
-        "eagle",
-    ),
-    "medusa": Format(
-        ("medusa",),
-        medusa.to_medusa,
-        medusa.from_medusa,
-        medusa.medusa_problems,
-        "MEDUSA heads for vLLM",
-        serve="medusa",
-    ),
-    "medusa-original": Format(
-        ("medusa",),
-        medusa.to_medusa_original,
-        medusa.from_medusa_original,
-        medusa.medusa_original_problems,
-        "MEDUSA heads in their authors' layout",
-        file=medusa.ORIGINAL_WEIGHTS,
-    ),
-}
-
-
-def find_format(name: str) -> Format:
+def find_format(name: str) -> ModuleType:
     """Return the format of this name.
 
     Raises:
@@ -107,7 +48,7 @@ def export_to(
     format: str,
     bundle: str | os.PathLike,
     out: str | os.PathLike,
-    target: FrozenTarget | TargetParts | str | None = None,
+    target: FrozenTarget | str | None = None,
     dtype: str | None = "bfloat16",
 ) -> Layout:
     """Write a bundle's drafter in another tool's layout, checked.
@@ -130,24 +71,24 @@ def export_to(
     known, folder = find_format(format), find_bundle(bundle)
     layout.check_place(out)
     config = read_config(folder)
-    _check_kind(config, known, format, folder)
-    with _about(folder):
-        layout.check_own_config(config)
-        known.check(config)
+    _check_kind(config, format, folder)
     tensors = layout.read_tensors(folder / layout.WEIGHTS)
     if dtype is not None:
         wide = getattr(torch, dtype)
-        tensors = {
-            n: tensor.to(wide) if tensor.is_floating_point() else tensor for n, tensor in tensors.items()
-        }
-    parts = target if isinstance(target, TargetParts) else _parts(config, target, folder)
-    if parts.name is None:
-        parts = replace(parts, name=read_facts(folder).base_model or config["target"].get("name"))
+        tensors = {n: t.to(wide) if t.is_floating_point() else t for n, t in tensors.items()}
     with _about(folder):
-        found = known.to(config, tensors, parts)
-    layout.refuse(folder, known.name, known.problems(found.config, found.tensors))
-    layout.write(out, found, known.file, parts.tokenizer if known.with_tokenizer else None)
-    return found
+        known.check(config)
+    if not isinstance(target, FrozenTarget):
+        name = target or config["target"].get("name")
+        if name is None:
+            raise UserError(f"{folder}: no target in config.json; name one with --target")
+        target = load_target(name, dtype="stored", device="cpu")
+    with _about(folder):
+        check_identity(config["target"], target)
+        exported = known.to_layout(config, tensors, target)
+    layout.refuse(folder, known.NAME, known.problems(exported.config, exported.tensors))
+    layout.write(out, exported)
+    return exported
 
 
 def validate(format: str, folder: str | os.PathLike) -> None:
@@ -157,7 +98,7 @@ def validate(format: str, folder: str | os.PathLike) -> None:
         UserError: the problems.
     """
     known = find_format(format)
-    layout.refuse(folder, known.name, known.problems(*layout.read(folder, known.file)))
+    layout.refuse(folder, known.NAME, known.problems(*layout.read(folder)))
 
 
 def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) -> None:
@@ -166,15 +107,13 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
     Raises:
         UserError: the folder is damaged, or was not exported from here, or `out` is not empty.
     """
-    known = find_format(format)
-    layout.check_empty(out)
+    layout.check_place(out, replace=False)
     validate(format, folder)
-    read = layout.read(folder, known.file)
+    config, tensors = layout.read(folder)
+    if isinstance(config.get(layout.OWN), dict):
+        _check_kind(config[layout.OWN], format, folder)
     with _about(folder):
-        own, _ = layout.unpack_own(read[0])
-    _check_kind(own, known, format, Path(folder))
-    with _about(folder):
-        config, tensors = known.back(*read)
+        config, tensors = find_format(format).from_layout(config, tensors)
         layout.check_drafter(config, tensors)
     layout.write(out, Layout(config, tensors), what="the drafter")
 
@@ -188,28 +127,16 @@ def _about(folder: str | os.PathLike) -> Iterator[None]:
         raise UserError(f"{folder}: {error}") from None
 
 
-def _check_kind(config: Config, known: Format, format: str, folder: Path) -> None:
-    kind = kind_of(config)
-    if kind not in known.kinds:
-        fitting = [name for name, other in FORMATS.items() if kind in other.kinds]
+def _check_kind(config: Config, format: str, folder: str | os.PathLike) -> None:
+    kind, known = kind_of(config), FORMATS[format]
+    if kind not in known.KINDS:
+        fitting = [name for name, other in FORMATS.items() if kind in other.KINDS]
         remedy = (
             f"export it to {' or '.join(fitting)}"
             if fitting
             else "no other engine gives such drafters what they read"
         )
         raise UserError(
-            f"{folder}: must be a drafter of kind {' or '.join(known.kinds)} for {format}, "
-            f"got {kind}; {remedy}"
+            f"{folder}: must be a drafter of kind {' or '.join(known.KINDS)} for {format}, got {kind}; "
+            f"{remedy}"
         )
-
-
-def _parts(config: Config, target: FrozenTarget | str | None, folder: Path) -> TargetParts:
-    """Return the parts of a target, which is loaded unless it is given."""
-    if not isinstance(target, FrozenTarget):
-        name = target or config["target"].get("name")
-        if name is None:
-            raise UserError(f"{folder}: no target in config.json; name one with --target")
-        target = load_target(name, dtype="stored", device="cpu")
-    with _about(folder):
-        check_identity(config["target"], target)
-    return TargetParts.of(target)

@@ -9,74 +9,35 @@ import copy
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from drafttrain.export.formats.layout import (
-    IDS,
-    OWN,
-    Config,
-    Layout,
-    Shapes,
-    TargetParts,
-    Tensors,
-    check_drafter,
-    check_own,
-    config_problems,
-    dtype_name,
-    dtype_of,
-    dtype_problems,
-    foreign_name,
-    full_head,
-    layer_config,
-    own_name,
-    pack_own,
-    rope_fields,
-    rope_problems,
-    size_problems,
-    special_tokens,
-    tensor_problems,
-    unpack_own,
-    without_ids,
-)
+from drafttrain.export.formats import layout
+from drafttrain.export.formats.layout import IDS, LAYERS, OWN, SPECIAL, Config, Layout, Shapes, Tensors
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.machine import dtype_name
 
+NAME, KINDS, SERVE = "a causal LM of a known kind", ("vdm", "causal_lm"), "draft_model"
 REQUIRED = {
-    "architectures": list,
-    "model_type": str,
-    "num_hidden_layers": int,
-    "hidden_size": int,
-    "intermediate_size": int,
-    "num_attention_heads": int,
-    "num_key_value_heads": int,
+    **LAYERS,
     "head_dim": int,
     "hidden_act": str,
     "max_position_embeddings": int,
-    "vocab_size": int,
-    "rms_norm_eps": float,
-    "rope_theta": float,
     "rope_parameters": dict,
     "tie_word_embeddings": bool,
     "dtype": str,
 }
-OPTIONAL = {
-    "attention_bias": bool,
-    "mlp_bias": bool,
-    "use_sliding_window": bool,
-    "rope_scaling": dict,
-    "bos_token_id": int,
-    "eos_token_id": (int, list),
-    "pad_token_id": int,
-    OWN: dict,
-}
+OPTIONAL = {**SPECIAL, "attention_bias": bool, "mlp_bias": bool, "use_sliding_window": bool}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 HEAD = "lm_head.weight"
 SMALL_LM = "drafttrain_causal_lm"
 
 
-def check_causal_lm(config: Config) -> None:
+def check(config: Config) -> None:
     """Check that a drafter can be a causal LM.
 
     Raises:
-        UserError: no model type has such layers.
+        UserError: no model type has such layers, or keys are missing.
     """
+    layout.check_own_config(config)
     if config["model_type"] != SMALL_LM:
         architecture(config)
 
@@ -100,34 +61,34 @@ def architecture(config: Config) -> Config:
     )
 
 
-def to_causal_lm(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
+def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return a VDM as a causal LM over all of the target's tokens with the same greedy drafts (`full_head`),
     or a small LM unchanged.
 
     Raises:
-        UserError: no model type has such layers, or the drafter is not whole.
+        UserError: the drafter is not whole.
     """
     if config["model_type"] == SMALL_LM:
-        return _small_lm(config, tensors)
-    ids = check_own(config, tensors, target)
-    dtype, size = dtype_of(tensors), config["target_vocab_size"]
-    whole = len(ids) == size
-    inner = {name: tensor for name, tensor in without_ids(tensors).items() if name != HEAD}
-    inner = {"embed_tokens.weight": target.embeddings.to(dtype), **inner}
-    found = {f"model.{foreign_name(name)}": tensor for name, tensor in inner.items()}
-    tied = whole and target.is_tied and not (config["train_embeddings"] or config["train_head"])
+        return _small_lm(config, tensors, target)
+    ids, kind = layout.check_drafter(config, tensors), architecture(config)
+    dtype, size = layout.dtype_of(tensors), config["target_vocab_size"]
+    embeddings, head = layout.embeddings(target), target.lm_head.weight.detach()  # [V, H] each
+    inner = {name: tensor for name, tensor in layout.without_ids(tensors).items() if name != HEAD}
+    inner = {"embed_tokens.weight": embeddings.to(dtype), **inner}
+    exported = {f"model.{layout.foreign_name(name)}": tensor for name, tensor in inner.items()}
+    whole, trained = len(ids) == size, config["train_embeddings"] or config["train_head"]
+    tied = whole and not trained and torch.equal(embeddings, head)
     if not tied:
-        rows = tensors[HEAD] if HEAD in tensors else target.head[ids.to(target.head.device)].to(dtype)
-        found[HEAD] = full_head(rows, ids, size)
-    kind = architecture(config)
+        rows = tensors[HEAD] if HEAD in tensors else head[ids.to(head.device)].to(dtype)
+        exported[HEAD] = layout.full_head(rows, ids, size)
     fields = {
         "architectures": [ARCHITECTURES[kind["model_type"]]],
         **kind,
-        **layer_config(config),
-        **special_tokens(target.config),
+        **layout.layer_config(config),
+        **layout.special_tokens(target.config),
         "tie_word_embeddings": tied,
         "dtype": dtype_name(dtype),
-        OWN: pack_own(config, ids),
+        OWN: layout.pack_own(config, ids),
     }
     notes = ()
     if not whole:
@@ -135,53 +96,60 @@ def to_causal_lm(config: Config, tensors: Tensors, target: TargetParts) -> Layou
             f"drafts the same {len(ids)} tokens as here: the logits of the other {size - len(ids)} are never "
             "the highest",
         )
-    return Layout(fields, found, notes)
+    return Layout(fields, exported, notes, target.tokenizer)
 
 
-def from_causal_lm(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """Return the inverse of `to_causal_lm`: a drafter's own config and tensors.
+def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Return the inverse of `to_layout`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
     """
-    own, ids = unpack_own(config)
+    own, ids = layout.unpack_own(config)
     if own["model_type"] == SMALL_LM:
         return own, {**{f"lm.{name}": tensor for name, tensor in tensors.items()}, IDS: ids}
-    found = {own_name(name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
-    head = found.pop(HEAD, None)
+    restored = {layout.own_name(name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
+    head = restored.pop(HEAD, None)
     if own["train_head"]:
-        found[HEAD] = head[ids]
+        restored[HEAD] = head[ids]
     if not own["train_embeddings"]:
-        del found["embed_tokens.weight"]
-    return own, {**found, IDS: ids}
+        del restored["embed_tokens.weight"]
+    return own, {**restored, IDS: ids}
 
 
-def causal_lm_problems(config: Config, tensors: Tensors) -> list[str]:
-    """Return the problems of a causal LM. A VDM is of a few kinds, with known fields; a small LM, of any
-    kind, has to be what transformers makes of its config."""
-    own = config.get(OWN)
-    if isinstance(own, dict) and own.get("model_type") == SMALL_LM:
-        return _small_lm_problems(config, tensors)
-    problems = config_problems(config, REQUIRED, OPTIONAL) + rope_problems(config)
-    kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        problems.append(f"config.json: model_type is {kind}, none of {', '.join(ARCHITECTURES)}")
-    elif config.get("architectures") != [ARCHITECTURES[kind]]:
-        problems.append(f"config.json: architectures is not [{ARCHITECTURES[kind]}]")
-    problems = problems or size_problems(config)
-    if problems:
-        return problems
-    return dtype_problems(config, tensors, "dtype") + tensor_problems(tensors, *_shapes(_model(config)))
+def problems(config: Config, tensors: Tensors) -> list[str]:
+    """Return the problems of a causal LM: it has to be what transformers makes of its config. A VDM is of a
+    few kinds, with known fields; a small LM may be of any."""
+    own, rope, faults = config.get(OWN), config.get("rope_parameters") or {}, []
+    is_small = isinstance(own, dict) and own.get("model_type") == SMALL_LM
+    if not is_small:
+        faults = layout.config_problems(config, REQUIRED, OPTIONAL)
+        if config.get("model_type") not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            faults.append(f"config.json: model_type is {config.get('model_type')}, none of {known}")
+        faults = faults or layout.size_problems(config)
+    if faults:
+        return faults
+    try:
+        model = _model(config)
+    except Exception as error:  # each config class has checks of its own
+        return [f"config.json: transformers makes no causal LM of it ({brief(error)})"]
+    if config.get("architectures") != [type(model).__name__]:
+        faults.append(f"config.json: architectures is not [{type(model).__name__}]")
+    if not is_small or "rope_theta" in rope:  # a small LM may have none, or several by layer
+        faults += layout.rope_problems(config)
+    faults += layout.dtype_problems(config, tensors, "dtype")
+    return faults + layout.tensor_problems(tensors, *_shapes(model))
 
 
-def _small_lm(config: Config, tensors: Tensors) -> Layout:
+def _small_lm(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return a small LM in its own layout, with the trained weights."""
-    ids, inner = check_drafter(config, tensors), without_ids(tensors)
+    ids, inner = layout.check_drafter(config, tensors), layout.without_ids(tensors)
     fields = {key: value for key, value in config["lm"].items() if value is not None}
     rope = fields.get("rope_parameters", {})
     if "rope_theta" in rope:  # else there are none, or several by layer
-        fields |= rope_fields(rope)
-    fields |= {"dtype": dtype_name(dtype_of(tensors)), OWN: pack_own(config, ids)}
+        fields |= layout.rope_fields(rope)
+    fields |= {"dtype": dtype_name(layout.dtype_of(tensors)), OWN: layout.pack_own(config, ids)}
     notes, size, known = [], fields["vocab_size"], config["target_vocab_size"]
     if len(ids) < size:
         notes.append(
@@ -192,21 +160,8 @@ def _small_lm(config: Config, tensors: Tensors) -> Layout:
             f"it has {size} tokens and the target {known}: transformers needs `tokenizer` and "
             "`assistant_tokenizer` with it, and vLLM `use_heterogeneous_vocab`"
         )
-    found = {name.removeprefix("lm."): tensor for name, tensor in inner.items()}
-    return Layout(fields, found, tuple(notes))
-
-
-def _small_lm_problems(config: Config, tensors: Tensors) -> list[str]:
-    try:
-        model = _model(config)
-    except Exception as error:  # each config class has checks of its own
-        return [f"config.json: transformers makes no causal LM of it ({brief(error)})"]
-    problems = dtype_problems(config, tensors, "dtype")
-    if "rope_theta" in config.get("rope_parameters", {}):
-        problems += rope_problems(config)
-    if config.get("architectures") != [type(model).__name__]:
-        problems.append(f"config.json: architectures is not [{type(model).__name__}]")
-    return problems + tensor_problems(tensors, *_shapes(model))
+    exported = {name.removeprefix("lm."): tensor for name, tensor in inner.items()}
+    return Layout(fields, exported, tuple(notes), target.tokenizer)
 
 
 def _model(config: Config) -> PreTrainedModel:

@@ -4,52 +4,20 @@ The layout has no head: the target's is used, so a drafter with a trained head c
 norm is the one before the MLP.
 """
 
-from drafttrain.export.formats.layout import (
-    IDS,
-    OWN,
-    SIZES,
-    Config,
-    Layout,
-    TargetParts,
-    Tensors,
-    check_own,
-    config_problems,
-    dtype_name,
-    dtype_of,
-    dtype_problems,
-    foreign_name,
-    layer_config,
-    own_name,
-    own_shapes,
-    pack_own,
-    rope_problems,
-    size_problems,
-    special_tokens,
-    tensor_problems,
-    unpack_own,
-    without_ids,
-)
+from drafttrain.export.formats import layout
+from drafttrain.export.formats.layout import IDS, LAYERS, OWN, SIZES, SPECIAL, Config, Layout, Tensors
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.machine import dtype_name
 
-REQUIRED = {
-    "architectures": list,
-    "model_type": str,
-    "num_hidden_layers": int,
-    "hidden_size": int,
-    "intermediate_size": int,
-    "num_attention_heads": int,
-    "num_key_value_heads": int,
-    "vocab_size": int,
-    "rms_norm_eps": float,
-    "rope_theta": float,
-    "bias": bool,  # of fc
-}
+NAME, KINDS, SERVE = "in EAGLE-1's layout", ("eagle",), "eagle"
+REQUIRED = {**LAYERS, "bias": bool}  # of fc
 OPTIONAL = {
+    **SPECIAL,
     "head_dim": int,
     "hidden_act": str,
     "max_position_embeddings": int,
     "rope_parameters": dict,
-    "rope_scaling": dict,
     "qkv_bias": bool,
     "tie_word_embeddings": bool,
     "torch_dtype": str,
@@ -57,20 +25,17 @@ OPTIONAL = {
     "use_cache": bool,
     "initializer_range": float,
     "pretraining_tp": int,
-    "bos_token_id": int,
-    "eos_token_id": (int, list),
-    "pad_token_id": int,
-    OWN: dict,
 }
 AUTHORS = {"rope_theta": 10000.0, "bias": True}  # defaults of the authors' code
 
 
-def check_eagle(config: Config) -> None:
+def check(config: Config) -> None:
     """Check that EAGLE-1 can express a drafter.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot, or keys are missing.
     """
+    layout.check_own_config(config)
     for key in ("input_norms", "train_head"):
         if config.get(key):
             raise UserError(f"drafter.{key}: must be false for EAGLE-1, got true; train again")
@@ -80,29 +45,28 @@ def check_eagle(config: Config) -> None:
         raise UserError(f"target: must have plain Llama layers, and the drafter one, for EAGLE-1, got {what}")
 
 
-def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
+def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return an EAGLE drafter in EAGLE-1's layout.
 
     Raises:
-        UserError: EAGLE-1 cannot express it.
+        UserError: it is not whole.
     """
-    check_eagle(config)
-    ids = check_own(config, tensors, target)
-    dtype = dtype_of(tensors)
-    found = {
-        "embed_tokens.weight": target.embeddings.to(dtype),
-        **{foreign_name(name): tensor for name, tensor in without_ids(tensors).items()},
+    ids = layout.check_drafter(config, tensors)
+    dtype = layout.dtype_of(tensors)
+    exported = {
+        "embed_tokens.weight": layout.embeddings(target).to(dtype),
+        **{layout.foreign_name(name): tensor for name, tensor in layout.without_ids(tensors).items()},
     }
     fields = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **layer_config(config),
+        **layout.layer_config(config),
         "bias": False,
         **({"qkv_bias": True} if config["attention_bias"] else {}),
-        **special_tokens(target.config),
+        **layout.special_tokens(target.config),
         "tie_word_embeddings": False,
         "torch_dtype": dtype_name(dtype),
-        OWN: pack_own(config, ids),
+        OWN: layout.pack_own(config, ids),
     }
     notes = []
     if len(ids) < config["target_vocab_size"]:
@@ -114,48 +78,48 @@ def to_eagle(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
     if rope != "default" or width * config["num_attention_heads"] != config["hidden_size"]:
         what = f"rope scaling of type {rope}" if rope != "default" else f"heads of {width}"
         notes.append(f"vLLM reads it; EAGLE's own code cannot express {what}")
-    return Layout(fields, found, tuple(notes))
+    return Layout(fields, exported, tuple(notes))
 
 
-def from_eagle(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """Return the inverse of `to_eagle`: a drafter's own config and tensors.
+def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Return the inverse of `to_layout`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
     """
-    own, ids = unpack_own(config)
-    found = {own_name(name): tensor for name, tensor in tensors.items()}
+    own, ids = layout.unpack_own(config)
+    restored = {layout.own_name(name): tensor for name, tensor in tensors.items()}
     if not own["train_embeddings"]:
-        del found["embed_tokens.weight"]
-    return own, {**found, IDS: ids}
+        del restored["embed_tokens.weight"]
+    return own, {**restored, IDS: ids}
 
 
-def eagle_problems(config: Config, tensors: Tensors) -> list[str]:
+def problems(config: Config, tensors: Tensors) -> list[str]:
     """Return the problems of a folder in EAGLE-1's layout, ours or anybody's."""
     if OWN not in config:
         config = _with_defaults(config)
-    problems = config_problems(config, REQUIRED, OPTIONAL) + rope_problems(config)
-    problems = problems or size_problems(config)
-    if problems:
-        return problems
+    faults = layout.config_problems(config, REQUIRED, OPTIONAL) + layout.rope_problems(config)
+    faults = faults or layout.size_problems(config)
+    if faults:
+        return faults
     if config["model_type"] != "llama" or config["architectures"] != ["LlamaForCausalLM"]:
-        problems.append("config.json: model_type and architectures are not llama and [LlamaForCausalLM]")
+        faults.append("config.json: model_type and architectures are not llama and [LlamaForCausalLM]")
     if config["num_hidden_layers"] != 1:
-        problems.append(f"config.json: num_hidden_layers is {config['num_hidden_layers']}, not 1")
+        faults.append(f"config.json: num_hidden_layers is {config['num_hidden_layers']}, not 1")
     if OWN in config:  # others convert their files without changing their configs
-        problems += dtype_problems(config, tensors, "torch_dtype")
+        faults += layout.dtype_problems(config, tensors, "torch_dtype")
     own = {name: config[name] for name in SIZES if name in config} | {"model_type": "drafttrain_eagle"}
     own |= {"attention_bias": config.get("qkv_bias", False), "train_head": False, "train_embeddings": True}
     own["target_vocab_size"] = config["vocab_size"]
-    shapes = {foreign_name(name): shape for name, shape in own_shapes(own).items()}
+    shapes = {layout.foreign_name(name): shape for name, shape in layout.own_shapes(own).items()}
     if config["bias"]:
         shapes["fc.bias"] = (config["hidden_size"],)
-    return problems + tensor_problems(tensors, shapes)
+    return faults + layout.tensor_problems(tensors, shapes)
 
 
 def _with_defaults(config: Config) -> Config:
     """Add the defaults of the authors' code to a config of theirs."""
-    found = {key: value for key, value in config.items() if (key, value) != ("rope_scaling", None)}
-    if "num_attention_heads" in found:
-        found.setdefault("num_key_value_heads", found["num_attention_heads"])
-    return {**AUTHORS, **found}
+    filled = {key: value for key, value in config.items() if (key, value) != ("rope_scaling", None)}
+    if "num_attention_heads" in filled:
+        filled.setdefault("num_key_value_heads", filled["num_attention_heads"])
+    return {**AUTHORS, **filled}

@@ -11,7 +11,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import get_annotations
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
@@ -20,13 +22,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.drafters import auto as _drafters  # noqa: F401 - so that `AutoModel` knows them
+from drafttrain.drafters.config import kind_of
+from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import new_folder, read_json, require_free_disk
+from drafttrain.utils.machine import dtype_name
 
 WEIGHTS = "model.safetensors"
 OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact
 IDS = "draft_to_target"
+OF_KIND = {"medusa": ("heads",), "causal_lm": ("lm",)}  # keys of a drafter's own config that only they have
+UNREAD = {"tapped_blocks", "training"}  # keys of it that no layout depends on
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -43,70 +50,39 @@ SIZES = (  # of layers, all above 0
 Config = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
-Keys = Mapping[str, type | tuple[type, ...]]
+Keys = Mapping[str, type | UnionType]
 
-# Keys read of a drafter's own config: of any kind, and by its model type.
-_DRAFTER: Keys = {
+# Keys of a `config.json` of decoder layers: those that every layout has, and those that any may have.
+LAYERS: Keys = {
+    "architectures": list,
     "model_type": str,
-    "format_version": int,
-    "target": dict,
+    "num_hidden_layers": int,
     "hidden_size": int,
-    "target_vocab_size": int,
-    "draft_vocab_size": int,
-}
-_LAYERED: Keys = {
-    **_DRAFTER,
-    **dict.fromkeys(("layers", "intermediate_size", "head_dim", "max_position_embeddings"), int),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), int),
-    **dict.fromkeys(("attention_bias", "output_bias", "mlp_bias", "qk_norm"), bool),
-    **dict.fromkeys(("train_embeddings", "train_head"), bool),
-    "hidden_act": str,
+    "intermediate_size": int,
+    "num_attention_heads": int,
+    "num_key_value_heads": int,
+    "vocab_size": int,
     "rms_norm_eps": float,
-    "rope_parameters": dict,
+    "rope_theta": float,
 }
-OWN_KEYS: dict[str, Keys] = {
-    "drafttrain_vdm": _LAYERED,
-    "drafttrain_eagle": _LAYERED,
-    "drafttrain_medusa": {**_DRAFTER, "heads": int},
-    "drafttrain_causal_lm": {**_DRAFTER, "lm": dict},
+SPECIAL: Keys = {
+    "rope_scaling": dict,
+    "bos_token_id": int,
+    "eos_token_id": int | list,
+    "pad_token_id": int,
+    OWN: dict,
 }
-
-
-@dataclass(frozen=True)
-class TargetParts:
-    """The parts of the target that exports need.
-
-    Attributes:
-        embeddings: token embeddings [V, H].
-        head: LM head [V, H].
-        config: of the language model, for its special tokens.
-        tokenizer: for layouts that include one.
-        name: the target's public name, for layouts that include it; None if it is not known.
-    """
-
-    embeddings: torch.Tensor
-    head: torch.Tensor
-    config: PreTrainedConfig
-    tokenizer: PreTrainedTokenizerBase | None = None
-    name: str | None = None
-
-    @classmethod
-    def of(cls, target: FrozenTarget) -> "TargetParts":
-        embeddings = target.model.get_input_embeddings().weight
-        return cls(embeddings.detach(), target.lm_head.weight.detach(), target.config, target.tokenizer)
-
-    @property
-    def is_tied(self) -> bool:
-        return self.embeddings.data_ptr() == self.head.data_ptr() or torch.equal(self.embeddings, self.head)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A drafter as another tool reads it: `config.json`, the tensors of one file, and notes for the user."""
+    """A drafter as another tool reads it: `config.json`, the tensors of one file, notes for the user, and the
+    tokenizer where the layout includes one."""
 
     config: Config
     tensors: Tensors
     notes: tuple[str, ...] = ()
+    tokenizer: PreTrainedTokenizerBase | None = None
 
 
 # files
@@ -124,8 +100,11 @@ def read_tensors(path: Path) -> Tensors:
         raise UserError(f"{path}: cannot be read ({brief(error)}); make it again") from None
 
 
-def check_place(folder: str | os.PathLike) -> None:
+def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
     """Refuse to replace anything but an earlier export of ours, the exported drafter least of all.
+
+    Args:
+        replace: False refuses to replace an export, too.
 
     Raises:
         UserError: the folder holds something else.
@@ -133,29 +112,14 @@ def check_place(folder: str | os.PathLike) -> None:
     folder = Path(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
+    if not replace:
+        raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     if not isinstance(config, dict) or OWN not in config:
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
 
 
-def check_empty(folder: str | os.PathLike) -> None:
-    """Refuse to replace anything, the export that is read least of all.
-
-    Raises:
-        UserError: the folder is not empty.
-    """
-    folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
-
-
-def write(
-    folder: str | os.PathLike,
-    layout: Layout,
-    file: str = WEIGHTS,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    what: str = "the export",
-) -> None:
+def write(folder: str | os.PathLike, layout: Layout, what: str = "the export") -> None:
     """Write a layout's folder, whole or not at all. An existing one is replaced: see `check_place`.
 
     Args:
@@ -166,15 +130,15 @@ def write(
     """
     require_free_disk(folder, sum(tensor.nbytes for tensor in layout.tensors.values()), what)
     with new_folder(folder) as new:
-        if tokenizer is not None:
-            tokenizer.save_pretrained(new)
+        if layout.tokenizer is not None:
+            layout.tokenizer.save_pretrained(new)
         stored = {name: tensor.contiguous() for name, tensor in layout.tensors.items()}
-        save_file(stored, new / file, metadata={"format": "pt"})
-        (new / file).chmod(0o644)  # safetensors lets nobody but the owner read
+        save_file(stored, new / WEIGHTS, metadata={"format": "pt"})
+        (new / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
         (new / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
 
 
-def read(folder: str | os.PathLike, file: str = WEIGHTS) -> tuple[Config, Tensors]:
+def read(folder: str | os.PathLike) -> tuple[Config, Tensors]:
     """Read config and tensors of a layout's folder.
 
     Raises:
@@ -183,7 +147,7 @@ def read(folder: str | os.PathLike, file: str = WEIGHTS) -> tuple[Config, Tensor
     config = read_json(Path(folder) / "config.json")
     if not isinstance(config, dict):
         raise UserError(f"{folder}/config.json: must be a JSON object; export it again")
-    return config, read_tensors(Path(folder) / file)
+    return config, read_tensors(Path(folder) / WEIGHTS)
 
 
 # decoder layers
@@ -253,8 +217,9 @@ def dtype_of(tensors: Tensors) -> torch.dtype:
     return next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def embeddings(target: FrozenTarget) -> torch.Tensor:
+    """Return the target's token embeddings [V, H]."""
+    return target.model.get_input_embeddings().weight.detach()
 
 
 def pack_own(config: Config, ids: torch.Tensor) -> Config:
@@ -286,14 +251,19 @@ def unpack_own(config: Config) -> tuple[Config, torch.Tensor]:
 
 
 def check_own_config(config: Config) -> None:
-    """Check that a drafter's own config has all keys with values of the right type.
+    """Check that a drafter's own config has all keys of its kind with values of the right type.
 
     Raises:
         UserError: it has not.
     """
-    keys = OWN_KEYS.get(str(config.get("model_type")), _DRAFTER)
-    read = {key: value for key, value in config.items() if key in keys}
-    refuse("the drafter", "whole", config_problems(read, keys, {}))
+    keys = {*get_annotations(DraftModelConfig), *OF_KIND.get(kind_of(config), ())} - UNREAD
+    problems = [f"config.json lacks {key}" for key in sorted(keys - config.keys())]
+    if not problems:
+        try:
+            AutoConfig.for_model(**copy.deepcopy(config))  # it changes rope fields
+        except Exception as error:  # of its strict fields and of transformers' own checks
+            problems.append(f"config.json: {brief(error)}")
+    refuse("the drafter", "whole", problems)
 
 
 def without_ids(tensors: Tensors) -> Tensors:
@@ -348,21 +318,6 @@ def check_drafter(config: Config, tensors: Tensors) -> torch.Tensor:
     return check_ids(config, tensors[IDS])
 
 
-def check_own(config: Config, tensors: Tensors, target: TargetParts) -> torch.Tensor:
-    """Check that a drafter is whole and this target's; return its draft vocabulary [D].
-
-    Raises:
-        UserError: as `check_drafter`, or the target has another shape.
-    """
-    ids, size = check_drafter(config, tensors), config["target_vocab_size"]
-    if target.head.shape != (size, config["hidden_size"]) or target.embeddings.shape != target.head.shape:
-        raise UserError(
-            f"target: must have a head of {size} x {config['hidden_size']}, got {target.head.shape[0]} x "
-            f"{target.head.shape[1]}; name the drafter's own"
-        )
-    return ids
-
-
 # checks
 
 
@@ -370,24 +325,21 @@ def config_problems(config: Config, required: Keys, optional: Keys) -> list[str]
     """Return the problems with the keys of a `config.json`: missing, unknown, null or of another type."""
     problems = [f"config.json lacks {key}" for key in required if key not in config]
     for key, value in config.items():
-        wanted = required.get(key, optional.get(key))
-        if wanted is None:
+        kind = required.get(key, optional.get(key))
+        if kind is None:
             problems.append(f"config.json has {key}, which no reader knows")
         elif value is None:
             problems.append(f"config.json: {key} is null, which typed readers refuse")
-        elif not _is(value, wanted):
-            names = [kind.__name__ for kind in (wanted if isinstance(wanted, tuple) else (wanted,))]
-            problems.append(f"config.json: {key} is {value!r}, not {' or '.join(names)}")
+        elif not _is(value, kind):
+            name = kind.__name__ if isinstance(kind, type) else kind
+            problems.append(f"config.json: {key} is {value!r}, not {name}")
     return problems
 
 
-def _is(value: Any, wanted: type | tuple[type, ...]) -> bool:
-    kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+def _is(value: Any, kind: type | UnionType) -> bool:
     if isinstance(value, bool):  # for Python a bool is an int
-        return bool in kinds
-    if isinstance(value, int) and float in kinds:
-        return True
-    return isinstance(value, kinds)
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def size_problems(config: Config) -> list[str]:

@@ -1,32 +1,16 @@
-"""MEDUSA-1 in two layouts: vLLM's (`method: medusa`), and that of the Medusa authors.
+"""MEDUSA-1 as vLLM reads it (`method: medusa`).
 
 vLLM describes a `token_map` for heads over fewer tokens, but version 0.32 cannot load one with separate heads
 (each is created for all of the target's tokens, and D rows do not fit), so the heads are written over all
 tokens.
 """
 
-import torch
+from drafttrain.export.formats import layout
+from drafttrain.export.formats.layout import IDS, OWN, Config, Layout, Shapes, Tensors
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.machine import dtype_name
 
-from drafttrain.export.formats.layout import (
-    IDS,
-    OWN,
-    Config,
-    Layout,
-    Shapes,
-    TargetParts,
-    Tensors,
-    check_own,
-    config_problems,
-    dtype_name,
-    dtype_of,
-    dtype_problems,
-    full_head,
-    pack_own,
-    tensor_problems,
-    unpack_own,
-)
-
-ORIGINAL_WEIGHTS = "medusa_lm_head.safetensors"
+NAME, KINDS, SERVE = "MEDUSA heads for vLLM", ("medusa",), "medusa"
 REQUIRED = {
     "architectures": list,
     "model_type": str,
@@ -39,166 +23,82 @@ REQUIRED = {
     "original_lm_head": bool,
 }
 OPTIONAL = {"dtype": str, "torch_dtype": str, "transformers_version": str, OWN: dict}
-ORIGINAL_REQUIRED = {
-    "medusa_num_heads": int,
-    "medusa_num_layers": int,
-    "base_model_name_or_path": str,
-    "version": str,
-}
-# vLLM needs these to read the authors' layout; their own code ignores them.
-ORIGINAL_OPTIONAL = {
-    "model_type": str,
-    "hidden_size": int,
-    "vocab_size": int,
-    "medusa_fc_bias": bool,
-    "transformers_version": str,
-    "torch_dtype": str,
-    OWN: dict,
-}
+check = layout.check_own_config
 
 
-def to_medusa(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """Return MEDUSA heads in vLLM's layout, over all of the target's tokens (`full_head`)."""
-    ids, found = _heads(config, tensors, target)
+def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
+    """Return MEDUSA heads in vLLM's layout, over all of the target's tokens (`full_head`).
+
+    Raises:
+        UserError: they are not whole.
+    """
+    ids, size = layout.check_drafter(config, tensors), config["target_vocab_size"]
+    exported: Tensors = {}
+    for i in range(config["heads"]):
+        exported[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
+        exported[f"blocks.{i}.layers.0.bias"] = tensors[f"blocks.{i}.bias"]
+        exported[f"lm_heads.{i}.weight"] = layout.full_head(tensors[f"lm_heads.{i}.weight"], ids, size)
     fields = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "hidden_size": config["hidden_size"],
-        "vocab_size": config["target_vocab_size"],
-        "truncated_vocab_size": config["target_vocab_size"],
+        "vocab_size": size,
+        "truncated_vocab_size": size,
         "num_heads": config["heads"],
         "num_hidden_layers": 1,  # residual blocks of each head
         "medusa_fc_bias": True,
         "original_lm_head": False,
-        "dtype": dtype_name(dtype_of(tensors)),
-        OWN: pack_own(config, ids),
+        "dtype": dtype_name(layout.dtype_of(tensors)),
+        OWN: layout.pack_own(config, ids),
     }
-    return Layout(fields, found, _notes(config, found, len(ids)))
+    notes = ()
+    if len(ids) < size:
+        n_bytes = sum(tensor.nbytes for tensor in exported.values())
+        notes = (
+            f"drafts the same {len(ids)} tokens as here; its heads have rows for all {size} tokens, "
+            f"{n_bytes / 1e9:.2f} GB",
+        )
+    return Layout(fields, exported, notes)
 
 
-def from_medusa(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """Return the inverse of `to_medusa`: a drafter's own config and tensors.
+def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Return the inverse of `to_layout`: a drafter's own config and tensors.
 
     Raises:
         UserError: it was not exported from here.
     """
-    own, ids = unpack_own(config)
-    found = {IDS: ids}
+    own, ids = layout.unpack_own(config)
+    restored = {IDS: ids}
     for name, tensor in tensors.items():
         part, i, *rest = name.split(".")
-        found[f"{part}.{i}.{rest[-1]}"] = tensor[ids] if part == "lm_heads" else tensor
-    return own, found
+        restored[f"{part}.{i}.{rest[-1]}"] = tensor[ids] if part == "lm_heads" else tensor
+    return own, restored
 
 
-def medusa_problems(config: Config, tensors: Tensors) -> list[str]:
+def problems(config: Config, tensors: Tensors) -> list[str]:
     """Return the problems of a folder of MEDUSA heads for vLLM."""
-    problems = config_problems(config, REQUIRED, OPTIONAL)
-    if problems:
-        return problems
+    faults = layout.config_problems(config, REQUIRED, OPTIONAL)
+    if faults:
+        return faults
     if config["model_type"] != "medusa" or config["architectures"] != ["MedusaModel"]:
-        problems.append("config.json: model_type and architectures are not medusa and [MedusaModel]")
+        faults.append("config.json: model_type and architectures are not medusa and [MedusaModel]")
     if config["original_lm_head"] or config["truncated_vocab_size"] != config["vocab_size"]:
-        problems.append(
+        faults.append(
             "config.json: original_lm_head must be false and truncated_vocab_size equal to vocab_size, or "
             "vLLM cannot load separate heads"
         )
-    problems += dtype_problems(config, tensors, "dtype") + dtype_problems(config, tensors, "torch_dtype")
-    return problems + tensor_problems(tensors, _shapes(config, config["num_hidden_layers"]))
+    for key in ("dtype", "torch_dtype"):
+        faults += layout.dtype_problems(config, tensors, key)
+    return faults + layout.tensor_problems(tensors, _shapes(config))
 
 
-def to_medusa_original(config: Config, tensors: Tensors, target: TargetParts) -> Layout:
-    """Return MEDUSA heads in their authors' layout, over all of the target's tokens (`full_head`)."""
-    ids, found = _heads(config, tensors, target)
-    fields = {
-        "medusa_num_heads": config["heads"],
-        "medusa_num_layers": 1,
-        "base_model_name_or_path": target.name or "",
-        "version": "2",
-        "hidden_size": config["hidden_size"],
-        "vocab_size": config["target_vocab_size"],
-        "medusa_fc_bias": True,
-        OWN: pack_own(config, ids),
-    }
-    named = {_original_name(name): tensor for name, tensor in found.items()}
-    return Layout(fields, named, _notes(config, found, len(ids)))
-
-
-def from_medusa_original(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """Return the inverse of `to_medusa_original`: a drafter's own config and tensors.
-
-    Raises:
-        UserError: it was not exported from here.
-    """
-    renamed = {}
-    for name, tensor in tensors.items():
-        i, layer, *rest = name.split(".")
-        new = f"blocks.{i}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{i}.weight"
-        renamed[new] = tensor
-    return from_medusa(config, renamed)
-
-
-def medusa_original_problems(config: Config, tensors: Tensors) -> list[str]:
-    """Return the problems of a folder of MEDUSA heads in their authors' layout."""
-    problems = config_problems(config, ORIGINAL_REQUIRED, ORIGINAL_OPTIONAL)
-    if problems:
-        return problems
-    if not config["base_model_name_or_path"]:
-        problems.append("config.json: base_model_name_or_path is empty, and nothing else names the target")
-    first = f"0.{config['medusa_num_layers']}.weight"
-    if first not in tensors:
-        return [f"no tensor {first}"]
-    if tensors[first].ndim != 2:
-        return [f"{first} is {list(tensors[first].shape)}, no head [V, H]"]
-    size, hidden = tensors[first].shape
-    sizes = {"hidden_size": hidden, "vocab_size": size, "num_heads": config["medusa_num_heads"]}
-    for key in ("hidden_size", "vocab_size"):
-        if config.get(key, sizes[key]) != sizes[key]:
-            problems.append(f"config.json: {key} is {config[key]}, and {first} is {[size, hidden]}")
-    if not config.get("medusa_fc_bias", True):
-        problems.append("config.json: medusa_fc_bias is false, and vLLM would leave out the blocks' biases")
-    problems += dtype_problems(config, tensors, "torch_dtype")
-    shapes = _shapes({**config, **sizes, "medusa_fc_bias": True}, config["medusa_num_layers"])
-    named = {_original_name(name, config["medusa_num_layers"]): shape for name, shape in shapes.items()}
-    return problems + tensor_problems(tensors, named)
-
-
-def _heads(config: Config, tensors: Tensors, target: TargetParts) -> tuple[torch.Tensor, Tensors]:
-    """Return the draft vocabulary [D], and blocks and heads over all tokens under vLLM's names."""
-    ids = check_own(config, tensors, target)
-    found: Tensors = {}
-    for i in range(config["heads"]):
-        found[f"blocks.{i}.layers.0.weight"] = tensors[f"blocks.{i}.weight"]
-        found[f"blocks.{i}.layers.0.bias"] = tensors[f"blocks.{i}.bias"]
-        found[f"lm_heads.{i}.weight"] = full_head(
-            tensors[f"lm_heads.{i}.weight"], ids, config["target_vocab_size"]
-        )
-    return ids, found
-
-
-def _shapes(config: Config, blocks: int) -> Shapes:
-    """Return the shapes of all tensors under vLLM's names."""
+def _shapes(config: Config) -> Shapes:
+    """Return the shapes of all tensors."""
     hidden, shapes = config["hidden_size"], {}
     for i in range(config["num_heads"]):
-        for j in range(blocks):
+        for j in range(config["num_hidden_layers"]):
             shapes[f"blocks.{i}.layers.{j}.weight"] = (hidden, hidden)
             if config["medusa_fc_bias"]:
                 shapes[f"blocks.{i}.layers.{j}.bias"] = (hidden,)
         shapes[f"lm_heads.{i}.weight"] = (config["vocab_size"], hidden)
     return shapes
-
-
-def _original_name(name: str, blocks: int = 1) -> str:
-    """Return the authors' name of a tensor that vLLM calls blocks.0.layers.0.weight or lm_heads.0.weight."""
-    part, i, *rest = name.split(".")
-    return f"{i}.{blocks}.weight" if part == "lm_heads" else f"{i}.{rest[1]}.linear.{rest[2]}"
-
-
-def _notes(config: Config, found: Tensors, draft: int) -> tuple[str, ...]:
-    size = config["target_vocab_size"]
-    if draft == size:
-        return ()
-    n_bytes = sum(tensor.nbytes for tensor in found.values())
-    return (
-        f"drafts the same {draft} tokens as here; its heads have rows for all {size} tokens, "
-        f"{n_bytes / 1e9:.2f} GB",
-    )

@@ -3,9 +3,9 @@
 from datasets import Dataset
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.training import speed as speed_module
 from drafttrain.training.config import TrainingConfig
-from drafttrain.training.speed import TrainingSpeed, training_speed
+from studies import training_speed as module
+from studies.training_speed import TrainingSpeed, forward_speed, training_speed
 
 
 def documents(n: int) -> Dataset:
@@ -22,13 +22,13 @@ def test_ratios_are_of_medians():
 
 
 def test_training_speed_takes_turns(tiny_target, tmp_path, monkeypatch):
-    order, real = [], speed_module.train_some
+    order, real = [], module.train_some
 
     def noted(config, drafter, target, rows, *rest):
         order.append("offline" if rows.store is not None else "online")
         return real(config, drafter, target, rows, *rest)
 
-    monkeypatch.setattr(speed_module, "train_some", noted)
+    monkeypatch.setattr(module, "train_some", noted)
     config = TrainingConfig(
         rows_per_batch=1, row_length=64, block_length=(2, 4), gradient_accumulation_steps=2
     )
@@ -40,3 +40,13 @@ def test_training_speed_takes_turns(tiny_target, tmp_path, monkeypatch):
     assert order == ["online", "offline"] * 2
     assert len(speed.online) == len(speed.offline) == 2 and min(speed.online + speed.offline) > 0
     assert len(speed.forward) == 2 and all(len(values) == 2 for values in speed.forward.values())
+
+
+def test_forward_speed_is_tokens_over_the_median_time(tiny_target, monkeypatch):
+    clock = iter([0.0, 1.0, 1.0, 6.0, 6.0, 8.0])  # forwards of 1, 5 and 2 seconds
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    assert forward_speed(tiny_target, rows=2, length=8, repeats=3) == 2 * 8 / 2
+
+
+def test_forward_speed_stays_within_the_positions_of_the_target(tiny_target):
+    assert forward_speed(tiny_target, rows=1, length=100_000, repeats=1) > 0
