@@ -1,8 +1,8 @@
-"""What a stage will take, told before it runs (`--dry-run`): tokens, parameters, memory, disk.
+"""Estimates of a stage before it runs (`--dry-run`): tokens, parameters, memory, disk.
 
-Models are built on the meta device, so nothing is loaded. What only an earlier stage can tell (the target's
-shape before it is fetched, the corpus's tokens before it is built) is read from the recipe's section `plan`,
-estimated from file sizes, or left out. Hours are told where `plan` states a machine's speed (`planning.py`).
+Models are built on the meta device, so nothing is loaded. What is only known after an earlier stage (the
+target's shape before it is fetched, the corpus's tokens before it is built) is read from the recipe's section
+`plan`, estimated from file sizes, or left out.
 """
 
 import dataclasses
@@ -23,9 +23,7 @@ from drafttrain.data.readers import read_conversations
 from drafttrain.drafters.auto import model_class
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
 from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
-from drafttrain.drafters.model_config import target_kv_heads
-from drafttrain.run.planning import Decoding, decode_hours, fits, forward_hours
-from drafttrain.run.recipe import Recipe
+from drafttrain.run.recipe import PlanConfig, Recipe
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.fetch import is_known, known_folder
 from drafttrain.target_lm.model import FrozenTarget
@@ -65,19 +63,10 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
         estimate["disk"] = f"at most {_bytes(RESPONSE_BYTES * most)}"
     if config.max_minutes:
         estimate["time"] = f"at most {config.max_minutes:g} min"
-    if (target := _target(recipe, folders)) is None:
-        return estimate
-    weights = _target_bytes(recipe, target)
-    if config.server is None:
-        cache = config.max_cache_gb or 4
+    if config.server is None and (target := _target(recipe, folders)):
+        weights, cache = _target_bytes(recipe, target), config.max_cache_gb or 4
         room = fits(recipe.plan, weights + 1e9 * cache)
         estimate["memory"] = f"{_bytes(weights)} + at most {cache:g} GB of keys and values{room}"
-    if config.max_rows:
-        batch = config.batch_rows if config.server is None else config.server.concurrency
-        devices = 1 if config.server is None else recipe.plan.devices
-        cost = _decoding(target, weights, config.max_new_tokens, batch)
-        hours = decode_hours(recipe.plan, most, cost, devices)
-        estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
@@ -97,8 +86,6 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
         estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
         weights = _target_bytes(recipe, target)
         estimate["memory"] = _bytes(weights) + fits(recipe.plan, weights)
-        hours = forward_hours(recipe.plan, 2 * _below_head(target) * tokens)
-        estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
@@ -143,11 +130,6 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
     checkpoint = 12 * trained + 4 * frozen
     estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 4 * stored)
-    online = 2 * _below_head(target) if recipe.hidden_states.mode == "online" else 0
-    # gradients pass through frozen weights as well
-    per_token = online + 2 * vocabulary * target.hidden_size + 6 * trained + 4 * frozen
-    hours = forward_hours(recipe.plan, per_token * steps * tokens_per_step)
-    estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
@@ -193,15 +175,19 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     target = _target(recipe, folders)
     if target is None or recipe.plan.device_memory_gb is None:
         return estimate
-    weights = _target_bytes(recipe, target)
     # beside the target `transformers` has a copy of its own, and both are fp32 where outputs are compared
-    memory = 2 * (4 * _parameters(target) if config.lossless_prompts else weights)
-    estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
-    tokens = 3 * tokens  # autoregressive, transformers, and with drafts at most as long
-    if tuning := config.tune_prompts:
-        tokens += len(config.trees) * _answers(tuning) * config.max_new_tokens
-    hours = decode_hours(recipe.plan, tokens, _decoding(target, weights, config.max_new_tokens))
-    return estimate | ({"hours": hours} if hours else {})
+    memory = 2 * (4 * _parameters(target) if config.lossless_prompts else _target_bytes(recipe, target))
+    return estimate | {"memory": f"about {_bytes(memory)}{fits(recipe.plan, memory)}"}
+
+
+def fits(plan: PlanConfig, n_bytes: float) -> str:
+    """Return the note after a stage's memory: that of a device, and whether it is enough. A target is not
+    split over devices: each process holds all of it."""
+    if plan.device_memory_gb is None:
+        return ""
+    if n_bytes <= plan.device_memory_gb * 1e9:
+        return f" of {plan.device_memory_gb:g} GB"
+    return f", MORE than the {plan.device_memory_gb:g} GB of a device"
 
 
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int] | None:
@@ -310,28 +296,8 @@ def _target_bytes(recipe: Recipe, target: FrozenTarget) -> int:
     return _parameters(target) * (4 if recipe.target.dtype == "float32" else 2)
 
 
-def _head_dim(target: FrozenTarget) -> int:
-    config = target.config
-    return getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads
-
-
 def _parameters(target: FrozenTarget) -> int:
     return sum(p.numel() for p in target.model.parameters())
-
-
-def _below_head(target: FrozenTarget) -> int:
-    """Parameters that a token is multiplied with before the LM head: all but embeddings and head."""
-    ends = {id(p): p.numel() for p in (target.base.get_input_embeddings().weight, target.lm_head.weight)}
-    return _parameters(target) - sum(ends.values())
-
-
-def _decoding(target: FrozenTarget, weight_bytes: int, context: int, batch: int = 1) -> Decoding:
-    """What decoding a token costs in a context of so many tokens."""
-    config = target.config
-    heads, width = target_kv_heads(config), _head_dim(target)
-    number_bytes = weight_bytes / _parameters(target)
-    cache_bytes = 2 * target.n_blocks * heads * width * number_bytes * context
-    return Decoding(_below_head(target) + target.lm_head.weight.numel(), weight_bytes, cache_bytes, batch)
 
 
 def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:

@@ -29,10 +29,10 @@ from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_confi
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
 from drafttrain.run.options import default_of, explanations
-from drafttrain.run.planning import PlanConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.ranges import check_ranges, setting
 
 
 @dataclass
@@ -54,6 +54,31 @@ class TargetConfig:
         default="auto", metadata={"settled": True}
     )
     device: str = field(default="auto", metadata={"changes_output": False})
+
+
+@dataclass
+class PlanConfig:
+    """Assumptions of `--dry-run` (section `plan` of a recipe); nothing else reads them.
+
+    Attributes:
+        target_config: folder with a config.json of the target's shape, while the target itself is not there.
+        corpus_tokens: tokens of the corpus, while it is not built. null: estimated from the sources.
+        devices: GPUs, or CPUs, of the same kind.
+        device_memory_gb: memory of each (10^9 bytes). null: not compared.
+    """
+
+    target_config: str | None = None
+    corpus_tokens: int | None = setting(None, gt=0)
+    devices: int = setting(1, gt=0)
+    device_memory_gb: float | None = setting(None, gt=0)
+
+    def check(self) -> None:
+        """Validate the settings.
+
+        Raises:
+            UserError: a value out of range.
+        """
+        check_ranges(self, "plan")
 
 
 @dataclass

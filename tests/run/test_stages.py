@@ -18,7 +18,6 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
 from drafttrain.run import cli, estimates
-from drafttrain.run.planning import PlanConfig, decode_hours
 from drafttrain.run.recipe import load_recipe
 from drafttrain.run.stages import STAGES, recorded_target
 from drafttrain.target_lm.model import FrozenTarget
@@ -437,11 +436,6 @@ def test_estimated_tokens_to_decode(folder):
     recipe.evaluate.prompts[0].turns = 2
     expected = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
     assert estimates.evaluate(recipe, {}) == expected
-    recipe.evaluate.tune_prompts = PromptSet("tuning", "prompts.jsonl")  # 2 answers with the one tree
-    recipe.plan = PlanConfig(device_memory_gb=1, device_tflops=1e-6, device_gb_per_s=1e-3)
-    target = estimates._target(recipe, {})
-    cost = estimates._decoding(target, estimates._target_bytes(recipe, target), 6)
-    assert estimates.evaluate(recipe, {})["hours"] == decode_hours(recipe.plan, 3 * 18 + 2 * 6, cost)
     recipe.evaluate.prompts = [PromptSet("one", "x", limit=3), PromptSet("two", "x", limit=5, turns=2)]
     recipe.evaluate.repeats, recipe.evaluate.max_new_tokens = 2, 100
     assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
