@@ -250,19 +250,17 @@ def _made_classifier(folders: Folders) -> Path | None:
 
 
 def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
-    from drafttrain.run.calibrate import calibrate, calibrate_quickly
+    from drafttrain.run.calibrate import calibrate
 
-    bundle = folders["train"] / "drafter"
-    options = {
-        "target": target_model(recipe),
-        "dtype": recipe.target.dtype,
-        "device": recipe.target.device,
-        "classifier": _made_classifier(folders),
-    }
-    if recipe.calibrate.quick:
-        calibrate_quickly(bundle, out, **options)
-    else:
-        calibrate(recipe.calibrate, bundle, out, **options)
+    calibrate(
+        recipe.calibrate,
+        folders["train"] / "drafter",
+        out,
+        target=target_model(recipe),
+        dtype=recipe.target.dtype,
+        device=recipe.target.device,
+        classifier=_made_classifier(folders),
+    )
 
 
 def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:

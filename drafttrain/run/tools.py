@@ -51,16 +51,11 @@ def calibrate(args: argparse.Namespace) -> None:
 
     from drafttrain.bundle import find_bundle
     from drafttrain.calibration.config import CalibrateConfig
-    from drafttrain.run.calibrate import calibrate, calibrate_quickly
+    from drafttrain.run.calibrate import calibrate
 
-    bundle = find_bundle(args.bundle)
-    out = vars(args).get("out", bundle)
-    options = given(args, "target", "dtype", "classifier")
-    if "quick" in args:
-        calibrate_quickly(bundle, out, **options)
-        return
-    config = CalibrateConfig(_prompts(args), **given(args, "max_new_tokens", "rounds"))
-    calibrate(config, bundle, out, **options)
+    bundle, prompts = find_bundle(args.bundle), None if "quick" in args else _prompts(args)
+    config = CalibrateConfig(prompts, **given(args, "quick", "max_new_tokens", "rounds"))
+    calibrate(config, bundle, vars(args).get("out", bundle), **given(args, "target", "dtype", "classifier"))
 
 
 def _tune_self_draft(args: argparse.Namespace) -> None:
