@@ -48,8 +48,8 @@ def calibrate(
             own = Calibration.load(bundle)
         found = quick_calibration(*made, own, loaded.classifier)
         if is_disturbed(found):
-            load = found.machine["load"]
-            console.print(f"[yellow]timings are poor:[/] other processes took {load:.1f} cores")
+            taken = f"other processes took {found.machine['load']:.1f} cores"
+            console.print(f"[yellow]timings are poor:[/] {taken}", highlight=False)
     else:
         ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
         for prompt, prompt_ids in zip(prompts, ids):

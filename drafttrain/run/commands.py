@@ -264,7 +264,7 @@ def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **sele
     from drafttrain.run.workflow import Workflow
 
     workflow = Workflow(recipe, STAGES, again=again or [])
-    workflow.check(**selection)  # before torch is imported
+    workflow.select(**selection)  # reports missing files before torch is imported
     with importing():
         from drafttrain.run.recipe_trees import check_trees
 
@@ -273,7 +273,9 @@ def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **sele
     except UserError as error:
         raise UserError(f"{args.recipe}: {error}") from None
     if "dry_run" in args:
-        workflow.print_plan(workflow.plan(**selection))
+        from drafttrain.run.estimates import estimate
+
+        workflow.print_plan(workflow.plan(**selection), estimate)
         return
     workflow.run(**selection)
     bundle = workflow.folder("export")

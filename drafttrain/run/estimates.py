@@ -348,3 +348,16 @@ def _count(n: float) -> str:
 
 def _bytes(n: float) -> str:
     return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{max(n / 1e6, 0.1):.1f} MB"
+
+
+_STAGES = (fetch_target, regenerate, corpus, collect, train, classifier, calibrate, evaluate, export)
+
+
+def estimate(stage: str, recipe: Recipe, folders: Folders) -> Estimate:
+    """Return what a stage will take, by its name.
+
+    Raises:
+        UserError: the recipe's settings do not fit the target or each other.
+    """
+    found = {function.__name__.replace("_", "-"): function for function in _STAGES}
+    return found[stage](recipe, folders)

@@ -20,6 +20,7 @@ from drafttrain.kernels import dtype
 from drafttrain.run import cli, estimates
 from drafttrain.run.recipe import load_recipe
 from drafttrain.run.stages import STAGES, recorded_target
+from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
@@ -351,9 +352,10 @@ def test_what_each_stage_reads(folder):
         earlier = set()
         for stage in STAGES:
             assert stage.enabled(recipe) == (stage.name not in off)
-            if stage.enabled(recipe):
-                assert set(stage.needs(recipe)) <= earlier
-                earlier.add(stage.name)
+            assert set(stage.needs) <= earlier
+            earlier.add(stage.name)
+        reads = Workflow(recipe, STAGES)._folders(STAGES[4])
+        assert reads.keys() == {"fetch-target", "corpus", "collect"} - off
         files = {path for stage in STAGES for path in stage.files(recipe)}
         assert files == {"tiny", "chats.json", "prompts.jsonl", "old"}
 
