@@ -53,6 +53,29 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
+def option(parser: argparse._ActionsContainer, shown: str, text: str, **settings: Any) -> None:
+    """Add an argument as its help shows it: "--limit N", "--trees TREE ...", "--quick", "BUNDLE", "[BUNDLE]".
+
+    N is a whole number from 1 up; an option without a value is a switch, turned off by "--no-...".
+
+    Args:
+        text: its explanation.
+        settings: further keywords of `add_argument`.
+    """
+    name, *value = shown.strip("[]").split()
+    if not name.startswith("-"):
+        settings = {"metavar": name, **({"nargs": "?"} if shown.startswith("[") else {}), **settings}
+        name = name.lower()
+    elif value:
+        settings = {"metavar": value[0], **({"type": positive} if value[0] == "N" else {}), **settings}
+        settings |= {"nargs": "+"} if value[-1] == "..." else {}
+    elif "choices" not in settings:
+        is_off = name.startswith("--no-")
+        dest = {"dest": name.removeprefix("--no-").replace("-", "_")} if is_off else {}
+        settings = {"action": "store_false" if is_off else "store_true", **dest, **settings}
+    parser.add_argument(name, help=text, **settings)
+
+
 def add_settings(parser: argparse._ActionsContainer, cls: type, *names: str) -> None:
     """Add an option for each named field of a settings dataclass."""
     hints, texts = typing.get_type_hints(cls), explanations(cls)

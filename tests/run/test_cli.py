@@ -42,7 +42,7 @@ use and measure:
   report         write one HTML page with the figures of measurements
   push           publish a bundle on the Hugging Face Hub
 
-drafttrain COMMAND --help tells what it takes.
+drafttrain COMMAND --help lists its options.
 """
 
 
