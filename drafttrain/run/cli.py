@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drafttrain.run import commands, tools
-from drafttrain.run.options import Parser
+from drafttrain.run.options import Parser, flag_of
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import disk_problem
 from drafttrain.utils.threads import VARIABLE, default_threads
@@ -171,12 +171,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         the exit status: 0, 1 (`benchmark --table texts` found more than near-ties), 2 for a mistake of the
         user's, 130 after Ctrl-C.
     """
+    args = argparse.Namespace()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         os.environ.setdefault(VARIABLE, str(default_threads()))  # which torch reads when it is imported
         return COMMANDS[args.command].run(args) or 0
     except UserError as error:
-        print(f"drafttrain: {error}", file=sys.stderr)
+        print(f"drafttrain: {_as_shown(str(error), args)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("drafttrain: interrupted; the same command continues where it can", file=sys.stderr)
@@ -237,6 +238,15 @@ def _parser(name: str, command: Command) -> Parser:
     )
     command.options(parser)
     return parser
+
+
+def _as_shown(message: str, args: argparse.Namespace) -> str:
+    """Return a message with the option that it names written as the help shows it."""
+    key, colon, rest = message.partition(":")
+    name = key.removeprefix(f"{vars(args).get('command')}.")  # a section of a recipe, too
+    if not colon or name not in args or "recipe" in args:
+        return message
+    return f"{flag_of(name)}:{rest}"
 
 
 def _unknown(name: str | None) -> str:

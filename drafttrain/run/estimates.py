@@ -34,7 +34,7 @@ from drafttrain.utils.files import read_json
 Folders = dict[str, Path]
 Estimate = dict[str, str]
 KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
-SAMPLE = 200  # conversations that tell how long the others are
+SAMPLE = 200  # conversations from which the length of the others is estimated
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
 RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
@@ -43,7 +43,7 @@ OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both mo
 
 
 def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
-    """Download of a known target; of others only the recipe's plan could tell."""
+    """Estimate the download of a known target, and of others whose shape the recipe's plan names."""
     source = recipe.target.source
     if not is_known(recipe.target.model):
         if (target := _target(recipe, folders)) is None:
@@ -54,7 +54,7 @@ def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens to generate at most, and memory of target and key/value cache."""
+    """Estimate tokens to generate at most, and memory of target and key/value cache."""
     config = recipe.regenerate
     estimate = {"prompts read": f"about {_count(_source_tokens(config.sources))} tokens"}
     if config.max_rows:
@@ -71,13 +71,13 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def corpus(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens and disk, from the size of the sources; what `regenerate` answers is in the corpus as well."""
+    """Estimate tokens and disk, from the size of the sources; what `regenerate` answers is in the corpus as well."""
     tokens = recipe.plan.corpus_tokens or _recipe_tokens(recipe)
     return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
 
 
 def collect(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens of the corpus, and disk of its hidden states."""
+    """Estimate tokens of the corpus, and disk of its hidden states."""
     tokens, about = _corpus_tokens(recipe, folders)
     estimate = {"tokens": f"{about}{_count(tokens)}"}
     if target := _target(recipe, folders):
@@ -90,7 +90,7 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def train(recipe: Recipe, folders: Folders) -> Estimate:
-    """Parameters, tokens, optimizer steps, memory and disk of training.
+    """Estimate parameters, tokens, optimizer steps, memory and disk of training.
 
     Raises:
         UserError: the target cannot have such a drafter.
@@ -134,14 +134,14 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def export(recipe: Recipe, folders: Folders) -> Estimate:
-    """Disk of the bundle: bf16 weights."""
+    """Estimate disk of the bundle: bf16 weights."""
     target = _target(recipe, folders)
     sizes = drafter_parameters(drafter_shape(recipe), target) if target else None
     return {"disk": _bytes(2 * sizes[1])} if sizes else {}
 
 
 def classifier(recipe: Recipe, folders: Folders) -> Estimate:
-    """Trees, their nodes and disk at most: so many if no draft is accepted."""
+    """Estimate trees, their nodes and disk at most: those if no draft is accepted."""
     config = recipe.classifier
     trees = len(read_prompts(config.prompts.path, config.prompts.limit)) * config.max_new_tokens
     estimate = {"prompts": f"{config.prompts.name} {config.prompts.limit or 'all'}"}
@@ -157,7 +157,7 @@ def classifier(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Which prompts are decoded how often."""
+    """Return which prompts are decoded how often."""
     if recipe.calibrate.quick:
         return {"prompts": "built-in", "time": "some seconds"}
     prompts = recipe.calibrate.prompts
@@ -166,7 +166,7 @@ def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens to decode at most; prompt sets without a limit are read and counted."""
+    """Estimate tokens to decode at most; prompt sets without a limit are read and counted."""
     config = recipe.evaluate
     names = ", ".join(f"{prompts.name} {prompts.limit or 'all'}" for prompts in config.prompts)
     answers = config.repeats * sum(map(_answers, config.prompts))
@@ -216,7 +216,7 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
 
 
 def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
-    """Numbers of a token's states in all layers of a drafter together."""
+    """Return the numbers of a token's states in all layers of a drafter together."""
     if drafter.model is not None:
         config = _small_lm(drafter.model).config.get_text_config()
         return config.hidden_size * config.num_hidden_layers
@@ -235,7 +235,7 @@ def _small_lm(place: str) -> PreTrainedModel | None:
 
 
 def stored_blocks(recipe: Recipe) -> list[int]:
-    """Blocks whose outputs a store holds: what the drafter reads, unless the recipe names others. The final
+    """Return the blocks whose outputs a store holds: what the drafter reads, unless the recipe names others. The final
     states are always there."""
     if recipe.hidden_states.tapped_blocks is not None:
         return recipe.hidden_states.tapped_blocks
@@ -244,7 +244,7 @@ def stored_blocks(recipe: Recipe) -> list[int]:
 
 
 def drafter_shape(recipe: Recipe) -> DrafterConfig:
-    """The drafter's shape: that of `training.init_from` where there is one."""
+    """Return the drafter's shape: that of `training.init_from` where there is one."""
     if not recipe.training.init_from:
         return recipe.drafter
     stored = read_config(recipe.training.init_from)
@@ -260,7 +260,7 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
 
 
 def recorded_place(folder: Path) -> Path | None:
-    """Where the target is that a run's first stage fetched, from that stage's folder."""
+    """Return where the target is that a run's first stage fetched, from that stage's folder."""
     record = folder / PLACE
     return Path(read_json(record)["place"]) if record.exists() else None
 
@@ -288,7 +288,7 @@ def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
 
 
 def _no_target(recipe: Recipe) -> str:
-    """What stands in place of a drafter's parameters while the target's shape is unknown."""
+    """Return the note in place of a drafter's parameters while the target's shape is unknown."""
     return f"unknown: target {recipe.target.model} is not found here; fetch it or name plan.target_config"
 
 
@@ -317,7 +317,7 @@ def _recipe_tokens(recipe: Recipe) -> int:
 
 
 def _answers(prompts: PromptSet) -> int:
-    """Chat turns of a prompt set, at most."""
+    """Return the chat turns of a prompt set, at most."""
     return Task.read(prompts).n_turns if prompts.limit is None else prompts.limit * prompts.turns
 
 

@@ -89,14 +89,14 @@ def add_settings(parser: argparse._ActionsContainer, cls: type, *names: str) -> 
 
 
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The named arguments that the user has given."""
+    """Return the named arguments that the user has given."""
     return {name: getattr(args, name) for name in names if name in args}
 
 
 def flag_of(name: str) -> str:
-    """The option that fills an argument of this name."""
-    singular = {"methods": "method", "tasks": "task", "temperatures": "temperature", "start": "from"}
-    return f"--{singular.get(name, name).replace('_', '-')}"
+    """Return the option that fills an argument of this name."""
+    others = {"methods": "method", "tasks": "task", "temperatures": "temperature", "start": "from"}
+    return f"--{others.get(name, name).replace('_', '-')}"
 
 
 def require(args: argparse.Namespace, *names: str) -> None:
@@ -118,13 +118,13 @@ def refuse(args: argparse.Namespace, where: str, *names: str) -> None:
 
 
 def explanations(cls: type) -> dict[str, str]:
-    """What the docstring of a dataclass says of each field, on one line."""
+    """Return the explanation of each field in a dataclass's docstring, on one line."""
     params = parse_from_object(cls).params
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
 def default_of(item: dataclasses.Field) -> Any:
-    """The value of a field that is not given; MISSING where it must be."""
+    """Return the value of a field that is not given; MISSING where it must be."""
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
     return item.default
@@ -153,7 +153,7 @@ def number(text: str) -> float:
 
 
 def _options(hint: Any) -> dict[str, Any]:
-    """The keywords of `add_argument` for a field's type."""
+    """Return the keywords of `add_argument` for a field's type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     if hint is bool:
@@ -172,7 +172,7 @@ def _metavar(kind: Any, name: str) -> str:
 
 
 def _help(text: str, default: Any) -> str:
-    """The explanation of a field with its default: "limit. None: all." becomes "limit (default: all)"."""
+    """Return the explanation of a field with its default: "limit. None: all." becomes "limit (default: all)"."""
     if match := NONE_MEANS.match(text):
         text, default = match[1], match[2].rstrip(".") if default is None else default
     values = default if isinstance(default, list | tuple) else [default]

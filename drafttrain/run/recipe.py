@@ -277,7 +277,7 @@ def _read_yaml(path: Path) -> dict:
 
 
 def _section(hint: Any) -> tuple[type | None, bool]:
-    """(dataclass, is it a list of them?) behind a type hint such as `X`, `X | None` or `list[X]`."""
+    """Return (dataclass, is it a list of them?) of a type hint such as `X`, `X | None` or `list[X]`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     in_list = typing.get_origin(hint) is list
@@ -344,7 +344,7 @@ def _spread_seed(values: dict) -> None:
 def _fit_lengths(values: dict) -> None:
     """Lets the longest example and the row that holds it follow each other where only one is set."""
     corpus, training = values.get("corpus"), values.get("training")
-    if not isinstance(corpus, dict):  # missing, which is told later
+    if not isinstance(corpus, dict):  # missing, which is reported later
         return
     training = values["training"] = training or {}
     longest, row = corpus.get("max_length"), training.get("row_length")

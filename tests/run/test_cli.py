@@ -162,7 +162,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["generate", "--prompt", "y"], "--bundle: must be given"),
         (
             ["generate", "--bundle", "x", "--prompt", "y", "--top-p", "0"],
-            "top_p: must be > 0 and <= 1, got 0",
+            "--top-p: must be > 0 and <= 1, got 0",
         ),
         (["generate", "--bundle", "x", "--prompt", "y", "--top-p", "a"], "--top-p: must be a number, got a"),
         (
@@ -172,7 +172,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["generate", "--bundle", "x", "--prompt", "y", "--lenght", "1"], "unexpected argument --lenght"),
         (["fetch-target", "no-such-model"], "no-such-model: neither "),
         (["c2t", "--trees", "nowhere", "--out", "x"], "nowhere: no trees.json here"),
-        (["c2t", "--trees", "x", "--out", "y", "--features", "P,Q"], "features: must be some of P,H,d"),
+        (["c2t", "--trees", "x", "--out", "y", "--features", "P,Q"], "--features: must be some of P,H,d"),
         (["c2t", "--trees", "x"], "--out: must be given, got none"),
         (["c2t", "--out", "x"], "BUNDLE: must be given without --trees, got none"),
         (["c2t", "x", "--out", "y"], "the following arguments are required: --prompts"),
@@ -189,6 +189,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["calibrate", "x", "--quick", "--prompts", "y"], "exactly one must be given, got both"),
         (["calibrate", "x", "--quick", "--ngrams", "y"], "--ngrams: must be left out with BUNDLE, got y"),
         (["calibrate", "--target", "x"], "the following arguments are required: --prompts"),
+        (["c2t", "--trees", "x", "--out", "y", "--batch-size", "0"], "--batch-size: must be >= 1, got 0"),
         (
             ["calibrate", "--target", "x", "--prompts", "y", "--quick"],
             "--quick: must be left out without BUNDLE",
@@ -196,7 +197,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["build-ngrams", "--target", "x", "--out", "y"], "SOURCE: must name at least one file"),
         (
             ["build-ngrams", "x", "--target", "x", "--out", "y", "--gram", "1"],
-            "gram: must be >= 2 and <= 16",
+            "--gram: must be >= 2 and <= 16",
         ),
         (["build-ngrams", "x", "--out", "y"], "the following arguments are required: --target"),
         (
