@@ -71,7 +71,7 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def corpus(recipe: Recipe, folders: Folders) -> Estimate:
-    """Estimate tokens and disk, from the size of the sources; what `regenerate` answers is in the corpus as well."""
+    """Estimate tokens and disk, from the size of the sources and of what `regenerate` answers."""
     tokens = recipe.plan.corpus_tokens or _recipe_tokens(recipe)
     return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
 
@@ -235,8 +235,8 @@ def _small_lm(place: str) -> PreTrainedModel | None:
 
 
 def stored_blocks(recipe: Recipe) -> list[int]:
-    """Return the blocks whose outputs a store holds: what the drafter reads, unless the recipe names others. The final
-    states are always there."""
+    """Return the blocks whose outputs a store holds beside the final states: those that the drafter reads,
+    unless the recipe names others."""
     if recipe.hidden_states.tapped_blocks is not None:
         return recipe.hidden_states.tapped_blocks
     shape = drafter_shape(recipe)

@@ -172,7 +172,7 @@ def _metavar(kind: Any, name: str) -> str:
 
 
 def _help(text: str, default: Any) -> str:
-    """Return the explanation of a field with its default: "limit. None: all." becomes "limit (default: all)"."""
+    """Return a field's explanation with its default: "limit. None: all." becomes "limit (default: all)"."""
     if match := NONE_MEANS.match(text):
         text, default = match[1], match[2].rstrip(".") if default is None else default
     values = default if isinstance(default, list | tuple) else [default]
