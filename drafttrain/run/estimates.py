@@ -5,7 +5,6 @@ target's shape before it is fetched, the corpus's tokens before it is built) is 
 `plan`, estimated from file sizes, or left out.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from itertools import islice
@@ -22,8 +21,9 @@ from drafttrain.data.prompts import Task, read_prompts
 from drafttrain.data.readers import read_conversations
 from drafttrain.drafters.auto import model_class
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
-from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.run.recipe import PlanConfig, Recipe
+from drafttrain.run.stages import drafter_shape, recorded_place, stored_blocks
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.fetch import is_known, known_folder
 from drafttrain.target_lm.model import FrozenTarget
@@ -38,7 +38,6 @@ SAMPLE = 200  # conversations from which the length of the others is estimated
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
 RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
-PLACE = ".place.json"  # in the folder of the stage fetch-target
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
 
 
@@ -232,37 +231,6 @@ def _small_lm(place: str) -> PreTrainedModel | None:
             return AutoModelForCausalLM.from_config(config.lm_config() if is_drafter else config)
     except (OSError, ValueError):
         return None
-
-
-def stored_blocks(recipe: Recipe) -> list[int]:
-    """Return the blocks whose outputs a store holds beside the final states: those that the drafter reads,
-    unless the recipe names others."""
-    if recipe.hidden_states.tapped_blocks is not None:
-        return recipe.hidden_states.tapped_blocks
-    shape = drafter_shape(recipe)
-    return shape.tapped_blocks if "tapped_blocks" in shape.settings else []
-
-
-def drafter_shape(recipe: Recipe) -> DrafterConfig:
-    """Return the drafter's shape: that of `training.init_from` where there is one."""
-    if not recipe.training.init_from:
-        return recipe.drafter
-    stored = read_config(recipe.training.init_from)
-    shape = DrafterConfig(kind=kind_of(stored))
-    names = [name for name in ("draft_vocab_size", *shape.settings) if name in stored]
-    shape = dataclasses.replace(shape, **{name: stored[name] for name in names})
-    if "kv_heads" in shape.settings:
-        shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
-    if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
-        shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
-    grown = recipe.training.init_draft_vocab_size
-    return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
-
-
-def recorded_place(folder: Path) -> Path | None:
-    """Return where the target is that a run's first stage fetched, from that stage's folder."""
-    record = folder / PLACE
-    return Path(read_json(record)["place"]) if record.exists() else None
 
 
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from drafttrain.data.config import Source
+from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
 from drafttrain.utils.errors import UserError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from drafttrain.kernels.dtype import Work
 
 Folders = dict[str, Path]
+PLACE = ".place.json"  # in the folder of the stage fetch-target
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -33,11 +35,15 @@ def recorded_target(corpus: str | Path) -> str:
     """
     if not (Path(corpus) / "corpus.json").is_file():
         raise UserError(f"{corpus}: no corpus here; give the folder that drafttrain corpus wrote")
-    from drafttrain.run import estimates
-
-    if (place := estimates.recorded_place(Path(corpus).parent / "target")) is None:
+    if (place := recorded_place(Path(corpus).parent / "target")) is None:
         raise UserError(f"{corpus}: must be in a run's folder that names its target; give it with --target")
     return str(place)
+
+
+def recorded_place(folder: Path) -> Path | None:
+    """Return where the target is that a run's first stage fetched, from that stage's folder."""
+    record = folder / PLACE
+    return Path(read_json(record)["place"]) if record.exists() else None
 
 
 def target_model(recipe: Recipe) -> str:
@@ -47,6 +53,31 @@ def target_model(recipe: Recipe) -> str:
     if is_known(recipe.target.model) and recipe.target.source == "hub":
         return str(fetch_target(recipe.target.model, "hub"))
     return recipe.target.model
+
+
+def stored_blocks(recipe: Recipe) -> list[int]:
+    """Return the blocks whose outputs a store holds beside the final states: those that the drafter reads,
+    unless the recipe names others."""
+    if recipe.hidden_states.tapped_blocks is not None:
+        return recipe.hidden_states.tapped_blocks
+    shape = drafter_shape(recipe)
+    return shape.tapped_blocks if "tapped_blocks" in shape.settings else []
+
+
+def drafter_shape(recipe: Recipe) -> DrafterConfig:
+    """Return the drafter's shape: that of `training.init_from` where there is one."""
+    if not recipe.training.init_from:
+        return recipe.drafter
+    stored = read_config(recipe.training.init_from)
+    shape = DrafterConfig(kind=kind_of(stored))
+    names = [name for name in ("draft_vocab_size", *shape.settings) if name in stored]
+    shape = dataclasses.replace(shape, **{name: stored[name] for name in names})
+    if "kv_heads" in shape.settings:
+        shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
+    if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
+        shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
+    grown = recipe.training.init_draft_vocab_size
+    return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
 
 
 def _place(recipe: Recipe) -> dict[str, str]:
@@ -93,14 +124,13 @@ def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
 
 
 def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
-    from drafttrain.run import estimates
     from drafttrain.target_lm.loading import resolve_target
 
     place = Path(resolve_target(target_model(recipe)))
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
     # hidden: the cache's path on this machine is nothing that later stages depend on
-    write_json(out / estimates.PLACE, {"place": str(place)})
+    write_json(out / PLACE, {"place": str(place)})
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
 
 
@@ -129,16 +159,10 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
     return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
 
 
-def _stored_blocks(recipe: Recipe) -> list[int]:
-    from drafttrain.run import estimates
-
-    return estimates.stored_blocks(recipe)
-
-
 def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.hidden_states.collect import collect
 
-    blocks = _stored_blocks(recipe)
+    blocks = stored_blocks(recipe)
     return collect(
         recipe.hidden_states, target_model(recipe), blocks, folders["corpus"], out, **_place(recipe)
     )
@@ -288,7 +312,7 @@ STAGES = [
         section=lambda recipe: {
             "target": recipe.target,
             "hidden_states": recipe.hidden_states,
-            "drafter": {"tapped_blocks": _stored_blocks(recipe)},
+            "drafter": {"tapped_blocks": stored_blocks(recipe)},
         },
         settle=partial(settle, work="products"),
         needs=("fetch-target", "corpus"),

@@ -19,7 +19,7 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
 from drafttrain.run import cli, estimates
 from drafttrain.run.recipe import load_recipe
-from drafttrain.run.stages import STAGES, recorded_target
+from drafttrain.run.stages import STAGES, drafter_shape, recorded_target
 from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
@@ -389,7 +389,7 @@ def test_heads_of_keys_and_values_of_what_training_starts_from(kind, folder, tin
     drafter = DrafterConfig(kind=kind, tapped_blocks=[-2], kv_heads=kv_heads, anchor=kind == "edd")
     new_drafter(target, drafter, torch.arange(100)).save_pretrained("old")
     recipe = load_recipe("tiny.yaml", ["--training.init_from", "old", "--drafter.kind", kind, *OFF])
-    shape = estimates.drafter_shape(recipe)
+    shape = drafter_shape(recipe)
     assert (shape.kv_heads, shape.anchor) == (kv_heads, kind == "edd")
     tensors = load_file("old/model.safetensors").values()
     counts = estimates.drafter_parameters(shape, target)
@@ -520,7 +520,7 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
     if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole
         drafter.save_pretrained("old")
         recipe = load_recipe(small_recipe, ["--training.init_from", "old"])
-        whole = estimates.drafter_parameters(estimates.drafter_shape(recipe), target)
+        whole = estimates.drafter_parameters(drafter_shape(recipe), target)
         assert whole == (stored - 100, stored)
 
 
