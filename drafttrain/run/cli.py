@@ -65,7 +65,7 @@ GROUPS = {
             commands.regenerate_options,
             commands.regenerate,
             "recipes/quickstart.yaml",
-            (RECIPE, "--self-prompts N --target NAME --out FILE [options]"),
+            (RECIPE, "--self-prompts N --target MODEL --out FILE [options]"),
         ),
         "corpus": Command(
             commands.corpus_options,
@@ -94,7 +94,7 @@ GROUPS = {
             (
                 "BUNDLE --prompts FILE [options]",
                 "BUNDLE --quick",
-                "--target NAME --ngrams DIR --prompts FILE",
+                "--target MODEL --ngrams DIR --prompts FILE",
             ),
         ),
         "c2t": Command(
@@ -111,7 +111,7 @@ GROUPS = {
             tools.build_ngrams_options,
             tools.build_ngrams,
             "data/train/responses.jsonl.gz --target smollm2-135m-instruct --out runs/ngrams",
-            ("[SOURCE ...] --target NAME --out DIR [options]",),
+            ("[SOURCE ...] --target MODEL --out DIR [options]",),
         ),
     },
     "use and measure": {
@@ -121,7 +121,7 @@ GROUPS = {
             '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"',
             (
                 "--bundle BUNDLE --prompt TEXT [options]",
-                "--target NAME --prompt TEXT [--ngrams DIR] [options]",
+                "--target MODEL --prompt TEXT [--ngrams DIR] [options]",
             ),
         ),
         "benchmark": Command(
@@ -149,12 +149,12 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 REMOVED = {  # what takes their place
     "build-corpus": "corpus RECIPE",
     "view-corpus": "corpus DIR --view N",
-    "self-prompts": "regenerate --self-prompts N --target NAME --out FILE",
+    "self-prompts": "regenerate --self-prompts N --target MODEL --out FILE",
     "dump-trees": "c2t BUNDLE --prompts FILE --trees DIR",
     "train-classifier": "c2t --trees DIR --out DIR",
-    "tune-self-draft": "calibrate --target NAME --ngrams DIR --prompts FILE",
+    "tune-self-draft": "calibrate --target MODEL --ngrams DIR --prompts FILE",
     "compare": "benchmark --table texts --method BUNDLE --task FILE",
-    "sweep": "benchmark --table sweep --method BUNDLE --trees POLICY ... --task FILE --out DIR",
+    "sweep": "benchmark --table sweep --method BUNDLE --trees TREE ... --task FILE --out DIR",
     "evaluate": "benchmark RECIPE",
     "trace": "report --bundle BUNDLE --prompt TEXT --trace FILE",
     "card": "export BUNDLE --to card",

@@ -134,7 +134,7 @@ def regenerate_options(parser: argparse.ArgumentParser) -> None:
     stage_options(parser, "[RECIPE]")
     group = parser.add_argument_group("without a recipe, the target writes prompts itself")
     option(group, "--self-prompts N", "prompts to sample", type=whole)
-    option(group, "--target NAME", TARGET)
+    option(group, "--target MODEL", TARGET)
     option(group, "--out FILE", "JSON lines to write; continued if interrupted")
     option(group, "--seed N", "draws other prompts (default: 0)", type=whole)
     add_dtype(group)
@@ -157,7 +157,7 @@ def corpus_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --view, RECIPE is the folder of a corpus")
     option(group, "--view N", "print examples, trained tokens in color")
     option(group, "--split", "of which split (default: train)", choices=["train", "validation"])
-    option(group, "--target NAME", "it was made for (default: the one of its run)")
+    option(group, "--target MODEL", "it was made for (default: the one of its run)")
     option(group, "--seed N", "draws other examples (default: 0)", type=whole)
 
 
@@ -183,7 +183,7 @@ def export_options(parser: argparse.ArgumentParser) -> None:
     option(group, "--check FORMAT", "check a folder in this layout, whoever wrote it")
     option(group, "--from FORMAT", "turn what --to wrote into a drafter's folder again", dest="back")
     option(group, "--out DIR", "folder to write; of a card, the file")
-    option(group, "--target NAME", "target it is for (default: the one the bundle names)")
+    option(group, "--target MODEL", "target it is for (default: the one the bundle names)")
     option(group, "--dtype", "of the weights (default: bfloat16)", choices=["bfloat16", "float32"])
 
 

@@ -95,8 +95,9 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def flag_of(name: str) -> str:
     """Return the option that fills an argument of this name."""
-    others = {"methods": "method", "tasks": "task", "temperatures": "temperature", "start": "from"}
-    return f"--{others.get(name, name).replace('_', '-')}"
+    plurals = ("bundles", "methods", "sweeps", "tasks", "temperatures")
+    name = name.removesuffix("s") if name in plurals else {"start": "from"}.get(name, name)
+    return f"--{name.replace('_', '-')}"
 
 
 def require(args: argparse.Namespace, *names: str) -> None:

@@ -22,7 +22,7 @@ NGRAMS = ("exclude", "gram", "min_count", "top", "held_out", "processes", "memor
 DUMP = ("max_new_tokens", "top_k", "max_depth", "temperature")
 CLASSIFIER = ("features", "hidden", "lr", "epochs", "batch_size", "negatives", "share", "threshold", "seed")
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-POLICY = "how drafts grow, such as chain:length=4, timed, ngram or ngram+timed (default: the bundle's)"
+TREE = "how drafts grow, such as chain:length=4, timed, ngram or ngram+timed (default: the bundle's)"
 
 
 def calibrate_options(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +137,7 @@ def build_ngrams_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "[SOURCE ...]", text, nargs="*")
     text = "sources that are prose (OANC): wrapped lines are joined, citation marks removed"
     option(parser, "--prose SOURCE ...", text)
-    option(parser, "--target NAME", TARGET, required=True)
+    option(parser, "--target MODEL", TARGET, required=True)
     option(parser, "--out DIR", "folder to write", required=True)
     add_settings(parser, NgramConfig, *NGRAMS)
 
@@ -161,12 +161,14 @@ def build_ngrams(args: argparse.Namespace) -> None:
 def generate_options(parser: argparse.ArgumentParser) -> None:
     from drafttrain.inference.params import SamplingParams
 
-    option(parser, "--bundle DIR", "folder of export, or a Hub id; without one, --target drafts for itself")
+    option(
+        parser, "--bundle BUNDLE", "folder of export, or a Hub id; without one, --target drafts for itself"
+    )
     _add_target(parser)
     option(parser, "--prompt TEXT", "of the user; - reads it", required=True)
     text = "n-gram cache, for Self-Draft and trees with ngram (default: the bundle's)"
     option(parser, "--ngrams DIR", text)
-    option(parser, "--tree POLICY", POLICY)
+    option(parser, "--tree TREE", TREE)
     _add_calibration(parser)
     option(parser, "--max-new-tokens N", "tokens decoded at most (default: 128)", type=whole)
     add_settings(parser, SamplingParams, *SAMPLING)
@@ -185,7 +187,7 @@ def generate(args: argparse.Namespace) -> None:
             "--calibration"
         )
     if "bundle" in args and "ngrams" in args and not vars(args).get("tree", "").startswith("ngram"):
-        raise UserError("--ngrams: must come with --tree ngram or ngram+POLICY, got another tree")
+        raise UserError("--ngrams: must come with --tree ngram or ngram+TREE, got another tree")
     sampling = SamplingParams(**given(args, *SAMPLING))
     with importing():
         from drafttrain.run.terminal import generate
@@ -200,9 +202,9 @@ def benchmark_options(parser: argparse.ArgumentParser) -> None:
     stage_options(parser, "[RECIPE]")
     group = parser.add_argument_group("without a recipe")
     text = "[NAME=]BUNDLE[@TREE], assistant=MODEL, prompt_lookup, lookahead or self_draft; repeatable"
-    option(group, "--method METHOD", text, dest="methods", action="append")
+    option(group, "--method BUNDLE", text, dest="methods", action="append")
     text = "[NAME=]FILE, or hub:org/dataset[/config][:split]; repeatable"
-    option(group, "--task TASK", text, dest="tasks", action="append")
+    option(group, "--task FILE", text, dest="tasks", action="append")
     option(group, "--trees TREE ...", "measure the bundles with each of them")
     text = "speed (default); texts: where they differ from plain ones; sweep: verified tokens by accept_len"
     option(group, "--table TABLE", text, choices=list(TABLES))
@@ -318,13 +320,14 @@ def report_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "[FOLDER]", "of a benchmark or of the stage evaluate, or a measurements.jsonl")
     option(parser, "--out FILE", "HTML file to write")
     text = "folder or Hub id whose calibration, training log and classifier to show; repeatable"
-    option(parser, "--bundle DIR", text, action="append")
-    option(parser, "--sweep FILE", "points.jsonl of benchmark --table sweep; repeatable", action="append")
+    option(parser, "--bundle BUNDLE", text, dest="bundles", action="append")
+    text = "points.jsonl of benchmark --table sweep; repeatable"
+    option(parser, "--sweep FILE", text, dest="sweeps", action="append")
     option(parser, "--png DIR", "folder for the figures as PNG files")
     option(parser, "--trace FILE", "JSON file of one text's trees to show; with --prompt it is written")
     group = parser.add_argument_group("trace: each iteration's tree and accepted path")
     option(group, "--prompt TEXT", "decode this with the first bundle; - reads it")
-    option(group, "--tree POLICY", POLICY)
+    option(group, "--tree TREE", TREE)
     _add_target(group)
     _add_calibration(group)
     option(group, "--max-new-tokens N", "tokens decoded at most (default: 96)")
@@ -342,18 +345,16 @@ def report(args: argparse.Namespace) -> None:
         return
     from drafttrain.report.build import write_report
 
-    shown = {"bundles": "bundle", "sweeps": "sweep", "trace": "trace", "png": "png"}
-    options = {name: getattr(args, option) for name, option in shown.items() if option in args}
-    page = write_report(args.folder, args.out, **options)
+    page = write_report(args.folder, args.out, **given(args, "bundles", "sweeps", "trace", "png"))
     print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
 
 
 def _trace(args: argparse.Namespace) -> None:
-    require(args, "bundle", "trace")
+    require(args, "bundles", "trace")
     from drafttrain.report.trace import trace_prompt
 
     names = ("target", "dtype", "tree", "calibration", "max_new_tokens")
-    found = trace_prompt(args.bundle[0], _text(args.prompt), args.trace, **given(args, *names))
+    found = trace_prompt(args.bundles[0], _text(args.prompt), args.trace, **given(args, *names))
     print(f"{args.trace}: {len(found.iterations)} iterations, accept_len {found.accept_len:.2f}")
 
 
@@ -389,7 +390,7 @@ def push(args: argparse.Namespace) -> None:
 
 
 def _add_target(parser: argparse._ActionsContainer) -> None:
-    option(parser, "--target NAME", "target model (default: the one the bundle names)")
+    option(parser, "--target MODEL", "target model (default: the one the bundle names)")
     add_dtype(parser)
 
 

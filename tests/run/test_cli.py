@@ -229,10 +229,10 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["benchmark", "--out", "y", "--task", "a=b"], "--target: must be given where no bundle names one"),
         (["benchmark", "--target", "x", "--out", "y"], "the following arguments are required: --task"),
         (["benchmark", "--target", "x", "--task", "a=b"], "the following arguments are required: --out"),
-        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "--task: must be NAME=FILE or "),
+        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "--task: must be [NAME=]FILE or "),
         (
             ["benchmark", "--target", "x", "--out", "y", "--task", "a=b", "--method", "edd"],
-            "--method: must be NAME=BUNDLE, ",
+            "--method: must be [NAME=]BUNDLE[@TREE], ",
         ),
         (["benchmark", "--target", "x", "--out", "y", "--task", "a=b.jsonl"], "b.jsonl: no such file"),
         (["report", "--out", "y"], "FOLDER: must be given without --prompt, got none"),
