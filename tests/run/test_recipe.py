@@ -232,12 +232,12 @@ def test_policies_are_known_before_they_are_imported(write):
     """By the names in the source."""
     for name in POLICIES:
         settings = ":length=1" if name == "chain" else ""
-        told = ""
+        found = ""
         try:
             load_recipe(write(MINIMAL), ["--evaluate.trees", f"[{name}{settings}]"])
         except UserError as error:
-            told = str(error)
-        assert "must be policies out of" not in told
+            found = str(error)
+        assert "must be policies out of" not in found
     assert f"out of {', '.join(POLICIES)}, got chan; did you mean chain?" in error_of(
         write(MINIMAL), "--evaluate.trees", "[chan]"
     )

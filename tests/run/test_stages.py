@@ -156,7 +156,7 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
 
 def test_one_dtype_for_all_of_a_run(folder, capsys):
     """target.dtype: float32 is that of training, stored states and the bundle, too; without it computing
-    goes by what is fastest, and files are bf16."""
+    takes what is fastest, and files are bf16."""
     words = ["run", "tiny.yaml", "--regenerate", "null", "--classifier.prompts", "null", *OFF]
     words += ["--evaluate.prompts", "[]"]
     for given, used in (("float32", "float32"), ("bfloat16", "bfloat16"), ("auto", "bfloat16")):
@@ -185,18 +185,18 @@ def test_tracking_makes_nothing_outdated_and_a_stage_can_be_repeated(folder, cap
     assert ran(capsys.readouterr().out) == ["train"]
 
 
-def test_a_hopeless_training_is_told(folder, capsys):
+def test_a_hopeless_training_is_warned_of(folder, capsys):
     """By the dry run, and by the training before it begins and after its first evaluation."""
     words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train", "--hidden_states.mode", "online"]
     words += ["--training.lr", "1e-4", "--training.warmup_steps", "9", "--drafter.draft_vocab_size", "5"]
     warnings = ["training.warmup_steps: 9 in", "4 optimizer steps: too few", "training.lr: 0.0001 is too low"]
     assert cli.main([*words, "--dry-run"]) == 0
-    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert all(f"WARNING: {warning}" in told for warning in warnings)
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(f"WARNING: {warning}" in printed for warning in warnings)
     assert cli.main(words) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     warnings += ["of the held-out text is outside", "of the target's probability is outside"]
-    assert all(told.count(warning) == 1 for warning in warnings)
+    assert all(printed.count(warning) == 1 for warning in warnings)
 
 
 def test_time_was_up_before_the_first_answer(folder, capsys):

@@ -175,7 +175,7 @@ def test_skips_what_is_up_to_date(recipe, fakes):
 
 
 def test_a_stage_is_repeated_when_asked(recipe, fakes):
-    """What follows runs only where the repeated stage has made something else."""
+    """Later stages run only where the repeated stage has made something else."""
     run(recipe, fakes)
     ran, printed = run(recipe, fakes, again=["upper"])
     assert ran == ["upper"] and "upper        run    asked for again" in printed
