@@ -5,9 +5,9 @@ Arrow file. The second encodes that file in several processes. The result depend
 seed, not on the number of processes.
 """
 
-import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import CorpusConfig
 from drafttrain.data.conversation import Conversation, split_groups, tidy
-from drafttrain.data.encode import RawWriter, check_trained_fraction, encode_raw
+from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
@@ -55,32 +55,25 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
 
     Raises:
         UserError: input that cannot be read or trained on, a chat template that hides the answers, a trained
-            share of the chats outside 1–99 %, a full disk.
+            share of the chats outside 1–99 %, too little room on the disk.
     """
     config.check()
     report = CorpusReport()
-    try:
-        with new_folder(out) as folder:
-            work = folder / "work"
-            work.mkdir()
-            raw = work / "raw.arrow"
-            ids, n_bytes, digest = _write_raw(config, report, raw)
-            # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
-            require_free_disk(folder, 3 * n_bytes, "the corpus")
-            encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
-            splits = _split(encoded, ids, config, report)
-            check_trained_fraction(encoded, tokenizer)
-            # An empty split without a file could not be loaded again.
-            splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
-            write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
-            del encoded, splits
-            for file in work.iterdir():
-                file.unlink()
-            work.rmdir()
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise UserError(f"{out}: no space left on the disk; free some or choose another folder") from None
+    with new_folder(out) as folder:
+        work = folder / "work"
+        work.mkdir()
+        raw = work / "raw.arrow"
+        ids, n_bytes, digest = write_raw(kept_conversations(config, report), raw)
+        # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
+        require_free_disk(folder, 3 * n_bytes, "the corpus")
+        encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
+        splits = _split(encoded, ids, config, report)
+        check_trained_fraction(encoded, tokenizer)
+        # An empty split without a file could not be loaded again.
+        splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
+        write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
+        del encoded, splits
+        shutil.rmtree(work)
     Console(stderr=True).print(report.table())
     return report
 
@@ -122,17 +115,6 @@ def load_corpus(
 
 
 # ------------------------------------------------------------------------------------------------ reading
-
-
-def _write_raw(config: CorpusConfig, report: CorpusReport, path: Path) -> tuple[list[str], int, str]:
-    """Write the kept conversations of all sources; return their ids, bytes and fingerprint."""
-    ids: list[str] = []
-    n_bytes = 0
-    with RawWriter(path) as writer:
-        for conversation in kept_conversations(config, report):
-            ids.append(conversation.id)
-            n_bytes += writer.write(conversation)
-    return ids, n_bytes, writer.digest
 
 
 def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[Conversation]:

@@ -12,6 +12,7 @@ from drafttrain.data.chat import encode_conversation
 from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.conversation import Conversation, Message
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import disk_problem
 
 
 def exchange(number: int, answer: str = "Hello!") -> dict:
@@ -315,7 +316,10 @@ def test_full_disk(tmp_path, chatml, monkeypatch):
 
     monkeypatch.setattr(build, "encode_raw", fail)
     config = CorpusConfig([write(tmp_path / "a.jsonl", [exchange(1)])])
-    refuse(config, chatml, tmp_path / "corpus", "corpus: no space left on the disk; free some")
+    with pytest.raises(OSError) as error:
+        build_corpus(config, chatml, tmp_path / "corpus")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert disk_problem(error.value, "corpus") == "corpus: no space left; free some and repeat"
 
 
 def test_a_failed_build_keeps_the_old_corpus(tmp_path, chatml):
