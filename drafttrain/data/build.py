@@ -15,29 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.chat import template_hash, tokenizer_hash
+from drafttrain.data.chat import template_hash
 from drafttrain.data.config import CorpusConfig
 from drafttrain.data.conversation import Conversation, split_groups, tidy
+from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
 from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
-from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     fingerprint,
     new_folder,
-    read_json,
     require_free_disk,
     sha256_file,
     write_json,
 )
 
-FORMAT_VERSION = 1
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
 
@@ -76,42 +75,6 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
         shutil.rmtree(work)
     Console(stderr=True).print(report.table())
     return report
-
-
-def load_corpus(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
-) -> tuple[DatasetDict, dict[str, Any]]:
-    """Open a corpus.
-
-    Args:
-        path: folder that `build_corpus` wrote.
-        tokenizer: if given, must be the one that the corpus was made with, including its template.
-
-    Returns:
-        The splits, and the contents of `corpus.json`.
-
-    Raises:
-        UserError: no corpus, an incomplete one, or one made with another tokenizer or chat template.
-    """
-    path = Path(path)
-    if not (path / "corpus.json").is_file():
-        raise UserError(f"{path}: no corpus.json there; run the corpus stage first")
-    metadata = read_json(path / "corpus.json")
-    if not isinstance(metadata, dict) or metadata.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{path}: must be a corpus of format version {FORMAT_VERSION}; build it again")
-    if not {"tokenizer", "template_hash", "counts"} <= metadata.keys():
-        raise UserError(f"{path}: damaged (corpus.json lacks keys); build it again")
-    if tokenizer is not None:
-        _check_tokenizer(path, metadata, tokenizer)
-    try:
-        splits = load_from_disk(str(path))
-        sizes = {name: len(splits[name]) for name in splits}
-    except Exception as error:  # datasets and pyarrow raise many kinds for damaged files
-        raise UserError(f"{path}: damaged ({brief(error)}); build it again") from None
-    expected = {name: metadata["counts"][name]["examples"] for name in ("train", "validation")}
-    if sizes != expected:
-        raise UserError(f"{path}: must have {expected} examples, got {sizes}; build it again")
-    return splits, metadata
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -242,7 +205,7 @@ def _metadata(
     inputs = [source.path for source in config.sources] + list(config.exclude)
     return {
         "format_version": FORMAT_VERSION,
-        "tokenizer": _tokenizer_facts(tokenizer),
+        "tokenizer": tokenizer_facts(tokenizer),
         "template_hash": template_hash(tokenizer),
         "config": settings,
         "inputs": {path: _hash_input(Path(path)) for path in dict.fromkeys(inputs)},
@@ -251,33 +214,8 @@ def _metadata(
     }
 
 
-def _tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    return {
-        "hash": tokenizer_hash(tokenizer),
-        "vocabulary": len(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-
-
 def _hash_input(path: Path) -> str:
     if path.is_file():
         return sha256_file(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return fingerprint([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
-
-
-def _check_tokenizer(path: Path, metadata: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
-    theirs, ours = metadata["tokenizer"], _tokenizer_facts(tokenizer)
-    if theirs != ours:
-        differing = ", ".join(
-            f"{name} {theirs.get(name)}, not {ours[name]}" for name in ours if theirs.get(name) != ours[name]
-        )
-        raise UserError(
-            f"{path}: must be made with the tokenizer of {tokenizer.name_or_path}, got {differing}; build it "
-            "again"
-        )
-    if metadata["template_hash"] != template_hash(tokenizer):
-        raise UserError(
-            f"{path}: must be made with the chat template of {tokenizer.name_or_path}; build it again"
-        )
