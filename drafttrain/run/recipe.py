@@ -34,6 +34,9 @@ from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.ranges import check_ranges, setting
 
+# hours were estimated from them
+REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
+
 
 @dataclass
 class TargetConfig:
@@ -311,6 +314,8 @@ def _keys(cls: type) -> list[dataclasses.Field]:
 def _hint(cls: type, prefix: str, key: str) -> str:
     """The closest key of the same section, else one of that name elsewhere, else what the section knows."""
     names = [item.name for item in _keys(cls)]
+    if f"{prefix}{key}" in REMOVED:
+        return "leave it out: --dry-run estimates no hours"
     if close := difflib.get_close_matches(key, names, n=1):
         return f"did you mean {prefix}{close[0]}?"
     everywhere = [key.name for key in describe_keys()]
