@@ -62,7 +62,8 @@ def test_corpus_and_report(tmp_path, chatml):
         "no assistant turn": 1,
     }
     assert (text.read, text.kept) == (1, 1)
-    assert report.read == report.kept + sum(report.skipped.values())
+    for counts in (chats, text):
+        assert counts.read == counts.kept + sum(counts.skipped.values())
     assert (report.cut, report.truncated, report.pieces_without_trained_tokens) == (2, 1, 1)
     assert metadata["counts"] == json.loads(json.dumps(report.as_dict()))
 
