@@ -1,6 +1,7 @@
 """The command line: which commands there are, in the order of work, and how one ends.
 
-What each takes and does is in `commands.py` (from a recipe) and in `tools.py` (with a bundle).
+What each takes and does is in `commands.py` and `reason.py` (from a recipe), and in `tools.py` (with a
+bundle).
 """
 
 import argparse
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drafttrain.run import commands, tools
+from drafttrain.run import commands, reason, tools
 from drafttrain.run.options import Parser, flag_of
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import disk_problem
@@ -123,6 +124,9 @@ GROUPS = {
                 "--bundle BUNDLE --prompt TEXT [options]",
                 "--target MODEL --prompt TEXT [--ngrams DIR] [options]",
             ),
+        ),
+        "reason": Command(
+            reason.reason_options, reason.reason, "recipes/reasoning/gsm8k.yaml --task.limit 4"
         ),
         "benchmark": Command(
             tools.benchmark_options,

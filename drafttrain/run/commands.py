@@ -9,7 +9,7 @@ import gc
 import math
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,16 +19,6 @@ from drafttrain.utils.errors import UserError
 
 LEAST_MINUTES = 2  # of the quickstart: measuring the machine and the smallest evaluation
 TARGET = "known name, folder, .gguf file or Hub id"
-
-
-class _PrintKeys(argparse.Action):
-    """`--keys`: explains the keys of a recipe and ends, as `--help` does."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
-        from drafttrain.run.recipe import explain_keys
-
-        print(explain_keys(values))
-        parser.exit()
 
 
 @contextmanager
@@ -244,8 +234,25 @@ def _export_to(args: argparse.Namespace) -> None:
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that runs stages."""
     option(parser, "--dry-run", "print what would run, why, and what it takes")
+    add_keys(parser)
+
+
+def add_keys(parser: argparse.ArgumentParser, settings: Callable[[], type] | None = None) -> None:
+    """Add `--keys`, which explains the keys of a recipe and ends, as `--help` does.
+
+    Args:
+        settings: returns the dataclass of another kind of recipe.
+    """
+
+    class PrintKeys(argparse.Action):
+        def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
+            from drafttrain.run.recipe import Recipe, explain_keys
+
+            print(explain_keys(values, settings() if settings else Recipe))
+            parser.exit()
+
     text = "explain the keys of a recipe, or of one section"
-    option(parser, "--keys SECTION", text, action=_PrintKeys, nargs="?")
+    option(parser, "--keys SECTION", text, action=PrintKeys, nargs="?")
 
 
 def add_dtype(parser: argparse._ActionsContainer) -> None:

@@ -119,8 +119,9 @@ def refuse(args: argparse.Namespace, where: str, *names: str) -> None:
 
 
 def explanations(cls: type) -> dict[str, str]:
-    """Return the explanation of each field in a dataclass's docstring, on one line."""
-    params = parse_from_object(cls).params
+    """Return the explanation of each field, on one line, from the docstrings of a dataclass and its bases."""
+    classes = filter(dataclasses.is_dataclass, reversed(cls.__mro__))
+    params = [param for one in classes for param in parse_from_object(one).params]
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -36,6 +36,8 @@ from drafttrain.utils.ranges import check_ranges, setting
 
 # hours were estimated from them
 REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -144,14 +146,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bo
         UserError: the file cannot be read, a key is unknown or doubled, or a value has the wrong type.
     """
     path = Path(path)
-    values = _read_yaml(path)
-    _check_keys(Recipe, values, str(path))
-    for key, value in parse_overrides(overrides):
-        nested = value
-        for name in reversed(key.split(".")):
-            nested = {name: nested}
-        _check_keys(Recipe, nested, f"{path}: --{key}")
-        _merge(values, nested)
+    values = _read_values(Recipe, path, overrides)
     values["name"] = values.get("name") or path.stem
     values["output"] = values.get("output") or f"runs/{values['name']}"
     _spread_seed(values)
@@ -170,6 +165,20 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bo
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return recipe
+
+
+def load_settings(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
+    """Read a dataclass with a method `check` from YAML, as strictly as `load_recipe` reads a recipe.
+
+    Raises:
+        UserError: as `load_recipe`, and what `check` raises.
+    """
+    settings = _build(cls, _read_values(cls, Path(path), overrides), str(path))
+    try:
+        settings.check()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return settings
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
@@ -209,13 +218,13 @@ def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[Key]:
             yield from describe_keys(section, f"{name}{'[]' if in_list else ''}.")
 
 
-def explain_keys(section: str | None = None) -> str:
+def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
     """The explanation of the keys of a section, of one key or of all; None: of the sections themselves.
 
     Raises:
         UserError: there is no such section or key.
     """
-    keys = list(describe_keys())
+    keys = list(describe_keys(cls))
     names = [key.name.replace("[]", "") for key in keys]
     shown = [key for key, name in zip(keys, names) if f"{name}.".startswith(f"{section}.")]
     if section == "all":
@@ -249,6 +258,19 @@ def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
         value = [{key.name: key.name.upper() for key in _keys(section) if _default(key) == "required"}]
     text = yaml.safe_dump(list(value), default_flow_style=True, width=math.inf, sort_keys=False).strip()
     return f"--{name} {shlex.quote(text)}"
+
+
+def _read_values(cls: type, path: Path, overrides: Sequence[str]) -> dict:
+    """Return the keys of a file of a dataclass's settings, with overrides laid over them."""
+    values = _read_yaml(path)
+    _check_keys(cls, values, str(path))
+    for key, value in parse_overrides(overrides):
+        nested = value
+        for name in reversed(key.split(".")):
+            nested = {name: nested}
+        _check_keys(cls, nested, f"{path}: --{key}")
+        _merge(values, nested)
+    return values
 
 
 def _read_yaml(path: Path) -> dict:
@@ -289,36 +311,37 @@ def _section(hint: Any) -> tuple[type | None, bool]:
     return (hint, in_list) if dataclasses.is_dataclass(hint) else (None, False)
 
 
-def _check_keys(cls: type, values: Any, where: str, prefix: str = "") -> None:
+def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type | None = None) -> None:
     """Raises UserError when `values` holds a key that `cls` does not have, at any depth."""
+    root = root or cls
     if not isinstance(values, dict):
         raise UserError(f"{where}: {prefix.rstrip('.')}: must hold keys, got {values!r}")
     hints = typing.get_type_hints(cls)
     known = [item.name for item in _keys(cls)]
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {prefix}{key}; {_hint(cls, prefix, str(key))}")
+            raise UserError(f"{where}: unknown key {prefix}{key}; {_hint(cls, prefix, str(key), root)}")
         section, in_list = _section(hints[key])
         if section is None or value is None:
             continue
         if in_list and not isinstance(value, list):
             raise UserError(f"{where}: {prefix}{key}: must be a list, got {value!r}")
         for i, one in enumerate(value if in_list else [value]):
-            _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.")
+            _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.", root)
 
 
 def _keys(cls: type) -> list[dataclasses.Field]:
     return [item for item in dataclasses.fields(cls) if item.init]
 
 
-def _hint(cls: type, prefix: str, key: str) -> str:
+def _hint(cls: type, prefix: str, key: str, root: type) -> str:
     """The closest key of the same section, else one of that name elsewhere, else what the section knows."""
     names = [item.name for item in _keys(cls)]
     if f"{prefix}{key}" in REMOVED:
         return "leave it out: --dry-run estimates no hours"
     if close := difflib.get_close_matches(key, names, n=1):
         return f"did you mean {prefix}{close[0]}?"
-    everywhere = [key.name for key in describe_keys()]
+    everywhere = [key.name for key in describe_keys(root)]
     if moved := [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == key]:
         return f"did you mean {moved[0]}?"
     return f"known here: {', '.join(names)}"
