@@ -3,7 +3,10 @@
 import argparse
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from drafttrain.run.commands import add_keys
+from drafttrain.run.options import option
 
 if TYPE_CHECKING:
     from drafttrain.reasoning.config import ReasonConfig
@@ -13,30 +16,22 @@ if TYPE_CHECKING:
 PREFIX_TOKENS = 8192  # of encoded prompts that are kept
 
 
-class _PrintKeys(argparse.Action):
-    """`--keys`: explains the keys of a recipe of this command and ends, as `--help` does."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
-        from drafttrain.reasoning.config import ReasonConfig
-        from drafttrain.run.recipe import explain_keys
-
-        print(explain_keys(values, ReasonConfig))
-        parser.exit()
-
-
 def reason_options(parser: argparse.ArgumentParser) -> None:
-    text = "YAML file; --key VALUE or --section.key VALUE overrides a value"
-    parser.add_argument("recipe", metavar="RECIPE", help=text)
-    text = "explain the keys of a recipe, or of one section"
-    parser.add_argument("--keys", action=_PrintKeys, nargs="?", metavar="SECTION", help=text)
+    option(parser, "RECIPE", "YAML file; --key VALUE or --section.key VALUE overrides a value")
+    add_keys(parser, _settings)
+
+
+def _settings() -> type:
+    from drafttrain.reasoning.config import ReasonConfig
+
+    return ReasonConfig
 
 
 def reason(args: argparse.Namespace) -> None:
     """Grow trees of thoughts for the problems of a task."""
-    from drafttrain.reasoning.config import ReasonConfig
     from drafttrain.run.recipe import load_settings
 
-    config = load_settings(ReasonConfig, args.recipe, args.overrides)
+    config = load_settings(_settings(), args.recipe, args.overrides)
     grow(config, scheduled(config))
 
 

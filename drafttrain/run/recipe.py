@@ -29,10 +29,13 @@ from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_confi
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
 from drafttrain.run.options import default_of, explanations
-from drafttrain.run.planning import PlanConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.ranges import check_ranges, setting
+
+# hours were estimated from them
+REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
 
 T = TypeVar("T")
 
@@ -56,6 +59,31 @@ class TargetConfig:
         default="auto", metadata={"settled": True}
     )
     device: str = field(default="auto", metadata={"changes_output": False})
+
+
+@dataclass
+class PlanConfig:
+    """Assumptions of `--dry-run` (section `plan` of a recipe); nothing else reads them.
+
+    Attributes:
+        target_config: folder with a config.json of the target's shape, while the target itself is not there.
+        corpus_tokens: tokens of the corpus, while it is not built. null: estimated from the sources.
+        devices: GPUs, or CPUs, of the same kind.
+        device_memory_gb: memory of each (10^9 bytes). null: not compared.
+    """
+
+    target_config: str | None = None
+    corpus_tokens: int | None = setting(None, gt=0)
+    devices: int = setting(1, gt=0)
+    device_memory_gb: float | None = setting(None, gt=0)
+
+    def check(self) -> None:
+        """Validate the settings.
+
+        Raises:
+            UserError: a value out of range.
+        """
+        check_ranges(self, "plan")
 
 
 @dataclass
@@ -274,7 +302,7 @@ def _read_yaml(path: Path) -> dict:
 
 
 def _section(hint: Any) -> tuple[type | None, bool]:
-    """(dataclass, is it a list of them?) behind a type hint such as `X`, `X | None` or `list[X]`."""
+    """Return (dataclass, is it a list of them?) of a type hint such as `X`, `X | None` or `list[X]`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     in_list = typing.get_origin(hint) is list
@@ -309,6 +337,8 @@ def _keys(cls: type) -> list[dataclasses.Field]:
 def _hint(cls: type, prefix: str, key: str, root: type) -> str:
     """The closest key of the same section, else one of that name elsewhere, else what the section knows."""
     names = [item.name for item in _keys(cls)]
+    if f"{prefix}{key}" in REMOVED:
+        return "leave it out: --dry-run estimates no hours"
     if close := difflib.get_close_matches(key, names, n=1):
         return f"did you mean {prefix}{close[0]}?"
     everywhere = [key.name for key in describe_keys(root)]
@@ -342,7 +372,7 @@ def _spread_seed(values: dict) -> None:
 def _fit_lengths(values: dict) -> None:
     """Lets the longest example and the row that holds it follow each other where only one is set."""
     corpus, training = values.get("corpus"), values.get("training")
-    if not isinstance(corpus, dict):  # missing, which is told later
+    if not isinstance(corpus, dict):  # missing, which is reported later
         return
     training = values["training"] = training or {}
     longest, row = corpus.get("max_length"), training.get("row_length")
