@@ -14,6 +14,7 @@ from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.self_draft.candidates import Candidates, Features
 from drafttrain.self_draft.proposer import SelfDraft
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 DRAFTER: Features = (("drafter", 0, 0),)
 
@@ -33,6 +34,13 @@ class HybridProposer(Proposer):
     drafter: TreeProposer
     sure: float = 1.0
     least: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.drafter.draws:
+            raise UserError(
+                "tree: ngram+ must join a tree of most probable tokens, got drawn candidates, of which n-grams "
+                "have no probabilities; draw without n-grams"
+            )
 
     @property
     def model_seconds(self) -> float:

@@ -372,7 +372,7 @@ class FrozenTarget:
             with attention.over_caches(caches, allowed, self.dtype) as joined:
                 out = self.base(
                     input_ids=flat[None],
-                    attention_mask=attention.IGNORED,
+                    attention_mask=attention.IGNORED.to(self.device),
                     position_ids=torch.cat([positions.flatten() for _, _, positions, _ in parts])[None],
                     past_key_values=joined,
                     use_cache=True,

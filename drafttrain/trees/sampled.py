@@ -8,6 +8,7 @@ import torch
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import DrawnFrom, TokenTree
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
 
 
@@ -30,6 +31,11 @@ class SampledTreePolicy(TreePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if max(self.k_config) > self.candidates:
+            raise UserError(
+                f"k_config: must be at most candidates ({self.candidates}), got {max(self.k_config)}; raise "
+                "candidates"
+            )
         self.set_active([0], [0])
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:

@@ -286,6 +286,15 @@ def test_stop_strings_and_errors_reach_the_caller(loaded):
         decoder.decode([Request([1], 4), Request([], 4)])
 
 
+def test_drawn_trees_that_cannot_be_are_refused(loaded):
+    with pytest.raises(UserError, match=r"k_config: must be at most candidates \(3\), got 4"):
+        parse_policy("drawn:k_config=2-4,candidates=3")
+    with pytest.raises(UserError, match="k_config: .*>= 1"):
+        parse_policy("drawn:k_config=2-0")
+    with pytest.raises(UserError, match=r"ngram\+ must join a tree of most probable tokens"):
+        HybridProposer(SelfDraft(SelfDraftConfig(), 512), TreeProposer(loaded.drafter, parse_policy(DRAWN)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
