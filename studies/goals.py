@@ -48,6 +48,7 @@ class Run:
         vllm_python: interpreter of an environment with vLLM, for the baseline that it is.
         more_prompts: files of further tasks by name, which may not be redistributed.
         oanc: the archive of OANC's written part.
+        pair: a larger target and a small LM that drafts for it, for topic seed.
     """
 
     topic: str
@@ -58,6 +59,7 @@ class Run:
     vllm_python: str | None = None
     more_prompts: dict[str, str] = field(default_factory=dict)
     oanc: str | None = None
+    pair: list[str] | None = None
 
     def prompts(self, quick: int, full: int | None) -> int | None:
         """How many prompts of a task to take; None for all."""

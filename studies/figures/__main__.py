@@ -20,7 +20,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from studies import ROOT
-from studies.figures import baselines, c2t, drafters, machine, report, self_draft, structure, trees, vllm
+from studies.figures import (
+    baselines,
+    c2t,
+    drafters,
+    machine,
+    report,
+    seed,
+    self_draft,
+    structure,
+    trees,
+    vllm,
+)
 from studies.figures import main as main_topic
 from studies.goals import Run, measure_topic
 
@@ -31,6 +42,7 @@ TOPICS = {
     "self-draft": self_draft.GROUPS,
     "machine": machine.GROUPS,
     "structure": structure.GROUPS,
+    "seed": seed.GROUPS,
     "baselines": [*drafters.GROUPS, *vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
 }
 
@@ -50,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--oanc", metavar="FILE", help="OANC's oanc_written_2.zip, for self-draft")
     text = "prompts of a further task for c2t, such as alpaca=questions.jsonl; may be repeated"
     parser.add_argument("--prompts", action="append", default=[], metavar="NAME=FILE", help=text)
+    text = "a larger target and a small LM that drafts for it, for seed"
+    parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFTER"), help=text)
     parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
     args = parser.parse_args(argv)
     names = [name for group in TOPICS[args.topic] for name in group.goals]
@@ -67,7 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--prompts {name}={path}: name a task of your own, in letters")
         if not Path(path).is_file():
             parser.error(f"--prompts {name}={path}: no such file")
-    run = Run(args.topic, args.quick, args.resume, args.busy, args.limit, args.vllm_python, more, args.oanc)
+    run = Run(
+        args.topic,
+        args.quick,
+        args.resume,
+        args.busy,
+        args.limit,
+        args.vllm_python,
+        more,
+        args.oanc,
+        args.pair,
+    )
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 
 

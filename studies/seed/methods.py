@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
+from drafttrain.reasoning.interface import Answer, Call
 from drafttrain.reasoning.reason import reason
 from drafttrain.reasoning.scheduler import Pace, ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.tasks.task import Problem
+from drafttrain.reasoning.timeline import Timeline
 from drafttrain.reasoning.trace import Trace
 from drafttrain.trees.parse import parse_policy
 from studies.seed.pairs import Pair
@@ -68,6 +70,8 @@ class Grown:
         seconds: of the whole tree, prompts included.
         tokens: emitted.
         accept_len: tokens per verification.
+        busy: share of time that the target worked, from a round's first verdict on and while two or more
+            sequences lived; None: there was no such time.
         drafted: draft tokens accepted, and offered (whose parent was accepted).
     """
 
@@ -84,6 +88,7 @@ class Grown:
     offered: int
     success: bool | None
     error: str | None
+    busy: float | None = None
 
 
 def grow(
@@ -93,8 +98,18 @@ def grow(
     decoder = ScheduledDecoder(
         decoder.target, decoder.proposer, decoder.config, decoder.prefixes, decoder.pace
     )
+    worked = shared = 0.0
+
+    def generate(calls: Sequence[Call]) -> list[Answer]:
+        nonlocal worked, shared
+        answers = decoder.answer(calls)
+        begin, end = crowded(decoder.timeline)
+        worked += decoder.timeline.busy(begin=begin, end=end) * (end - begin)
+        shared += end - begin
+        return answers
+
     started = time.perf_counter()
-    trace: Trace = reason(task, problem, decoder.answer, SearchConfig(seed=seed))
+    trace: Trace = reason(task, problem, generate, SearchConfig(seed=seed))
     seconds, stats = time.perf_counter() - started, decoder.stats
     return Grown(
         task,
@@ -110,7 +125,16 @@ def grow(
         sum(stats.offered),
         None if trace.result is None else bool(trace.result.get("success")),
         trace.error,
+        worked / shared if shared else None,
     )
+
+
+def crowded(timeline: Timeline) -> tuple[float, float]:
+    """Return the time from the first verdict to the end of the last sequence but one, in seconds."""
+    verdicts = [span for span in timeline.spans if span.what == "verify"]
+    ends = {number: span.end for span in verdicts for number in span.sequences}  # the last one of each
+    begin = min((span.end for span in verdicts), default=0.0)
+    return begin, max(begin, sorted(ends.values())[-2]) if len(ends) > 1 else begin
 
 
 def interleave(

@@ -1,0 +1,278 @@
+"""The figures of topic `seed`: trees of thoughts by scheduled decoding against serial and batched decoding.
+
+Speeds are ratios of seconds per new token on whole trees, prompts included, every method growing the trees of
+the same problems in turn. One tree of drafts is chosen for each verifier on tuning prompts, GSM8K's training
+split among them, before a problem is read. Pair B is SmolLM2 with the committed EDD drafter; pair
+A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 75,
+pair A some hours, paced 25, `seed_mismatches` 3.
+"""
+
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from drafttrain.data.prompts import read_prompts, spread
+from drafttrain.inference.decode import Request
+from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.session import DRAFT_SLOTS
+from drafttrain.inference.text import encode
+from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.utils.files import write_json
+from studies.goals import Group, Measured, Run, Size
+from studies.seed import paced
+from studies.seed.methods import (
+    BATCHED_AR,
+    SERIAL_AR,
+    TASK_FILES,
+    Grown,
+    Method,
+    drawn,
+    interleave,
+    row,
+    scheduled,
+    seconds_per_token,
+    serial,
+)
+from studies.seed.pairs import Pair, load_pair
+
+TUNING = "data/tuning_prompts.jsonl"
+TUNING_PROMPTS, SAMPLES, TUNING_TOKENS = 6, 3, 64
+K_CONFIGS = ((1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1, 1))
+NO_PREFIXES, SEED, BATCHED_SEED, SERIAL_SD = "serial AR, prompts apart", "SEED", "SEED batched", "serial SD"
+WAYS = [
+    SchedulerConfig(verifier, drafting, sequences, overlap)
+    for verifier in ("one", "batched")
+    for drafting in ("each", "joined")
+    for sequences in (3, 8)
+    for overlap in (False, True)
+]
+PROBLEMS = {"A": 3, "B": 8}
+RESAMPLES = 2000
+
+
+def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]:
+    """Return samples of tuning prompts at temperature 1, each with a seed of its own."""
+    chosen = spread(read_prompts(TUNING), prompts)
+    ids = [encode(pair.target, one.turns[0]) for one in chosen]
+    return [
+        Request(prompt, new_tokens, SamplingParams(1.0, seed=SAMPLES * i + j))
+        for i, prompt in enumerate(ids)
+        for j in range(SAMPLES)
+    ]
+
+
+def tune(pair: Pair, make) -> tuple[str, dict[str, float]]:
+    """Return the fastest tree of a method, and the tokens per second of all.
+
+    Args:
+        make: `Method` by a tree's name.
+    """
+    speeds = {}
+    requests = sampled_requests(pair, TUNING_TOKENS, TUNING_PROMPTS)
+    groups = [requests[i : i + SAMPLES] for i in range(0, len(requests), SAMPLES)]
+    for tree in (drawn(*k_config) for k_config in K_CONFIGS):
+        decoder = make(tree).decoder(pair)
+        decoder.decode(groups[0], stop=())  # warm
+        before, started = decoder.stats.new_tokens, time.perf_counter()
+        for group in groups:
+            decoder.decode(group, stop=())
+        speeds[tree] = (decoder.stats.new_tokens - before) / (time.perf_counter() - started)
+    return max(speeds, key=speeds.get), speeds
+
+
+def ratio(found: Sequence[Grown], base: str, method: str) -> dict:
+    """Return the speed of a method to another's as a mean over tasks, with its interval over problems (by
+    resampling them), and the task's own ratios."""
+
+    def value(sample: Sequence[Grown]) -> dict[str, float]:
+        tasks = dict.fromkeys(one.task for one in sample)
+        parts = {}
+        for task in tasks:
+            own = [[one for one in sample if (one.task, one.method) == (task, m)] for m in (base, method)]
+            parts[task] = seconds_per_token(own[0]) / seconds_per_token(own[1])
+        return parts
+
+    def mean(parts: dict[str, float]) -> float:
+        return sum(parts.values()) / len(parts)
+
+    draws, means, by_task = random.Random(0), [], {}
+    for one in found:
+        by_task.setdefault(one.task, {}).setdefault(one.problem, []).append(one)
+    for _ in range(RESAMPLES):
+        sample = [
+            one
+            for problems in by_task.values()
+            for chosen in draws.choices(list(problems.values()), k=len(problems))
+            for one in chosen
+        ]
+        means.append(mean(value(sample)))
+    means.sort()
+    interval = [means[int(RESAMPLES * 0.025)], means[int(RESAMPLES * 0.975)]]
+    parts = value(found)
+    return {"value": mean(parts), "interval": interval, "tasks": parts}
+
+
+def speeds(run: Run, name: str) -> Measured:
+    """Grow trees with a pair by all methods in turn."""
+    ending = "" if name == "A" else "_small"
+    names = [f"seed_vs_serial_ar{ending}", f"batched_vs_batched_ar{ending}"]
+    if name == "A" and not run.pair:
+        skipped = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
+        return {figure: skipped for figure in (*names, "seed_vs_serial_sd", "target_busy")}
+    run.check_quiet()
+    pair = load_pair("A", *run.pair) if name == "A" else load_pair("B")
+    folder = run.folder(f"seed_{name}")
+    makers = {
+        SERIAL_SD: partial(serial, SERIAL_SD),
+        SEED: lambda tree: scheduled(SEED, tree, "one"),
+        BATCHED_SEED: lambda tree: scheduled(BATCHED_SEED, tree, "batched"),
+    }
+    tuned = {method: tune(pair, make) for method, make in makers.items()}
+    write_json(folder / "tuning.json", {method: found for method, (_, found) in tuned.items()})
+    methods = [
+        serial(SERIAL_AR, None),
+        replace(serial(NO_PREFIXES, None), prefixes=0),
+        scheduled(BATCHED_AR, None, "batched"),
+        *(make(tuned[method][0]) for method, make in makers.items()),
+    ]
+    problems, repeats = run.prompts(1, PROBLEMS[name]), 1 if run.quick or run.limit else 3
+    found = trees_of(pair, methods, problems, repeats, folder / "trees.jsonl", run.resume)
+    note = {
+        "trees": {method: tree for method, (tree, _) in tuned.items()},
+        "size": {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats},
+        "accept_len": {m.name: mean_of(found, m.name, "accept_len") for m in methods},
+    }
+    figures = {
+        names[0]: ratio(found, SERIAL_AR, SEED) | note,
+        names[1]: ratio(found, BATCHED_AR, BATCHED_SEED) | note,
+    }
+    if name == "B":
+        return figures | {"prefix_gain": ratio(found, NO_PREFIXES, SERIAL_AR) | note}
+    busy = {"value": mean_of(found, SEED, "busy"), **note}
+    return figures | {"seed_vs_serial_sd": ratio(found, SERIAL_SD, SEED) | note, "target_busy": busy}
+
+
+def mean_of(found: Sequence[Grown], method: str, what: str) -> float:
+    """Return the mean of a field over a method's trees."""
+    values = [getattr(one, what) for one in found if one.method == method]
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else math.nan
+
+
+def trees_of(
+    pair: Pair, methods: Sequence[Method], problems: int, repeats: int, raw, resume: bool
+) -> list[Grown]:
+    """Grow the trees of all tasks; each is written to a file of JSON lines at once."""
+    found: list[Grown] = []
+    if resume and raw.exists():
+        found = [Grown(**json.loads(line)) for line in raw.read_text(encoding="utf-8").splitlines()]
+    done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
+    with open(raw, "a" if resume else "w", encoding="utf-8") as file:
+
+        def note(one: Grown) -> None:
+            found.append(one)
+            file.write(json.dumps(row(one)) + "\n")
+            file.flush()
+
+        for repeat in range(repeats):
+            for task in TASK_FILES:
+                interleave(pair, methods, task, problems, repeat, note, done=done)
+    return found
+
+
+def paced_speeds(run: Run) -> Measured:
+    """Grow trees on devices that are held for declared times."""
+    folder = run.folder("seed_paced")
+    problems, repeats = run.prompts(1, 3), 1
+    with open(folder / "trees.jsonl", "w", encoding="utf-8") as file:
+
+        def note(one: Grown) -> None:
+            file.write(json.dumps(row(one)) + "\n")
+            file.flush()
+
+        ratios, late = paced.measure(load_pair("B"), problems, repeats, note)
+    size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
+    notes = {"late": late, "tree": paced.TREE, "size": size}
+    return {
+        "paced_vs_serial_ar": {"value": ratios[SERIAL_AR], **notes},
+        "paced_vs_serial_sd": {"value": ratios[paced.SERIAL_SD], **notes},
+    }
+
+
+def mismatches(run: Run) -> Measured:
+    """Count seeded texts of scheduled decoding that differ from serial AR's, in fp32, with deterministic
+    candidates."""
+    pair = load_pair("B", dtype="float32")
+    requests = sampled_requests(pair, 48, 2 if run.quick else TUNING_PROMPTS)
+
+    def texts(method: Method) -> list[list[int]]:
+        return [branch.row.output for branch in method.decoder(pair).decode(requests)]
+
+    expected = texts(serial(SERIAL_AR, None))
+    differ, compared = 0, 0
+    for way in WAYS:
+        for tree in (None, "chain:length=3", "eagle2:top_k=4,max_depth=3,total=8"):
+            found = texts(Method("", tree, way))
+            differ += sum(a != b for a, b in zip(found, expected, strict=True))
+            compared += len(found)
+    return {"seed_mismatches": {"value": differ, "texts": compared}}
+
+
+def draft_memory(run: Run) -> Measured:
+    """Compare the bytes of drafter weights and states in a running decoder with one copy of the weights and,
+    for each sequence, keys and values of its prompt and output with the slots of a tree."""
+    pair, n = load_pair("B"), 3
+    decoder = scheduled("", drawn(1, 1, 1), "one").decoder(pair)
+    requests = sampled_requests(pair, 48, 1)[:n]
+    sessions = [branch.session for branch in decoder.decode(requests, stop=())]
+    drafters = [session.proposer.drafter for session in sessions]
+    held = [tensor for one in drafters for tensor in (*one.parameters(), *one.buffers())]
+    held += [session.state.kv for session in sessions]
+    room = len(requests[0].prompt_ids) + requests[0].max_new_tokens + DRAFT_SLOTS
+    least = bytes_of([*pair.drafter.parameters(), *pair.drafter.buffers()])
+    least += n * bytes_of([pair.drafter.new_state(1, room).kv])
+    measured = bytes_of(held)
+    return {"draft_memory": {"value": measured / least, "bytes": measured, "sequences": n}}
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of tensors, storage that they share counted once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+GROUPS = [
+    Group({"seed_mismatches": "== 0"}, mismatches),
+    Group({"draft_memory": "<= 1.02"}, draft_memory),
+    Group(
+        {
+            "seed_vs_serial_ar_small": ">= 1.3",
+            "batched_vs_batched_ar_small": ">= 1.1",
+            "prefix_gain": ">= 1.2",
+        },
+        partial(speeds, name="B"),
+        size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["B"]), 3),
+    ),
+    Group(
+        {"paced_vs_serial_ar": ">= 1.5", "paced_vs_serial_sd": ">= 1.25"},
+        paced_speeds,
+        size=Size(dict.fromkeys(TASK_FILES, 3)),
+    ),
+    Group(
+        {
+            "seed_vs_serial_ar": ">= 1.5",
+            "seed_vs_serial_sd": ">= 1.15",
+            "batched_vs_batched_ar": ">= 1.2",
+            "target_busy": ">= 0.9",
+        },
+        partial(speeds, name="A"),
+        long=True,
+        size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["A"]), 3),
+    ),
+]
