@@ -17,7 +17,8 @@ from drafttrain.calibration.calibration import Calibration
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.config import drafter_folder, read_config
+from drafttrain.drafters.causal_lm import CausalLmModel
+from drafttrain.drafters.config import PREFIX, DrafterConfig, drafter_folder, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.self_draft.proposer import SelfDraft
@@ -27,7 +28,7 @@ from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
 from drafttrain.trees.parse import parse_policy, uses_calibration
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import fingerprint
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.provenance import content_hash
 
 NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
@@ -182,6 +183,25 @@ def find_bundle(path: str | os.PathLike) -> Path:
         ) from None
 
 
+def is_plain_lm(path: str | os.PathLike) -> bool:
+    """Return whether this is the folder or the .gguf file of a language model, not of a drafter."""
+    if Path(path).suffix == ".gguf":
+        return True
+    config = Path(path) / "config.json"
+    return config.exists() and not str(read_json(config).get("model_type")).startswith(PREFIX)
+
+
+def as_drafter(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
+    """Load a small LM to draft unchanged, over the whole vocabulary of the target.
+
+    Raises:
+        UserError: no LM there, or it has not the target's tokens.
+    """
+    tokens = len(target.tokenizer) if target.tokenizer else target.vocab_size  # the rows beyond are padding
+    config = DrafterConfig(kind="causal_lm", draft_vocab_size=None, model=str(path))
+    return CausalLmModel.create(target, config, torch.arange(tokens)).to(target.device, target.dtype).eval()
+
+
 def drafter_hash(folder: Path) -> str:
     """Return a hash of a bundle's drafter, independent of the other files.
 
@@ -204,7 +224,7 @@ def load_bundle(
     """Load a bundle (or the folder of a trained drafter) with its target, for decoding.
 
     Args:
-        path: folder or Hub id.
+        path: folder or Hub id; or the folder of a small LM with the target's tokens, which drafts unchanged.
         target: a loaded target, or as `load_target` takes it. None: the one that the bundle names.
         dtype: of a target that is loaded here, as `load_target` takes it; the drafter has the target's.
         calibration: a calibration, its file or its folder, used on any machine. None: the bundle's own.
@@ -215,11 +235,13 @@ def load_bundle(
     Raises:
         UserError: no bundle, damaged, or made for another target.
     """
-    folder = find_bundle(path)
-    name = read_config(folder)["target"].get("name")
+    small = is_plain_lm(path)
+    folder = Path(path) if small else find_bundle(path)
+    name = None if small else read_config(folder)["target"].get("name")
     if not isinstance(target, FrozenTarget):
         if target is None and name is None:
-            raise UserError(f"{folder}: no target in config.json; name one with --target")
+            problem = "is a small LM, which drafts for any target" if small else "no target in config.json"
+            raise UserError(f"{folder}: {problem}; name one with --target")
         try:
             target = load_for_decoding(target or name, dtype=dtype, device=device)
         except UserError as error:
@@ -229,7 +251,7 @@ def load_bundle(
                 f"{folder}: its target cannot be loaded ({error}); name one with `target` (--target on the "
                 "command line)"
             ) from None
-    drafter = load_drafter(folder, target, dtype=target.dtype)
+    drafter = as_drafter(path, target) if small else load_drafter(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
     is_given = calibration is not None

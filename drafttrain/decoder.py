@@ -11,22 +11,18 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from drafttrain.data.chat import encode_prompt
-from drafttrain.data.conversation import Message
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
-from drafttrain.inference.decode import Row, decode
+from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.inference.text import OutputText, Prompt, encode, shown
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
-# A user's text, a chat ({"role", "content"} dicts or Messages), or token ids, which are used unchanged.
-Prompt = str | Sequence[Message | Mapping] | Sequence[int] | torch.Tensor
 GREEDY = SamplingParams()
 LENGTHS = ("max_tokens", "max_length")  # as vLLM and transformers call the limit
 
@@ -59,12 +55,14 @@ class Result:
         token_ids: the new tokens, including a stop token.
         finish_reason: "stop" or "length".
         stats: counts and times.
+        error: why the output could not go on; only `generate_many` gives it, other methods raise.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: str
     stats: DecodeStats
+    error: str | None = None
 
 
 class SpeculativeDecoder:
@@ -78,7 +76,7 @@ class SpeculativeDecoder:
     def __init__(self, target: FrozenTarget, proposer: Proposer):
         if not isinstance(target, FrozenTarget):
             raise UserError(
-                f"target: must be a FrozenTarget, got {_shown(target)}; call "
+                f"target: must be a FrozenTarget, got {shown(target)}; call "
                 "SpeculativeDecoder.from_pretrained"
             )
         self.target, self.proposer = target, proposer
@@ -118,7 +116,7 @@ class SpeculativeDecoder:
         places = {"path": path, "calibration": calibration or "", "ngrams": ngrams or ""}
         for name, place in places.items():
             if not isinstance(place, str | os.PathLike):
-                raise UserError(f"{name}: must be a folder or Hub id, got {_shown(place)}")
+                raise UserError(f"{name}: must be a folder or Hub id, got {shown(place)}")
         _check_tree(tree)
         target = None if target is None else _as_target(target)
         bundle = load_bundle(
@@ -198,6 +196,42 @@ class SpeculativeDecoder:
         """Decode without drafts, in the same loop: the baseline for speed."""
         return self._run(prompt, max_new_tokens, NoProposer(), _sampling(sampling, draws), stop)
 
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int = 256,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        stop: str | Sequence[str] = (),
+        scheduler: "SchedulerConfig | None" = None,  # noqa: F821
+        **draws: float | int | None,
+    ) -> list[Result]:
+        """Decode many prompts scheduled as SEED does, each with draws of its own; what prompts begin with
+        alike is encoded once. For samples of one prompt, give it several times with different seeds.
+
+        Args:
+            sampling: of all prompts, or of each.
+            scheduler: how they are scheduled.
+
+        Returns:
+            results in the order of the prompts; their statistics are shared.
+
+        Raises:
+            UserError: as `generate`.
+        """
+        from drafttrain.reasoning.config import SchedulerConfig  # for many prompts alone
+        from drafttrain.reasoning.scheduler import ScheduledDecoder
+
+        if not isinstance(sampling, Sequence):
+            sampling = _sampling(sampling, draws)
+        elif draws:
+            raise UserError(f"{next(iter(draws))}: must not be given beside sampling; put it in there")
+        decoder = ScheduledDecoder(self.target, self.proposer, scheduler or SchedulerConfig())
+        outputs = decoder.generate(prompts, sampling, _limit(max_new_tokens), _strings(stop))
+        return [
+            Result(one.text, list(one.token_ids), one.finish_reason, decoder.stats, one.error)
+            for one in outputs
+        ]
+
     def stream(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -221,35 +255,7 @@ class SpeculativeDecoder:
         Raises:
             UserError: it is no prompt, is empty, or has ids outside the vocabulary.
         """
-        tokenizer = self.target.tokenizer
-        if isinstance(prompt, torch.Tensor):
-            if prompt.ndim == 0 or prompt.numel() != prompt.shape[-1]:
-                raise UserError(f"prompt: must be one row of token ids, got shape {list(prompt.shape)}")
-            prompt = prompt.reshape(-1).tolist()
-        if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
-            raise _no_prompt(prompt)
-        if isinstance(prompt, str) and not prompt:
-            raise UserError("prompt: must not be empty; give it some text")
-        if not isinstance(prompt, str) and all(type(token) is int for token in prompt):
-            if outside := [token for token in prompt if not 0 <= token < self.target.vocab_size]:
-                raise UserError(
-                    f"prompt: token ids must be in 0..{self.target.vocab_size - 1}, got {outside[0]}"
-                )
-            return list(prompt)
-        if not isinstance(prompt, str) and not all(isinstance(turn, Message | Mapping) for turn in prompt):
-            raise _no_prompt(prompt)
-        if tokenizer is None:
-            name = self.target.name
-            raise UserError(f"prompt: must be token ids, as {name} has no tokenizer, got {_shown(prompt)}")
-        if not isinstance(prompt, str):
-            for turn in prompt:
-                fields = dict(turn) if isinstance(turn, Mapping) else vars(turn)
-                if not all(isinstance(fields.get(name), str) for name in ("role", "content")):
-                    raise UserError(f"prompt: a turn's role and content must be texts, got {_shown(fields)}")
-            return encode_prompt(tokenizer, prompt)
-        if tokenizer.chat_template:
-            return encode_prompt(tokenizer, [Message("user", prompt)])
-        return tokenizer(prompt)["input_ids"]
+        return encode(self.target, prompt)
 
     def _run(
         self,
@@ -278,31 +284,14 @@ class SpeculativeDecoder:
         stop: str | Sequence[str],
     ) -> Iterator[Piece]:
         ids = [self.encode(prompt) for prompt in prompts]
-        strings = [stop] if isinstance(stop, str) else stop or ()
-        if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
-            raise UserError(f"stop: must be a text or a list of texts, got {_shown(stop)}")
-        if type(max_new_tokens) is not int or max_new_tokens < 1:
-            raise UserError(f"max_new_tokens: must be a whole number >= 1, got {max_new_tokens!r}")
-        texts = [(TextStream(self.target.tokenizer), StopStrings(strings)) for _ in ids]
-        rule = AcceptMatching([sampling] * len(ids)) if sampling.temperature else accept_greedy
-        for step in decode(self.target, proposer, ids, max_new_tokens, accept=rule, stats=stats):
+        strings, max_new_tokens = _strings(stop), _limit(max_new_tokens)
+        texts = [OutputText(self.target.tokenizer, strings) for _ in ids]
+        draws = [sampling] * len(ids)
+        for step in decode(self.target, proposer, ids, max_new_tokens, stats=stats, sampling=draws):
             for row in step.rows:
-                piece = _piece(row, *texts[row.number])
-                row.finish_reason = piece.finish_reason  # a stop string ends it as well
-                yield piece
-
-
-def _piece(row: Row, text: "TextStream", stops: "StopStrings") -> Piece:
-    """Return what a step emitted for a prompt, up to a stop string."""
-    new_text, reason = "", row.finish_reason
-    for i, token in enumerate(row.tokens, 1):
-        new_text += stops.push(text.push([token]))
-        if stops.found:
-            return Piece(new_text, row.tokens[:i], min(i, row.drafted), "stop", row.number)
-    if reason:
-        new_text += stops.push(text.flush())
-        new_text, reason = (new_text, "stop") if stops.found else (new_text + stops.flush(), reason)
-    return Piece(new_text, row.tokens, row.drafted, reason, row.number)
+                text, tokens = texts[row.number].push(row)
+                drafted = min(len(tokens), row.drafted)
+                yield Piece(text, tokens, drafted, row.finish_reason, row.number)
 
 
 def _is_batch(prompt: Prompt | Sequence[Prompt]) -> bool:
@@ -314,10 +303,23 @@ def _is_batch(prompt: Prompt | Sequence[Prompt]) -> bool:
     return all(isinstance(one, str | list | tuple | torch.Tensor) for one in prompt)
 
 
+def _strings(stop: object) -> Sequence[str]:
+    strings = [stop] if isinstance(stop, str) else stop or ()
+    if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
+        raise UserError(f"stop: must be a text or a list of texts, got {shown(stop)}")
+    return strings
+
+
+def _limit(max_new_tokens: object) -> int:
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise UserError(f"max_new_tokens: must be a whole number >= 1, got {max_new_tokens!r}")
+    return max_new_tokens
+
+
 def _check_tree(tree: object) -> None:
     if not isinstance(tree, str | TreePolicy | None):
         raise UserError(
-            f"tree: must be a policy or its name, got {_shown(tree)}; give ChainPolicy(4) or chain:length=4"
+            f"tree: must be a policy or its name, got {shown(tree)}; give ChainPolicy(4) or chain:length=4"
         )
 
 
@@ -335,25 +337,13 @@ def _as_target(target: object) -> FrozenTarget | str:
     if isinstance(target, str | os.PathLike):
         return str(target)
     if not isinstance(target, PreTrainedModel):
-        raise UserError(f"target: must be a folder, a Hub id or a loaded model, got {_shown(target)}")
+        raise UserError(f"target: must be a folder, a Hub id or a loaded model, got {shown(target)}")
     if not target.name_or_path:
         raise UserError("target: must know where its tokenizer is, got a model without name_or_path; set it")
     frozen = FrozenTarget(target, load_tokenizer(target.name_or_path), target.name_or_path)
     limit_threads()
     check_tree_support(frozen)
     return frozen
-
-
-def _no_prompt(prompt: object) -> UserError:
-    return UserError(
-        "prompt: must be a text, a chat (dicts with role and content), token ids, or a list of such prompts, "
-        f"got {_shown(prompt)}"
-    )
-
-
-def _shown(prompt: object) -> str:
-    text = repr(prompt)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> SamplingParams:
@@ -367,85 +357,7 @@ def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> Samp
         remedy = "write max_new_tokens" if unknown[0] in LENGTHS else "leave it out"
         raise UserError(f"{unknown[0]}: must be one of {', '.join(known)}; {remedy}")
     if sampling is not None and not isinstance(sampling, SamplingParams):
-        raise UserError(f"sampling: must be SamplingParams, got {_shown(sampling)}")
+        raise UserError(f"sampling: must be SamplingParams, got {shown(sampling)}")
     if sampling is not None and draws:
         raise UserError(f"{next(iter(draws))}: must not be given beside sampling; put it in there")
     return SamplingParams(**draws) if sampling is None else sampling
-
-
-class StopStrings:
-    """Pass text through up to the stop string that is complete first; hold back a possible beginning of one.
-
-    Raises:
-        UserError: a string is empty.
-    """
-
-    def __init__(self, strings: Sequence[str]):
-        if not all(strings):
-            raise UserError("stop: must not hold an empty text; leave it out")
-        self.strings, self.found = list(strings), False
-        self._held = ""
-
-    def push(self, text: str) -> str:
-        """Add text and return what can no longer begin a stop string; set `found` when one is complete."""
-        for character in text if self.strings else "":
-            self._held += character  # one by one: the first complete string must not depend on pieces
-            if complete := [string for string in self.strings if self._held.endswith(string)]:
-                self.found = True
-                given, self._held = self._held[: -max(map(len, complete))], ""
-                return given
-        self._held = self._held if self.strings else text
-        keep = max((self._overlap(string) for string in self.strings), default=0)
-        at = len(self._held) - keep
-        given, self._held = self._held[:at], self._held[at:]
-        return given
-
-    def flush(self) -> str:
-        """Return the text still held back, when no more follows."""
-        given, self._held = self._held, ""
-        return given
-
-    def _overlap(self, string: str) -> int:
-        """Return the length of the longest end of the held text that the string begins with."""
-        longest = min(len(string) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if string.startswith(self._held[-n:])), 0)
-
-
-class TextStream:
-    """Decode tokens to text as they arrive; the pieces add up to the text of all tokens decoded at once.
-
-    A token may hold part of a character, and its text may depend on the token before it. So each new token is
-    decoded together with those of the last piece, and no text is returned while it ends in a replacement
-    character.
-
-    Args:
-        tokenizer: None gives no text.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
-        self.tokenizer = tokenizer
-        self._given: list[int] = []  # tokens of the last piece
-        self._waiting: list[int] = []
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Add tokens and return the text that is now certain."""
-        return "".join(self._next(token) for token in token_ids)
-
-    def flush(self) -> str:
-        """Return the text of the remaining tokens, including an incomplete character."""
-        return self._give()
-
-    def _next(self, token: int) -> str:
-        self._waiting.append(token)
-        return "" if self._decode(self._given + self._waiting).endswith("\ufffd") else self._give()
-
-    def _give(self) -> str:
-        text = self._decode(self._given + self._waiting)[len(self._decode(self._given)) :]
-        # tokens without text of their own do not move the window: the next one is decoded after one with text
-        self._given, self._waiting = self._waiting if text else self._given + self._waiting, []
-        return text
-
-    def _decode(self, token_ids: list[int]) -> str:
-        if self.tokenizer is None:
-            return ""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -242,7 +242,7 @@ def test_the_folder_of_the_stage_train_is_taken_for_the_drafter_in_it(trained_fo
 def test_what_is_no_bundle_is_refused(target_folder, tmp_path):
     with pytest.raises(UserError, match="no config.json there"):
         find_bundle(tmp_path)
-    with pytest.raises(UserError, match="holds a qwen2 model; give the folder of a drafter"):
+    with pytest.raises(UserError, match="is a small LM, which drafts for any target; name one with --target"):
         load_bundle(target_folder)
     with pytest.raises(UserError, match="no such folder"):
         load_bundle(tmp_path / "nowhere" / "at" / "all")

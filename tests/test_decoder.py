@@ -8,10 +8,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from drafttrain.data.conversation import Message
-from drafttrain.decoder import SpeculativeDecoder, StopStrings, TextStream
+from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.inference.text import StopStrings, TextStream
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError

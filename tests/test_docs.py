@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.reasoning.config import ReasonConfig
 from drafttrain.run import cli
-from drafttrain.run.recipe import Recipe, _check_keys, load_recipe
+from drafttrain.run.recipe import Recipe, _check_keys, load_recipe, load_settings
 from drafttrain.trees.parse import POLICIES
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,10 @@ def parse(words: list[str]):
     args = cli.parse(words)
     recipe = None
     if "recipe" in args and not PLACEHOLDER.fullmatch(args.recipe):
-        recipe = load_recipe(args.recipe, args.overrides)
+        if args.command == "reason":
+            recipe = load_settings(ReasonConfig, args.recipe, args.overrides)
+        else:
+            recipe = load_recipe(args.recipe, args.overrides)
     return args, recipe
 
 
@@ -61,7 +65,7 @@ def made_by(words: list[str]) -> list[str]:
         return []
     args, recipe = parse(words[1:])
     if recipe is not None:
-        return [recipe.output]
+        return [recipe.out if args.command == "reason" else recipe.output]
     return [getattr(args, name) for name in ("out", "trees", "trace") if name in args]
 
 

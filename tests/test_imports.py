@@ -39,7 +39,7 @@ def test_arguments_are_parsed_without_any_library(words):
 
 
 def test_keys_and_mistakes_of_a_recipe_take_neither_torch_nor_a_stage():
-    """They are told within a second."""
+    """They are reported within a second."""
     mistakes = [["--training.lr", "fast"], ["--training.lr", "-1"], ["--corpus.max_length", "99999"]]
     mistakes.append(["--evaluate.trees", "[oak]"])
     for words in (["--keys"], *mistakes):
@@ -48,7 +48,7 @@ def test_keys_and_mistakes_of_a_recipe_take_neither_torch_nor_a_stage():
         assert not modules & (HEAVY | {"accelerate", "torch", "transformers", "drafttrain.run.stages"})
 
 
-def test_a_missing_file_is_told_before_torch_is_imported():
+def test_a_missing_file_is_reported_before_torch_is_imported():
     words = ["run", str(RECIPE), "--corpus.sources", "[{path: no/such/file}]"]
     modules = imported(f"from drafttrain.run.cli import main\nassert main({words}) == 2")
     assert "drafttrain.run.stages" in modules

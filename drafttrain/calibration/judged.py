@@ -107,7 +107,7 @@ class JudgedChains(TreePolicy, AcceptanceRule):
                 break
         return accepted
 
-    def set_active(self, numbers: Sequence[int]) -> None:
+    def set_active(self, seeds: Sequence[int], positions: Sequence[int] = ()) -> None:
         """Do nothing: one prompt is decoded at a time."""
 
     def next_prompt(self) -> None:

@@ -5,9 +5,9 @@ Arrow file. The second encodes that file in several processes. The result depend
 seed, not on the number of processes.
 """
 
-import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
@@ -15,29 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.chat import template_hash, tokenizer_hash
+from drafttrain.data.chat import template_hash
 from drafttrain.data.config import CorpusConfig
 from drafttrain.data.conversation import Conversation, split_groups, tidy
-from drafttrain.data.encode import RawWriter, check_trained_fraction, encode_raw
+from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
+from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
-from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     fingerprint,
     new_folder,
-    read_json,
     require_free_disk,
     sha256_file,
     write_json,
 )
 
-FORMAT_VERSION = 1
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
 
@@ -55,84 +54,30 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
 
     Raises:
         UserError: input that cannot be read or trained on, a chat template that hides the answers, a trained
-            share of the chats outside 1–99 %, a full disk.
+            share of the chats outside 1–99 %, too little room on the disk.
     """
     config.check()
     report = CorpusReport()
-    try:
-        with new_folder(out) as folder:
-            work = folder / "work"
-            work.mkdir()
-            raw = work / "raw.arrow"
-            ids, n_bytes, digest = _write_raw(config, report, raw)
-            # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
-            require_free_disk(folder, 3 * n_bytes, "the corpus")
-            encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
-            splits = _split(encoded, ids, config, report)
-            check_trained_fraction(encoded, tokenizer)
-            # An empty split without a file could not be loaded again.
-            splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
-            write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
-            del encoded, splits
-            for file in work.iterdir():
-                file.unlink()
-            work.rmdir()
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise UserError(f"{out}: no space left on the disk; free some or choose another folder") from None
+    with new_folder(out) as folder:
+        work = folder / "work"
+        work.mkdir()
+        raw = work / "raw.arrow"
+        ids, n_bytes, digest = write_raw(kept_conversations(config, report), raw)
+        # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
+        require_free_disk(folder, 3 * n_bytes, "the corpus")
+        encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
+        splits = _split(encoded, ids, config, report)
+        check_trained_fraction(encoded, tokenizer)
+        # An empty split without a file could not be loaded again.
+        splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
+        write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
+        del encoded, splits
+        shutil.rmtree(work)
     Console(stderr=True).print(report.table())
     return report
 
 
-def load_corpus(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
-) -> tuple[DatasetDict, dict[str, Any]]:
-    """Open a corpus.
-
-    Args:
-        path: folder that `build_corpus` wrote.
-        tokenizer: if given, must be the one that the corpus was made with, including its template.
-
-    Returns:
-        The splits, and the contents of `corpus.json`.
-
-    Raises:
-        UserError: no corpus, an incomplete one, or one made with another tokenizer or chat template.
-    """
-    path = Path(path)
-    if not (path / "corpus.json").is_file():
-        raise UserError(f"{path}: no corpus.json there; run the corpus stage first")
-    metadata = read_json(path / "corpus.json")
-    if not isinstance(metadata, dict) or metadata.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{path}: must be a corpus of format version {FORMAT_VERSION}; build it again")
-    if not {"tokenizer", "template_hash", "counts"} <= metadata.keys():
-        raise UserError(f"{path}: damaged (corpus.json lacks keys); build it again")
-    if tokenizer is not None:
-        _check_tokenizer(path, metadata, tokenizer)
-    try:
-        splits = load_from_disk(str(path))
-        sizes = {name: len(splits[name]) for name in splits}
-    except Exception as error:  # datasets and pyarrow raise many kinds for damaged files
-        raise UserError(f"{path}: damaged ({brief(error)}); build it again") from None
-    expected = {name: metadata["counts"][name]["examples"] for name in ("train", "validation")}
-    if sizes != expected:
-        raise UserError(f"{path}: must have {expected} examples, got {sizes}; build it again")
-    return splits, metadata
-
-
 # ------------------------------------------------------------------------------------------------ reading
-
-
-def _write_raw(config: CorpusConfig, report: CorpusReport, path: Path) -> tuple[list[str], int, str]:
-    """Write the kept conversations of all sources; return their ids, bytes and fingerprint."""
-    ids: list[str] = []
-    n_bytes = 0
-    with RawWriter(path) as writer:
-        for conversation in kept_conversations(config, report):
-            ids.append(conversation.id)
-            n_bytes += writer.write(conversation)
-    return ids, n_bytes, writer.digest
 
 
 def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[Conversation]:
@@ -260,7 +205,7 @@ def _metadata(
     inputs = [source.path for source in config.sources] + list(config.exclude)
     return {
         "format_version": FORMAT_VERSION,
-        "tokenizer": _tokenizer_facts(tokenizer),
+        "tokenizer": tokenizer_facts(tokenizer),
         "template_hash": template_hash(tokenizer),
         "config": settings,
         "inputs": {path: _hash_input(Path(path)) for path in dict.fromkeys(inputs)},
@@ -269,33 +214,8 @@ def _metadata(
     }
 
 
-def _tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    return {
-        "hash": tokenizer_hash(tokenizer),
-        "vocabulary": len(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-
-
 def _hash_input(path: Path) -> str:
     if path.is_file():
         return sha256_file(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return fingerprint([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
-
-
-def _check_tokenizer(path: Path, metadata: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
-    theirs, ours = metadata["tokenizer"], _tokenizer_facts(tokenizer)
-    if theirs != ours:
-        differing = ", ".join(
-            f"{name} {theirs.get(name)}, not {ours[name]}" for name in ours if theirs.get(name) != ours[name]
-        )
-        raise UserError(
-            f"{path}: must be made with the tokenizer of {tokenizer.name_or_path}, got {differing}; build it "
-            "again"
-        )
-    if metadata["template_hash"] != template_hash(tokenizer):
-        raise UserError(
-            f"{path}: must be made with the chat template of {tokenizer.name_or_path}; build it again"
-        )

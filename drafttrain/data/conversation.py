@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-ROLES = ("system", "user", "assistant", "tool", "text")
-
 
 @dataclass
 class Message:

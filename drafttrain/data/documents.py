@@ -3,6 +3,7 @@
 Written for OANC and MASC (most n-grams of the raw OANC are white space) and harmless to clean text.
 """
 
+import itertools
 import re
 from collections import Counter
 
@@ -164,10 +165,13 @@ def remove_tags(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(paragraphs)).strip("\n")
 
 
-_CONTRACTION = re.compile(r"(?:['’](?:s|m|d|re|ve|ll|em|t)|n['’]t)", re.IGNORECASE)
-_CLOSING = re.compile(r"[.,;:?!%)\]}>”’…°]+|\.\.+|''|'")
-_OPENING = re.compile(r"[(\[{<“‘$#]|``|`")
-_SPLIT_WORDS = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta"), ("gim", "me"), ("lem", "me")}
+# spaces before a token that belongs to the one before it, and after one that belongs to the next
+_ATTACHED = re.compile(
+    r" (?=(?:[.,;:?!%)\]}>”’…°]+|''|'|['’](?:s|m|d|re|ve|ll|em|t)|n['’]t)(?!\S))"
+    r"|(?<=\bcan) (?=not\b)|(?<=\bgon|\bwan) (?=na\b)|(?<=\bgot) (?=ta\b)|(?<=\bgim|\blem) (?=me\b)",
+    re.IGNORECASE,
+)
+_GLUED = re.compile(r"((?<!\S)(?:[(\[{<“‘$#]|``|`)|\w-) ")  # MASC splits "Winston-Salem" after the hyphen
 
 
 def detokenize(words: list[str]) -> str:
@@ -176,26 +180,7 @@ def detokenize(words: list[str]) -> str:
     >>> detokenize(['"', "Ca", "n't", "I", "?", '"', "(", "Gore-", "Bush", ",", "$", "5", ")"])
     '"Can\\'t I?" (Gore-Bush, $5)'
     """
-    text, glued, quoted, previous = "", True, False, ""
-    for word in words:
-        closing_quote = word == '"' and quoted
-        attach = (
-            glued
-            or closing_quote
-            or word == "/"
-            or _CLOSING.fullmatch(word)
-            or _CONTRACTION.fullmatch(word)
-            or (previous.lower(), word.lower()) in _SPLIT_WORDS
-        )
-        shown = '"' if word in ("``", "''") else word
-        text += shown if attach else " " + shown
-        if word == '"':
-            quoted = not quoted
-        glued = bool(
-            _OPENING.fullmatch(word)
-            or (word == '"' and quoted)
-            or word == "/"
-            or re.fullmatch(r".*\w-", word)  # MASC splits "Winston-Salem" after the hyphen
-        )
-        previous = word
-    return text
+    marks = itertools.cycle(("``", "''"))
+    text = " ".join(next(marks) if word == '"' else word for word in words).replace(" / ", "/")
+    text = _ATTACHED.sub("", _GLUED.sub(r"\1", text))
+    return text.replace("``", '"').replace("''", '"')

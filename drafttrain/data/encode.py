@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -29,33 +30,19 @@ _ENCODED = Features(
 )
 
 
-class RawWriter:
-    """Writer of the Arrow file of conversations that `encode_raw` reads."""
-
-    def __init__(self, path: Path) -> None:
-        self._writer = ArrowWriter(path=str(path), features=_RAW, writer_batch_size=256)
-        self._digest = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        """Return the fingerprint of all conversations written."""
-        return self._digest.hexdigest()
-
-    def __enter__(self) -> "RawWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if exception == (None, None, None):
-            self._writer.finalize()
-        self._writer.close()
-
-    def write(self, conversation: Conversation) -> int:
-        """Append a conversation; return its approximate size in bytes."""
-        turns = [[message.role, message.content, message.token_ids] for message in conversation.messages]
-        messages = json.dumps(turns, ensure_ascii=False)
-        self._digest.update(f"{conversation.id}\n{messages}\n".encode())
-        self._writer.write({"id": conversation.id, "source": conversation.source, "messages": messages})
-        return len(messages.encode())
+def write_raw(conversations: Iterable[Conversation], path: Path) -> tuple[list[str], int, str]:
+    """Write conversations to the Arrow file that `encode_raw` reads; return ids, bytes and a fingerprint."""
+    ids, n_bytes, digest = [], 0, hashlib.sha256()
+    with ArrowWriter(path=str(path), features=_RAW, writer_batch_size=256) as writer:
+        for conversation in conversations:
+            turns = [[message.role, message.content, message.token_ids] for message in conversation.messages]
+            messages = json.dumps(turns, ensure_ascii=False)
+            digest.update(f"{conversation.id}\n{messages}\n".encode())
+            writer.write({"id": conversation.id, "source": conversation.source, "messages": messages})
+            ids.append(conversation.id)
+            n_bytes += len(messages.encode())
+        writer.finalize()
+    return ids, n_bytes, digest.hexdigest()
 
 
 def encode_raw(
@@ -64,8 +51,8 @@ def encode_raw(
     """Encode an Arrow file of conversations in their order, each as one or more rows.
 
     Args:
-        raw: the file that a `RawWriter` wrote.
-        digest: that writer's.
+        raw: the file that `write_raw` wrote.
+        digest: its fingerprint.
         tokenizer: the target's.
         max_length: of a row, in tokens.
         processes: of the encoding; does not change the result.

@@ -237,5 +237,7 @@ FORMS = [
         lambda row: [row["prompt"].lstrip("\n")],
         _within(CODE_REQUEST + "{0}"),
     ),
+    # Blocksworld, whose PDDL no training text may have either
+    Form({"prompt", "pddl"}, _of("prompt", "pddl"), lambda row, words: words[:1]),
     Form({"prompt"}, _turns_of("prompt")),  # one prompt or a list of turns (MT-bench by HuggingFaceH4)
 ]

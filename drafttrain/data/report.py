@@ -40,21 +40,6 @@ class CorpusReport:
     train: SplitCounts = field(default_factory=SplitCounts)
     validation: SplitCounts = field(default_factory=SplitCounts)
 
-    @property
-    def read(self) -> int:
-        """Return the number of rows and documents read from all sources."""
-        return sum(source.read for source in self.sources.values())
-
-    @property
-    def kept(self) -> int:
-        """Return the number of conversations and documents in the corpus."""
-        return sum(source.kept for source in self.sources.values())
-
-    @property
-    def skipped(self) -> Counter:
-        """Return the number of rows left out by reason, over all sources."""
-        return sum((source.skipped for source in self.sources.values()), Counter())
-
     def as_dict(self) -> dict[str, Any]:
         """Return the counts for `corpus.json`."""
         plain = asdict(replace(self, sources={}))

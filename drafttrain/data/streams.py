@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 import zipfile
 import zlib
@@ -19,7 +20,8 @@ from typing import IO, Any
 
 from drafttrain.utils.errors import UserError, brief
 
-_CHUNK = 1 << 20  # characters
+_BLANK = re.compile(r"[ \t\r\n]*")
+_SEPARATOR = re.compile(r"[ \t\r\n,]*")  # between values
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT = (".txt", ".text")
 # Text files about a collection, which are none of its documents.
@@ -187,49 +189,30 @@ def read_jsonl(stream: Stream) -> Iterator[tuple[int, Any]]:
 def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
     """Yield (row, value) pairs of a JSON file: the elements of one array, or successive values.
 
-    Rows are decoded as they are read, so that a large array is never in memory as a whole.
+    The text is in memory as a whole; its rows are decoded one at a time.
 
     Raises:
         UserError: not JSON, or cut off; names the row.
     """
-    text = io.TextIOWrapper(stream.bytes, encoding="utf-8-sig", newline="")
-    decoder, buffer, position, row = json.JSONDecoder(), "", 0, 0
-    in_array = closed = False
-    while True:
-        position = _skip(buffer, position, " \t\r\n" if row == 0 and not in_array else " \t\r\n,")
-        if position < len(buffer):
-            if closed:
-                raise UserError(f"{stream.source}: text after the closing bracket; fix the file")
-            if buffer[position] == "[" and row == 0 and not in_array:
-                in_array, position = True, position + 1
-                continue
-            if buffer[position] == "]" and in_array:
-                closed, position = True, position + 1
-                continue
-            try:
-                value, position = decoder.raw_decode(buffer, position)
-            except json.JSONDecodeError as error:
-                problem = error.msg
-            except (ValueError, RecursionError) as error:  # numbers or nesting beyond Python's limits
-                raise UserError(
-                    f"{stream.source}:row {row + 1}: cannot be read ({error}); fix or remove the row"
-                ) from None
-            else:
-                row += 1
-                yield row, value
-                continue
-        # The rest of the buffer is not a whole value: read more text, twice as much each time.
-        with readable(f"{stream.source}:row {row + 1}"):
-            more = text.read(max(_CHUNK, len(buffer) - position))
-        if not more:
-            break
-        buffer, position = buffer[position:] + more, 0
-    if buffer[position:].strip():
-        raise UserError(
-            f"{stream.source}:row {row + 1}: not JSON, or cut off ({problem}); fix it or fetch it again"
-        )
-    if in_array and not closed:
+    text, decoder, row = read_text(stream), json.JSONDecoder(), 0
+    position = _BLANK.match(text).end()
+    in_array = text.startswith("[", position)
+    position = _BLANK.match(text, position + in_array).end()
+    while position < len(text) and not (in_array and text[position] == "]"):
+        row += 1
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
+            problem = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise UserError(
+                f"{stream.source}:row {row}: not JSON, or cut off ({problem}); fix it or fetch it again"
+            ) from None
+        yield row, value
+        position = _SEPARATOR.match(text, position).end()
+    if in_array and position == len(text):
         raise UserError(f"{stream.source}: cut off after row {row} (no closing bracket); fetch it again")
+    if text[position + in_array :].strip():
+        raise UserError(f"{stream.source}: text after the closing bracket; fix the file")
 
 
 def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
@@ -263,9 +246,3 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nulls(inner) for inner in value]
     return value
-
-
-def _skip(text: str, position: int, characters: str) -> int:
-    while position < len(text) and text[position] in characters:
-        position += 1
-    return position

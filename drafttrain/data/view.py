@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.build import load_corpus
+from drafttrain.data.corpus import load_corpus
 from drafttrain.data.encode import trained_runs
 
 _TRAINED, _CONTEXT = "bold green", "dim"

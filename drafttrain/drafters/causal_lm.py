@@ -4,11 +4,13 @@ loads. It reads tokens alone.
 With `lora_rank` low-rank adapters are trained in place of its weights (peft), and merged at the end.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -16,9 +18,9 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel, Prediction
 from drafttrain.drafters.model_config import TOKENIZER_PROBE, DraftModelConfig, identity
 from drafttrain.kernels.blocks import NativeBlocks
-from drafttrain.kernels.linear import make_native
+from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
-from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.cache import JoinedCache, TreeCache
 from drafttrain.target_lm.cpu_linear import pack_linears
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.masks import allowed_slots, attention_mask, causal
@@ -65,9 +67,28 @@ def with_adapters(lm: PreTrainedModel, rank: int) -> PreTrainedModel:
 
 @dataclass
 class CausalLmState:
-    """Keys and values of everything verified, followed by those of the tree in flight."""
+    """Keys and values of verified tokens, followed by those of the tree in flight, and the newest verified
+    tokens, which the next root's forward reads.
+
+    Attributes:
+        unread: int64 [B, m], of which the first counts[b] are valid.
+        counts: int64 [B].
+    """
 
     cache: TreeCache
+    unread: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def all_read(cls, cache: TreeCache) -> "CausalLmState":
+        counts = torch.zeros_like(cache.lengths)  # [B]
+        return cls(cache, counts[:, None][:, :0], counts)
+
+
+def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return rows [b, m] of different m as one tensor, padded on the right."""
+    m = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, m - part.shape[1])) for part in parts])
 
 
 class CausalLmModel(DraftModel):
@@ -83,6 +104,7 @@ class CausalLmModel(DraftModel):
         attention.use(self.lm)
         self.register_buffer("draft_to_target", torch.arange(config.draft_vocab_size))
         self.native: NativeBlocks | None = None  # runs the LM once it is packed, where it can
+        self.draft_head: nn.Module | None = None  # over the draft vocabulary, once it is packed
         self.freeze([])
         self.post_init()
 
@@ -135,10 +157,16 @@ class CausalLmModel(DraftModel):
     def pack(self) -> None:
         base, config = self.lm.base_model, self.lm.config.get_text_config()
         is_known = can_run_natively(base, config)  # before its layers are replaced
+        head = nn.Linear(self._head.in_features, self.draft_vocab_size, bias=False, device="meta")
+        head.weight = self._head.weight  # without a copy of the whole vocabulary
+        if self.draft_vocab_size < len(head.weight):
+            head.weight = nn.Parameter(head.weight[self.draft_to_target], requires_grad=False)
         if not make_native(base):
             pack_linears(base)
-        elif is_known:
-            self.native = native_blocks(base, config)
+            self.draft_head = head
+        else:
+            self.draft_head = NativeLinear(head.weight)
+            self.native = native_blocks(base, config) if is_known else None
 
     def finish(self) -> None:
         """Merge adapters into the weights."""
@@ -171,31 +199,82 @@ class CausalLmModel(DraftModel):
         weight = self._head.weight
         layers = self.lm.config.get_text_config().num_hidden_layers
         dtype = weight.dtype if self.native is None else torch.float
-        return CausalLmState(TreeCache(layers, batch, max_len, dtype, weight.device))
+        return CausalLmState.all_read(TreeCache(layers, batch, max_len, dtype, weight.device))
 
     def select_rows(self, state: CausalLmState, rows: torch.Tensor) -> CausalLmState:
         state.cache.select_rows(rows)
-        return state
+        return CausalLmState(state.cache, state.unread[rows], state.counts[rows])
 
     def append_rows(self, state: CausalLmState, other: CausalLmState) -> CausalLmState:
         state.cache.append_rows(other.cache)
-        return state
+        unread = _stack([state.unread, other.unread])
+        return CausalLmState(state.cache, unread, torch.cat([state.counts, other.counts]))
+
+    def prefix(self, state: CausalLmState, length: int, room: int, tapped: torch.Tensor) -> CausalLmState:
+        if state.unread.shape[1]:
+            self._read(state, state.unread, state.counts)
+        return CausalLmState.all_read(state.cache.copy(length, room))
+
+    def join(self, states: Sequence[CausalLmState]) -> CausalLmState:
+        cache = JoinedCache([state.cache for state in states])
+        counts = torch.cat([state.counts for state in states])
+        return CausalLmState(cache, _stack([state.unread for state in states]), counts)
+
+    def split(self, joined: CausalLmState, states: Sequence[CausalLmState]) -> None:
+        sizes = [len(state.counts) for state in states]
+        for state, unread, counts in zip(states, joined.unread.split(sizes), joined.counts.split(sizes)):
+            state.unread, state.counts = unread[:, : int(counts.max())], counts
 
     @torch.no_grad()
     def update(
         self, state: CausalLmState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Run verified tokens [B, n] after those in the cache."""
-        cache, (batch, n) = state.cache, tokens.shape
-        order = torch.arange(n, device=tokens.device)  # [n]
+        """Take verified tokens [B, n]: a text's first ones are run at once, others with the next root."""
+        if state.unread.shape[1]:
+            self._read(state, state.unread, state.counts)
+        if int(state.cache.lengths.max()):
+            state.unread, state.counts = tokens, counts
+        else:
+            self._read(state, tokens, counts)
+
+    def _read(self, state: CausalLmState, tokens: torch.Tensor, counts: torch.Tensor) -> None:
+        """Run tokens [B, n] after those in the cache, which keeps counts[b] of them."""
+        cache, n = state.cache, tokens.shape[1]
         cache.reserve(n)
         slots, _ = cache.open(n)  # [B, n]
         self._run(state, tokens, slots, slots, causal(n, tokens.device))
-        cache.commit(order.expand(batch, n), counts)
+        cache.commit(torch.arange(n, device=tokens.device).expand_as(tokens), counts)
+        state.unread, state.counts = tokens[:, :0], torch.zeros_like(counts)
 
     @torch.no_grad()
     def expand(self, state: CausalLmState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities [B, f, D] after the frontier's nodes (see `Drafter.expand`)."""
+        logits = self._logits(self._read_frontier(state, tree, frontier))
+        return torch.log_softmax(logits, dim=-1, dtype=torch.float)
+
+    @torch.no_grad()
+    def top(
+        self, state: CausalLmState, tree: TokenTree, frontier: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the k most probable tokens after the frontier's nodes (see `Drafter.top`)."""
+        if not isinstance(self.draft_head, NativeLinear):
+            return super().top(state, tree, frontier, k)
+        states = self._read_frontier(state, tree, frontier)
+        return self.draft_head.top_log_probs(states, min(k, self.draft_vocab_size))
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, f, D] of the draft vocabulary after the head's inputs [B, f, H]."""
+        if isinstance(self.draft_head, NativeLinear):
+            return self.draft_head.product(states)
+        states = states.to(self._head.weight.dtype)
+        if self.draft_head is not None:
+            return self.draft_head(states)
+        return self._head(states)[..., self.draft_to_target]
+
+    def _read_frontier(self, state: CausalLmState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""
+        if state.unread.shape[1]:
+            return self._read_root(state, tree.tokens[:, 0])
         cache, n = state.cache, tree.width
         cache.reserve(n)
         starts = cache.lengths[:, None]  # [B, 1]
@@ -203,9 +282,31 @@ class CausalLmModel(DraftModel):
         cache.open_at(slots, int(cache.lengths.max()) + n)
         ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
         tokens = tree.tokens.gather(1, frontier)  # [B, f]
-        states = self._run(state, tokens, starts + tree.depths.gather(1, frontier), slots, ancestors)
-        logits = self._head(states.to(self._head.weight.dtype))[..., self.draft_to_target]  # [B, f, D]
-        return torch.log_softmax(logits, dim=-1, dtype=torch.float)
+        return self._run(state, tokens, starts + tree.depths.gather(1, frontier), slots, ancestors)
+
+    def _read_root(self, state: CausalLmState, root: torch.Tensor) -> torch.Tensor:
+        """Run the unread tokens and the roots [B] after them; return the head's inputs there, [B, 1, H].
+
+        A row with fewer unread tokens than others has its root after them, in its slot of a tree, and padding
+        in slots that nothing else uses.
+        """
+        cache, unread, counts = state.cache, state.unread, state.counts
+        m = unread.shape[1]
+        cache.reserve(2 * m + 1)
+        order = torch.arange(m, device=root.device).expand_as(unread)  # [B, m]
+        is_padding = order >= counts[:, None]  # [B, m]
+        steps = torch.cat([order, counts[:, None]], 1)  # [B, m + 1] slots after the verified ones
+        places = torch.cat([torch.where(is_padding, m + 1 + order, order), counts[:, None]], 1)  # [B, m + 1]
+        width = torch.arange(2 * m + 1, device=root.device)  # [w]
+        seen = (width <= steps[..., None]) & (width <= counts[:, None, None])  # [B, m + 1, w]
+        seen |= width == places[..., None]
+        start = cache.lengths[:, None]  # [B, 1]
+        cache.open_at(start + places, int(cache.lengths.max()) + 2 * m + 1)
+        tokens = torch.cat([unread, root[:, None]], 1)  # [B, m + 1]
+        states = self._run(state, tokens, start + steps, start + places, seen)
+        cache.commit(order, counts)
+        state.unread, state.counts = unread[:, :0], torch.zeros_like(counts)
+        return states[:, -1:]
 
     def _run(
         self,
@@ -221,7 +322,7 @@ class CausalLmModel(DraftModel):
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             x = self.lm.get_input_embeddings().weight[tokens].float()  # [B, n, H]
-            return self.native(x, cache.kv, cache.lengths, positions, slots, ancestors, view)[1]
+            return self.native(x, cache.nodes(positions, slots, ancestors), view)[1]
         allowed = allowed_slots(cache.lengths, ancestors, view)  # [B, n, view]
         # a window counts positions; those of verified tokens are their slots, and a tree is far from its edge
         kv_positions = torch.arange(view, device=tokens.device).expand(len(tokens), view)  # [B, view]

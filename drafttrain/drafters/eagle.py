@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.layered import LayeredDrafter, RMSNorm
+from drafttrain.drafters.layered import LAST, LayeredDrafter, RMSNorm
 from drafttrain.drafters.model import Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.target_lm.cache import KvCache
@@ -33,34 +33,13 @@ class EagleConfig(DraftModelConfig):
     input_norms: bool = False
 
 
-class EagleState(KvCache):
-    """With the last verified state of each row, and the layer's outputs for nodes of the tree."""
-
-    last: torch.Tensor | None = None  # [B, H]; None: `update` has not been called
-    nodes: torch.Tensor | None = None  # [B, n, H], likewise
-
-    def reserve(self, n: int) -> int:
-        if self.nodes is not None and self.nodes.shape[1] < n:
-            self.nodes = F.pad(self.nodes, (0, 0, 0, max(n - self.nodes.shape[1], 64)))
-        return super().reserve(n)
-
-    def select_rows(self, rows: torch.Tensor) -> None:
-        super().select_rows(rows)
-        if self.last is not None:
-            self.last, self.nodes = self.last[rows], self.nodes[rows]
-
-    def append_rows(self, other: "EagleState") -> None:
-        super().append_rows(other)
-        if self.last is not None:
-            self.last = torch.cat([self.last, other.last])
-            self.nodes = F.pad(self.nodes, (0, 0, 0, 0, 0, len(other.last)))
+OUTPUTS = "outputs"  # carried by the state while a tree grows: the layer's outputs for its nodes [B, n, H]
 
 
 class EagleModel(LayeredDrafter):
     """EAGLE's autoregression head."""
 
     config_class = EagleConfig
-    state_class = EagleState
     base_model_prefix = "eagle"
     first_token = False
 
@@ -109,28 +88,31 @@ class EagleModel(LayeredDrafter):
 
     @torch.no_grad()
     def update(
-        self, state: EagleState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+        self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Append verified tokens, each with the target's state before it."""
-        batch, n = tokens.shape
-        tapped = tapped.to(state.kv.dtype)  # [B, n, H]
-        if state.last is None:  # the first token has none before it
+        tapped = tapped.to(state.dtype)  # [B, n, H]
+        before = state.carried.get(LAST)  # [B, H]
+        if before is None:  # the first token has none before it
             x, read = self._join(tokens[:, 1:], tapped[:, :-1]), counts - 1
-            state.nodes = tapped.new_zeros(batch, 1, tapped.shape[-1])
         else:
-            x, read = self._join(tokens, torch.cat((state.last[:, None], tapped[:, :-1]), 1)), counts
+            x, read = self._join(tokens, torch.cat((before[:, None], tapped[:, :-1]), 1)), counts
         self.read(state, x, read)
-        state.last = tapped[torch.arange(batch, device=tokens.device), counts - 1]  # [B, H]
+        state.carried = {LAST: tapped[torch.arange(len(tokens), device=tokens.device), counts - 1]}  # [B, H]
 
     def draft_inputs(
-        self, state: EagleState, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
+        self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
+        last = state.carried[LAST][:, None]  # [B, 1, H]
+        known = state.carried.get(OUTPUTS, last[:, :0])  # [B, m, H]
+        outputs = F.pad(known, (0, 0, 0, tree.width - known.shape[1]))  # [B, n, H]
+        state.carried[OUTPUTS] = outputs
         parents = tree.parents.gather(1, frontier)[..., None]  # [B, f, 1]
-        before = state.nodes.gather(1, parents.clamp(min=0).expand(-1, -1, state.nodes.shape[-1]))
-        return self._join(tokens, torch.where(parents < 0, state.last[:, None], before))
+        before = outputs.gather(1, parents.clamp(min=0).expand(-1, -1, outputs.shape[-1]))  # [B, f, H]
+        return self._join(tokens, torch.where(parents < 0, last, before))
 
-    def keep_outputs(self, state: EagleState, frontier: torch.Tensor, states: torch.Tensor) -> None:
-        state.nodes.scatter_(1, frontier[..., None].expand_as(states), states)
+    def keep_outputs(self, state: KvCache, frontier: torch.Tensor, states: torch.Tensor) -> None:
+        state.carried[OUTPUTS].scatter_(1, frontier[..., None].expand_as(states), states)
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
         """Start as `LayeredDrafter` does, with a projection that passes the state on unchanged."""

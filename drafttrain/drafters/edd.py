@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.layered import LayeredDrafter, RMSNorm
+from drafttrain.drafters.layered import LAST, LayeredDrafter, RMSNorm
 from drafttrain.drafters.model import Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.target_lm.cache import KvCache
@@ -30,25 +30,10 @@ class EddConfig(DraftModelConfig):
     anchor: bool = False
 
 
-class EddState(KvCache):
-    """With the newest verified state of each row, from the tapped blocks."""
-
-    last: torch.Tensor | None = None  # [B, K·H]; None: `update` has not been called
-
-    def select_rows(self, rows: torch.Tensor) -> None:
-        super().select_rows(rows)
-        self.last = None if self.last is None else self.last[rows]
-
-    def append_rows(self, other: "EddState") -> None:
-        super().append_rows(other)
-        self.last = None if self.last is None else torch.cat([self.last, other.last])
-
-
 class EddModel(LayeredDrafter):
     """The drafter of the EDD paper."""
 
     config_class = EddConfig
-    state_class = EddState
     base_model_prefix = "edd"
     soft_prompts = True
 
@@ -101,21 +86,23 @@ class EddModel(LayeredDrafter):
 
     @torch.no_grad()
     def update(
-        self, state: EddState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
+        self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Append verified hidden states as soft prompts. Tokens are not read."""
-        tapped = tapped.to(state.kv.dtype)  # [B, n, K·H]
+        tapped = tapped.to(state.dtype)  # [B, n, K·H]
         self.read(state, self.fc(tapped), counts)
         if self.config.anchor:
-            state.last = tapped[torch.arange(len(tapped), device=tapped.device), counts - 1]  # [B, K·H]
+            state.carried[LAST] = tapped[
+                torch.arange(len(tapped), device=tapped.device), counts - 1
+            ]  # [B, K·H]
 
     def draft_inputs(
-        self, state: EddState, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
+        self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
         if not self.config.anchor:
             return super().draft_inputs(state, tree, frontier, tokens)
-        last = state.last  # [B, K·H]
+        width = len(self.config.tapped_blocks) * self.config.hidden_size
+        last = state.carried.get(LAST)  # [B, K·H]
         if last is None:
-            width = len(self.config.tapped_blocks) * self.config.hidden_size
-            last = state.kv.new_zeros(len(tokens), width)
+            last = torch.zeros(len(tokens), width, dtype=state.dtype, device=state.device)
         return self._join(tokens, last[:, None].expand(-1, tokens.shape[1], -1))

@@ -4,6 +4,7 @@ A subclass defines the layers' inputs in training (`inputs`) and how verified te
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.kernels.blocks import BlockParts, NativeBlocks
 from drafttrain.kernels.linear import NativeLinear
 from drafttrain.target_lm.attention import grouped_attention
-from drafttrain.target_lm.cache import KvCache
+from drafttrain.target_lm.cache import JoinedCache, KvCache
 from drafttrain.target_lm.masks import allowed_slots
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
+
+LAST = "last"  # carried by states: the tapped states at each row's last verified token, [B, K·H]
 
 
 class RMSNorm(nn.Module):
@@ -112,8 +115,6 @@ class LayeredDrafter(DraftModel):
     Args:
         input_norm, final_norm: whether layers normalize their input, and the last one's output is normalized.
     """
-
-    state_class = KvCache
 
     def __init__(self, config: DraftModelConfig, input_norm: bool = True, final_norm: bool = True):
         super().__init__(config)
@@ -265,7 +266,7 @@ class LayeredDrafter(DraftModel):
     def new_state(self, batch: int, max_len: int) -> KvCache:
         config, weight = self.config, self.layers[0].post_attention_layernorm.weight
         dtype = weight.dtype if self.native is None else torch.float
-        state = self.state_class(config.layers, batch, max_len, dtype, weight.device)
+        state = KvCache(config.layers, batch, max_len, dtype, weight.device)
         state.allocate(config.num_key_value_heads, config.head_dim)
         return state
 
@@ -277,13 +278,24 @@ class LayeredDrafter(DraftModel):
         state.append_rows(other)
         return state
 
+    def prefix(self, state: KvCache, length: int, room: int, tapped: torch.Tensor) -> KvCache:
+        twin = state.copy(length, room)
+        twin.carried = {LAST: tapped[None].to(state.dtype)} if LAST in state.carried else {}
+        return twin
+
+    def join(self, states: Sequence[KvCache]) -> JoinedCache:
+        return JoinedCache(states)
+
+    def split(self, joined: JoinedCache, states: Sequence[KvCache]) -> None:
+        joined.split()
+
     def read(self, state: KvCache, x: torch.Tensor, counts: torch.Tensor) -> None:
         """Append every layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
         n = x.shape[1]
         view = state.reserve(n)
         slots = state.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
         if self.native is not None:
-            self.native.keys_values(x.float().contiguous(), state.kv, state.lengths, slots, slots, view)
+            self.native.keys_values(x.float().contiguous(), state.nodes(slots, slots), view)
             state.lengths = state.lengths + counts
             return
         cos, sin = self.rope(slots, view)
@@ -325,7 +337,7 @@ class LayeredDrafter(DraftModel):
         x = self.draft_inputs(state, tree, frontier, tokens)  # [B, f, H]
         ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, tree.width))  # [B, f, n]
         if self.native is not None:
-            _, x = self.native(x.float(), state.kv, state.lengths, positions, slots, ancestors, view)
+            _, x = self.native(x.float(), state.nodes(positions, slots, ancestors), view)
             self.keep_outputs(state, frontier, x)
             return x
         cos, sin = self.rope(positions, view)
@@ -333,7 +345,7 @@ class LayeredDrafter(DraftModel):
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
             state.write(i, slots, *layer.keys_values(normed, cos, sin))
-            k, v = state.kv[i, 0, :, :, :view], state.kv[i, 1, :, :, :view]
+            k, v = state.keys_values(i, view)
             q = layer.queries(normed, cos, sin)
             attended = grouped_attention(q, k, v, allowed)  # [B, f, heads, dim]
             x = layer.finish(x, attended.flatten(2))

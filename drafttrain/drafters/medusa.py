@@ -5,6 +5,7 @@ token t + 2 + i; t + 1 is the target's own. While drafting, t is the last verifi
 every node of depth i + 1 comes from head i, for any parent: trees are products of the heads' tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,7 +100,17 @@ class MedusaModel(DraftModel):
         return MedusaState(state.last[rows])
 
     def append_rows(self, state: MedusaState, other: MedusaState) -> MedusaState:
-        return MedusaState(torch.cat([state.last, other.last]))
+        return self.join([state, other])
+
+    def prefix(self, state: MedusaState, length: int, room: int, tapped: torch.Tensor) -> MedusaState:
+        return MedusaState(tapped[None].to(state.last.dtype))
+
+    def join(self, states: Sequence[MedusaState]) -> MedusaState:
+        return MedusaState(torch.cat([state.last for state in states]))
+
+    def split(self, joined: MedusaState, states: Sequence[MedusaState]) -> None:
+        for state, last in zip(states, joined.last.split([len(state.last) for state in states])):
+            state.last, state.log_probs = last, None
 
     @torch.no_grad()
     def update(

@@ -101,7 +101,7 @@ class MethodSpec:
 
     @classmethod
     def parse(cls, text: str) -> "MethodSpec":
-        """Read [NAME=]BUNDLE, [NAME=]BUNDLE@TREE, assistant=FOLDER or one of `WITHOUT_FILES`.
+        """Read [NAME=]BUNDLE[@TREE], assistant=MODEL or one of `WITHOUT_FILES`.
 
         Raises:
             UserError: it is none of these.
@@ -114,7 +114,7 @@ class MethodSpec:
         name, source = _named(source)
         if not name or not source or tree == "":
             raise UserError(
-                f"--method: must be NAME=BUNDLE, NAME=BUNDLE@TREE, {ASSISTANT}=FOLDER, or one of "
+                f"--method: must be [NAME=]BUNDLE[@TREE], {ASSISTANT}=MODEL, or one of "
                 f"{', '.join(WITHOUT_FILES)}, got {text}"
             )
         if name in (AUTOREGRESSIVE, TRANSFORMERS):
@@ -137,7 +137,7 @@ class TaskSpec:
 
     @classmethod
     def parse(cls, text: str) -> "TaskSpec":
-        """Read [NAME=]SOURCE.
+        """Read [NAME=]FILE.
 
         Raises:
             UserError: it is something else.
@@ -145,8 +145,8 @@ class TaskSpec:
         name, source = _named(text)
         if not name or not source or name == ALL or "/" in name:
             raise UserError(
-                f"--task: must be NAME=FILE or NAME={HUB}org/dataset with a name without / and other than "
-                f"{ALL}, got {text}"
+                f"--task: must be [NAME=]FILE or [NAME=]{HUB}org/dataset with a name without / and other "
+                f"than {ALL}, got {text}"
             )
         return cls(name, source)
 

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from drafttrain.data.prompts import Task
 from drafttrain.evaluation.memory import peak_bytes, reset_peak
 from drafttrain.evaluation.metrics import Measurement, MethodRun
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.sampling import SamplingParams
@@ -53,11 +52,9 @@ def drafting(
     def run(prompt_ids: list[int], max_new_tokens: int) -> MethodRun:
         if taps is not None:
             target.tap(taps)
-        rule = accept_greedy
-        if sampling is not None and sampling.temperature:
-            rule = AcceptMatching([seeded(sampling, prompt_ids)])
+        draws = [SamplingParams() if sampling is None else seeded(sampling, prompt_ids)]
         started = time.perf_counter()
-        outputs, stats = decode_all(target, proposer, [prompt_ids], max_new_tokens, accept=rule)
+        outputs, stats = decode_all(target, proposer, [prompt_ids], max_new_tokens, sampling=draws)
         return MethodRun(time.perf_counter() - started, outputs[0], stats)
 
     return run

@@ -20,7 +20,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from rich.console import Console
 
-from drafttrain.data.build import load_corpus
+from drafttrain.data.corpus import load_corpus
 from drafttrain.hidden_states.store import (
     MANIFEST,
     Document,

@@ -55,24 +55,28 @@ class AcceptGreedy(AcceptanceRule):
 accept_greedy = AcceptGreedy()
 
 
-class AcceptMatching(AcceptanceRule):
-    """Sampling with deterministic candidates (trees of most probable tokens): the target's token after each
-    node is drawn from its own distribution, and the path goes on as long as a child has the token drawn.
+def rule_for(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
+    """Return the exact rule for these parameters, one for each prompt.
 
-    Exact, because a draw never depends on the tree, and no rule can accept more of candidates that were not
-    drawn themselves: a token is accepted with the target's probability of it. A draw belongs to its position
-    in the output (`sampling.uniform`), so the text is that of plain sampling with the same seed.
+    Args:
+        draws: whether candidates are drawn at random (`Proposer.draws`).
+    """
+    if draws:
+        return RejectionSampling(sampling)
+    return AcceptMatching(sampling) if any(params.temperature for params in sampling) else accept_greedy
 
-    One object serves one call of `decode`.
+
+class SamplingRule(AcceptanceRule):
+    """The base of rules that draw.
 
     Args:
         params: of each prompt; `add` takes those of further prompts.
     """
 
-    def __init__(self, params: Sequence[SamplingParams]):
+    def __init__(self, params: Sequence[SamplingParams] = ()):
         self.params = list(params)
         self.emitted = [0] * len(self.params)  # tokens of each prompt so far
-        self.numbers, self.sampler = [], Sampler([])
+        self.numbers: list[int] | None = None
         self.set_active(range(len(self.params)))
 
     def add(self, params: SamplingParams) -> None:
@@ -82,6 +86,21 @@ class AcceptMatching(AcceptanceRule):
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
+        self.numbers = _different(numbers)
+
+
+class AcceptMatching(SamplingRule):
+    """Sampling with deterministic candidates (trees of most probable tokens): the target's token after each
+    node is drawn from its own distribution, and the path goes on as long as a child has the token drawn.
+
+    Exact, because a draw never depends on the tree, and no rule can accept more of candidates that were not
+    drawn themselves: a token is accepted with the target's probability of it. A draw belongs to its position
+    in the output (`sampling.uniform`), so the text is that of plain sampling with the same seed.
+
+    One object serves one call of `decode`.
+    """
+
+    def set_active(self, numbers: Sequence[int]) -> None:
         if (numbers := _different(numbers)) != self.numbers:
             self.numbers, self.sampler = numbers, Sampler([self.params[number] for number in numbers])
 
@@ -107,7 +126,7 @@ class AcceptMatching(AcceptanceRule):
         return Accepted(torch.stack(path, 1), counts, token)
 
 
-class RejectionSampling(AcceptanceRule):
+class RejectionSampling(SamplingRule):
     """Sampling with drawn candidates: recursive rejection over the children of a node, in the order in which
     they were drawn without replacement (Leviathan et al. 2023 for one candidate; SpecInfer, MCSD and SEED
     for several).
@@ -117,19 +136,7 @@ class RejectionSampling(AcceptanceRule):
     target's own token. Exact for every q that the candidates were really drawn from (`TokenTree.drawn_from`).
 
     One object serves one call of `decode`.
-
-    Args:
-        params: of each prompt.
     """
-
-    def __init__(self, params: Sequence[SamplingParams]):
-        self.params = list(params)
-        self.emitted = [0] * len(self.params)  # tokens of each prompt so far
-        self.numbers: Sequence[int] = range(len(self.params))
-
-    def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
-        self.numbers = _different(numbers)
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         paths, tokens = [], []
@@ -158,27 +165,42 @@ class RejectionSampling(AcceptanceRule):
         while True:
             position = self.emitted[number] + len(path) - 1
             p = token_probs(logits[node], params)  # [V], fp64
-            accepted = None
-            if node in children:
-                q = torch.zeros_like(p)  # [V]
-                q[tree.drawn_from.ids] = tree.drawn_from.probs[row, node].double()
-                for candidate, child in enumerate(children[node], 1):
-                    token = int(tree.tokens[row, child])
-                    target_prob, draft_prob = float(p[token]), float(q[token])
-                    if draft_prob == 0:  # q had nothing left to draw
-                        break
-                    rest = (p - q).clamp(min=0)
-                    # without a rest p is q up to rounding, and nothing is ever rejected
-                    drawn = uniform(params.seed, position, candidate)
-                    if drawn * draft_prob < target_prob or not rest.any():
-                        accepted = child
-                        break
-                    p, q[token] = rest / rest.sum(), 0
-                    q = q / q.sum().clamp(min=1e-300)
+            accepted, p = self._choose(tree, p, row, children.get(node, []), params.seed, position)
             if accepted is None:
                 return path, draw(p, uniform(params.seed, position))
             node = accepted
             path.append(node)
+
+    @staticmethod
+    def _choose(
+        tree: TokenTree, p: torch.Tensor, row: int, children: list[int], seed: int, position: int
+    ) -> tuple[int | None, torch.Tensor]:
+        """Return the child that is accepted of a row's node, or None with what is left of p, fp64 [V].
+
+        p and q differ at the K tokens that could be drawn; elsewhere p is only scaled. So all but the last
+        step are made of K numbers, on the host.
+        """
+        if not children:
+            return None, p
+        parent = tree.parents[row, children[0]]
+        ids = tree.drawn_from.ids[row, parent]  # [K]
+        q, places = tree.drawn_from.probs[row, parent].tolist(), ids.tolist()
+        left = p[ids].tolist()  # of p at these tokens
+        elsewhere, scale = max(0.0, 1.0 - sum(left)), 1.0
+        for candidate, child in enumerate(children, 1):
+            place = places.index(int(tree.tokens[row, child]))
+            if q[place] == 0:  # q had nothing left to draw
+                break
+            rest = [max(target - draft, 0.0) for target, draft in zip(left, q)]
+            mass = elsewhere + sum(rest)
+            # without a rest p is q up to rounding, and nothing is ever rejected
+            if uniform(seed, position, candidate) * q[place] < left[place] or not mass > 0:
+                return child, p
+            left, elsewhere, scale = [value / mass for value in rest], elsewhere / mass, scale / mass
+            q[place] = 0.0
+            total = max(sum(q), 1e-300)
+            q = [value / total for value in q]
+        return None, (p * scale).index_copy(0, ids, torch.tensor(left, dtype=p.dtype, device=p.device))
 
 
 def _different(numbers: Sequence[int]) -> list[int]:

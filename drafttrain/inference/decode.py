@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from drafttrain.inference.acceptance import AcceptanceRule, Accepted, AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import (
+    AcceptanceRule,
+    Accepted,
+    AcceptMatching,
+    RejectionSampling,
+    SamplingRule,
+    rule_for,
+)
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.session import NOT_FINITE, Session, prefill, propose, update, verify
@@ -125,9 +132,10 @@ def decode(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stop: Collection[int] | None = None,
-    accept: AcceptanceRule = accept_greedy,
+    accept: AcceptanceRule | None = None,
     stats: DecodeStats | None = None,
     max_rows: int | None = None,
+    sampling: Sequence[SamplingParams] | None = None,
 ) -> Iterator[Step]:
     """Decode prompts; yield a step for each target forward, those that encode prompts included.
 
@@ -138,9 +146,10 @@ def decode(
         prompts: token ids of each, not empty.
         max_new_tokens: limit of each output; never exceeded, not even by accepted drafts.
         stop: tokens that end an output. They are emitted, nothing after them is. None: the target's own.
-        accept: the rule that compares trees with the target's logits.
+        accept: the rule that compares trees with the target's logits. None: by `sampling`.
         stats: counts and times are added to it.
         max_rows: prompts decoded at a time; when one ends, the next takes its place. None: all at once.
+        sampling: how the tokens of each prompt are drawn; greedily if left out.
 
     Raises:
         UserError: a prompt is empty, it and max_new_tokens exceed the positions of the target, max_rows is
@@ -148,9 +157,13 @@ def decode(
     """
     if max_rows is not None and max_rows < 1:
         raise UserError(f"max_rows: must be at least 1, got {max_rows}")
-    requests = [Request(prompt, max_new_tokens) for prompt in prompts]
+    sampling = [SamplingParams()] * len(prompts) if sampling is None else sampling
+    requests = [
+        Request(*pair) for pair in zip(prompts, [max_new_tokens] * len(prompts), sampling, strict=True)
+    ]
     for number, request in enumerate(requests):
-        _check(target, request, number)
+        check_request(target, request, number)
+    accept = rule_for(sampling, proposer.draws) if accept is None else accept
     max_len = max(map(len, prompts), default=0) + max_new_tokens
     batch = max_rows or len(prompts)
     for rows in decode_requests(target, proposer, requests, batch, max_len, stop, accept, stats):
@@ -194,7 +207,8 @@ def decode_requests(
     """
     stop = frozenset(target.eos_token_ids if stop is None else stop)
     stats = DecodeStats() if stats is None else stats
-    by_request = AcceptMatching([]) if accept is None else None
+    drawing = RejectionSampling if proposer.draws else AcceptMatching
+    by_request = drawing() if accept is None else None
     rule, waiting = accept or by_request, iter(requests)
     loop = _Loop(target, proposer, waiting, max_rows, max_len, stop, rule, stats, refill, by_request)
     team = nullcontext if target.native is None else native_team  # the caller has all threads
@@ -229,7 +243,7 @@ class _Loop:
     accept: AcceptanceRule
     stats: DecodeStats
     refill: int
-    by_request: AcceptMatching | None
+    by_request: SamplingRule | None
     rows: list[Row] = field(default_factory=list)
     session: Session | None = None
     chunks: deque[list[Row]] = field(default_factory=deque)
@@ -263,7 +277,7 @@ class _Loop:
                 if not taken and not self.rows:
                     raise RuntimeError("no request is ready, but none is running that it could wait for")
                 break
-            _check(self.target, request, self.taken)
+            check_request(self.target, request, self.taken)
             if self.by_request is not None:
                 self.by_request.add(request.sampling)
             taken.append(Row(self.taken, request))
@@ -299,10 +313,10 @@ class _Loop:
         session, stats, proposer = self.session, self.stats, self.proposer
         self._set_active(self.rows)
         in_model = proposer.model_seconds
-        tree = self._trim(propose(session))
+        tree = trim(propose(session), self.rows)
         drafted, modules_before = time.perf_counter(), self.clock.seconds
         verified = verify(session, tree, self.accept)
-        self._emit(tree, verified.accepted)
+        emit(self.rows, tree, verified.accepted, session.root, self.stop, stats)
         verified_at = time.perf_counter()
         if any(row.finish_reason is None for row in self.rows):
             update(session, verified)
@@ -314,61 +328,10 @@ class _Loop:
         return self.rows
 
     def _set_active(self, rows: list[Row]) -> None:
-        numbers = [row.number for row in rows]
-        self.accept.set_active(numbers)
-        self.proposer.set_active(numbers)
-
-    def _trim(self, tree: TokenTree) -> TokenTree:
-        """Drop nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
-
-        So no node ever lies beyond the last position that plain decoding would use.
-        """
-        if tree.width == 1:
-            return tree
-        left = [row.left for row in self.rows]
-        if int(tree.depths.max()) < min(left):
-            return tree
-        return tree.select(tree.depths < torch.tensor(left, device=tree.depths.device)[:, None])
-
-    def _emit(self, tree: TokenTree, accepted: Accepted) -> None:
-        """Give each row its accepted path (but for the root, which it has already) and the target's token."""
-        if tree.width == 1:
-            for row, own in zip(self.rows, self.session.root.tolist()):
-                self._count(row, [own], 0, False, 0, 0)
-            return
-        columns = torch.stack([accepted.counts, self.session.root, tree.sizes], 1)  # [B, 3]
-        parts = [columns, accepted.path, tree.tokens, tree.parents, tree.depths]
-        facts = torch.cat(parts, 1).tolist()  # one transfer from the device
-        n, m = tree.width, accepted.path.shape[1]
-        for row, (count, own, size, *nodes) in zip(self.rows, facts):
-            path, tokens = nodes[:count], nodes[m : m + n]
-            parents, depth = nodes[m + n : m + n + size], max(nodes[m + 2 * n :])
-            has_children = path[-1] in parents
-            self._count(
-                row, [*(tokens[node] for node in path[1:]), own], count - 1, has_children, size - 1, depth
-            )
-
-    def _count(
-        self, row: Row, tokens: list[int], drafted: int, has_children: bool, verified: int, depth: int
-    ) -> None:
-        """Let a row emit tokens, and add its share of the step to the statistics.
-
-        Args:
-            drafted: how many of the tokens were drafted.
-            has_children: whether drafts follow the last of those.
-            verified: draft tokens in its tree.
-            depth: of its tree.
-        """
-        row.add(tokens, self.stop)
-        emitted = len(row.tokens)
-        row.drafted, row.verified = min(emitted, drafted), verified
-        # a draft was refused if there are any after the path, and the output has not ended in the draft
-        rejected = has_children and emitted == len(tokens)
-        self.stats.count_step(emitted, row.drafted, rejected, verified, depth)
-        if emitted:
-            row.step_sizes.append(emitted)
-        if row.finish_reason:
-            self.stats.count_repetition(row.output, row.step_sizes)
+        self.accept.set_active([row.number for row in rows])
+        self.proposer.set_active(
+            [row.request.sampling.seed for row in rows], [len(row.output) for row in rows]
+        )
 
     def _drop_ended(self) -> None:
         """Go on without the rows that have ended. The last rows move into their places: few are copied."""
@@ -386,25 +349,103 @@ class _Loop:
         self.stats.seconds += time.perf_counter() - started
 
 
+def trim(tree: TokenTree, rows: Sequence[Row]) -> TokenTree:
+    """Drop nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
+
+    So no node ever lies beyond the last position that plain decoding would use.
+    """
+    if tree.width == 1:
+        return tree
+    left = [row.left for row in rows]
+    if int(tree.depths.max()) < min(left):
+        return tree
+    return tree.select(tree.depths < torch.tensor(left, device=tree.depths.device)[:, None])
+
+
+def emit(
+    rows: Sequence[Row],
+    tree: TokenTree,
+    accepted: Accepted,
+    root: torch.Tensor,
+    stop: Collection[int],
+    stats: DecodeStats,
+) -> None:
+    """Give each row its accepted path (but for the root, which it has already) and the target's token.
+
+    Args:
+        tree: the trees that were verified.
+        root: the target's own tokens, int64 [B], which the next trees start from.
+    """
+    if tree.width == 1:
+        for row, own in zip(rows, root.tolist()):
+            _count(row, [own], 0, False, 0, 0, stop, stats)
+        return
+    columns = torch.stack([accepted.counts, root, tree.sizes], 1)  # [B, 3]
+    parts = [columns, accepted.path, tree.tokens, tree.parents, tree.depths]
+    facts = torch.cat(parts, 1).tolist()  # one transfer from the device
+    n, m = tree.width, accepted.path.shape[1]
+    for row, (count, own, size, *nodes) in zip(rows, facts):
+        path, tokens = nodes[:count], nodes[m : m + n]
+        parents, depth = nodes[m + n : m + n + size], max(nodes[m + 2 * n :])
+        emitted = [*(tokens[node] for node in path[1:]), own]
+        _count(row, emitted, count - 1, path[-1] in parents, size - 1, depth, stop, stats)
+
+
+def _count(
+    row: Row,
+    tokens: list[int],
+    drafted: int,
+    has_children: bool,
+    verified: int,
+    depth: int,
+    stop: Collection[int],
+    stats: DecodeStats,
+) -> None:
+    """Let a row emit tokens, and add its share of the step to the statistics.
+
+    Args:
+        drafted: how many of the tokens were drafted.
+        has_children: whether drafts follow the last of those.
+        verified: draft tokens in its tree.
+        depth: of its tree.
+    """
+    row.add(tokens, stop)
+    emitted = len(row.tokens)
+    row.drafted, row.verified = min(emitted, drafted), verified
+    # a draft was refused if there are any after the path, and the output has not ended in the draft
+    rejected = has_children and emitted == len(tokens)
+    stats.count_step(emitted, row.drafted, rejected, verified, depth)
+    if emitted:
+        row.step_sizes.append(emitted)
+    if row.finish_reason:
+        stats.count_repetition(row.output, row.step_sizes)
+
+
 def decode_all(
     target: FrozenTarget,
     proposer: Proposer,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stop: Collection[int] | None = None,
-    accept: AcceptanceRule = accept_greedy,
+    accept: AcceptanceRule | None = None,
     max_rows: int | None = None,
+    sampling: Sequence[SamplingParams] | None = None,
 ) -> tuple[list[list[int]], DecodeStats]:
     """Run `decode` to its end; return the emitted tokens of each prompt and the statistics."""
     stats = DecodeStats()
     outputs: list[list[int]] = [[] for _ in prompts]
-    for step in decode(target, proposer, prompts, max_new_tokens, stop, accept, stats, max_rows):
+    for step in decode(target, proposer, prompts, max_new_tokens, stop, accept, stats, max_rows, sampling):
         for output, tokens in zip(outputs, step.tokens):
             output += tokens
     return outputs, stats
 
 
-def _check(target: FrozenTarget, request: Request, number: int) -> None:
+def check_request(target: FrozenTarget, request: Request, number: int) -> None:
+    """Require a prompt, room for new tokens, and positions for both.
+
+    Raises:
+        UserError: names the prompt by its number.
+    """
     if request.max_new_tokens < 1:
         raise UserError(f"max_new_tokens: must be at least 1, got {request.max_new_tokens}")
     if not len(request.prompt_ids):

@@ -38,6 +38,20 @@ class Proposer(ABC):
     def append_rows(self, state: Any, other: Any) -> Any:
         """Return the state of these sequences and, after them, those of another state."""
 
+    def prefix(self, state: Any, length: int, room: int, tapped: torch.Tensor) -> Any:
+        """Return a state of its own for the first `length` tokens of the only sequence of `state`, with room
+        for `room` tokens. The target's tapped states at the last of them are [K*H]. None, as here: a state
+        cannot be shortened, and the text is read again."""
+        return None
+
+    def join(self, states: Sequence[Any]) -> Any:
+        """Return the sequences of several states as one, for an update or a tree; `split` follows, and nobody
+        touches the states before it. None, as here: they are drafted for one by one."""
+        return None
+
+    def split(self, joined: Any, states: Sequence[Any]) -> None:
+        """Give the states what has happened to them in `joined`."""
+
     @abstractmethod
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         """Append what the target has verified: the prompts, then each accepted path, root first.
@@ -52,8 +66,19 @@ class Proposer(ABC):
     def propose(self, state: Any, root: torch.Tensor) -> TokenTree:
         """Return trees whose roots are the last emitted tokens [B], which `update` has not had yet."""
 
-    def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which prompts the next trees are for; most proposers treat all alike."""
+    @property
+    def draws(self) -> bool:
+        """Whether candidates are drawn at random, which needs another acceptance rule."""
+        return False
+
+    def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
+        """Note the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
+        only proposers that draw need them."""
+
+    def twin(self) -> "Proposer":
+        """Return a proposer for another thread, which shares what is large; this one if it keeps nothing
+        between calls but in states."""
+        return self
 
     def harvest(self, state: Any, tree: TokenTree, logits: torch.Tensor) -> None:
         """Learn from the target's logits [B, n, V] after every node, rejected ones too; before `update`."""
@@ -83,14 +108,30 @@ class TreeProposer(Proposer):
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len)
 
-    def set_active(self, numbers: Sequence[int]) -> None:
-        self.policy.set_active(numbers)
+    @property
+    def draws(self) -> bool:
+        return self.policy.draws
+
+    def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
+        self.policy.set_active(seeds, positions)
+
+    def twin(self) -> "TreeProposer":
+        return TreeProposer(self.drafter, copy.copy(self.policy))
 
     def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
         return self.drafter.select_rows(state, rows)
 
     def append_rows(self, state: Any, other: Any) -> Any:
         return self.drafter.append_rows(state, other)
+
+    def prefix(self, state: Any, length: int, room: int, tapped: torch.Tensor) -> Any:
+        return self.drafter.prefix(state, length, room, tapped)
+
+    def join(self, states: Sequence[Any]) -> Any:
+        return self.drafter.join(states)
+
+    def split(self, joined: Any, states: Sequence[Any]) -> None:
+        self.drafter.split(joined, states)
 
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         started = self._now(counts)
@@ -143,6 +184,12 @@ class PerSequence(Proposer):
     def append_rows(self, state: list, other: list) -> list:
         return [*state, *other]
 
+    def join(self, states: Sequence[list]) -> list:
+        return [item for state in states for item in state]
+
+    def split(self, joined: list, states: Sequence[list]) -> None:
+        """Do nothing: the items were changed in place."""
+
 
 class NoProposer(Proposer):
     """Drafts nothing, which makes the decode loop plain autoregressive decoding."""
@@ -157,6 +204,9 @@ class NoProposer(Proposer):
 
     def append_rows(self, state: None, other: None) -> None:
         return None
+
+    def join(self, states: Sequence[None]) -> tuple:
+        return ()
 
     def update(self, state: None, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         pass

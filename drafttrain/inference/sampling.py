@@ -100,7 +100,10 @@ def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     logits = logits.double()
     if params.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
-    probs, ids = torch.softmax(logits / params.temperature, dim=-1).sort(descending=True, stable=True)
+    probs = torch.softmax(logits / params.temperature, dim=-1)
+    if params.top_k is None and params.top_p == 1:
+        return probs
+    probs, ids = probs.sort(descending=True, stable=True)
     probs[params.top_k or len(probs) :] = 0
     probs /= probs.sum()
     probs[probs.cumsum(-1) - probs >= params.top_p] = 0

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted
 from drafttrain.inference.proposer import Proposer
 from drafttrain.target_lm.cache import TreeCache
 from drafttrain.target_lm.masks import causal
-from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.model import FrozenTarget, TargetStates
 from drafttrain.trees.tree import TokenTree
 
 DRAFT_SLOTS = 64  # cache slots for the tree in flight beyond the longest output; more are added as needed
@@ -92,7 +93,7 @@ def prefill(
     logits = target.head(states.final[rows, lengths - 1])[:, None]  # [B, 1, V]
     # the last prompt token plays the root of a tree without drafts
     accepted = accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits)
-    root, tapped = _next_tokens(cache, accepted, logits, states.tapped)
+    root, tapped = choose_root(cache, accepted, logits, states.tapped)
     proposer.update(state, tokens, tapped, lengths)
     return Session(target, proposer, cache, state, root)
 
@@ -102,18 +103,44 @@ def propose(session: Session) -> TokenTree:
     return session.proposer.propose(session.state, session.root)
 
 
+def propose_many(sessions: Sequence[Session]) -> list[TokenTree]:
+    """Return the trees of several sessions with the same proposer, drafted together where it can."""
+    proposer, states = sessions[0].proposer, [session.state for session in sessions]
+    if len(sessions) == 1 or (joined := proposer.join(states)) is None:
+        return [propose(session) for session in sessions]
+    trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
+    proposer.split(joined, states)
+    return trees.rows()
+
+
 def verify(session: Session, tree: TokenTree, accept: AcceptanceRule) -> Verified:
     """Run the target over trees, commit the accepted paths to its cache, and set the roots after them."""
     session.cache.reserve(tree.width)
     states = session.target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors())
-    logits = session.target.head(states.final)  # [B, n, V]
-    accepted = accept(tree, logits)
-    session.cache.commit(accepted.path, accepted.counts)
-    tokens = tree.tokens.gather(1, accepted.path)  # [B, m]
-    wide_path = accepted.path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
-    tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
-    session.root, tapped = _next_tokens(session.cache, accepted, logits, tapped)
-    return Verified(tree, accepted, tokens, tapped, logits)
+    return _judge(session, tree, accept, states, session.target.head(states.final))
+
+
+def verify_many(
+    sessions: Sequence[Session], trees: Sequence[TokenTree], accept: Sequence[AcceptanceRule]
+) -> list[Verified]:
+    """Verify the trees of several sessions of one target, each with its own cache and length, in one forward
+    without padding to the widest."""
+    if len(sessions) == 1:
+        return [verify(sessions[0], trees[0], accept[0])]
+    target = sessions[0].target
+    for session, tree in zip(sessions, trees):
+        session.cache.reserve(tree.width)
+    states = target.forward_many(
+        [session.cache for session in sessions],
+        [tree.tokens for tree in trees],
+        [tree.depths for tree in trees],
+        [tree.ancestors() for tree in trees],
+    )
+    sizes = [tree.tokens.numel() for tree in trees]
+    final = torch.cat([found.final.flatten(0, 1) for found in states])  # [N, H]
+    parts = target.head(final).split(sizes)  # [B * n, V] each
+    logits = [part.view(*tree.tokens.shape, -1) for part, tree in zip(parts, trees)]
+    return [_judge(*each) for each in zip(sessions, trees, accept, states, logits)]
 
 
 def update(session: Session, verified: Verified) -> None:
@@ -122,10 +149,39 @@ def update(session: Session, verified: Verified) -> None:
     session.proposer.update(session.state, verified.tokens, verified.tapped, verified.accepted.counts)
 
 
-def _next_tokens(
+def update_many(sessions: Sequence[Session], verified: Sequence[Verified]) -> None:
+    """Give the proposer of several sessions with one row each what the target has verified."""
+    proposer, states = sessions[0].proposer, [session.state for session in sessions]
+    if len(sessions) == 1 or (joined := proposer.join(states)) is None:
+        for session, one in zip(sessions, verified):
+            update(session, one)
+        return
+    for session, one in zip(sessions, verified):
+        proposer.harvest(session.state, one.tree, one.logits)
+    m = max(one.tokens.shape[1] for one in verified)
+    tokens = torch.cat([F.pad(one.tokens, (0, m - one.tokens.shape[1])) for one in verified])  # [B, m]
+    tapped = torch.cat([F.pad(one.tapped, (0, 0, 0, m - one.tapped.shape[1])) for one in verified])
+    proposer.update(joined, tokens, tapped, torch.cat([one.accepted.counts for one in verified]))
+    proposer.split(joined, states)
+
+
+def _judge(
+    session: Session, tree: TokenTree, accept: AcceptanceRule, states: TargetStates, logits: torch.Tensor
+) -> Verified:
+    """Compare trees with the target's logits [B, n, V], commit the accepted paths, and set the roots."""
+    accepted = accept(tree, logits)
+    session.cache.commit(accepted.path, accepted.counts)
+    tokens = tree.tokens.gather(1, accepted.path)  # [B, m]
+    wide_path = accepted.path[:, :, None].expand(-1, -1, states.tapped.shape[-1])  # [B, m, K*H]
+    tapped = states.tapped.gather(1, wide_path)  # [B, m, K*H]
+    session.root, tapped = choose_root(session.cache, accepted, logits, tapped)
+    return Verified(tree, accepted, tokens, tapped, logits)
+
+
+def choose_root(
     cache: TreeCache, accepted: Accepted, logits: torch.Tensor, tapped: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the token after each row's path, int64 [B], and the tapped states.
+    """Return the token after each row's path, int64 [B], and the tapped states [B, m, K*H].
 
     Where the logits [B, n, V] of that token are not finite, it is NOT_FINITE, and what the row leaves in the
     cache and to the proposer is zeros: NaN would outlive the row.

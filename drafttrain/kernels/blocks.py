@@ -5,6 +5,7 @@ a tree, in a batch and with any number of threads: drafted decoding is bit-ident
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -81,18 +82,86 @@ class _Model(ctypes.Structure):
 
 class _Nodes(ctypes.Structure):
     _fields_ = [
-        ("batch", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
         ("n", ctypes.c_int64),
+        ("row", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("ancestors", ctypes.c_void_p),
-        ("ancestor_batch_stride", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("kv", ctypes.c_void_p),
-        ("max_len", ctypes.c_int64),
-        ("kv_batch", ctypes.c_int64),
     ]
+
+
+@dataclass
+class Nodes:
+    """Nodes of some sequences, which may have caches of their own and numbers of nodes of their own.
+
+    Attributes:
+        rows: of each sequence: its number of nodes, its verified slots, the width and the address of its
+            `ancestors`, the address of its keys, the numbers between a block's keys and its values, and its
+            slots.
+        positions, slots: of the N nodes of all sequences, int64 [N].
+        held: tensors that the addresses point to.
+    """
+
+    rows: list[tuple[int, ...]]
+    positions: torch.Tensor
+    slots: torch.Tensor
+    held: list[torch.Tensor]
+
+    @classmethod
+    def of_batch(
+        cls,
+        kv: torch.Tensor,
+        lengths: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        ancestors: torch.Tensor | None,
+    ) -> "Nodes":
+        """Return the nodes of sequences with equally many, whose keys and values lie in one buffer.
+
+        Args:
+            kv: fp32 [blocks, 2, B, kv_heads, max_len, head_dim], the first rows of a contiguous buffer.
+            lengths: verified slots of each row, int64 [B]; every node sees them (but for a sliding window).
+            positions: int64 [B, n].
+            slots: slot of each node, int64 [B, n].
+            ancestors: bool [B, n, w], [1, n, w] or [n, w]: which slots lengths[b] + 0 … w - 1 a node sees
+                besides, its own among them, in order of position. None: they will not be read.
+        """
+        n, keys, row_size, width, at, step = positions.shape[1], kv.data_ptr(), 4 * kv.stride(2), 0, 0, 0
+        held = [kv]
+        if ancestors is not None:
+            ancestors = ancestors if ancestors.ndim == 3 else ancestors[None]
+            shared = len(ancestors) == 1 or ancestors.stride(0) == 0
+            ancestors = (ancestors[:1] if shared else ancestors).contiguous()
+            at, width = ancestors.data_ptr(), ancestors.shape[2]
+            step = 0 if shared else n * width
+            held.append(ancestors)
+        plane, max_len = kv.stride(1), kv.shape[4]
+        rows = [
+            (n, length, width, at + b * step, keys + b * row_size, plane, max_len)
+            for b, length in enumerate(lengths.tolist())
+        ]
+        return cls(rows, positions.flatten(), slots.flatten(), held)
+
+    @classmethod
+    def join(cls, parts: Sequence["Nodes"]) -> "Nodes":
+        """Return the nodes of all parts, one after the other."""
+        return cls(
+            [row for part in parts for row in part.rows],
+            torch.cat([part.positions for part in parts]),
+            torch.cat([part.slots for part in parts]),
+            [tensor for part in parts for tensor in part.held],
+        )
+
+    def describe(self) -> tuple[_Nodes, object]:
+        """Describe the nodes to the library; what the description points to is returned with it."""
+        begin, facts = 0, []
+        for n, *rest in self.rows:
+            facts += [begin, n, *rest]
+            begin += n
+        rows = (ctypes.c_int64 * len(facts))(*facts)
+        positions, slots = self.positions.contiguous(), self.slots.contiguous()
+        at = ctypes.addressof(rows), positions.data_ptr(), slots.data_ptr()
+        return _Nodes(len(self.rows), begin, *at), (rows, positions, slots)
 
 
 class NativeBlocks(nn.Module):
@@ -119,7 +188,11 @@ class NativeBlocks(nn.Module):
         super().__init__()
         self.native, self.rope, self.positions = library(), rope, 0
         self.hidden, self.head_dim, self.kv_heads = blocks[0].o.out_features, head_dim, kv_heads
-        self.parts, self._held = list(blocks), []  # what the structures point to
+        self.parts, self._held, self._lock = (
+            list(blocks),
+            [],
+            threading.Lock(),
+        )  # held: what structures point to
         self.round_inputs = blocks[0].q.round_inputs
         self._blocks = (_Block * len(blocks))(*map(self._structure, blocks))
         self._model = _Model(
@@ -162,19 +235,19 @@ class NativeBlocks(nn.Module):
 
     def _reach(self, positions: int) -> None:
         """Lengthen the table of cosines and sines to this many positions."""
-        if positions > self.positions:
-            self.positions = max(positions, 2 * self.positions, 1024)
-            self._cos, self._sin = (table.float().contiguous() for table in self.rope(self.positions))
-            self._model.cos, self._model.sin = self._cos.data_ptr(), self._sin.data_ptr()
+        if positions <= self.positions:
+            return
+        with self._lock:
+            longer = max(positions, 2 * self.positions, 1024)
+            tables = [table.float().contiguous() for table in self.rope(longer)]
+            self._held += tables  # another thread may still read the shorter ones, so all are kept
+            self._model.cos, self._model.sin = (table.data_ptr() for table in tables)
+            self.positions = longer
 
     def forward(
         self,
         x: torch.Tensor,
-        kv: torch.Tensor,
-        lengths: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        ancestors: torch.Tensor,
+        nodes: Nodes,
         reach: int,
         taps: Sequence[int] = (),
         blocks: range | None = None,
@@ -183,29 +256,24 @@ class NativeBlocks(nn.Module):
         """Run nodes through the blocks; their keys and values go into their slots.
 
         Args:
-            x: fp32 [B, n, H], overwritten by the output of the last block.
-            kv: fp32 [blocks, 2, B, kv_heads, max_len, head_dim], the first rows of a contiguous buffer.
-            lengths: verified slots of each row, int64 [B]; every node sees them (but for a sliding window).
-            positions: int64 [B, n].
-            slots: slot of each node, int64 [B, n].
-            ancestors: bool [B or 1, n, w]: which slots lengths[b] + 0 … w - 1 a node sees besides, its own
-                among them, in order of position.
+            x: fp32 [..., H] of N nodes, overwritten by the output of the last block.
             reach: all positions are below it.
             taps: numbers of blocks whose outputs are wanted.
             blocks: the blocks to run; None: all.
             final: whether to norm the outputs of the last block.
 
         Returns:
-            tapped states fp32 [B, n, taps · H], and normed outputs fp32 [B, n, H] or None.
+            tapped states fp32 [..., taps · H], and normed outputs fp32 [..., H] or None.
         """
-        batch, n = positions.shape
-        tapped = torch.empty(batch, n, len(taps) * self.hidden)
-        normed = torch.empty(batch, n, self.hidden) if final else None
-        nodes = self._nodes(kv, lengths, positions, slots, ancestors, reach)
+        self._reach(reach)
+        shape = x.shape[:-1]
+        tapped = torch.empty(*shape, len(taps) * self.hidden)
+        normed = torch.empty(*shape, self.hidden) if final else None
+        described, _held = nodes.describe()
         first, last = (0, len(self.parts)) if blocks is None else (blocks.start, blocks.stop)
         self.native.blocks(
             self._address,
-            ctypes.addressof(nodes[0]),
+            ctypes.addressof(described),
             x.data_ptr(),
             first,
             last,
@@ -218,49 +286,16 @@ class NativeBlocks(nn.Module):
         )
         return tapped, normed
 
-    def keys_values(
-        self,
-        x: torch.Tensor,
-        kv: torch.Tensor,
-        lengths: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        reach: int,
-    ) -> None:
-        """Write every block's keys and values of states x, fp32 [B, n, H], that all blocks read alike; the
-        other arguments are those of `forward`."""
-        nothing = torch.empty(1, positions.shape[1], 0, dtype=torch.bool)
-        nodes = self._nodes(kv, lengths, positions, slots, nothing, reach)
-        multiplications = positions.numel() * self._keys_values_size
+    def keys_values(self, x: torch.Tensor, nodes: Nodes, reach: int) -> None:
+        """Write every block's keys and values of states x, fp32 [..., H] of N nodes, that all blocks read
+        alike; nobody's `ancestors` are read."""
+        self._reach(reach)
+        described, _held = nodes.describe()
+        multiplications = nodes.positions.numel() * self._keys_values_size
         self.native.keys_values(
             self._address,
-            ctypes.addressof(nodes[0]),
+            ctypes.addressof(described),
             x.data_ptr(),
             self.round_inputs,
             1 if multiplications < FEW else team_size(),
         )
-
-    def _nodes(self, kv, lengths, positions, slots, ancestors, reach) -> tuple[_Nodes, tuple]:
-        """Describe the nodes to the library; what the description points to is returned with it."""
-        self._reach(reach)
-        held = [tensor.contiguous() for tensor in (positions, slots, lengths)]
-        if ancestors.ndim == 2:
-            ancestors = ancestors[None]
-        shared = len(ancestors) == 1 or ancestors.stride(0) == 0
-        held.append((ancestors[:1] if shared else ancestors).contiguous())
-        at_positions, at_slots, at_lengths, at_ancestors = (tensor.data_ptr() for tensor in held)
-        _, n, width = ancestors.shape
-        structure = _Nodes(
-            len(positions),
-            n,
-            at_positions,
-            at_slots,
-            at_lengths,
-            at_ancestors,
-            0 if shared else n * width,
-            width,
-            kv.data_ptr(),
-            kv.shape[4],
-            kv.stride(1) // kv.stride(2),  # rows of the buffer, of which kv may be the first ones
-        )
-        return structure, tuple(held)

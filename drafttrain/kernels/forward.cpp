@@ -363,14 +363,25 @@ struct Model {
   const float *cos, *sin;   // [positions][head_dim / 2]
 };
 
+struct Row {  // the nodes of one sequence
+  int64_t begin, n;         // its first one, and how many
+  int64_t length;           // verified slots, which all of them see
+  int64_t width;
+  const uint8_t* ancestors;  // [n][width]: which slots behind those a node sees
+  float* kv;                 // keys of block 0; a plane on are its values, then keys and values of block 1, ...
+  int64_t plane, max_len;    // of [kv_heads][max_len][head_dim]
+};
+
 struct Nodes {
-  int64_t batch, n;                        // rows, and nodes of each
-  const int64_t *positions, *slots;        // [batch][n]
-  const int64_t* lengths;                  // [batch] verified slots, which all nodes see
-  const uint8_t* ancestors;                // [batch or 1][n][width]: which slots behind them a node sees
-  int64_t ancestor_batch_stride, width;    // the stride is 0 where all rows share them
-  float* kv;                               // [blocks][2][batch][kv_heads][max_len][head_dim]
-  int64_t max_len, kv_batch;
+  int64_t rows, n;                   // sequences, and nodes of all
+  const Row* row;
+  const int64_t *positions, *slots;  // [n]
+
+  std::vector<int32_t> rows_of_nodes() const {
+    std::vector<int32_t> found;
+    for (int64_t b = 0; b < rows; b++) found.insert(found.end(), row[b].n, int32_t(b));
+    return found;
+  }
 };
 
 template <class X> static void norm(const float* x, const float* weight, int64_t size, float eps, X* to, int64_t padded) {
@@ -527,12 +538,12 @@ struct Paths {
   std::vector<int64_t> slots, begin;
   int64_t longest = 0;
   explicit Paths(const Nodes& nodes) : begin(1, 0) {
-    for (int64_t b = 0; b < nodes.batch; b++)
-      for (int64_t i = 0; i < nodes.n; i++) {
-        const uint8_t* row = nodes.ancestors + b * nodes.ancestor_batch_stride + i * nodes.width;
-        for (int64_t j = 0; j < nodes.width; j++) if (row[j]) slots.push_back(nodes.lengths[b] + j);
+    for (const Row& row : std::span(nodes.row, nodes.rows))
+      for (int64_t i = 0; i < row.n; i++) {
+        const uint8_t* seen = row.ancestors + i * row.width;
+        for (int64_t j = 0; j < row.width; j++) if (seen[j]) slots.push_back(row.length + j);
         begin.push_back(slots.size());
-        longest = std::max(longest, nodes.lengths[b] + begin.back() - begin[begin.size() - 2]);
+        longest = std::max(longest, row.length + begin.back() - begin[begin.size() - 2]);
       }
   }
 };
@@ -555,11 +566,11 @@ template <class X> static void project(const Block& block, const X* arranged, in
 
 // Norms and rotates some heads; keys and values go into their slots. Counted are queries' heads (unless the block
 // has no queries), then keys', then values'.
-static void finish(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, Range heads, float* q, float* k, float* v) {
+static void finish(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Range heads, float* q, float* k, float* v) {
   const int64_t dim = model.head_dim, nq = block.q.weight ? model.heads : 0, nkv = model.kv_heads;
   for (int64_t head = heads.begin; head < heads.end; head++)
     for (int64_t i = 0; i < tokens.end - tokens.begin; i++) {
-      int64_t node = tokens.begin + i, row = node / nodes.n;
+      const int64_t node = tokens.begin + i;
       const float* cos = model.cos + nodes.positions[node] * (dim / 2);
       const float* sin = model.sin + nodes.positions[node] * (dim / 2);
       if (head < nq) {
@@ -575,25 +586,25 @@ static void finish(const Model& model, const Block& block, int64_t layer, const 
         head_norm(x, block.k_norm, dim, model.eps);
         rotate(x, cos, sin, dim);
       }
-      int64_t at = ((layer * 2 + !is_key) * nodes.kv_batch + row) * nkv + g;
-      std::memcpy(nodes.kv + (at * nodes.max_len + nodes.slots[node]) * dim, x, dim * sizeof(float));
+      const Row& row = nodes.row[row_of[node]];
+      std::memcpy(row.kv + (layer * 2 + !is_key) * row.plane + (g * row.max_len + nodes.slots[node]) * dim, x, dim * sizeof(float));
     }
 }
 
 // Both, for all heads. Where panels end with heads, a thread finishes its heads at once.
-template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, Range tokens, const X* arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
+template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, const X* arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
   const int64_t count = tokens.end - tokens.begin, heads = (block.q.weight ? model.heads : 0) + 2 * model.kv_heads;
   const int64_t panels = (block.q.weight ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
   if (model.head_dim % PANEL == 0) {
     const int64_t per_head = model.head_dim / PANEL;
     queues[0].take(heads, t, threads, [&](Range part) {
       project(block, arranged, count, {part.begin * per_head, part.end * per_head}, q, k, v);
-      finish(model, block, layer, nodes, tokens, part, q, k, v);
+      finish(model, block, layer, nodes, row_of, tokens, part, q, k, v);
     });
   } else {
     queues[0].take(panels, t, threads, [&](Range part) { project(block, arranged, count, part, q, k, v); });
     wait();
-    queues[1].take(heads, t, threads, [&](Range part) { finish(model, block, layer, nodes, tokens, part, q, k, v); });
+    queues[1].take(heads, t, threads, [&](Range part) { finish(model, block, layer, nodes, row_of, tokens, part, q, k, v); });
   }
   wait();
 }
@@ -607,10 +618,11 @@ template <class X> struct Buffers {  // what threads tell each other
 };
 
 template <class X> static void run_blocks(const Model& model, const Nodes& nodes, float* x, int64_t first_block, int64_t last_block, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int threads) {
-  const int64_t hidden = model.hidden, dim = model.head_dim, nq = model.heads, nkv = model.kv_heads, all = nodes.batch * nodes.n;
+  const int64_t hidden = model.hidden, dim = model.head_dim, nq = model.heads, nkv = model.kv_heads, all = nodes.n;
   const int64_t at_stride = even(nq * dim), act_stride = even(model.intermediate), h_stride = even(hidden);
   const int64_t chunks = (all + CHUNK - 1) / CHUNK;
-  Paths paths(nodes);
+  const Paths paths(nodes);
+  const std::vector<int32_t> row_of = nodes.rows_of_nodes();
   Buffers<X> buffers(model, std::min(CHUNK, all));
   Barrier barrier(threads);
   std::vector<Queue> queues(chunks * (last_block - first_block) * PHASES);
@@ -652,25 +664,26 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
       for (int64_t l = first_block; l < last_block; l++, queue += PHASES) {
         const Block& block = model.block[l];
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
-        project_all(model, block, l, nodes, tokens, normed(block.input_norm), queue, t, threads, wait, q, k, v);
+        project_all(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm), queue, t, threads, wait, q, k, v);
         queue[2].take(nkv * count, t, threads, [&](Range items) {  // nodes by head of keys
           for (int64_t item = items.begin; item < items.end;) {
-            const int64_t head = item / count, first = item % count, b = (start + first) / nodes.n;
-            const int64_t last = std::min({first + NODES, first + items.end - item, count, (b + 1) * nodes.n - start});
+            const int64_t head = item / count, first = item % count;
+            const Row& row = nodes.row[row_of[start + first]];
+            const int64_t last = std::min({first + NODES, first + items.end - item, count, row.begin + row.n - start});
             for (int64_t i = first; i < last; i++)
               for (int64_t g = head * group; g < (head + 1) * group; g++) {
                 const int64_t node = start + i, place = (i - first) * group + g - head * group;
                 int64_t length = paths.begin[node + 1] - paths.begin[node], seen_from = 0;
                 if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
-                const int64_t unseen = std::clamp(seen_from - nodes.lengths[b], int64_t(0), length);  // of the path
+                const int64_t unseen = std::clamp(seen_from - row.length, int64_t(0), length);  // of the path
                 queries[place] = {
-                    q + (i * nq + g) * dim, {std::min(seen_from, nodes.lengths[b]), nodes.lengths[b]},
+                    q + (i * nq + g) * dim, {std::min(seen_from, row.length), row.length},
                     paths.slots.data() + paths.begin[node] + unseen, length - unseen,
                     scores.data() + place * (paths.longest + VL), sums.data() + place * dim,
                     buffers.attended.data() + i * at_stride + g * dim};
               }
-            const float* keys = nodes.kv + ((2 * l * nodes.kv_batch + b) * nkv + head) * nodes.max_len * dim;
-            attend(queries.data(), (last - first) * group, keys, keys + nodes.kv_batch * nkv * nodes.max_len * dim, model.scale, dim);
+            const float* keys = row.kv + 2 * l * row.plane + head * row.max_len * dim;
+            attend(queries.data(), (last - first) * group, keys, keys + row.plane, model.scale, dim);
             item += last - first;
           }
         });
@@ -873,19 +886,20 @@ void linear(const Linear* layer, const float* x, int64_t tokens, float* y, int64
 }
 
 // Blocks first ... last - 1 over the nodes of trees, then the final norm where `final` is given.
-// x [batch][n][hidden] goes in and comes out changed; tapped [batch][n][taps][hidden] are outputs of blocks.
+// x [n][hidden] goes in and comes out changed; tapped [n][taps][hidden] are outputs of blocks.
 void blocks(const Model* model, const Nodes* nodes, float* x, int64_t first, int64_t last, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int64_t round_inputs, int64_t threads) {
   if (BF16_PRODUCTS && round_inputs) run_blocks<uint16_t>(*model, *nodes, x, first, last, taps, n_taps, tapped, final, int(threads));
   else run_blocks<float>(*model, *nodes, x, first, last, taps, n_taps, tapped, final, int(threads));
 }
 
-// Keys and values alone of every block, of states x [batch][n][hidden] that all blocks read.
+// Keys and values alone of every block, of states x [n][hidden] that all blocks read.
 void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t round_inputs, int64_t threads) {
   auto run = [&](auto* type) {
     using X = std::remove_pointer_t<decltype(type)>;
-    const int64_t hidden = model->hidden, stride = even(hidden), all = nodes->batch * nodes->n;
+    const int64_t hidden = model->hidden, stride = even(hidden), all = nodes->n;
     const int64_t kv = model->kv_heads * model->head_dim;
     const int team = int(threads);
+    const std::vector<int32_t> row_of = nodes->rows_of_nodes();
     Barrier barrier(team);
     std::vector<Queue> queues((all + CHUNK - 1) / CHUNK * model->blocks * PHASES);
     std::vector<float> k(std::min(CHUNK, all) * kv), v(k.size());
@@ -899,7 +913,7 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
           const X* arranged = arrange(h.data(), tokens.end - tokens.begin, stride / 2);
-          project_all(*model, block, l, *nodes, tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
+          project_all(*model, block, l, *nodes, row_of.data(), tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
         }
       }
     });

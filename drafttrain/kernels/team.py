@@ -1,34 +1,46 @@
 """Who has the cores: the native library's threads, or torch's.
 
 After an operator on several threads, torch's team spins for milliseconds on the cores that a native call
-wants next. So while tokens are decoded torch's operators, which are small there, run on one thread.
+wants next. So while tokens are decoded torch's operators, which are small there, run on one thread. Each
+Python thread has a team of its own; native calls of several threads at once wait for each other, unless each
+takes one thread.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 MOST = 255  # threads that the library counts in a byte
-_native: int | None = None  # threads of native calls, while torch has one
+
+
+class _Native(threading.local):
+    size: int | None = None  # threads of native calls, while torch has one
+
+
+_native = _Native()
 
 
 def team_size() -> int:
     """Return the number of threads that a native call takes."""
-    return min(_native or torch.get_num_threads(), MOST)
+    return min(_native.size or torch.get_num_threads(), MOST)
 
 
 @contextmanager
-def native_team() -> Iterator[None]:
-    """Give the cores to native calls: inside, torch's operators run on one thread."""
-    global _native
-    if _native is not None:
-        yield
-        return
-    _native = torch.get_num_threads()
-    torch.set_num_threads(1)
+def native_team(threads: int | None = None) -> Iterator[None]:
+    """Give the cores to this thread's native calls: inside, torch's operators run on one thread.
+
+    Args:
+        threads: of a native call. None: as many as torch takes outside, or those of an outer `native_team`.
+    """
+    outer, own = _native.size, torch.get_num_threads()
+    _native.size = threads or outer or own
+    if outer is None:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(_native)
-        _native = None
+        _native.size = outer
+        if outer is None:
+            torch.set_num_threads(own)

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from drafttrain.bundle import load_bundle
-from drafttrain.decoder import SpeculativeDecoder, TextStream
+from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.text import TextStream
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError

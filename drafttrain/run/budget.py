@@ -9,8 +9,15 @@ small for one that says something, nothing else is done.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from drafttrain.data.config import PromptSet, Source
+from drafttrain.run.recipe import Recipe
+from drafttrain.trees.costs import EXAMPLE_COSTS
+from drafttrain.trees.parse import uses_calibration
+
+UNLIMITED = 10**6  # rows of a source or prompt set without a limit
 SPARE = 0.2  # of the time: other processes, speeds that were measured a little too high
 SHARES = {
     "regenerate": 0.10,  # new answers are of the same model as the bundled ones: they add variety
@@ -84,8 +91,22 @@ class Evaluation:
     lossless_tokens: int
 
     def within(self, most: "Evaluation") -> "Evaluation":
-        """The same, but in nothing more than `most`."""
+        """Return the same, but in nothing more than `most`."""
         return Evaluation(*map(min, dataclasses.astuple(self), dataclasses.astuple(most)))
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Evaluation":
+        """Return what a recipe asks for."""
+        config = recipe.evaluate
+        return cls(
+            tasks=len(config.prompts),
+            prompts=max(map(limit_of, config.prompts)),
+            new_tokens=config.max_new_tokens,
+            trees=len(config.trees),
+            tune_prompts=limit_of(config.tune_prompts),
+            lossless_prompts=config.lossless_prompts,
+            lossless_tokens=config.lossless_new_tokens,
+        )
 
 
 # each at least as large as the one above it in every respect
@@ -107,40 +128,6 @@ SIZES = [
     Evaluation(3, 20, 96, 4, 8, 16, 64),
 ]
 DECENT = 5  # index of the least that the other stages have to leave room for: all tasks, some prompts each
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the recipe asks for at most.
-
-    Attributes:
-        answers: conversations that the target answers; 0 where the recipe has no section regenerate.
-        answer_tokens: tokens of one answer.
-        conversations: bundled ones.
-        validation: share of the corpus that is held out.
-        epochs: over the corpus.
-        steps: of training, where the recipe limits them.
-        step_tokens: tokens of an optimizer step.
-        row_length: tokens of a packed row.
-        eval_prompts, eval_tokens: decoded when the trained drafter is validated.
-        calibrates: whether there is a calibration; the short one is planned, whatever the recipe's would be.
-        evaluation: its size.
-        plain_trees: trees that need no calibration.
-    """
-
-    answers: int
-    answer_tokens: int
-    conversations: int
-    validation: float
-    epochs: float
-    steps: int | None
-    step_tokens: int
-    row_length: int
-    eval_prompts: int
-    eval_tokens: int
-    calibrates: bool
-    evaluation: Evaluation
-    plain_trees: int
 
 
 @dataclass(frozen=True)
@@ -170,91 +157,114 @@ class Plan:
 
     @property
     def total(self) -> float:
-        """Seconds of all stages."""
+        """Return the seconds of all stages."""
         return sum(self.seconds.values())
 
 
-def plan(speeds: Speeds, seconds: float, work: Work) -> Plan:
-    """Fit a run to a time.
+def rows_of(sources: Sequence[Source]) -> int:
+    """Return the most rows of some sources."""
+    limits = (source.max_conversations for source in sources)
+    return sum(UNLIMITED if limit is None else limit for limit in limits)
+
+
+def asked_rows(recipe: Recipe) -> int:
+    """Return the most conversations that the target answers; 0 without a section regenerate."""
+    return rows_of(recipe.regenerate.sources) if recipe.regenerate else 0
+
+
+def limit_of(prompts: PromptSet) -> int:
+    """Return the most prompts of a set."""
+    return UNLIMITED if prompts.limit is None else prompts.limit
+
+
+def plain_trees(trees: Sequence[str]) -> list[str]:
+    """Return the trees that need no calibration."""
+    return [tree for tree in trees if not uses_calibration(tree, EXAMPLE_COSTS)]
+
+
+def plan(speeds: Speeds, seconds: float, recipe: Recipe) -> Plan:
+    """Fit a run to a time. Of a calibration the short one is planned, also where the recipe has a full one.
 
     Args:
         seconds: that are left for it. `SPARE` of them are not planned.
-        work: at most.
+        recipe: what is asked for at most.
     """
+    most, n_plain = Evaluation.of(recipe), len(plain_trees(recipe.evaluate.trees))
     shares = {stage: share * seconds * (1 - SPARE) for stage, share in SHARES.items()}
-    sizes = [size.within(work.evaluation) for size in SIZES]
+    sizes = [size.within(most) for size in SIZES]
     if evaluate_seconds(speeds, sizes[DECENT]) > shares["evaluate"]:
-        plain = [dataclasses.replace(size, trees=min(size.trees, work.plain_trees)) for size in sizes]
+        plain = [dataclasses.replace(size, trees=min(size.trees, n_plain)) for size in sizes]
         evaluation = _largest(speeds, plain[: DECENT + 1], sum(shares.values()))
         return Plan(0, 0, 0, 0, False, evaluation, {"evaluate": evaluate_seconds(speeds, evaluation)}, {})
     evaluation, calibrates = _largest(speeds, sizes, shares["evaluate"]), False
-    if evaluation.trees > work.plain_trees:
-        calibrates = work.calibrates and calibrate_seconds(speeds) <= shares["calibrate"]
+    if evaluation.trees > n_plain:
+        calibrates = recipe.calibrate.is_asked and calibrate_seconds(speeds) <= shares["calibrate"]
         if not calibrates:
-            evaluation = dataclasses.replace(evaluation, trees=work.plain_trees)
+            evaluation = dataclasses.replace(evaluation, trees=n_plain)
 
-    answered = _answers(speeds, shares["regenerate"], work)
-    possible = min(_conversations(speeds, shares["train"], work), work.conversations + answered)
-    steps = _steps(possible, work)
-    enough = min(LEAST_STEPS, _steps(work.conversations, work))
-    eval_prompts = int(VALIDATION * shares["train"] / _validation_seconds(speeds, work))
+    asked, bundled = asked_rows(recipe), rows_of(recipe.corpus.sources)
+    answered = _answers(speeds, shares["regenerate"], recipe) if asked else 0
+    possible = min(_conversations(speeds, shares["train"], recipe), bundled + answered)
+    steps = _steps(possible, recipe)
+    enough = min(LEAST_STEPS, _steps(bundled, recipe))
+    eval_prompts = int(VALIDATION * shares["train"] / _validation_seconds(speeds, recipe))
     is_trained = steps >= max(enough, 1) and eval_prompts > 0
     answers = min(answered, possible // 2)
-    is_answered = is_trained and answers >= min(LEAST_ANSWERS, max(work.answers, 1))
+    is_answered = is_trained and answers >= min(LEAST_ANSWERS, max(asked, 1))
     found = Plan(
         answers=answers if is_answered else 0,
         conversations=possible if is_trained else 0,
         steps=steps if is_trained else 0,
-        eval_prompts=min(eval_prompts, work.eval_prompts) if is_trained else 0,
+        eval_prompts=min(eval_prompts, recipe.training.eval_prompt_limit) if is_trained else 0,
         calibrates=calibrates,
         evaluation=evaluation,
         seconds={},
         fitting={"answers": answers, "steps": steps},
     )
-    return dataclasses.replace(found, seconds=stage_seconds(speeds, found, work))
+    return dataclasses.replace(found, seconds=stage_seconds(speeds, found, recipe))
 
 
 def _largest(speeds: Speeds, sizes: list[Evaluation], seconds: float) -> Evaluation:
-    """The largest evaluation that fits; the smallest where none does."""
+    """Return the largest evaluation that fits; the smallest where none does."""
     return [size for size in sizes if size is sizes[0] or evaluate_seconds(speeds, size) <= seconds][-1]
 
 
-def stage_seconds(speeds: Speeds, planned: Plan, work: Work) -> dict[str, float]:
-    """What each stage of a plan takes; those that are left out are left out here."""
+def stage_seconds(speeds: Speeds, planned: Plan, recipe: Recipe) -> dict[str, float]:
+    """Return the seconds of each stage of a plan; those that are left out are left out here."""
     seconds = {}
     if planned.answers:
-        seconds["regenerate"] = regenerate_seconds(speeds, planned.answers, work)
+        seconds["regenerate"] = regenerate_seconds(speeds, planned.answers, recipe)
     if planned.steps:
-        seconds["train"] = train_seconds(speeds, planned.conversations, planned.eval_prompts, work)
+        seconds["train"] = train_seconds(speeds, planned.conversations, planned.eval_prompts, recipe)
     if planned.calibrates:
         seconds["calibrate"] = calibrate_seconds(speeds)
     return seconds | {"evaluate": evaluate_seconds(speeds, planned.evaluation)}
 
 
-def regenerate_seconds(speeds: Speeds, answers: int, work: Work) -> float:
-    """Of reading prompts and generating in batches, of which a half-empty one takes as long as a full one."""
-    generated = max(answers, speeds.generate_rows) * work.answer_tokens
+def regenerate_seconds(speeds: Speeds, answers: int, recipe: Recipe) -> float:
+    """Return the time of reading prompts and generating; a half-empty batch takes as long as a full one."""
+    generated = max(answers, speeds.generate_rows) * recipe.regenerate.max_new_tokens
     start = _start(speeds, "regenerate")
     return start + answers * ASKED / speeds.collect + generated / speeds.generate
 
 
-def train_seconds(speeds: Speeds, conversations: int, eval_prompts: int, work: Work) -> float:
-    """Of building the corpus, storing its states, training and the validation at the end."""
+def train_seconds(speeds: Speeds, conversations: int, eval_prompts: int, recipe: Recipe) -> float:
+    """Return the time of building the corpus, storing its states, training and the validation at the end."""
     tokens = conversations * CONVERSATION
-    validating = eval_prompts * _validation_seconds(speeds, work)
-    return _train_start(speeds, work) + tokens * _token_seconds(speeds, work) + validating
+    validating = eval_prompts * _validation_seconds(speeds, recipe)
+    return _train_start(speeds, recipe) + tokens * _token_seconds(speeds, recipe) + validating
 
 
 def calibrate_seconds(speeds: Speeds) -> float:
-    """Of the short calibration: the time that limits it, and on a slow machine the least that it does."""
+    """Return the time of the short calibration: its limit, or on a slow machine the least that it does."""
     round_seconds = CALIBRATION_FORWARDS / speeds.decode + CALIBRATION_TOKENS / speeds.collect
     decoding = CALIBRATION_TURNS * _turn(speeds, speeds.draft, CALIBRATION_ANSWER)
     return _start(speeds, "calibrate") + CALIBRATION_S + CALIBRATION_ROUNDS * round_seconds + decoding
 
 
 def evaluate_seconds(speeds: Speeds, size: Evaluation) -> float:
-    """Of choosing the tree, measuring every task with three decoders, and comparing outputs in fp32 (which is
-    slower, but decodes eight prompts at once)."""
+    """Return the time of choosing the tree, measuring every task with three decoders, and comparing outputs
+    in fp32 (which is slower, but decodes eight prompts at once)."""
     warm_up = _three(speeds, min(WARM_UP_TOKENS, size.new_tokens))
     measuring = size.tasks * (warm_up + size.prompts * _three(speeds, size.new_tokens))
     tuning = 0.0
@@ -266,7 +276,7 @@ def evaluate_seconds(speeds: Speeds, size: Evaluation) -> float:
 
 
 def _three(speeds: Speeds, tokens: int) -> float:
-    """A prompt decoded plainly, by transformers, and with drafts."""
+    """Return the time of a prompt decoded plainly, by transformers, and with drafts."""
     return sum(_turn(speeds, speed, tokens) for speed in (speeds.decode, speeds.transformers, speeds.draft))
 
 
@@ -278,37 +288,38 @@ def _start(speeds: Speeds, stage: str) -> float:
     return START_S + LOADS[stage] * speeds.load_seconds
 
 
-def _train_start(speeds: Speeds, work: Work) -> float:
-    """Of corpus, hidden states and training, and of the last, half-full row of the held-out text."""
-    return 2 * START_S + _start(speeds, "train") + work.row_length / speeds.train
+def _train_start(speeds: Speeds, recipe: Recipe) -> float:
+    """Return the time that does not grow with the corpus; the last row of held-out text is half full."""
+    return 2 * START_S + _start(speeds, "train") + recipe.training.row_length / speeds.train
 
 
-def _token_seconds(speeds: Speeds, work: Work) -> float:
-    """A token of the corpus: its states, and its part in the epochs and in the held-out text."""
-    return 1 / speeds.collect + (work.epochs + work.validation) / speeds.train
+def _token_seconds(speeds: Speeds, recipe: Recipe) -> float:
+    """Return the time of a token: of its states, and its part in the epochs and in the held-out text."""
+    return 1 / speeds.collect + (recipe.training.epochs + recipe.corpus.validation_fraction) / speeds.train
 
 
-def _validation_seconds(speeds: Speeds, work: Work) -> float:
-    return PROMPT / speeds.collect + work.eval_tokens / speeds.generate
+def _validation_seconds(speeds: Speeds, recipe: Recipe) -> float:
+    return PROMPT / speeds.collect + recipe.training.eval_new_tokens / speeds.generate
 
 
-def _answers(speeds: Speeds, share: float, work: Work) -> int:
-    """The most answers that fit a share."""
+def _answers(speeds: Speeds, share: float, recipe: Recipe) -> int:
+    """Return the most answers that fit a share."""
     room = share - _start(speeds, "regenerate")
-    at_least = speeds.generate_rows * work.answer_tokens / speeds.generate  # seconds of one batch
-    answers = int(room / (ASKED / speeds.collect + work.answer_tokens / speeds.generate))
+    one = recipe.regenerate.max_new_tokens / speeds.generate  # seconds of an answer
+    answers = int(room / (ASKED / speeds.collect + one))
     if answers < speeds.generate_rows:
-        answers = int((room - at_least) * speeds.collect / ASKED)
-    return min(max(answers, 0), work.answers)
+        answers = int((room - speeds.generate_rows * one) * speeds.collect / ASKED)
+    return min(max(answers, 0), asked_rows(recipe))
 
 
-def _conversations(speeds: Speeds, share: float, work: Work) -> int:
-    """The most conversations whose states can be stored and trained on in a share."""
-    room = (1 - VALIDATION) * share - _train_start(speeds, work)
-    return max(0, int(room / _token_seconds(speeds, work) / CONVERSATION))
+def _conversations(speeds: Speeds, share: float, recipe: Recipe) -> int:
+    """Return the most conversations whose states can be stored and trained on in a share."""
+    room = (1 - VALIDATION) * share - _train_start(speeds, recipe)
+    return max(0, int(room / _token_seconds(speeds, recipe) / CONVERSATION))
 
 
-def _steps(conversations: int, work: Work) -> int:
-    tokens = conversations * CONVERSATION * (1 - work.validation) * work.epochs
-    steps = int(tokens / work.step_tokens)
-    return steps if work.steps is None else min(steps, work.steps)
+def _steps(conversations: int, recipe: Recipe) -> int:
+    config = recipe.training
+    tokens = conversations * CONVERSATION * (1 - recipe.corpus.validation_fraction) * config.epochs
+    steps = int(tokens / (config.rows_per_batch * config.row_length * config.gradient_accumulation_steps))
+    return steps if config.max_steps is None else min(steps, config.max_steps)

@@ -11,7 +11,7 @@ from drafttrain.calibration.calibration import FILE, Calibration
 from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.calibration.full import full_calibration
 from drafttrain.calibration.quick import is_disturbed, quick_calibration
-from drafttrain.data.prompts import read_prompts
+from drafttrain.data.prompts import Prompt, read_prompts
 from drafttrain.report.pictures import draw_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import write_json
@@ -29,6 +29,8 @@ def calibrate(
 ) -> Calibration:
     """Measure a bundle on this machine; write `calibration.json` and its plots into the folder `out`.
 
+    With `config.quick`, what belongs to the drafter is taken from the bundle's own calibration if it has one.
+
     Args:
         classifier: folder of another classifier than the bundle's own, which it may lack.
 
@@ -36,60 +38,42 @@ def calibrate(
         UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
     """
     config.check()
+    console = Console()
+    prompts = [] if config.quick else _prompts(config, console)
+    loaded = load_bundle(
+        bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
+    )
+    _check_depth(loaded)
+    made = loaded.target, loaded.drafter, loaded.fingerprints
+    if config.quick:
+        own = None
+        with contextlib.suppress(UserError):  # missing, or damaged and to be replaced
+            own = Calibration.load(bundle)
+        found = quick_calibration(*made, own, loaded.classifier)
+        if is_disturbed(found):
+            taken = f"other processes took {found.machine['load']:.1f} cores"
+            console.print(f"[yellow]timings are poor:[/] {taken}", highlight=False)
+    else:
+        ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
+        for prompt, prompt_ids in zip(prompts, ids):
+            which = f"{config.prompts.path}: prompt {prompt.id}"
+            loaded.target.check_length(prompt_ids, config.max_new_tokens, which)
+        found = full_calibration(config, *made, ids, loaded.classifier, console)
+    write_calibration(found, out)
+    _show(found, console)
+    return found
+
+
+def _prompts(config: CalibrateConfig, console: Console) -> list[Prompt]:
+    """Read the prompts of a full calibration; warn where the machine is busy."""
     if config.prompts is None:
         raise UserError("calibrate.prompts: must be set, got null; name prompts that no benchmark uses")
     prompts = read_prompts(config.prompts.path, config.prompts.limit)
     if len(prompts) < 2:
         raise UserError(f"{config.prompts.path}: must hold >= 2 prompts, got 1; give some dozens")
-    console = Console()
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
-    loaded = load_bundle(
-        bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
-    )
-    _check_depth(loaded)
-    model, drafter = loaded.target, loaded.drafter
-    ids = [prompt.token_ids(model.tokenizer) for prompt in prompts]
-    for prompt, prompt_ids in zip(prompts, ids):
-        which = f"{config.prompts.path}: prompt {prompt.id}"
-        model.check_length(prompt_ids, config.max_new_tokens, which)
-    found = full_calibration(config, model, drafter, loaded.fingerprints, ids, loaded.classifier, console)
-    write_calibration(found, out)
-    _show(found, console)
-    return found
-
-
-def calibrate_quickly(
-    bundle: str | os.PathLike,
-    out: str | os.PathLike,
-    target: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    classifier: str | os.PathLike | None = None,
-) -> Calibration:
-    """Write the short calibration of a bundle on this machine into the folder `out`, as `calibrate` does.
-
-    What belongs to the drafter is taken from the bundle's own calibration if it has one.
-
-    Raises:
-        UserError: the bundle is unusable.
-    """
-    console = Console()
-    loaded = load_bundle(
-        bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
-    )
-    _check_depth(loaded)
-    own = None
-    with contextlib.suppress(UserError):  # missing, or damaged and to be replaced
-        own = Calibration.load(bundle)
-    made = loaded.target, loaded.drafter, loaded.fingerprints
-    found = quick_calibration(*made, own, loaded.classifier)
-    if is_disturbed(found):
-        taken = found.machine["load"]
-        console.print(f"[yellow]timings are poor:[/] other processes took {taken:.1f} cores", highlight=False)
-    write_calibration(found, out)
-    _show(found, console)
-    return found
+    return prompts
 
 
 def _check_depth(loaded: Bundle) -> None:

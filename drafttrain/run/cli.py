@@ -1,6 +1,7 @@
 """The command line: which commands there are, in the order of work, and how one ends.
 
-What each takes and does is in `commands.py` (from a recipe) and in `tools.py` (with a bundle).
+What each takes and does is in `commands.py` and `reason.py` (from a recipe), and in `tools.py` (with a
+bundle).
 """
 
 import argparse
@@ -10,8 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drafttrain.run import commands, tools
-from drafttrain.run.options import Parser
+from drafttrain.run import commands, reason, tools
+from drafttrain.run.options import Parser, flag_of
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import disk_problem
 from drafttrain.utils.threads import VARIABLE, default_threads
@@ -24,15 +25,13 @@ class Command:
     """A word of the command line.
 
     Attributes:
-        text: what it does.
         options: adds its arguments to a parser.
-        run: does it; returns the exit status, None for 0.
+        run: does it; returns the exit status, None for 0. Its docstring is the command's text.
         example: words after the command's name.
         usage: how it is called, one line for each form.
         forms: options with which the argument RECIPE is something else.
     """
 
-    text: str
     options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | None]
     example: str
@@ -43,14 +42,12 @@ class Command:
 GROUPS = {
     "start": {
         "quickstart": Command(
-            "measure this machine, and train and measure in some minutes",
             commands.quickstart_options,
             commands.quickstart,
             "--minutes 20",
             ("[--minutes N] [--section.key VALUE ...] [options]",),
         ),
         "new-recipe": Command(
-            "write a short recipe for your own model and chats",
             commands.new_recipe_options,
             commands.new_recipe,
             "--target my/model --chats chats.json",
@@ -58,48 +55,31 @@ GROUPS = {
         ),
     },
     "train, by a recipe": {
-        "run": Command(
-            "run all stages of a recipe, skipping what is up to date",
-            commands.run_options,
-            commands.run,
-            "recipes/quickstart.yaml --training.lr 1e-3",
-        ),
+        "run": Command(commands.run_options, commands.run, "recipes/quickstart.yaml --training.lr 1e-3"),
         "fetch-target": Command(
-            "fetch or convert a target model and print its folder",
             commands.fetch_target_options,
             commands.fetch_target,
             "smollm2-135m-instruct",
             ("MODEL [options]",),
         ),
         "regenerate": Command(
-            "let the target rewrite the answers of conversations",
             commands.regenerate_options,
             commands.regenerate,
             "recipes/quickstart.yaml",
-            (RECIPE, "--self-prompts N --target NAME --out FILE [options]"),
+            (RECIPE, "--self-prompts N --target MODEL --out FILE [options]"),
         ),
         "corpus": Command(
-            "turn conversations into token ids and loss masks",
             commands.corpus_options,
             commands.corpus,
             "recipes/quickstart.yaml",
             (RECIPE, "DIR --view N [options]"),
             ("view",),
         ),
-        "collect": Command(
-            "store the target's hidden states, to train offline",
-            commands.stage_options,
-            commands.collect,
-            "recipes/quickstart.yaml",
-        ),
+        "collect": Command(commands.stage_options, commands.collect, "recipes/quickstart.yaml"),
         "train": Command(
-            "train the drafter",
-            commands.stage_options,
-            commands.train,
-            "recipes/quickstart.yaml --training.lr 1e-3",
+            commands.stage_options, commands.train, "recipes/quickstart.yaml --training.lr 1e-3"
         ),
         "export": Command(
-            "bundle the drafter, or write it for other tools",
             commands.export_options,
             commands.export,
             "runs/eagle/bundle --to eagle --out runs/eagle/vllm",
@@ -109,18 +89,16 @@ GROUPS = {
     },
     "make decoding faster": {
         "calibrate": Command(
-            "measure what drafting and verifying cost here",
             tools.calibrate_options,
             tools.calibrate,
             "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl",
             (
                 "BUNDLE --prompts FILE [options]",
                 "BUNDLE --quick",
-                "--target NAME --ngrams DIR --prompts FILE",
+                "--target MODEL --ngrams DIR --prompts FILE",
             ),
         ),
         "c2t": Command(
-            "grow labelled trees and train the C2T classifier",
             tools.c2t_options,
             tools.c2t,
             "BUNDLE --prompts data/tuning_prompts.jsonl --out BUNDLE",
@@ -131,26 +109,26 @@ GROUPS = {
             ),
         ),
         "build-ngrams": Command(
-            "count the n-grams of a text, for Self-Draft",
             tools.build_ngrams_options,
             tools.build_ngrams,
             "data/train/responses.jsonl.gz --target smollm2-135m-instruct --out runs/ngrams",
-            ("[SOURCE ...] --target NAME --out DIR [options]",),
+            ("[SOURCE ...] --target MODEL --out DIR [options]",),
         ),
     },
     "use and measure": {
         "generate": Command(
-            "generate text, each iteration's tokens in their own color",
             tools.generate_options,
             tools.generate,
             '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"',
             (
                 "--bundle BUNDLE --prompt TEXT [options]",
-                "--target NAME --prompt TEXT [--ngrams DIR] [options]",
+                "--target MODEL --prompt TEXT [--ngrams DIR] [options]",
             ),
         ),
+        "reason": Command(
+            reason.reason_options, reason.reason, "recipes/reasoning/gsm8k.yaml --task.limit 4"
+        ),
         "benchmark": Command(
-            "measure drafting methods against plain decoding",
             tools.benchmark_options,
             tools.benchmark,
             "--method model_cards/smollm2-135m-edd --method prompt_lookup \\\n"
@@ -158,14 +136,12 @@ GROUPS = {
             ("RECIPE [--section.key VALUE ...]", "--method BUNDLE --task FILE --out DIR [options]"),
         ),
         "report": Command(
-            "write one HTML page with the figures of measurements",
             tools.report_options,
             tools.report,
             "runs/quickstart/evaluation --bundle runs/quickstart/bundle --out report.html",
             ("FOLDER --out FILE [options]", "--bundle BUNDLE --prompt TEXT --trace FILE [options]"),
         ),
         "push": Command(
-            "publish a bundle on the Hugging Face Hub",
             tools.push_options,
             tools.push,
             "runs/quickstart/bundle --repo user/name --dry-run",
@@ -177,12 +153,12 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 REMOVED = {  # what takes their place
     "build-corpus": "corpus RECIPE",
     "view-corpus": "corpus DIR --view N",
-    "self-prompts": "regenerate --self-prompts N --target NAME --out FILE",
+    "self-prompts": "regenerate --self-prompts N --target MODEL --out FILE",
     "dump-trees": "c2t BUNDLE --prompts FILE --trees DIR",
     "train-classifier": "c2t --trees DIR --out DIR",
-    "tune-self-draft": "calibrate --target NAME --ngrams DIR --prompts FILE",
+    "tune-self-draft": "calibrate --target MODEL --ngrams DIR --prompts FILE",
     "compare": "benchmark --table texts --method BUNDLE --task FILE",
-    "sweep": "benchmark --table sweep --method BUNDLE --trees POLICY ... --task FILE --out DIR",
+    "sweep": "benchmark --table sweep --method BUNDLE --trees TREE ... --task FILE --out DIR",
     "evaluate": "benchmark RECIPE",
     "trace": "report --bundle BUNDLE --prompt TEXT --trace FILE",
     "card": "export BUNDLE --to card",
@@ -199,12 +175,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         the exit status: 0, 1 (`benchmark --table texts` found more than near-ties), 2 for a mistake of the
         user's, 130 after Ctrl-C.
     """
+    args = argparse.Namespace()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         os.environ.setdefault(VARIABLE, str(default_threads()))  # which torch reads when it is imported
         return COMMANDS[args.command].run(args) or 0
     except UserError as error:
-        print(f"drafttrain: {error}", file=sys.stderr)
+        print(f"drafttrain: {_as_shown(str(error), args)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("drafttrain: interrupted; the same command continues where it can", file=sys.stderr)
@@ -220,10 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read a command line; prints and exits at --help.
+    """Read a command line; print and exit at --help.
 
     Returns:
-        what the command's options say, with `command`, and `overrides`: the words that go to the recipe.
+        the command's arguments, with `command`, and `overrides`: the words that go to the recipe.
 
     Raises:
         UserError: no such command, or its arguments are wrong.
@@ -245,12 +222,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def overview() -> str:
-    """All commands in the order of work, on one screen."""
+    """Return all commands in the order of work, on one screen."""
     lines = ["usage: drafttrain COMMAND [options]", ""]
     lines += ["Trains drafters for speculative decoding and measures them."]
     for group, members in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<14} {command.text}" for name, command in members.items())]
-    return "\n".join([*lines, "", "drafttrain COMMAND --help tells what it takes."])
+        texts = {name: command.run.__doc__.rstrip(".") for name, command in members.items()}
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<14} {text[0].lower()}{text[1:]}" for name, text in texts.items()]
+    return "\n".join([*lines, "", "drafttrain COMMAND --help lists its options."])
 
 
 def _parser(name: str, command: Command) -> Parser:
@@ -258,11 +237,20 @@ def _parser(name: str, command: Command) -> Parser:
     parser = Parser(
         name,
         usage=f"drafttrain {name} {usage}",
-        description=f"{command.text[0].upper()}{command.text[1:]}.",
+        description=command.run.__doc__,
         epilog=f"example:\n  drafttrain {name} {command.example}",
     )
     command.options(parser)
     return parser
+
+
+def _as_shown(message: str, args: argparse.Namespace) -> str:
+    """Return a message with the option that it names written as the help shows it."""
+    key, colon, rest = message.partition(":")
+    name = key.removeprefix(f"{vars(args).get('command')}.")  # a section of a recipe, too
+    if not colon or name not in args or "recipe" in args:
+        return message
+    return f"{flag_of(name)}:{rest}"
 
 
 def _unknown(name: str | None) -> str:

@@ -1,11 +1,10 @@
-"""What a stage will take, told before it runs (`--dry-run`): tokens, parameters, memory, disk.
+"""Estimates of a stage before it runs (`--dry-run`): tokens, parameters, memory, disk.
 
-Models are built on the meta device, so nothing is loaded. What only an earlier stage can tell (the target's
-shape before it is fetched, the corpus's tokens before it is built) is read from the recipe's section `plan`,
-estimated from file sizes, or left out. Hours are told where `plan` states a machine's speed (`planning.py`).
+Models are built on the meta device, so nothing is loaded. What is only known after an earlier stage (the
+target's shape before it is fetched, the corpus's tokens before it is built) is read from the recipe's section
+`plan`, estimated from file sizes, or left out.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from itertools import islice
@@ -22,10 +21,9 @@ from drafttrain.data.prompts import Task, read_prompts
 from drafttrain.data.readers import read_conversations
 from drafttrain.drafters.auto import model_class
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
-from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
-from drafttrain.drafters.model_config import target_kv_heads
-from drafttrain.run.planning import Decoding, decode_hours, fits, forward_hours
-from drafttrain.run.recipe import Recipe
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.run.recipe import PlanConfig, Recipe
+from drafttrain.run.stages import drafter_shape, recorded_place, stored_blocks
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.fetch import is_known, known_folder
 from drafttrain.target_lm.model import FrozenTarget
@@ -36,16 +34,15 @@ from drafttrain.utils.files import read_json
 Folders = dict[str, Path]
 Estimate = dict[str, str]
 KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
-SAMPLE = 200  # conversations that tell how long the others are
+SAMPLE = 200  # conversations from which the length of the others is estimated
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
 RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
-PLACE = ".place.json"  # in the folder of the stage fetch-target
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
 
 
 def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
-    """Download of a known target; of others only the recipe's plan could tell."""
+    """Estimate the download of a known target, and of others whose shape the recipe's plan names."""
     source = recipe.target.source
     if not is_known(recipe.target.model):
         if (target := _target(recipe, folders)) is None:
@@ -56,7 +53,7 @@ def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens to generate at most, and memory of target and key/value cache."""
+    """Estimate tokens to generate at most, and memory of target and key/value cache."""
     config = recipe.regenerate
     estimate = {"prompts read": f"about {_count(_source_tokens(config.sources))} tokens"}
     if config.max_rows:
@@ -65,30 +62,21 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
         estimate["disk"] = f"at most {_bytes(RESPONSE_BYTES * most)}"
     if config.max_minutes:
         estimate["time"] = f"at most {config.max_minutes:g} min"
-    if (target := _target(recipe, folders)) is None:
-        return estimate
-    weights = _target_bytes(recipe, target)
-    if config.server is None:
-        cache = config.max_cache_gb or 4
+    if config.server is None and (target := _target(recipe, folders)):
+        weights, cache = _target_bytes(recipe, target), config.max_cache_gb or 4
         room = fits(recipe.plan, weights + 1e9 * cache)
         estimate["memory"] = f"{_bytes(weights)} + at most {cache:g} GB of keys and values{room}"
-    if config.max_rows:
-        batch = config.batch_rows if config.server is None else config.server.concurrency
-        devices = 1 if config.server is None else recipe.plan.devices
-        cost = _decoding(target, weights, config.max_new_tokens, batch)
-        hours = decode_hours(recipe.plan, most, cost, devices)
-        estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
 def corpus(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens and disk, from the size of the sources; what `regenerate` answers is in the corpus as well."""
+    """Estimate tokens and disk, from the size of the sources and of what `regenerate` answers."""
     tokens = recipe.plan.corpus_tokens or _recipe_tokens(recipe)
     return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
 
 
 def collect(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens of the corpus, and disk of its hidden states."""
+    """Estimate tokens of the corpus, and disk of its hidden states."""
     tokens, about = _corpus_tokens(recipe, folders)
     estimate = {"tokens": f"{about}{_count(tokens)}"}
     if target := _target(recipe, folders):
@@ -97,13 +85,11 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
         estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
         weights = _target_bytes(recipe, target)
         estimate["memory"] = _bytes(weights) + fits(recipe.plan, weights)
-        hours = forward_hours(recipe.plan, 2 * _below_head(target) * tokens)
-        estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
 def train(recipe: Recipe, folders: Folders) -> Estimate:
-    """Parameters, tokens, optimizer steps, memory and disk of training.
+    """Estimate parameters, tokens, optimizer steps, memory and disk of training.
 
     Raises:
         UserError: the target cannot have such a drafter.
@@ -143,23 +129,18 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
     checkpoint = 12 * trained + 4 * frozen
     estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 4 * stored)
-    online = 2 * _below_head(target) if recipe.hidden_states.mode == "online" else 0
-    # gradients pass through frozen weights as well
-    per_token = online + 2 * vocabulary * target.hidden_size + 6 * trained + 4 * frozen
-    hours = forward_hours(recipe.plan, per_token * steps * tokens_per_step)
-    estimate |= {"hours": hours} if hours else {}
     return estimate
 
 
 def export(recipe: Recipe, folders: Folders) -> Estimate:
-    """Disk of the bundle: bf16 weights."""
+    """Estimate disk of the bundle: bf16 weights."""
     target = _target(recipe, folders)
     sizes = drafter_parameters(drafter_shape(recipe), target) if target else None
     return {"disk": _bytes(2 * sizes[1])} if sizes else {}
 
 
 def classifier(recipe: Recipe, folders: Folders) -> Estimate:
-    """Trees, their nodes and disk at most: so many if no draft is accepted."""
+    """Estimate trees, their nodes and disk at most: those if no draft is accepted."""
     config = recipe.classifier
     trees = len(read_prompts(config.prompts.path, config.prompts.limit)) * config.max_new_tokens
     estimate = {"prompts": f"{config.prompts.name} {config.prompts.limit or 'all'}"}
@@ -175,7 +156,7 @@ def classifier(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Which prompts are decoded how often."""
+    """Return which prompts are decoded how often."""
     if recipe.calibrate.quick:
         return {"prompts": "built-in", "time": "some seconds"}
     prompts = recipe.calibrate.prompts
@@ -184,7 +165,7 @@ def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Tokens to decode at most; prompt sets without a limit are read and counted."""
+    """Estimate tokens to decode at most; prompt sets without a limit are read and counted."""
     config = recipe.evaluate
     names = ", ".join(f"{prompts.name} {prompts.limit or 'all'}" for prompts in config.prompts)
     answers = config.repeats * sum(map(_answers, config.prompts))
@@ -193,15 +174,19 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     target = _target(recipe, folders)
     if target is None or recipe.plan.device_memory_gb is None:
         return estimate
-    weights = _target_bytes(recipe, target)
     # beside the target `transformers` has a copy of its own, and both are fp32 where outputs are compared
-    memory = 2 * (4 * _parameters(target) if config.lossless_prompts else weights)
-    estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
-    tokens = 3 * tokens  # autoregressive, transformers, and with drafts at most as long
-    if tuning := config.tune_prompts:
-        tokens += len(config.trees) * _answers(tuning) * config.max_new_tokens
-    hours = decode_hours(recipe.plan, tokens, _decoding(target, weights, config.max_new_tokens))
-    return estimate | ({"hours": hours} if hours else {})
+    memory = 2 * (4 * _parameters(target) if config.lossless_prompts else _target_bytes(recipe, target))
+    return estimate | {"memory": f"about {_bytes(memory)}{fits(recipe.plan, memory)}"}
+
+
+def fits(plan: PlanConfig, n_bytes: float) -> str:
+    """Return the note after a stage's memory: that of a device, and whether it is enough. A target is not
+    split over devices: each process holds all of it."""
+    if plan.device_memory_gb is None:
+        return ""
+    if n_bytes <= plan.device_memory_gb * 1e9:
+        return f" of {plan.device_memory_gb:g} GB"
+    return f", MORE than the {plan.device_memory_gb:g} GB of a device"
 
 
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int] | None:
@@ -230,7 +215,7 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
 
 
 def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
-    """Numbers of a token's states in all layers of a drafter together."""
+    """Return the numbers of a token's states in all layers of a drafter together."""
     if drafter.model is not None:
         config = _small_lm(drafter.model).config.get_text_config()
         return config.hidden_size * config.num_hidden_layers
@@ -246,37 +231,6 @@ def _small_lm(place: str) -> PreTrainedModel | None:
             return AutoModelForCausalLM.from_config(config.lm_config() if is_drafter else config)
     except (OSError, ValueError):
         return None
-
-
-def stored_blocks(recipe: Recipe) -> list[int]:
-    """Blocks whose outputs a store holds: what the drafter reads, unless the recipe names others. The final
-    states are always there."""
-    if recipe.hidden_states.tapped_blocks is not None:
-        return recipe.hidden_states.tapped_blocks
-    shape = drafter_shape(recipe)
-    return shape.tapped_blocks if "tapped_blocks" in shape.settings else []
-
-
-def drafter_shape(recipe: Recipe) -> DrafterConfig:
-    """The drafter's shape: that of `training.init_from` where there is one."""
-    if not recipe.training.init_from:
-        return recipe.drafter
-    stored = read_config(recipe.training.init_from)
-    shape = DrafterConfig(kind=kind_of(stored))
-    names = [name for name in ("draft_vocab_size", *shape.settings) if name in stored]
-    shape = dataclasses.replace(shape, **{name: stored[name] for name in names})
-    if "kv_heads" in shape.settings:
-        shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
-    if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
-        shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
-    grown = recipe.training.init_draft_vocab_size
-    return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
-
-
-def recorded_place(folder: Path) -> Path | None:
-    """Where the target is that a run's first stage fetched, from that stage's folder."""
-    record = folder / PLACE
-    return Path(read_json(record)["place"]) if record.exists() else None
 
 
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
@@ -302,7 +256,7 @@ def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
 
 
 def _no_target(recipe: Recipe) -> str:
-    """What stands in place of a drafter's parameters while the target's shape is unknown."""
+    """Return the note in place of a drafter's parameters while the target's shape is unknown."""
     return f"unknown: target {recipe.target.model} is not found here; fetch it or name plan.target_config"
 
 
@@ -310,28 +264,8 @@ def _target_bytes(recipe: Recipe, target: FrozenTarget) -> int:
     return _parameters(target) * (4 if recipe.target.dtype == "float32" else 2)
 
 
-def _head_dim(target: FrozenTarget) -> int:
-    config = target.config
-    return getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads
-
-
 def _parameters(target: FrozenTarget) -> int:
     return sum(p.numel() for p in target.model.parameters())
-
-
-def _below_head(target: FrozenTarget) -> int:
-    """Parameters that a token is multiplied with before the LM head: all but embeddings and head."""
-    ends = {id(p): p.numel() for p in (target.base.get_input_embeddings().weight, target.lm_head.weight)}
-    return _parameters(target) - sum(ends.values())
-
-
-def _decoding(target: FrozenTarget, weight_bytes: int, context: int, batch: int = 1) -> Decoding:
-    """What decoding a token costs in a context of so many tokens."""
-    config = target.config
-    heads, width = target_kv_heads(config), _head_dim(target)
-    number_bytes = weight_bytes / _parameters(target)
-    cache_bytes = 2 * target.n_blocks * heads * width * number_bytes * context
-    return Decoding(_below_head(target) + target.lm_head.weight.numel(), weight_bytes, cache_bytes, batch)
 
 
 def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
@@ -351,7 +285,7 @@ def _recipe_tokens(recipe: Recipe) -> int:
 
 
 def _answers(prompts: PromptSet) -> int:
-    """Chat turns of a prompt set, at most."""
+    """Return the chat turns of a prompt set, at most."""
     return Task.read(prompts).n_turns if prompts.limit is None else prompts.limit * prompts.turns
 
 
@@ -382,3 +316,16 @@ def _count(n: float) -> str:
 
 def _bytes(n: float) -> str:
     return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{max(n / 1e6, 0.1):.1f} MB"
+
+
+_STAGES = (fetch_target, regenerate, corpus, collect, train, classifier, calibrate, evaluate, export)
+
+
+def estimate(stage: str, recipe: Recipe, folders: Folders) -> Estimate:
+    """Return what a stage will take, by its name.
+
+    Raises:
+        UserError: the recipe's settings do not fit the target or each other.
+    """
+    found = {function.__name__.replace("_", "-"): function for function in _STAGES}
+    return found[stage](recipe, folders)

@@ -1,4 +1,4 @@
-"""`drafttrain new-recipe`: a short recipe with comments for one's own target and chats, which runs as it is.
+"""`drafttrain new-recipe`: a short recipe with comments for one's own target and chats, ready to run.
 
 It names no licence that its user did not name. Some of the chats' prompts are held out, to measure the
 drafter on what it was not trained on.
@@ -8,6 +8,7 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,84 +25,7 @@ MOST_HELD_OUT = 32  # prompts to measure on
 SPACING = 10  # chats to one that may be held out
 LENGTH = 1024  # tokens of a row, and of prompt and answer together
 FEW = 5000  # conversations, below which a few passes are too little training
-TEMPLATE = """\
-# {{ kind | upper }} for {{ target }}, trained on {{ "given" if keep_answers else "its own" }} answers:
-#   drafttrain run {{ file }}
-# With --dry-run it prints what would run and what that takes. drafttrain run --keys explains all keys.
-target:
-  model: {{ target | value }}
-{% if not keep_answers -%}
-regenerate:                        # the target answers the chats' prompts itself: worth far more per
-  sources:                         # token than the given answers, for which there is corpus.sources
-{%- for path in chats %}
-    - path: {{ path | value }}
-{%- endfor %}
-  max_new_tokens: {{ length // 2 }}
-  max_prompt_tokens: {{ length // 2 }}
-corpus:
-  validation_fraction: 0.02        # held out, to see the loss on other text
-{%- else -%}
-corpus:
-  sources:
-{%- for path in chats %}
-    - path: {{ path | value }}
-{%- endfor %}
-  validation_fraction: 0.02        # held out, to see the loss on other text
-{%- endif %}
-{%- if prompts %}
-  exclude:                         # never train on what is measured
-    - {{ prompts | value }}
-{%- endif %}
-training:
-  optimizer: muon                  # adamw under DeepSpeed
-  lr: 1.0e-3                       # 2e-3 was best for a target of 135M, with both
-  epochs: {{ epochs }}
-  # max_minutes: 120               # stops there with what was learned; the learning rate falls in time
-  rows_per_batch: 4                # x row_length = tokens of a step; more need more memory
-  row_length: {{ length }}
-  schedule: cosine
-  final_lr_ratio: 0.05
-  adam_betas: [0.9, 0.95]
-{%- if kind == "edd" %}
-  block_length: [1, 6]             # tokens drafted behind one state in training
-{%- endif %}
-  # report_to: wandb               # with wandb_mode: online to upload
-drafter:
-  kind: {{ kind }}
-  draft_vocab_size: 8192           # most frequent tokens of the corpus; what is missing is never drafted
-# hidden_states:                   # stored once instead of computed in each epoch: faster, but takes disk
-#   mode: offline
-{%- if kind != "medusa" %}
-calibrate:
-  quick: true                      # what drafting costs on this machine, measured in seconds
-{%- endif %}
-{%- if prompts %}
-evaluate:
-  prompts:
-    - {name: held out, path: {{ prompts | value }}}
-  trees: [{{ tree }}]
-{%- else %}
-# evaluate:                        # name prompts that are not among the chats, to measure the drafter
-#   prompts:
-#     - {name: own, path: prompts.jsonl}
-#   trees: [{{ tree }}]
-{%- endif %}
-{%- if base_model or license %}
-export:
-{%- else %}
-# export:                          # for the model card; needed to publish with drafttrain push
-{%- endif %}
-{%- if base_model %}
-  base_model: {{ base_model | value }}
-{%- else %}
-#   base_model: org/name           # Hub id of the target
-{%- endif %}
-{%- if license %}
-  license: {{ license | value }}
-{%- else %}
-#   license: name                  # of the drafter's weights, as the Hub spells it: yours to choose
-{%- endif %}
-"""
+TEMPLATE = "new_recipe.yaml.jinja"
 
 
 def new_recipe(
@@ -185,4 +109,5 @@ def _positions(target: str) -> float:
 def _render(**values: Any) -> str:
     environment = Environment(keep_trailing_newline=True)
     environment.filters["value"] = lambda value: yaml.safe_dump([value], width=math.inf).strip()[2:]
-    return environment.from_string(TEMPLATE).render(values)
+    template = (files("drafttrain.run") / TEMPLATE).read_text(encoding="utf-8")
+    return environment.from_string(template).render(values)

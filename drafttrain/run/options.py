@@ -53,6 +53,29 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
+def option(parser: argparse._ActionsContainer, shown: str, text: str, **settings: Any) -> None:
+    """Add an argument as its help shows it: "--limit N", "--trees TREE ...", "--quick", "BUNDLE", "[BUNDLE]".
+
+    N is a whole number from 1 up; an option without a value is a switch, turned off by "--no-...".
+
+    Args:
+        text: its explanation.
+        settings: further keywords of `add_argument`.
+    """
+    name, *value = shown.strip("[]").split()
+    if not name.startswith("-"):
+        settings = {"metavar": name, **({"nargs": "?"} if shown.startswith("[") else {}), **settings}
+        name = name.lower()
+    elif value:
+        settings = {"metavar": value[0], **({"type": positive} if value[0] == "N" else {}), **settings}
+        settings |= {"nargs": "+"} if value[-1] == "..." else {}
+    elif "choices" not in settings:
+        is_off = name.startswith("--no-")
+        dest = {"dest": name.removeprefix("--no-").replace("-", "_")} if is_off else {}
+        settings = {"action": "store_false" if is_off else "store_true", **dest, **settings}
+    parser.add_argument(name, help=text, **settings)
+
+
 def add_settings(parser: argparse._ActionsContainer, cls: type, *names: str) -> None:
     """Add an option for each named field of a settings dataclass."""
     hints, texts = typing.get_type_hints(cls), explanations(cls)
@@ -66,14 +89,15 @@ def add_settings(parser: argparse._ActionsContainer, cls: type, *names: str) -> 
 
 
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The named arguments that the user has given."""
+    """Return the named arguments that the user has given."""
     return {name: getattr(args, name) for name in names if name in args}
 
 
 def flag_of(name: str) -> str:
-    """The option that fills an argument of this name."""
-    singular = {"methods": "method", "tasks": "task", "temperatures": "temperature", "start": "from"}
-    return f"--{singular.get(name, name).replace('_', '-')}"
+    """Return the option that fills an argument of this name."""
+    plurals = ("bundles", "methods", "sweeps", "tasks", "temperatures")
+    name = name.removesuffix("s") if name in plurals else {"start": "from"}.get(name, name)
+    return f"--{name.replace('_', '-')}"
 
 
 def require(args: argparse.Namespace, *names: str) -> None:
@@ -95,13 +119,14 @@ def refuse(args: argparse.Namespace, where: str, *names: str) -> None:
 
 
 def explanations(cls: type) -> dict[str, str]:
-    """What the docstring of a dataclass says of each field, on one line."""
-    params = parse_from_object(cls).params
+    """Return the explanation of each field, on one line, from the docstrings of a dataclass and its bases."""
+    classes = filter(dataclasses.is_dataclass, reversed(cls.__mro__))
+    params = [param for one in classes for param in parse_from_object(one).params]
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
 def default_of(item: dataclasses.Field) -> Any:
-    """The value of a field that is not given; MISSING where it must be."""
+    """Return the value of a field that is not given; MISSING where it must be."""
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
     return item.default
@@ -130,7 +155,7 @@ def number(text: str) -> float:
 
 
 def _options(hint: Any) -> dict[str, Any]:
-    """The keywords of `add_argument` for a field's type."""
+    """Return the keywords of `add_argument` for a field's type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     if hint is bool:
@@ -149,7 +174,7 @@ def _metavar(kind: Any, name: str) -> str:
 
 
 def _help(text: str, default: Any) -> str:
-    """The explanation of a field with its default: "limit. None: all." becomes "limit (default: all)"."""
+    """Return a field's explanation with its default: "limit. None: all." becomes "limit (default: all)"."""
     if match := NONE_MEANS.match(text):
         text, default = match[1], match[2].rstrip(".") if default is None else default
     values = default if isinstance(default, list | tuple) else [default]

@@ -21,30 +21,29 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.run.budget import (
     LEAST_ANSWERS,
     LEAST_STEPS,
-    Evaluation,
     Plan,
     Speeds,
-    Work,
+    asked_rows,
+    limit_of,
+    plain_trees,
     plan,
+    rows_of,
 )
 from drafttrain.run.recipe import Recipe, load_recipe, parse_overrides
 from drafttrain.run.stages import STAGES, target_model
 from drafttrain.run.workflow import Workflow
-from drafttrain.trees.costs import EXAMPLE_COSTS
-from drafttrain.trees.parse import uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
 
 RECORD = "quickstart.json"  # in the run's folder: speeds and plan, from which the same command continues
 OVERRUN = 1.5  # times its planned time, after which regeneration or training stops with what it has
-UNLIMITED = 10**6  # rows of a source without a limit
 
 
-def work_of(recipe: Recipe) -> Work:
-    """What a recipe asks for at most.
+def check(recipe: Recipe) -> None:
+    """Require what the quickstart falls back on or measures.
 
     Raises:
-        UserError: it lacks something that the quickstart falls back on or measures.
+        UserError: the recipe lacks it.
     """
     training, evaluation = recipe.training, recipe.evaluate
     for key, value, remedy in (
@@ -55,37 +54,14 @@ def work_of(recipe: Recipe) -> Work:
     ):
         if not value:
             raise UserError(f"{key}: must be set for the quickstart, got {json.dumps(value)}; {remedy}")
-    return Work(
-        answers=_rows(recipe.regenerate.sources) if recipe.regenerate else 0,
-        answer_tokens=recipe.regenerate.max_new_tokens if recipe.regenerate else 0,
-        conversations=_rows(recipe.corpus.sources),
-        validation=recipe.corpus.validation_fraction,
-        epochs=training.epochs,
-        steps=training.max_steps,
-        step_tokens=training.rows_per_batch * training.row_length * training.gradient_accumulation_steps,
-        row_length=training.row_length,
-        eval_prompts=training.eval_prompt_limit,
-        eval_tokens=training.eval_new_tokens,
-        calibrates=recipe.calibrate.is_asked,
-        evaluation=Evaluation(
-            tasks=len(evaluation.prompts),
-            prompts=max(map(_limit, evaluation.prompts)),
-            new_tokens=evaluation.max_new_tokens,
-            trees=len(evaluation.trees),
-            tune_prompts=_limit(evaluation.tune_prompts),
-            lossless_prompts=evaluation.lossless_prompts,
-            lossless_tokens=evaluation.lossless_new_tokens,
-        ),
-        plain_trees=len(_plain(evaluation.trees)),
-    )
 
 
-def overrides_of(planned: Plan, speeds: Speeds, recipe: Recipe, work: Work) -> dict[str, Any]:
-    """A plan as values of the recipe's keys."""
-    found = _training_overrides(planned, speeds, recipe, work)
+def overrides_of(planned: Plan, speeds: Speeds, recipe: Recipe) -> dict[str, Any]:
+    """Return a plan as values of the recipe's keys."""
+    found = _training_overrides(planned, speeds, recipe)
     evaluation, size = recipe.evaluate, planned.evaluation
-    trees = evaluation.trees if planned.calibrates else _plain(evaluation.trees)
-    if work.calibrates:
+    trees = evaluation.trees if planned.calibrates else plain_trees(evaluation.trees)
+    if recipe.calibrate.is_asked:
         found["calibrate"] = {"quick": planned.calibrates, "prompts": None}
     return found | {
         "evaluate.prompts": [asdict(_limited(s, size.prompts)) for s in evaluation.prompts[: size.tasks]],
@@ -97,7 +73,7 @@ def overrides_of(planned: Plan, speeds: Speeds, recipe: Recipe, work: Work) -> d
     }
 
 
-def _training_overrides(planned: Plan, speeds: Speeds, recipe: Recipe, work: Work) -> dict[str, Any]:
+def _training_overrides(planned: Plan, speeds: Speeds, recipe: Recipe) -> dict[str, Any]:
     if not planned.steps:
         return {"training.max_steps": 0}
     bundled = planned.conversations - planned.answers
@@ -118,32 +94,33 @@ def _training_overrides(planned: Plan, speeds: Speeds, recipe: Recipe, work: Wor
     }
 
 
-def notices_of(planned: Plan, recipe: Recipe, work: Work, seconds: float) -> list[str]:
-    """What is left out of a plan and what takes its place, one line each."""
-    notices, most = [], work.evaluation
-    if not planned.steps and work.steps != 0:
+def notices_of(planned: Plan, recipe: Recipe, seconds: float) -> list[str]:
+    """List what is left out of a plan and what takes its place, one line each."""
+    notices, tasks = [], len(recipe.evaluate.prompts)
+    if not planned.steps and recipe.training.max_steps != 0:
         why = "measuring takes the time"
         if planned.fitting:
             why = f"{planned.fitting['steps']} steps would fit, and fewer than {LEAST_STEPS} change little"
         notices.append(f"no training: {why}; {recipe.training.init_from} is measured without")
-    if planned.steps and work.answers and not planned.answers:
+    if planned.steps and asked_rows(recipe) and not planned.answers:
         answers = planned.fitting["answers"]
         notices.append(
             f"no regeneration: {answers} answers would fit, fewer than {LEAST_ANSWERS}; the bundled answers "
             "are trained on"
         )
-    if work.calibrates and not planned.calibrates:
-        left_out = [tree for tree in recipe.evaluate.trees if tree not in _plain(recipe.evaluate.trees)]
+    if recipe.calibrate.is_asked and not planned.calibrates:
+        plain = plain_trees(recipe.evaluate.trees)
+        left_out = [tree for tree in recipe.evaluate.trees if tree not in plain]
         notices.append(f"no calibration, so no trees that need one: {', '.join(left_out)}")
-    if planned.evaluation.tasks < most.tasks:
-        notices.append(f"{planned.evaluation.tasks} of {most.tasks} tasks are measured")
+    if planned.evaluation.tasks < tasks:
+        notices.append(f"{planned.evaluation.tasks} of {tasks} tasks are measured")
     if planned.total > seconds:
         notices.append(f"the smallest run takes about {planned.total / 60:.0f} min on this machine")
     return notices
 
 
 def describe(speeds: Speeds, planned: Plan, minutes: float) -> list[str]:
-    """Two lines: what was measured, what is planned."""
+    """Return two lines: what was measured, and what is planned."""
     size, steps = planned.evaluation, f"{planned.steps} steps on {planned.conversations} conversations"
     parts = [
         f"{planned.answers} answers" if planned.answers else "no new answers",
@@ -173,7 +150,8 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
         begun: when the command was started, by `time.monotonic()`.
     """
     console, recipe = Console(), load_recipe(path, words)
-    work, file = work_of(recipe), Path(recipe.output) / RECORD
+    check(recipe)
+    file = Path(recipe.output) / RECORD
     machine = {**describe_machine(torch.device("cpu")), "device": recipe.target.device}
     made_for = {"minutes": minutes, "target": asdict(recipe.target), "machine": machine}
     record = read_json(file) if file.exists() else {}
@@ -185,12 +163,12 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
 
         speeds = measure_speeds(recipe, target_model(recipe))
         seconds = 60 * minutes - (time.monotonic() - begun)
-    planned = plan(speeds, seconds, work)
+    planned = plan(speeds, seconds, recipe)
     for line in describe(speeds, planned, minutes):
         console.print(line, highlight=False, soft_wrap=True)
-    for line in notices_of(planned, recipe, work, seconds):
+    for line in notices_of(planned, recipe, seconds):
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    overrides = untouched(overrides_of(planned, speeds, recipe, work), words)
+    overrides = untouched(overrides_of(planned, speeds, recipe), words)
     measured = {"made_for": made_for, "speeds": asdict(speeds), "seconds": seconds}
     write_json(file, {**measured, "plan": asdict(planned), "overrides": overrides})
     planned_words = [word for key, value in overrides.items() for word in (f"--{key}", json.dumps(value))]
@@ -198,7 +176,7 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
 
 
 def untouched(overrides: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Planned values of keys that the user's overrides set neither as a whole nor in part."""
+    """Return the planned values of keys that the user's overrides set neither as a whole nor in part."""
     keys = [key for key, _ in parse_overrides(words)]
 
     def is_touched(planned: str) -> bool:
@@ -210,36 +188,21 @@ def untouched(overrides: dict[str, Any], words: Sequence[str]) -> dict[str, Any]
     return found
 
 
-def _plain(trees: Sequence[str]) -> list[str]:
-    """Trees that need no calibration."""
-    return [tree for tree in trees if not uses_calibration(tree, EXAMPLE_COSTS)]
-
-
-def _rows(sources: Sequence[Source]) -> int:
-    """The most rows of some sources."""
-    limits = (source.max_conversations for source in sources)
-    return sum(UNLIMITED if limit is None else limit for limit in limits)
-
-
 def _first_rows(sources: Sequence[Source], n: int) -> list[Source]:
-    """The sources of the first n rows, each limited to what is left for it."""
+    """Return the sources of the first n rows, each limited to what is left for it."""
     found = []
     for source in sources:
-        taken = min(n, _rows([source]))
+        taken = min(n, rows_of([source]))
         if taken:
             found.append(dataclasses.replace(source, max_conversations=taken))
         n -= taken
     return found
 
 
-def _limit(prompts: PromptSet) -> int:
-    return UNLIMITED if prompts.limit is None else prompts.limit
-
-
 def _limited(prompts: PromptSet, n: int) -> PromptSet:
-    return dataclasses.replace(prompts, limit=min(n, _limit(prompts)))
+    return dataclasses.replace(prompts, limit=min(n, limit_of(prompts)))
 
 
 def _minutes(seconds: float) -> float:
-    """A limit for a stage that was planned to take so long."""
+    """Return a limit for a stage that was planned to take that long."""
     return math.ceil(10 * OVERRUN * seconds / 60) / 10

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -29,10 +29,15 @@ from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_confi
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
 from drafttrain.run.options import default_of, explanations
-from drafttrain.run.planning import PlanConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.ranges import check_ranges, setting
+
+# hours were estimated from them
+REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,6 +59,31 @@ class TargetConfig:
         default="auto", metadata={"settled": True}
     )
     device: str = field(default="auto", metadata={"changes_output": False})
+
+
+@dataclass
+class PlanConfig:
+    """Assumptions of `--dry-run` (section `plan` of a recipe); nothing else reads them.
+
+    Attributes:
+        target_config: folder with a config.json of the target's shape, while the target itself is not there.
+        corpus_tokens: tokens of the corpus, while it is not built. null: estimated from the sources.
+        devices: GPUs, or CPUs, of the same kind.
+        device_memory_gb: memory of each (10^9 bytes). null: not compared.
+    """
+
+    target_config: str | None = None
+    corpus_tokens: int | None = setting(None, gt=0)
+    devices: int = setting(1, gt=0)
+    device_memory_gb: float | None = setting(None, gt=0)
+
+    def check(self) -> None:
+        """Validate the settings.
+
+        Raises:
+            UserError: a value out of range.
+        """
+        check_ranges(self, "plan")
 
 
 @dataclass
@@ -116,14 +146,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bo
         UserError: the file cannot be read, a key is unknown or doubled, or a value has the wrong type.
     """
     path = Path(path)
-    values = _read_yaml(path)
-    _check_keys(Recipe, values, str(path))
-    for key, value in parse_overrides(overrides):
-        nested = value
-        for name in reversed(key.split(".")):
-            nested = {name: nested}
-        _check_keys(Recipe, nested, f"{path}: --{key}")
-        _merge(values, nested)
+    values = _read_values(Recipe, path, overrides)
     values["name"] = values.get("name") or path.stem
     values["output"] = values.get("output") or f"runs/{values['name']}"
     _spread_seed(values)
@@ -142,6 +165,20 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bo
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return recipe
+
+
+def load_settings(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
+    """Read a dataclass with a method `check` from YAML, as strictly as `load_recipe` reads a recipe.
+
+    Raises:
+        UserError: as `load_recipe`, and what `check` raises.
+    """
+    settings = _build(cls, _read_values(cls, Path(path), overrides), str(path))
+    try:
+        settings.check()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return settings
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
@@ -181,13 +218,13 @@ def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[Key]:
             yield from describe_keys(section, f"{name}{'[]' if in_list else ''}.")
 
 
-def explain_keys(section: str | None = None) -> str:
+def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
     """The explanation of the keys of a section, of one key or of all; None: of the sections themselves.
 
     Raises:
         UserError: there is no such section or key.
     """
-    keys = list(describe_keys())
+    keys = list(describe_keys(cls))
     names = [key.name.replace("[]", "") for key in keys]
     shown = [key for key, name in zip(keys, names) if f"{name}.".startswith(f"{section}.")]
     if section == "all":
@@ -223,6 +260,19 @@ def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
     return f"--{name} {shlex.quote(text)}"
 
 
+def _read_values(cls: type, path: Path, overrides: Sequence[str]) -> dict:
+    """Return the keys of a file of a dataclass's settings, with overrides laid over them."""
+    values = _read_yaml(path)
+    _check_keys(cls, values, str(path))
+    for key, value in parse_overrides(overrides):
+        nested = value
+        for name in reversed(key.split(".")):
+            nested = {name: nested}
+        _check_keys(cls, nested, f"{path}: --{key}")
+        _merge(values, nested)
+    return values
+
+
 def _read_yaml(path: Path) -> dict:
     class Loader(yaml.SafeLoader):
         """Refuses a key given twice: YAML would silently let the last one win."""
@@ -252,7 +302,7 @@ def _read_yaml(path: Path) -> dict:
 
 
 def _section(hint: Any) -> tuple[type | None, bool]:
-    """(dataclass, is it a list of them?) behind a type hint such as `X`, `X | None` or `list[X]`."""
+    """Return (dataclass, is it a list of them?) of a type hint such as `X`, `X | None` or `list[X]`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     in_list = typing.get_origin(hint) is list
@@ -261,34 +311,37 @@ def _section(hint: Any) -> tuple[type | None, bool]:
     return (hint, in_list) if dataclasses.is_dataclass(hint) else (None, False)
 
 
-def _check_keys(cls: type, values: Any, where: str, prefix: str = "") -> None:
+def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type | None = None) -> None:
     """Raises UserError when `values` holds a key that `cls` does not have, at any depth."""
+    root = root or cls
     if not isinstance(values, dict):
         raise UserError(f"{where}: {prefix.rstrip('.')}: must hold keys, got {values!r}")
     hints = typing.get_type_hints(cls)
     known = [item.name for item in _keys(cls)]
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {prefix}{key}; {_hint(cls, prefix, str(key))}")
+            raise UserError(f"{where}: unknown key {prefix}{key}; {_hint(cls, prefix, str(key), root)}")
         section, in_list = _section(hints[key])
         if section is None or value is None:
             continue
         if in_list and not isinstance(value, list):
             raise UserError(f"{where}: {prefix}{key}: must be a list, got {value!r}")
         for i, one in enumerate(value if in_list else [value]):
-            _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.")
+            _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.", root)
 
 
 def _keys(cls: type) -> list[dataclasses.Field]:
     return [item for item in dataclasses.fields(cls) if item.init]
 
 
-def _hint(cls: type, prefix: str, key: str) -> str:
+def _hint(cls: type, prefix: str, key: str, root: type) -> str:
     """The closest key of the same section, else one of that name elsewhere, else what the section knows."""
     names = [item.name for item in _keys(cls)]
+    if f"{prefix}{key}" in REMOVED:
+        return "leave it out: --dry-run estimates no hours"
     if close := difflib.get_close_matches(key, names, n=1):
         return f"did you mean {prefix}{close[0]}?"
-    everywhere = [key.name for key in describe_keys()]
+    everywhere = [key.name for key in describe_keys(root)]
     if moved := [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == key]:
         return f"did you mean {moved[0]}?"
     return f"known here: {', '.join(names)}"
@@ -319,7 +372,7 @@ def _spread_seed(values: dict) -> None:
 def _fit_lengths(values: dict) -> None:
     """Lets the longest example and the row that holds it follow each other where only one is set."""
     corpus, training = values.get("corpus"), values.get("training")
-    if not isinstance(corpus, dict):  # missing, which is told later
+    if not isinstance(corpus, dict):  # missing, which is reported later
         return
     training = values["training"] = training or {}
     longest, row = corpus.get("max_length"), training.get("row_length")

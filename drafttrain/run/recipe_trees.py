@@ -1,4 +1,4 @@
-"""What the trees of a recipe ask of its other sections.
+"""Check what the trees of a recipe need of its other sections.
 
 Policies import torch, which takes seconds; so a recipe's trees are read last, when it has no other mistake.
 """
@@ -37,7 +37,7 @@ def needs_calibration(tree: str) -> bool:
 
 
 def _check_medusa(recipe: "Recipe") -> None:
-    """Refuse trees that go by the cost of depth, or are deeper than MEDUSA has heads."""
+    """Refuse trees that depend on the cost of depth, or are deeper than MEDUSA has heads."""
     if trees := [tree for tree in recipe.evaluate.trees if needs_calibration(tree)]:
         raise UserError(
             f"evaluate.trees: must not depend on costs for medusa, got {trees[0]}; its heads cost the same "

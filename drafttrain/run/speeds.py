@@ -23,8 +23,8 @@ from drafttrain.hidden_states.store import HiddenStateStore
 from drafttrain.inference.decode import Request
 from drafttrain.regenerate.engines import in_process
 from drafttrain.run.budget import Speeds
-from drafttrain.run.estimates import stored_blocks
 from drafttrain.run.recipe import Recipe
+from drafttrain.run.stages import stored_blocks
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget

@@ -1,19 +1,20 @@
 """The stages of a run, in order: which settings, files and folders each one takes from the recipe.
 
 Stages know nothing of each other and nothing of recipes; this is the one place that joins them. What each
-needs is imported when it runs: it takes seconds, and a file that is missing is to be told before. The bundle
+needs is imported when it runs: that takes seconds, and a missing file is to be reported before. The bundle
 holds the evaluation's result, so the trained drafter is evaluated first and exported last.
 """
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from drafttrain.data.config import Source
+from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
 from drafttrain.utils.errors import UserError
@@ -23,52 +24,30 @@ if TYPE_CHECKING:
     from drafttrain.kernels.dtype import Work
 
 Folders = dict[str, Path]
-
-
-def _estimate(stage: str) -> Callable[[Recipe, Folders], dict[str, Any]]:
-    """The function of `estimates.py` for a stage."""
-
-    def estimate(recipe: Recipe, folders: Folders) -> dict[str, Any]:
-        from drafttrain.run import estimates
-
-        return getattr(estimates, stage)(recipe, folders)
-
-    return estimate
-
-
-def _stored_blocks(recipe: Recipe) -> list[int]:
-    from drafttrain.run import estimates
-
-    return estimates.stored_blocks(recipe)
-
-
-def _bundled_files(recipe: Recipe) -> list[str]:
-    if recipe.export.ngrams is None:
-        return []
-    from drafttrain.export.write import bundled_files
-
-    return bundled_files(recipe.export)
+PLACE = ".place.json"  # in the folder of the stage fetch-target
 
 
 def recorded_target(corpus: str | Path) -> str:
-    """The target of the run that a corpus folder belongs to.
+    """Return the target of the run that a corpus folder belongs to.
 
     Raises:
-        UserError: there is no such folder, or it lies in no run.
+        UserError: there is no such folder, or it is in no run.
     """
     if not (Path(corpus) / "corpus.json").is_file():
         raise UserError(f"{corpus}: no corpus here; give the folder that drafttrain corpus wrote")
-    from drafttrain.run import estimates
-
-    if (place := estimates.recorded_place(Path(corpus).parent / "target")) is None:
-        raise UserError(
-            f"{corpus}: lies in no run's folder that would name its target; give it with --target"
-        )
+    if (place := recorded_place(Path(corpus).parent / "target")) is None:
+        raise UserError(f"{corpus}: must be in a run's folder that names its target; give it with --target")
     return str(place)
 
 
+def recorded_place(folder: Path) -> Path | None:
+    """Return where the target is that a run's first stage fetched, from that stage's folder."""
+    record = folder / PLACE
+    return Path(read_json(record)["place"]) if record.exists() else None
+
+
 def target_model(recipe: Recipe) -> str:
-    """What `load_target` is to load: the recipe's name, or the folder where that name can mean two."""
+    """Return what `load_target` is to load: the recipe's name, or the folder where that name can mean two."""
     from drafttrain.target_lm.fetch import fetch_target, is_known
 
     if is_known(recipe.target.model) and recipe.target.source == "hub":
@@ -76,97 +55,90 @@ def target_model(recipe: Recipe) -> str:
     return recipe.target.model
 
 
+def stored_blocks(recipe: Recipe) -> list[int]:
+    """Return the blocks whose outputs a store holds beside the final states: those that the drafter reads,
+    unless the recipe names others."""
+    if recipe.hidden_states.tapped_blocks is not None:
+        return recipe.hidden_states.tapped_blocks
+    shape = drafter_shape(recipe)
+    return shape.tapped_blocks if "tapped_blocks" in shape.settings else []
+
+
+def drafter_shape(recipe: Recipe) -> DrafterConfig:
+    """Return the drafter's shape: that of `training.init_from` where there is one."""
+    if not recipe.training.init_from:
+        return recipe.drafter
+    stored = read_config(recipe.training.init_from)
+    shape = DrafterConfig(kind=kind_of(stored))
+    names = [name for name in ("draft_vocab_size", *shape.settings) if name in stored]
+    shape = dataclasses.replace(shape, **{name: stored[name] for name in names})
+    if "kv_heads" in shape.settings:
+        shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
+    if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
+        shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
+    grown = recipe.training.init_draft_vocab_size
+    return shape if grown is None else dataclasses.replace(shape, draft_vocab_size=grown)
+
+
+def _place(recipe: Recipe) -> dict[str, str]:
+    return {"dtype": recipe.target.dtype, "device": recipe.target.device}
+
+
+def settle(recipe: Recipe, begun: dict[str, Any], work: "Work | None" = None) -> Recipe:
+    """Return the recipe with what each "auto" comes to in a stage.
+
+    Args:
+        begun: settings of an unfinished attempt, whose dtypes stay.
+        work: what the stage runs the target for, which decides its fastest dtype here. None: nothing.
+    """
+    settled, target = copy.copy(recipe), recipe.target
+    if work is not None:
+        dtype = target.dtype
+        if dtype == "auto":
+            dtype = begun.get("target", {}).get("dtype", "auto")
+        if dtype == "auto":
+            from drafttrain.target_lm.loading import choose_dtype
+            from drafttrain.utils.machine import dtype_name
+
+            dtype = dtype_name(choose_dtype(target_model(recipe), "auto", target.device, work))
+        settled.target = dataclasses.replace(target, dtype=dtype)
+    bf16 = recipe.training.bf16
+    if bf16 == "auto":
+        bf16 = begun.get("training", {}).get("bf16", "auto")
+    bf16 = settled.target.dtype != "float32" if bf16 == "auto" else bf16
+    settled.training = dataclasses.replace(recipe.training, bf16=bf16)
+    how = recipe.evaluate.transformers_dtype
+    how = ("fastest" if target.dtype == "auto" else "same") if how == "auto" else how
+    settled.evaluate = dataclasses.replace(recipe.evaluate, transformers_dtype=how)
+    for name in ("hidden_states", "export"):  # files in bf16 would round a float32 target's numbers
+        section = getattr(recipe, name)
+        if section.dtype == "auto":
+            dtype = "float32" if target.dtype == "float32" else "bfloat16"
+            setattr(settled, name, dataclasses.replace(section, dtype=dtype))
+    return settled
+
+
+def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
+    """A server has a dtype of its own."""
+    return recipe if recipe.regenerate.server else settle(recipe, begun, "products")
+
+
 def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
-    from drafttrain.run import estimates
     from drafttrain.target_lm.loading import resolve_target
 
     place = Path(resolve_target(target_model(recipe)))
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
     # hidden: the cache's path on this machine is nothing that later stages depend on
-    write_json(out / estimates.PLACE, {"place": str(place)})
+    write_json(out / PLACE, {"place": str(place)})
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
-
-
-def _settle_dtype(recipe: Recipe, begun: dict[str, Any], work: "Work") -> Recipe:
-    """The recipe with the dtype that `target.dtype: auto` comes to: that of an unfinished attempt, else the
-    fastest here."""
-    settled, target = copy.copy(recipe), recipe.target
-    dtype = target.dtype
-    if dtype == "auto":
-        dtype = begun.get("target", {}).get("dtype", "auto")
-    if dtype == "auto":
-        from drafttrain.target_lm.loading import choose_dtype
-        from drafttrain.utils.machine import dtype_name
-
-        dtype = dtype_name(choose_dtype(target_model(recipe), "auto", target.device, work))
-    settled.target = dataclasses.replace(target, dtype=dtype)
-    return settled
-
-
-def _settle_products(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    return _settle_dtype(recipe, begun, "products")
-
-
-def _settle_decoding(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    return _settle_dtype(recipe, begun, "decoding")
-
-
-def _settle_evaluation(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    """The target's dtype, and whether transformers has another one."""
-    settled, how = _settle_decoding(recipe, begun), recipe.evaluate.transformers_dtype
-    if how == "auto":
-        how = "fastest" if recipe.target.dtype == "auto" else "same"
-    settled.evaluate = dataclasses.replace(recipe.evaluate, transformers_dtype=how)
-    return settled
-
-
-def _follow_float32(section: Any, recipe: Recipe) -> Any:
-    """A section with its `dtype: auto` settled: float32 where target.dtype is, as bf16 files would round."""
-    dtype = "float32" if recipe.target.dtype == "float32" else "bfloat16"
-    return dataclasses.replace(section, dtype=dtype) if section.dtype == "auto" else section
-
-
-def _settle_collection(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    settled = _settle_products(recipe, begun)
-    settled.hidden_states = _follow_float32(recipe.hidden_states, recipe)
-    return settled
-
-
-def _settle_export(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    settled = copy.copy(recipe)
-    settled.export = _follow_float32(recipe.export, recipe)
-    return settled
-
-
-def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    """A server has a dtype of its own."""
-    return recipe if recipe.regenerate.server else _settle_products(recipe, begun)
-
-
-def _settle_training(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    """The target's dtype, and whether the drafter computes in bf16."""
-    settled, bf16 = _settle_products(recipe, begun), recipe.training.bf16
-    if bf16 == "auto":
-        bf16 = begun.get("training", {}).get("bf16", "auto")
-    if bf16 == "auto":
-        bf16 = settled.target.dtype != "float32"
-    settled.training = dataclasses.replace(recipe.training, bf16=bf16)
-    return settled
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.regenerate.stage import regenerate
 
     earlier = sorted((out.parent / PREVIOUS).glob(f"{out.name}-*"))
-    return regenerate(
-        recipe.regenerate,
-        target_model(recipe),
-        out,
-        dtype=recipe.target.dtype,
-        device=recipe.target.device,
-        earlier=earlier,
-    )
+    return regenerate(recipe.regenerate, target_model(recipe), out, **_place(recipe), earlier=earlier)
 
 
 def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
@@ -190,24 +162,19 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
 def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.hidden_states.collect import collect
 
+    blocks = stored_blocks(recipe)
     return collect(
-        recipe.hidden_states,
-        target_model(recipe),
-        _stored_blocks(recipe),
-        folders["corpus"],
-        out,
-        dtype=recipe.target.dtype,
-        device=recipe.target.device,
+        recipe.hidden_states, target_model(recipe), blocks, folders["corpus"], out, **_place(recipe)
     )
 
 
-def _train(recipe: Recipe, folders: Folders, out: Path) -> None:
+def _train(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
     from drafttrain.training.train import take_drafter, train
 
     if not _is_trained(recipe):
         take_drafter(recipe.training.init_from, out)
-        return
-    train(
+        return {"train_tokens": 0}
+    folder = train(
         recipe.training,
         recipe.drafter,
         target_model(recipe),
@@ -218,12 +185,7 @@ def _train(recipe: Recipe, folders: Folders, out: Path) -> None:
         target_device=recipe.target.device,
         command=recipe.command,
     )
-
-
-def _training_figures(out: Path) -> dict[str, Any]:
-    if not (out / "training_log.json").exists():  # a drafter that was taken without training
-        return {"train_tokens": 0}
-    summary = read_json(out / "drafter" / "config.json")["training"]
+    summary = read_json(folder / "config.json")["training"]
     speed = summary["tokens"] / max(summary["seconds"], 1e-9)
     return {"train_tokens": summary["tokens"], "train_tokens_per_second": round(speed, 1)}
 
@@ -231,18 +193,12 @@ def _training_figures(out: Path) -> dict[str, Any]:
 def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]:
     from drafttrain.run.c2t import make_classifier
 
-    return make_classifier(
-        recipe.classifier,
-        folders["train"] / "drafter",
-        out,
-        target=target_model(recipe),
-        dtype=recipe.target.dtype,
-        device=recipe.target.device,
-    )
+    target = target_model(recipe)
+    return make_classifier(recipe.classifier, folders["train"] / "drafter", out, target, **_place(recipe))
 
 
 def _made_classifier(folders: Folders) -> Path | None:
-    """The folder of the run's classifier; None where none is asked for or the drafter was too weak."""
+    """Return the folder of the run's classifier; None where none is asked for or the drafter was too weak."""
     from drafttrain.classifier.model import FILE as CLASSIFIER
 
     folder = folders.get("classifier")
@@ -250,19 +206,10 @@ def _made_classifier(folders: Folders) -> Path | None:
 
 
 def _calibrate(recipe: Recipe, folders: Folders, out: Path) -> None:
-    from drafttrain.run.calibrate import calibrate, calibrate_quickly
+    from drafttrain.run.calibrate import calibrate
 
-    bundle = folders["train"] / "drafter"
-    options = {
-        "target": target_model(recipe),
-        "dtype": recipe.target.dtype,
-        "device": recipe.target.device,
-        "classifier": _made_classifier(folders),
-    }
-    if recipe.calibrate.quick:
-        calibrate_quickly(bundle, out, **options)
-    else:
-        calibrate(recipe.calibrate, bundle, out, **options)
+    options = {"target": target_model(recipe), "classifier": _made_classifier(folders)}
+    calibrate(recipe.calibrate, folders["train"] / "drafter", out, **options, **_place(recipe))
 
 
 def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
@@ -278,10 +225,9 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         folders["train"] / "drafter",
         out,
         target=target_model(recipe),
-        dtype=recipe.target.dtype,
-        device=recipe.target.device,
         calibration=folders.get("calibrate"),
         classifier=classifier,
+        **_place(recipe),
     )
 
 
@@ -300,36 +246,20 @@ def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
     export(config, folders["train"] / "drafter", out, evaluation, *made)
 
 
+def _bundled_files(recipe: Recipe) -> list[str]:
+    if recipe.export.ngrams is None:
+        return []
+    from drafttrain.export.write import bundled_files
+
+    return bundled_files(recipe.export)
+
+
 def _is_trained(recipe: Recipe) -> bool:
     return recipe.training.max_steps != 0
 
 
-def _is_offline(recipe: Recipe) -> bool:
-    return recipe.hidden_states.mode == "offline" and _is_trained(recipe)
-
-
-def _trained_on(recipe: Recipe) -> list[str]:
-    return [*(["corpus"] if _is_trained(recipe) else []), *(["collect"] if _is_offline(recipe) else [])]
-
-
 def _has_classifier(recipe: Recipe) -> bool:
     return recipe.classifier.prompts is not None
-
-
-def _classified(recipe: Recipe) -> list[str]:
-    return ["classifier"] if _has_classifier(recipe) else []
-
-
-def _is_calibrated(recipe: Recipe) -> bool:
-    return recipe.calibrate.is_asked
-
-
-def _calibration(recipe: Recipe) -> list[str]:
-    return ["calibrate"] if _is_calibrated(recipe) else []
-
-
-def _is_evaluated(recipe: Recipe) -> bool:
-    return bool(recipe.evaluate.prompts)
 
 
 def _evaluation_files(recipe: Recipe) -> list[str]:
@@ -340,10 +270,7 @@ def _evaluation_files(recipe: Recipe) -> list[str]:
 def _training_files(recipe: Recipe) -> list[str]:
     model = recipe.drafter.model  # a Hub id is no file, but what is written as a path has to be there
     local = model and (Path(model).exists() or model.startswith((".", "/")))
-    return _paths(recipe.training.eval_prompts, recipe.training.init_from, model if local else None)
-
-
-def _paths(*paths: str | None) -> list[str]:
+    paths = recipe.training.eval_prompts, recipe.training.init_from, model if local else None
     return [path for path in paths if path]
 
 
@@ -353,8 +280,7 @@ STAGES = [
         folder="target",
         run=_fetch_target,
         section=lambda recipe: {"target": {"model": recipe.target.model, "source": recipe.target.source}},
-        files=lambda recipe: _paths(recipe.target.model) if Path(recipe.target.model).exists() else [],
-        estimate=_estimate("fetch_target"),
+        files=lambda recipe: [recipe.target.model] if Path(recipe.target.model).exists() else [],
     ),
     Stage(
         name="regenerate",
@@ -362,24 +288,22 @@ STAGES = [
         run=_regenerate,
         section=lambda recipe: {"target": recipe.target, "regenerate": recipe.regenerate},
         settle=_settle_regeneration,
-        needs=lambda recipe: ["fetch-target"],
+        needs=("fetch-target",),
         files=lambda recipe: [source.path for source in recipe.regenerate.sources],
         enabled=lambda recipe: recipe.regenerate is not None and _is_trained(recipe),
         resumes=True,
         keep=True,
         shared=True,
-        estimate=_estimate("regenerate"),
     ),
     Stage(
         name="corpus",
         folder="corpus",
         run=_corpus,
         section=lambda recipe: {"corpus": recipe.corpus},
-        needs=lambda recipe: ["fetch-target", *(["regenerate"] if recipe.regenerate else [])],
+        needs=("fetch-target", "regenerate"),
         files=lambda recipe: [*(source.path for source in recipe.corpus.sources), *recipe.corpus.exclude],
         enabled=_is_trained,
         shared=True,
-        estimate=_estimate("corpus"),
     ),
     Stage(
         name="collect",
@@ -388,15 +312,14 @@ STAGES = [
         section=lambda recipe: {
             "target": recipe.target,
             "hidden_states": recipe.hidden_states,
-            "drafter": {"tapped_blocks": _stored_blocks(recipe)},
+            "drafter": {"tapped_blocks": stored_blocks(recipe)},
         },
-        settle=_settle_collection,
-        needs=lambda recipe: ["fetch-target", "corpus"],
-        enabled=_is_offline,
+        settle=partial(settle, work="products"),
+        needs=("fetch-target", "corpus"),
+        enabled=lambda recipe: recipe.hidden_states.mode == "offline" and _is_trained(recipe),
         resumes=True,
         ranks=True,
         shared=True,
-        estimate=_estimate("collect"),
     ),
     Stage(
         name="train",
@@ -407,27 +330,24 @@ STAGES = [
             "drafter": recipe.drafter,
             "training": recipe.training,
         },
-        settle=_settle_training,
-        needs=lambda recipe: ["fetch-target", *_trained_on(recipe)],
+        settle=partial(settle, work="products"),
+        needs=("fetch-target", "corpus", "collect"),
         files=_training_files,
         resumes=True,
         keep=True,
         ranks=True,
-        figures=_training_figures,
         summary=("train_tokens", "train_tokens_per_second"),
-        estimate=_estimate("train"),
     ),
     Stage(
         name="classifier",
         folder="classifier",
         run=_classifier,
         section=lambda recipe: {"target": recipe.target, "classifier": recipe.classifier},
-        settle=_settle_decoding,
-        needs=lambda recipe: ["fetch-target", "train"],
+        settle=partial(settle, work="decoding"),
+        needs=("fetch-target", "train"),
         files=lambda recipe: [recipe.classifier.prompts.path],
         enabled=_has_classifier,
         resumes=True,
-        estimate=_estimate("classifier"),
     ),
     Stage(
         name="calibrate",
@@ -438,11 +358,10 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed, too
             "calibrate": recipe.calibrate,
         },
-        settle=_settle_decoding,
-        needs=lambda recipe: ["fetch-target", "train", *_classified(recipe)],
+        settle=partial(settle, work="decoding"),
+        needs=("fetch-target", "train", "classifier"),
         files=lambda recipe: [] if recipe.calibrate.quick else [recipe.calibrate.prompts.path],
-        enabled=_is_calibrated,
-        estimate=_estimate("calibrate"),
+        enabled=lambda recipe: recipe.calibrate.is_asked,
     ),
     Stage(
         name="evaluate",
@@ -453,10 +372,10 @@ STAGES = [
             "device": recipe.target.device,  # the output of this stage is speed
             "evaluate": recipe.evaluate,
         },
-        settle=_settle_evaluation,
-        needs=lambda recipe: ["fetch-target", "train", *_classified(recipe), *_calibration(recipe)],
+        settle=partial(settle, work="decoding"),
+        needs=("fetch-target", "train", "classifier", "calibrate"),
         files=_evaluation_files,
-        enabled=_is_evaluated,
+        enabled=lambda recipe: bool(recipe.evaluate.prompts),
         resumes=True,
         summary=(
             "accept_len",
@@ -468,22 +387,14 @@ STAGES = [
             "tree",
         ),
         show=_show_evaluation,
-        estimate=_estimate("evaluate"),
     ),
     Stage(
         name="export",
         folder="bundle",
         run=_export,
         section=lambda recipe: {"export": recipe.export},
-        settle=_settle_export,
+        settle=settle,
         files=_bundled_files,
-        needs=lambda recipe: [
-            "fetch-target",
-            "train",
-            *_classified(recipe),
-            *_calibration(recipe),
-            *(["evaluate"] if _is_evaluated(recipe) else []),
-        ],
-        estimate=_estimate("export"),
+        needs=("fetch-target", "train", "classifier", "calibrate", "evaluate"),
     ),
 ]

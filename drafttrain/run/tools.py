@@ -7,8 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from drafttrain.run.commands import TARGET, add_dtype, add_plan, importing, recipe_alone, run_stage
-from drafttrain.run.options import add_settings, given, positive, refuse, require, whole
+from drafttrain.run.commands import TARGET, add_dtype, importing, run_recipe, stage_options
+from drafttrain.run.options import add_settings, given, option, refuse, require, whole
 from drafttrain.utils.errors import UserError
 
 ALWAYS = ("methods", "tasks", "table", "target", "dtype", "limit", "max_new_tokens", "trees")
@@ -22,25 +22,23 @@ NGRAMS = ("exclude", "gram", "min_count", "top", "held_out", "processes", "memor
 DUMP = ("max_new_tokens", "top_k", "max_depth", "temperature")
 CLASSIFIER = ("features", "hidden", "lr", "epochs", "batch_size", "negatives", "share", "threshold", "seed")
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-POLICY = "how drafts grow, such as chain:length=4, timed, ngram or ngram+timed (default: the bundle's)"
+TREE = "how drafts grow, such as chain:length=4, timed, ngram or ngram+timed (default: the bundle's)"
 
 
 def calibrate_options(parser: argparse.ArgumentParser) -> None:
     from drafttrain.calibration.config import CalibrateConfig
 
-    text = "folder of export, or a Hub id; without one, Self-Draft is tuned for --target"
-    parser.add_argument("bundle", metavar="BUNDLE", nargs="?", help=text)
+    option(parser, "[BUNDLE]", "folder of export, or a Hub id; without one, Self-Draft is tuned for --target")
     _add_target(parser)
     _add_prompts(parser)
     add_settings(parser, CalibrateConfig, "quick", "rounds", "max_new_tokens")
-    parser.add_argument("--ngrams", metavar="DIR", help="n-gram cache of Self-Draft (default: none)")
-    text = "whose threshold to look for (default: the bundle's)"
-    parser.add_argument("--classifier", metavar="DIR", help=text)
-    text = "folder to write (default: the bundle's, or the cache's)"
-    parser.add_argument("--out", metavar="DIR", help=text)
+    option(parser, "--ngrams DIR", "n-gram cache of Self-Draft (default: none)")
+    option(parser, "--classifier DIR", "whose threshold to look for (default: the bundle's)")
+    option(parser, "--out DIR", "folder to write (default: the bundle's, or the cache's)")
 
 
 def calibrate(args: argparse.Namespace) -> None:
+    """Measure what drafting and verifying cost here."""
     if "bundle" not in args:
         _tune_self_draft(args)
         return
@@ -51,16 +49,11 @@ def calibrate(args: argparse.Namespace) -> None:
 
     from drafttrain.bundle import find_bundle
     from drafttrain.calibration.config import CalibrateConfig
-    from drafttrain.run.calibrate import calibrate, calibrate_quickly
+    from drafttrain.run.calibrate import calibrate
 
-    bundle = find_bundle(args.bundle)
-    out = vars(args).get("out", bundle)
-    options = given(args, "target", "dtype", "classifier")
-    if "quick" in args:
-        calibrate_quickly(bundle, out, **options)
-        return
-    config = CalibrateConfig(_prompts(args), **given(args, "max_new_tokens", "rounds"))
-    calibrate(config, bundle, out, **options)
+    bundle, prompts = find_bundle(args.bundle), None if "quick" in args else _prompts(args)
+    config = CalibrateConfig(prompts, **given(args, "quick", "max_new_tokens", "rounds"))
+    calibrate(config, bundle, vars(args).get("out", bundle), **given(args, "target", "dtype", "classifier"))
 
 
 def _tune_self_draft(args: argparse.Namespace) -> None:
@@ -85,25 +78,21 @@ def _tune_self_draft(args: argparse.Namespace) -> None:
 def c2t_options(parser: argparse.ArgumentParser) -> None:
     from drafttrain.classifier.config import ClassifierConfig, DumpConfig
 
-    text = "folder or Hub id of the drafter that grows the trees"
-    parser.add_argument("bundle", metavar="BUNDLE", nargs="?", help=text)
-    text = "folder of the labelled trees (default: OUT/trees)"
-    parser.add_argument("--trees", metavar="DIR", help=text)
-    text = "folder to write the classifier to"
-    parser.add_argument("--out", metavar="DIR", help=text)
+    option(parser, "[BUNDLE]", "folder or Hub id of the drafter that grows the trees")
+    option(parser, "--trees DIR", "folder of the labelled trees (default: OUT/trees)")
+    option(parser, "--out DIR", "folder to write the classifier to")
     trees = parser.add_argument_group("trees, grown along the target's own text; continued if interrupted")
     _add_prompts(trees)
     _add_target(trees)
     add_settings(trees, DumpConfig, *DUMP)
     training = parser.add_argument_group("classifier")
     add_settings(training, ClassifierConfig, *CLASSIFIER)
-    text = "fine-tune this one, with its features and size"
-    training.add_argument("--from", dest="start", metavar="DIR", help=text)
-    text = "do not compare it with simpler classifiers"
-    training.add_argument("--no-baselines", dest="baselines", action="store_false", help=text)
+    option(training, "--from DIR", "fine-tune this one, with its features and size", dest="start")
+    option(training, "--no-baselines", "do not compare it with simpler classifiers")
 
 
 def c2t(args: argparse.Namespace) -> None:
+    """Grow labelled trees and train the C2T classifier."""
     if "out" not in args and ("trees" not in args or "bundle" not in args):
         raise UserError("--out: must be given, got none; with BUNDLE and --trees alone trees are grown")
     if "bundle" not in args and "trees" not in args:
@@ -145,19 +134,20 @@ def build_ngrams_options(parser: argparse.ArgumentParser) -> None:
     from drafttrain.self_draft.config import NgramConfig
 
     text = "chats, whose assistant turns are counted, or text: files, folders or archives"
-    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=text)
+    option(parser, "[SOURCE ...]", text, nargs="*")
     text = "sources that are prose (OANC): wrapped lines are joined, citation marks removed"
-    parser.add_argument("--prose", nargs="+", metavar="SOURCE", help=text)
-    parser.add_argument("--target", required=True, metavar="NAME", help=TARGET)
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    option(parser, "--prose SOURCE ...", text)
+    option(parser, "--target MODEL", TARGET, required=True)
+    option(parser, "--out DIR", "folder to write", required=True)
     add_settings(parser, NgramConfig, *NGRAMS)
 
 
 def build_ngrams(args: argparse.Namespace) -> None:
+    """Count the n-grams of a text, for Self-Draft."""
     from drafttrain.data.config import Source
     from drafttrain.self_draft.config import NgramConfig
 
-    sources = [Source(path) for path in vars(args).get("sources", [])]
+    sources = [Source(path) for path in vars(args).get("source", [])]
     sources += [Source(path, "oanc") for path in vars(args).get("prose", [])]
     config = NgramConfig(sources, **given(args, *NGRAMS))
     config.check()  # before anything heavy is imported or fetched
@@ -171,25 +161,24 @@ def build_ngrams(args: argparse.Namespace) -> None:
 def generate_options(parser: argparse.ArgumentParser) -> None:
     from drafttrain.inference.params import SamplingParams
 
-    text = "folder of export, or a Hub id; without one, --target drafts for itself"
-    parser.add_argument("--bundle", metavar="DIR", help=text)
+    option(
+        parser, "--bundle BUNDLE", "folder of export, or a Hub id; without one, --target drafts for itself"
+    )
     _add_target(parser)
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the user says; - reads it")
+    option(parser, "--prompt TEXT", "of the user; - reads it", required=True)
     text = "n-gram cache, for Self-Draft and trees with ngram (default: the bundle's)"
-    parser.add_argument("--ngrams", metavar="DIR", help=text)
-    parser.add_argument("--tree", metavar="POLICY", help=POLICY)
+    option(parser, "--ngrams DIR", text)
+    option(parser, "--tree TREE", TREE)
     _add_calibration(parser)
-    text = "tokens decoded at most (default: 128)"
-    parser.add_argument("--max-new-tokens", type=whole, metavar="N", help=text)
+    option(parser, "--max-new-tokens N", "tokens decoded at most (default: 128)", type=whole)
     add_settings(parser, SamplingParams, *SAMPLING)
-    text = "ends the text; may be given several times"
-    parser.add_argument("--stop", action="append", metavar="TEXT", help=text)
-    parser.add_argument("--no-color", dest="color", action="store_false", help="plain text")
-    text = "do not decode without drafts as well, to know the speedup"
-    parser.add_argument("--no-compare", dest="compare", action="store_false", help=text)
+    option(parser, "--stop TEXT", "ends the text; repeatable", action="append")
+    option(parser, "--no-color", "plain text")
+    option(parser, "--no-compare", "do not decode without drafts as well, to know the speedup")
 
 
 def generate(args: argparse.Namespace) -> None:
+    """Generate text, each iteration's tokens in their own color."""
     from drafttrain.inference.params import SamplingParams
 
     if "bundle" not in args and ("target" not in args or "tree" in args or "calibration" in args):
@@ -198,7 +187,7 @@ def generate(args: argparse.Namespace) -> None:
             "--calibration"
         )
     if "bundle" in args and "ngrams" in args and not vars(args).get("tree", "").startswith("ngram"):
-        raise UserError("--ngrams: must come with --tree ngram or ngram+POLICY, got another tree")
+        raise UserError("--ngrams: must come with --tree ngram or ngram+TREE, got another tree")
     sampling = SamplingParams(**given(args, *SAMPLING))
     with importing():
         from drafttrain.run.terminal import generate
@@ -210,35 +199,29 @@ def generate(args: argparse.Namespace) -> None:
 def benchmark_options(parser: argparse.ArgumentParser) -> None:
     from drafttrain.evaluation.config import BenchmarkConfig
 
-    text = "measure its drafter as its section evaluate says"
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=text)
-    parser.add_argument("--again", action="store_true", help="repeat what the recipe has measured")
-    add_plan(parser)
+    stage_options(parser, "[RECIPE]")
     group = parser.add_argument_group("without a recipe")
     text = "[NAME=]BUNDLE[@TREE], assistant=MODEL, prompt_lookup, lookahead or self_draft; repeatable"
-    group.add_argument("--method", dest="methods", action="append", metavar="METHOD", help=text)
+    option(group, "--method BUNDLE", text, dest="methods", action="append")
     text = "[NAME=]FILE, or hub:org/dataset[/config][:split]; repeatable"
-    group.add_argument("--task", dest="tasks", action="append", metavar="TASK", help=text)
-    group.add_argument("--trees", nargs="+", metavar="TREE", help="measure the bundles with each of them")
+    option(group, "--task FILE", text, dest="tasks", action="append")
+    option(group, "--trees TREE ...", "measure the bundles with each of them")
     text = "speed (default); texts: where they differ from plain ones; sweep: verified tokens by accept_len"
-    group.add_argument("--table", choices=list(TABLES), metavar="TABLE", help=text)
-    text = "folder to write; a benchmark there is continued"
-    group.add_argument("--out", metavar="DIR", help=text)
+    option(group, "--table TABLE", text, choices=list(TABLES))
+    option(group, "--out DIR", "folder to write; a benchmark there is continued")
     _add_target(group)
     add_settings(group, BenchmarkConfig, *BENCHMARK)
     _add_calibration(group)
-    group.add_argument("--classifier", metavar="DIR", help="of c2t, in a sweep (default: the bundle's)")
-    text = "prompts decoded at once, in a sweep; then untimed"
-    group.add_argument("--rows", type=positive, metavar="N", help=text)
-    text = "policy that a sweep compares with (default: eagle2)"
-    group.add_argument("--reference", metavar="NAME", help=text)
+    option(group, "--classifier DIR", "of c2t, in a sweep (default: the bundle's)")
+    option(group, "--rows N", "prompts decoded at once, in a sweep; then untimed")
+    option(group, "--reference NAME", "policy that a sweep compares with (default: eagle2)")
 
 
 def benchmark(args: argparse.Namespace) -> int | None:
+    """Measure drafting methods against plain decoding."""
     if "recipe" in args:
-        recipe_alone(args, *ALWAYS, *(name for names in TABLES.values() for name in names))
-        run_stage(args, "evaluate")
-        return None
+        names = (*ALWAYS, *(name for names in TABLES.values() for name in names))
+        return run_recipe(args, "evaluate", *names)
     from drafttrain.evaluation.config import MethodSpec, TaskSpec
 
     require(args, "tasks")
@@ -250,11 +233,7 @@ def benchmark(args: argparse.Namespace) -> int | None:
     if table == "texts":
         return _compare_texts(args, methods, tasks)
     require(args, "out")
-    if table == "sweep":
-        _sweep(args, methods, tasks)
-        return None
-    _measure_speed(args, methods, tasks)
-    return None
+    return (_sweep if table == "sweep" else _measure_speed)(args, methods, tasks)
 
 
 def _measure_speed(args: argparse.Namespace, methods: list, tasks: list) -> None:
@@ -338,27 +317,24 @@ def _target_of(methods: list) -> str:
 
 
 def report_options(parser: argparse.ArgumentParser) -> None:
-    text = "of a benchmark or of the stage evaluate, or a measurements.jsonl"
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", help=text)
-    parser.add_argument("--out", metavar="FILE", help="HTML file to write")
+    option(parser, "[FOLDER]", "of a benchmark or of the stage evaluate, or a measurements.jsonl")
+    option(parser, "--out FILE", "HTML file to write")
     text = "folder or Hub id whose calibration, training log and classifier to show; repeatable"
-    parser.add_argument("--bundle", action="append", metavar="DIR", help=text)
+    option(parser, "--bundle BUNDLE", text, dest="bundles", action="append")
     text = "points.jsonl of benchmark --table sweep; repeatable"
-    parser.add_argument("--sweep", action="append", metavar="FILE", help=text)
-    parser.add_argument("--png", metavar="DIR", help="folder for the figures as PNG files")
-    text = "JSON file of one text's trees to show; with --prompt it is written"
-    parser.add_argument("--trace", metavar="FILE", help=text)
+    option(parser, "--sweep FILE", text, dest="sweeps", action="append")
+    option(parser, "--png DIR", "folder for the figures as PNG files")
+    option(parser, "--trace FILE", "JSON file of one text's trees to show; with --prompt it is written")
     group = parser.add_argument_group("trace: each iteration's tree and accepted path")
-    text = "decode this with the first bundle; - reads it"
-    group.add_argument("--prompt", metavar="TEXT", help=text)
-    group.add_argument("--tree", metavar="POLICY", help=POLICY)
+    option(group, "--prompt TEXT", "decode this with the first bundle; - reads it")
+    option(group, "--tree TREE", TREE)
     _add_target(group)
     _add_calibration(group)
-    text = "tokens decoded at most (default: 96)"
-    group.add_argument("--max-new-tokens", type=positive, metavar="N", help=text)
+    option(group, "--max-new-tokens N", "tokens decoded at most (default: 96)")
 
 
 def report(args: argparse.Namespace) -> None:
+    """Write one HTML page with the figures of measurements."""
     if "folder" not in args and "prompt" not in args:
         raise UserError("FOLDER: must be given without --prompt, got none")
     if "folder" in args:
@@ -369,35 +345,31 @@ def report(args: argparse.Namespace) -> None:
         return
     from drafttrain.report.build import write_report
 
-    shown = {"bundles": "bundle", "sweeps": "sweep", "trace": "trace", "png": "png"}
-    options = {name: getattr(args, option) for name, option in shown.items() if option in args}
-    page = write_report(args.folder, args.out, **options)
+    page = write_report(args.folder, args.out, **given(args, "bundles", "sweeps", "trace", "png"))
     print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
 
 
 def _trace(args: argparse.Namespace) -> None:
-    require(args, "bundle", "trace")
+    require(args, "bundles", "trace")
     from drafttrain.report.trace import trace_prompt
 
     names = ("target", "dtype", "tree", "calibration", "max_new_tokens")
-    found = trace_prompt(args.bundle[0], _text(args.prompt), args.trace, **given(args, *names))
+    found = trace_prompt(args.bundles[0], _text(args.prompt), args.trace, **given(args, *names))
     print(f"{args.trace}: {len(found.iterations)} iterations, accept_len {found.accept_len:.2f}")
 
 
 def push_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder of export, evaluated")
-    text = "where; made if it is not there"
-    parser.add_argument("--repo", required=True, metavar="USER/NAME", help=text)
-    text = "make the repository private; refuse one that is public"
-    parser.add_argument("--private", action="store_true", help=text)
+    option(parser, "BUNDLE", "folder of export, evaluated")
+    option(parser, "--repo USER/NAME", "where; made if it is not there", required=True)
+    option(parser, "--private", "make the repository private; refuse one that is public")
     text = "branch to commit to; made if it is not there (default: main)"
-    parser.add_argument("--revision", default="main", metavar="BRANCH", help=text)
-    text = "write what would be uploaded to a folder and send nothing"
-    parser.add_argument("--dry-run", action="store_true", help=text)
-    parser.add_argument("--out", metavar="DIR", help="folder of a dry run (default: runs/push/NAME)")
+    option(parser, "--revision BRANCH", text, default="main")
+    option(parser, "--dry-run", "write what would be uploaded to a folder and send nothing")
+    option(parser, "--out DIR", "folder of a dry run (default: runs/push/NAME)")
 
 
 def push(args: argparse.Namespace) -> None:
+    """Publish a bundle on the Hugging Face Hub."""
     from drafttrain.export.push import prepare, push, write_publication
 
     if "out" in args and "dry_run" not in args:
@@ -412,26 +384,24 @@ def push(args: argparse.Namespace) -> None:
     if "dry_run" in args:
         out = args.out if "out" in args else f"runs/push/{args.repo.split('/')[-1]}"
         write_publication(publication, out)
-        print(f"nothing was sent; all of it lies in {out}")
+        print(f"nothing was sent; all of it is in {out}")
     else:
         print(push(publication, "private" in args, args.revision))
 
 
-def _add_target(parser) -> None:
-    """Add --target and --dtype."""
-    parser.add_argument("--target", metavar="NAME", help="target model (default: the one the bundle names)")
+def _add_target(parser: argparse._ActionsContainer) -> None:
+    option(parser, "--target MODEL", "target model (default: the one the bundle names)")
     add_dtype(parser)
 
 
-def _add_prompts(parser) -> None:
-    parser.add_argument("--prompts", metavar="FILE", help="prompts that no benchmark uses")
-    text = "how many of them, evenly spaced (default: all)"
-    parser.add_argument("--limit", type=positive, metavar="N", help=text)
+def _add_prompts(parser: argparse._ActionsContainer) -> None:
+    option(parser, "--prompts FILE", "prompts that no benchmark uses")
+    option(parser, "--limit N", "how many of them, evenly spaced (default: all)")
 
 
-def _add_calibration(parser) -> None:
+def _add_calibration(parser: argparse._ActionsContainer) -> None:
     text = "folder of calibrate, for pct, timed and c2t (default: the bundle's)"
-    parser.add_argument("--calibration", metavar="DIR", help=text)
+    option(parser, "--calibration DIR", text)
 
 
 def _prompts(args: argparse.Namespace):

@@ -1,4 +1,4 @@
-"""Runs the stages of a recipe in order and skips what is up to date.
+"""Run the stages of a recipe in order and skips what is up to date.
 
 Each stage writes one folder below the run's output folder. `stage.json` is written into it last: a folder
 without one is not done. It records what the folder was made from (the recipe's section and the contents of
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from drafttrain.run.options import default_of
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import disk_problem, fingerprint, new_folder, read_json, write_json
 from drafttrain.utils.provenance import RECORD, Hashes, content_hash, git_commit, read_record, versions
@@ -39,23 +40,21 @@ class Stage:
 
     Attributes:
         name: as the command line calls it.
-        folder: where its output lies below the run's output folder.
+        folder: of its output, below the run's output folder.
         run: `run(recipe, folders, out)` does the work; `folders` has the folder of every stage in `needs`.
             The figures it returns, if any (a dict or dataclass), go into `stage.json`.
         section: the settings its output depends on, as a dict of the recipe's sections.
         settle: `settle(recipe, begun)` gives the recipe with what the values "auto" of fields marked
             `settled` come to: as in `begun`, the section of an unfinished attempt, or as suits the machine.
-        needs: stages whose folders it reads.
+        needs: stages whose folders it reads, where the recipe asks for them.
         files: files and folders of the user's that it reads.
         enabled: whether the recipe asks for it.
         resumes: it continues from its own unfinished folder; otherwise such a folder is removed first.
         keep: an outdated folder is moved to `previous/`, not removed.
         shared: a folder of another run beside this one, made from the same, is taken over.
         ranks: several processes (deepspeed, torchrun) may run it together.
-        figures: `figures(folder)` reads more of them from the finished folder.
-        summary: which of its figures stand in the run's `summary.json`.
-        estimate: `estimate(recipe, folders)` tells what it will take, for `--dry-run`.
-        show: prints the result that lies in its folder, when it is skipped.
+        summary: those of its figures that are in the run's `summary.json`.
+        show: prints the result in its folder, when it is skipped.
     """
 
     name: str
@@ -63,22 +62,20 @@ class Stage:
     run: Callable[[Any, dict[str, Path], Path], Any]
     section: Callable[[Any], Any]
     settle: Callable[[Any, dict[str, Any]], Any] = lambda recipe, begun: recipe
-    needs: Callable[[Any], Sequence[str]] = lambda recipe: ()
+    needs: Sequence[str] = ()
     files: Callable[[Any], Sequence[str]] = lambda recipe: ()
     enabled: Callable[[Any], bool] = lambda recipe: True
     resumes: bool = False
     keep: bool = False
     shared: bool = False
     ranks: bool = False
-    figures: Callable[[Path], dict[str, Any]] = lambda folder: {}
     summary: Sequence[str] = ()
-    estimate: Callable[[Any, dict[str, Path]], dict[str, Any]] = lambda recipe, folders: {}
     show: Callable[[Path], None] = lambda folder: None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done about a stage: `action` is skip, run, resume, share or off; `why` gives the reason.
+    """Decision about a stage: `action` is skip, run, resume, share or off; `why` gives the reason.
 
     Attributes:
         twin: the folder to share.
@@ -117,20 +114,25 @@ class Workflow:
         self.hashes = Hashes(self.output / HASHES)
 
     def folder(self, name: str) -> Path:
-        """The folder of a stage.
+        """Return the folder of a stage.
 
         Raises:
             UserError: no stage has this name.
         """
         return self.output / self._stage(name).folder
 
+    def _folders(self, stage: Stage) -> dict[str, Path]:
+        """Return the folders that a stage reads, by the stages that write them."""
+        enabled = (need for need in map(self._stage, stage.needs) if need.enabled(self.recipe))
+        return {need.name: self.output / need.folder for need in enabled}
+
     def run(self, first: str | None = None, last: str | None = None, only: str | None = None) -> None:
-        """Runs the selected stages: all, those from `first` to `last`, or `only` one; others are left alone.
+        """Run the selected stages: all, those from `first` to `last`, or `only` one; others are left alone.
 
         Raises:
             UserError: a stage refuses its input, an input is missing, or another process works in the folder.
         """
-        selected = self._select(first, last, only)
+        selected = self.select(first, last, only)
         try:
             with self._lock():
                 self._warn_of_outdated(selected)
@@ -152,17 +154,11 @@ class Workflow:
         elif decision.action != "off":
             self._execute(decision)
 
-    def check(self, first: str | None = None, last: str | None = None, only: str | None = None) -> None:
-        """Raises:
-        UserError: no such stage, or a selected one misses a file of the user's.
-        """
-        self._select(first, last, only)
-
     def plan(
         self, first: str | None = None, last: str | None = None, only: str | None = None
     ) -> list[Decision]:
-        """What `run` would do, found out without changing anything."""
-        selected, decisions, remade = self._select(first, last, only), [], set()
+        """Return what `run` would do, without changing anything."""
+        selected, decisions, remade = self.select(first, last, only), [], set()
         for stage in selected:
             decision = self.decide(stage, remade)
             decisions.append(decision)
@@ -170,25 +166,28 @@ class Workflow:
                 remade.add(stage.name)
         return decisions
 
-    def print_plan(self, decisions: Sequence[Decision]) -> None:
-        """Prints the plan as a table with each stage's estimate of time, memory and disk."""
+    def print_plan(self, decisions: Sequence[Decision], estimate: Callable[..., dict[str, str]]) -> None:
+        """Print a plan as a table.
+
+        Args:
+            estimate: `estimate(stage, recipe, folders)` gives what the stage of that name will take.
+        """
         table = Table(title=f"{self.output}: what would run", title_justify="left")
         for heading in ("stage", "action", "why", "estimate"):
             table.add_column(heading, overflow="fold")
         for decision in decisions:
-            estimate = {}
+            stage, lines = decision.stage, {}
             if decision.action in ("run", "resume"):
-                folders = {name: self.folder(name) for name in decision.stage.needs(self.recipe)}
-                estimate = decision.stage.estimate(self.recipe, folders)
-            lines = "\n".join(f"{key}: {value}" for key, value in estimate.items())
-            table.add_row(decision.stage.name, decision.action, escape(decision.why), escape(lines))
+                lines = estimate(stage.name, self.recipe, self._folders(stage))
+            text = "\n".join(f"{key}: {value}" for key, value in lines.items())
+            table.add_row(stage.name, decision.action, escape(decision.why), escape(text))
         self.console.print(table)
 
     def decide(self, stage: Stage, remade: Sequence[str] | set[str]) -> Decision:
-        """Compares what a stage's folder was made from with what it would be made from now.
+        """Compare what a stage's folder was made from with what it would be made from now.
 
         Args:
-            remade: earlier stages that a plan would make anew first, so that their contents are not known.
+            remade: earlier stages that a plan would run again first, so that their contents are not known.
 
         Raises:
             UserError: an input does not exist.
@@ -197,10 +196,10 @@ class Workflow:
             return Decision(stage, "off", "the recipe does not ask for it")
         folder = self.output / stage.folder
         record = read_record(folder)
-        if waiting := [name for name in stage.needs(self.recipe) if name in remade]:
+        if waiting := [name for name in self._folders(stage) if name in remade]:
             if record is None:
                 return Decision(stage, "run", "not made yet")
-            return Decision(stage, "run", f"{', '.join(waiting)} will be made anew")
+            return Decision(stage, "run", f"{', '.join(waiting)} will be made again")
         made_from = self._made_from(stage)
         if stage.name in self.again:
             return Decision(stage, "run", "asked for again", made_from)
@@ -226,7 +225,7 @@ class Workflow:
             raise UserError(
                 f"{stage.name}: must run in one process, got several; run it before you launch them"
             )
-        folders = {name: self.folder(name) for name in stage.needs(self.recipe)}
+        folders = self._folders(stage)
         spent, begun = 0.0, {}
         if decision.action == "resume":
             spent = read_json(marker).get("wall_seconds", 0.0) + self._killed_after(stage)
@@ -270,7 +269,7 @@ class Workflow:
         return None
 
     def _share(self, decision: Decision) -> None:
-        """Takes over another run's folder, by hard links where the disk has them: no stage changes files of a
+        """Take over another run's folder, by hard links where the disk has them: no stage changes files of a
         finished folder in place."""
         stage, folder = decision.stage, self.output / decision.stage.folder
         self._say("cyan", stage, "share", decision.why)
@@ -285,14 +284,14 @@ class Workflow:
         self._say("green", stage, "done", _seconds(spent))
 
     def _killed_after(self, stage: Stage) -> float:
-        """Seconds that a killed attempt is known to have worked: until it last wrote into its folder. The
-        marker is as old as the attempt, or as its orderly end."""
+        """Return the seconds that a killed attempt is known to have worked: until it last wrote into its
+        folder. The marker is as old as the attempt, or as its orderly end."""
         files = [path for path in (self.output / stage.folder).rglob("*") if path.is_file()]
         last = max((path.stat().st_mtime for path in files), default=0.0)
         return max(0.0, last - self._marker(stage).stat().st_mtime)
 
     def _await_first_rank(self, marker: Path, decision: Decision) -> dict[str, Any]:
-        """Waits until the first rank has cleared the folder and noted what it will be made from; returns the
+        """Wait until the first rank has cleared the folder and noted what it will be made from; returns the
         settings, which it has settled for all."""
         for _ in range(6000):
             with contextlib.suppress(UserError):
@@ -300,17 +299,17 @@ class Workflow:
                 if not self._changes(decision.stage, noted, decision.made_from):
                     return noted["section"]
             time.sleep(0.1)
-        raise UserError(f"{marker}: the first process did not write it within ten minutes; see what it says")
+        raise UserError(f"{marker}: the first process did not write it within ten minutes; see its messages")
 
     def _warn_of_outdated(self, selected: Sequence[Stage]) -> None:
-        """Says when a selected stage reads a folder that the recipe as it stands would make otherwise."""
-        read = {name for stage in selected for name in stage.needs(self.recipe)}
+        """Warn when a selected stage reads a folder that the present recipe would make otherwise."""
+        read = {name for stage in selected for name in self._folders(stage)}
         for stage in self.stages:
             if stage.name in read and stage not in selected and read_record(self.output / stage.folder):
                 with contextlib.suppress(UserError):
                     decision = self.decide(stage, remade=())
                     if decision.action != "skip":
-                        self._say("yellow", stage, "stale", f"taken as it is, but {decision.why}")
+                        self._say("yellow", stage, "stale", f"used unchanged, but {decision.why}")
 
     def _finish(self, decision: Decision, figures: Any, spent: float) -> None:
         stage, folder = decision.stage, self.output / decision.stage.folder
@@ -327,13 +326,13 @@ class Workflow:
             "git_commit": git_commit(),
             "wall_seconds": round(spent, 3),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "figures": {**(figures if isinstance(figures, dict) else {}), **stage.figures(folder)},
+            "figures": figures if isinstance(figures, dict) else {},
         }
         write_json(folder / RECORD, record)
         self._marker(stage).unlink(missing_ok=True)
 
     def _clear(self, stage: Stage) -> None:
-        """Removes a stage's outdated folder, or sets it aside where it took hours to make."""
+        """Remove a stage's outdated folder, or sets it aside where it took hours to make."""
         for leftover in self.output.glob(f".{stage.folder}.*"):  # of `new_folder`, after a kill
             shutil.rmtree(leftover)
         folder = self.output / stage.folder
@@ -350,13 +349,13 @@ class Workflow:
         shutil.rmtree(folder)
 
     def _made_from(self, stage: Stage) -> dict[str, Any]:
-        """The recipe's section and the content hash of every input of a stage."""
+        """Return the recipe's section and the content hash of every input of a stage."""
         inputs = {}
-        for name in stage.needs(self.recipe):
-            record = read_record(self.folder(name))
+        for name, folder in self._folders(stage).items():
+            record = read_record(folder)
             if record is None:
                 raise UserError(
-                    f"{self.folder(name)}: {stage.name} needs it; run the stage {name} first "
+                    f"{folder}: {stage.name} needs it; run the stage {name} first "
                     f"(drafttrain run RECIPE --until {name})"
                 )
             inputs[name] = record["output"]
@@ -367,14 +366,16 @@ class Workflow:
         return {"section": _json(_plain(stage.section(self.recipe))), "inputs": inputs}
 
     def _changes(self, stage: Stage, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-        """What differs between what a folder was made from and what it would be made from now. A field that
-        the old record lacks is one that its version did not know: at its default it changes nothing. Nor does
-        an "auto" that was settled when the folder was made."""
+        """List what differs between what a folder was made from and what it would be made from now.
+
+        A field that the old record lacks is one that its version did not know: at its default it changes
+        nothing. Nor does an "auto" that was settled when the folder was made.
+        """
         known = _json(_plain(stage.section(self.recipe), old["section"]))
         return _changes(old, {**new, "section": known})
 
     def _write_summary(self) -> None:
-        """`summary.json`: the figures that sum up the run, and each stage's own, once all stages are done."""
+        """Write `summary.json`: the figures that sum up the run, and each stage's own, once all are done."""
         stages = [stage for stage in self.stages if stage.enabled(self.recipe)]
         records = [read_record(self.output / stage.folder) for stage in stages]
         if not self.is_first_rank or None in records:
@@ -387,7 +388,14 @@ class Workflow:
         summary["wall_seconds"] = round(sum(record["wall_seconds"] for record in records), 3)
         write_json(self.output / "summary.json", {**summary, "stages": details})
 
-    def _select(self, first: str | None, last: str | None, only: str | None) -> list[Stage]:
+    def select(
+        self, first: str | None = None, last: str | None = None, only: str | None = None
+    ) -> list[Stage]:
+        """Return the stages from `first` to `last`, or `only` one.
+
+        Raises:
+            UserError: no such stage, or a selected one misses a file of the user's.
+        """
         begin = 0 if first is None else self.stages.index(self._stage(first))
         end = len(self.stages) if last is None else self.stages.index(self._stage(last)) + 1
         selected = self.stages[begin:end]
@@ -405,7 +413,7 @@ class Workflow:
         for stage in selected:  # all at once, before hours go into the first stage
             for path in stage.files(self.recipe) if stage.enabled(self.recipe) else ():
                 if not Path(path).exists():
-                    raise UserError(f"{path}: no such file; {stage.name} needs it, mend the recipe's path")
+                    raise UserError(f"{path}: no such file; {stage.name} needs it, correct the recipe's path")
         return selected
 
     def _stage(self, name: str) -> Stage:
@@ -423,7 +431,7 @@ class Workflow:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Keeps other processes out of the output folder; it ends with the process, however that ends."""
+        """Keep other processes out of the output folder; it ends with the process, however that ends."""
         if not self.is_first_rank:
             yield
             return
@@ -442,8 +450,8 @@ class Workflow:
                 raise
 
     def _leave_nothing(self) -> None:
-        """Removes an output folder without a stage's folder, which would look like a run: what the books say
-        of stages that were refused before they made one, nobody reads."""
+        """Remove an output folder without a stage's folder, which would look like a run; nobody reads the
+        records of stages that were refused before they made one."""
         with contextlib.suppress(OSError):
             if {path.name for path in self.output.iterdir()} <= {".lock", HASHES, STARTED}:
                 shutil.rmtree(self.output)
@@ -458,46 +466,36 @@ def _link(source: str, target: str) -> None:
 
 
 def _plain(value: Any, known: Any = None) -> Any:
-    """A settings value as JSON, without the fields that are marked as leaving the output as it is.
+    """Return a settings value as JSON, without the fields that are marked as leaving the output unchanged.
 
     Args:
         known: an earlier record of it: fields at their default that it lacks are left out, and "auto" in one
             marked `settled` is what it came to there. None: nothing is known.
     """
-    if dataclasses.is_dataclass(value):
-        kept = [item for item in dataclasses.fields(value) if item.metadata.get("changes_output", True)]
-        if isinstance(known, dict):
-            kept = [item for item in kept if item.name in known or not _is_default(value, item)]
-        return {item.name: _field(value, item, _inside(known, item.name)) for item in kept}
     if isinstance(value, dict):
         return {key: _plain(item, _inside(known, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, _inside(known, i)) for i, item in enumerate(value)]
-    return value
-
-
-def _field(section: Any, item: dataclasses.Field, known: Any) -> Any:
-    """A field's value as JSON."""
-    value = getattr(section, item.name)
-    if value == "auto" and known is not None and item.metadata.get("settled"):
-        return known
-    return _plain(value, known)
+    if not dataclasses.is_dataclass(value):
+        return value
+    plain = {}
+    for item in dataclasses.fields(value):
+        inner, before = getattr(value, item.name), _inside(known, item.name)
+        is_new = isinstance(known, dict) and item.name not in known
+        if is_new and _plain(inner) == _plain(default_of(item)):
+            continue
+        if item.metadata.get("changes_output", True):
+            is_settled = inner == "auto" and before is not None and item.metadata.get("settled")
+            plain[item.name] = before if is_settled else _plain(inner, before)
+    return plain
 
 
 def _inside(known: Any, key: str | int) -> Any:
-    """What an earlier record has in some place; None if it has nothing there."""
+    """Return what an earlier record has in some place; None if it has nothing there."""
     try:
         return known[key]
     except (KeyError, IndexError, TypeError):
         return None
-
-
-def _is_default(section: Any, item: dataclasses.Field) -> bool:
-    """Whether a field of a section has the value that it has where a recipe leaves it out."""
-    default = item.default
-    if item.default_factory is not dataclasses.MISSING:
-        default = item.default_factory()
-    return default is not dataclasses.MISSING and _plain(getattr(section, item.name)) == _plain(default)
 
 
 def _json(value: Any) -> Any:
@@ -506,7 +504,7 @@ def _json(value: Any) -> Any:
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What differs between two `made_from` records, in words: settings first, then inputs."""
+    """List what differs between two `made_from` records, in words: settings first, then inputs."""
     before, after = _flat(old["section"]), _flat(new["section"])
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     found = [f"{key}: {_short(before.get(key))} → {_short(after.get(key))}" for key in keys]

@@ -5,7 +5,7 @@ Elsewhere the more probable ones are added to the drafter's tree.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.self_draft.candidates import Candidates, Features
 from drafttrain.self_draft.proposer import SelfDraft
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 DRAFTER: Features = (("drafter", 0, 0),)
 
@@ -34,6 +35,13 @@ class HybridProposer(Proposer):
     sure: float = 1.0
     least: float = 0.2
 
+    def __post_init__(self) -> None:
+        if self.drafter.draws:
+            raise UserError(
+                "tree: ngram+ must join a tree of most probable tokens, got drawn candidates, of which n-grams "
+                "have no probabilities; draw without n-grams"
+            )
+
     @property
     def model_seconds(self) -> float:
         return self.drafter.model_seconds
@@ -41,14 +49,32 @@ class HybridProposer(Proposer):
     def new_state(self, batch: int, max_len: int) -> tuple[list, Any]:
         return self.ngrams.new_state(batch, max_len), self.drafter.new_state(batch, max_len)
 
-    def set_active(self, numbers: Sequence[int]) -> None:
-        self.drafter.set_active(numbers)
+    def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
+        self.drafter.set_active(seeds, positions)
+
+    def twin(self) -> "HybridProposer":
+        return replace(self, drafter=self.drafter.twin())
 
     def select_rows(self, state: tuple[list, Any], rows: torch.Tensor) -> tuple[list, Any]:
         return self.ngrams.select_rows(state[0], rows), self.drafter.select_rows(state[1], rows)
 
     def append_rows(self, state: tuple[list, Any], other: tuple[list, Any]) -> tuple[list, Any]:
         return self.ngrams.append_rows(state[0], other[0]), self.drafter.append_rows(state[1], other[1])
+
+    def prefix(
+        self, state: tuple[list, Any], length: int, room: int, tapped: torch.Tensor
+    ) -> tuple[list, Any]:
+        return (
+            self.ngrams.prefix(state[0], length, room, tapped),
+            self.drafter.prefix(state[1], length, room, tapped),
+        )
+
+    def join(self, states: Sequence[tuple[list, Any]]) -> tuple[list, Any]:
+        lists, drafts = zip(*states)
+        return self.ngrams.join(lists), self.drafter.join(drafts)
+
+    def split(self, joined: tuple[list, Any], states: Sequence[tuple[list, Any]]) -> None:
+        self.drafter.split(joined[1], [drafts for _, drafts in states])
 
     def update(
         self, state: tuple[list, Any], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

@@ -147,6 +147,11 @@ class SelfDraft(PerSequence):
         sources = Sources(text, drafted, self.corpus, self.odds.copy(), config.width)
         return _Sequence([], sources, [[token] for token in starts])
 
+    def prefix(self, state: list[_Sequence], length: int, room: int, tapped: torch.Tensor) -> list[_Sequence]:
+        [fresh] = twin = self.new_state(1, room)
+        self._observe(fresh, state[0].text[:length])
+        return twin
+
     def update(
         self, state: list[_Sequence], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:

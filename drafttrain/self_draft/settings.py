@@ -62,7 +62,7 @@ class SelfDraftSettings:
                 difference = f"{name} {tuned}, and this is {found}"
         return difference and (
             f"Self-Draft was tuned for {difference}: trees may be of a wrong size; run drafttrain "
-            "calibrate --target NAME --prompts FILE"
+            "calibrate --target MODEL --prompts FILE"
         )
 
     def save(self, folder: str | os.PathLike) -> None:

@@ -1,4 +1,4 @@
-"""`drafttrain calibrate --target NAME`: settings of Self-Draft for a target and a machine, found by decoding.
+"""`drafttrain calibrate --target MODEL`: Self-Draft's settings for a target and a machine, found by decoding.
 
 First the probability of acceptance by features and the seconds of a forward by tokens; with both, the fastest
 number and length of branches and rate to beat. The paper leaves these to a grid search (its conclusion).

@@ -9,7 +9,7 @@ shares them. Queries that share a key/value head can stand side by side instead.
 `use` makes it a target's implementation, through the interfaces that transformers has for that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,8 +18,11 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from drafttrain.target_lm.cache import TreeCache
 
 NAME = "drafttrain"
 LONGEST = 384  # queries: beyond it a mask repeated for each head of a group costs more than the copies
@@ -35,6 +38,10 @@ class _Packed:
 
 
 _packed: ContextVar[_Packed | None] = ContextVar("packed", default=None)
+_caches: ContextVar[list[tuple[TreeCache, torch.Tensor]] | None] = ContextVar("caches", default=None)
+IGNORED = torch.ones(
+    1, 1, 1, 1, dtype=torch.bool
+)  # a mask where attention is decided here; else transformers makes one
 
 
 def use(model: PreTrainedModel) -> None:
@@ -82,6 +89,67 @@ def within_documents(document_start: torch.Tensor) -> Iterator[None]:
         _packed.reset(token)
 
 
+class _Apart(CacheLayerMixin):
+    """A block's part of a cache that is many: the attention function writes and reads them."""
+
+    is_sliding, is_compileable, is_initialized = False, True, True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: the caches have their buffers."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+
+@contextmanager
+def over_caches(
+    caches: Sequence[TreeCache], allowed: Sequence[torch.Tensor], dtype: torch.dtype
+) -> Iterator[Cache]:
+    """Inside, and in this thread, each stretch of one packed row attends to its own cache, whose slots are
+    open; yield what stands for them all.
+
+    Args:
+        allowed: which slots each node sees, bool [B, n, view] of each cache.
+    """
+    masks = []
+    for seen in allowed:
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        masks.append(mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None])  # [B, 1, n, view]
+    token = _caches.set(list(zip(caches, masks)))
+    try:
+        yield Cache(layers=[_Apart() for _ in range(caches[0].n_layers)])
+    finally:
+        _caches.reset(token)
+
+
+def _attend_apart(
+    layer: int, caches: list[tuple[TreeCache, torch.Tensor]], query, key, value, scaling: float | None
+) -> torch.Tensor:
+    """Return [1, T, h, d] of q [1, h, T, d] and new k, v [1, kv, T, d], stretch by stretch."""
+    parts, first = [], 0
+    for cache, mask in caches:
+        batch, _, n, view = mask.shape
+        stretch = slice(first, first + batch * n)
+        q, k, v = (x[0, :, stretch].unflatten(1, (batch, n)).transpose(0, 1) for x in (query, key, value))
+        cache.allocate(k.shape[1], k.shape[3])
+        cache.write(layer, cache.slots, k, v)
+        out = grouped_attention(q, *cache.keys_values(layer, view), mask, scaling)  # [B, n, h, d]
+        parts.append(out.flatten(0, 1))
+        first += batch * n
+    return torch.cat(parts)[None]
+
+
 def grouped_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -118,7 +186,9 @@ def _attend(
             return grouped_attention(q, k, v, mask, scaling)
         return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, is_causal=causal, **kwargs)[0]
 
-    packed = _packed.get()
+    caches, packed = _caches.get(), _packed.get()
+    if caches is not None:
+        return _attend_apart(module.layer_idx, caches, query, key, value, scaling), None
     if packed is None:
         return one(query, key, value, attention_mask, is_causal), None
     parts = []

@@ -8,9 +8,13 @@ next forward. Keys are stored already rotated with position `root + depth`: comm
 holds for transformers 5.21 to 5.23.
 """
 
+from collections.abc import Iterator, Sequence
+
 import torch
+import torch.nn.functional as F
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from drafttrain.kernels.blocks import Nodes
 from drafttrain.utils.errors import UserError
 
 
@@ -24,6 +28,7 @@ class KvCache:
         kv: the rows' part of the buffer; None until `allocate`.
         lengths: verified tokens of each row, int64 [B].
         batch: B.
+        carried: further tensors of the owner's, [B, …], which go with the rows.
     """
 
     def __init__(
@@ -31,6 +36,7 @@ class KvCache:
     ):
         self.n_layers, self.max_len, self.capacity = n_layers, max_len, batch
         self.dtype, self.device = dtype, torch.device(device)
+        self.carried: dict[str, torch.Tensor] = {}
         self.kv: torch.Tensor | None = None
         self._buffer: torch.Tensor | None = None  # [layers, 2, capacity, heads, max_len, dim]
         self._set_rows(torch.zeros(batch, dtype=torch.long, device=self.device))
@@ -68,6 +74,7 @@ class KvCache:
             saved = {row: used[:, :, row].clone() for row in moved.values() if row in moved}
             for place, row in moved.items():  # row by row: indexing with a list of them is ten times slower
                 used[:, :, place] = saved.get(row, used[:, :, row])
+        self.carried = {name: value[rows] for name, value in self.carried.items()}
         self._set_rows(self.lengths[rows])
 
     def append_rows(self, other: "KvCache") -> None:
@@ -76,12 +83,35 @@ class KvCache:
         self.reserve_rows(total)
         self._lengthen(used)
         self._buffer[:, :, self.batch : total, :, :used] = other.kv[..., :used, :]
+        self.carried = _joined_rows([self, other])
         self._set_rows(torch.cat([self.lengths, other.lengths]))
 
     def clear_rows(self, rows: torch.Tensor) -> None:
         """Put zeros into the rows marked in bool [B]. Slots that a mask leaves out count with weight 0, and
         0 · NaN would reach whatever comes to these rows next."""
         self.kv[:, :, rows] = 0
+
+    def copy(self, length: int, room: int) -> "KvCache":
+        """Return a cache of its own with the first `length` tokens of its only row, and slots for `room`."""
+        twin = type(self)(self.n_layers, 1, max(length, room), self.dtype, self.device)
+        if self.kv is not None:
+            twin.allocate(self.kv.shape[3], self.kv.shape[5])
+            twin.kv[..., :length, :] = self.kv[..., :length, :]
+        twin.lengths = torch.full_like(self.lengths, length)
+        twin.carried = {name: value.clone() for name, value in self.carried.items()}
+        return twin
+
+    def nodes(
+        self, positions: torch.Tensor, slots: torch.Tensor, ancestors: torch.Tensor | None = None
+    ) -> Nodes:
+        """Return nodes at positions and slots [B, n] for the native blocks; each sees the verified slots and
+        those of `ancestors` (`Nodes.of_batch`)."""
+        return Nodes.of_batch(self.kv, self.lengths, positions, slots, ancestors)
+
+    def keys_values(self, layer: int, view: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values in the first `view` slots, [B, heads, view, dim] each."""
+        keys, values = self.kv[layer].unbind(0)
+        return keys[:, :, :view], values[:, :, :view]
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put keys and values [B, heads, n, dim] of a layer into slots [B, n], or [n], the same ones in each
@@ -94,6 +124,25 @@ class KvCache:
                 # index_put_ writes B x n vectors; scatter_ on CPU was seen to copy the whole buffer each time
                 kept.transpose(1, 2).index_put_((self.rows, slots), new.transpose(1, 2))
 
+    def commit(self, path: torch.Tensor, counts: torch.Tensor) -> None:
+        """Keep the accepted nodes of the last forward and forget the others.
+
+        Args:
+            path: node indices of each row's accepted path, int64 [B, m], rows padded with any valid index.
+            counts: how many of them are kept, int64 [B].
+        """
+        m = path.shape[1]
+        if m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
+            source = self.lengths[:, None] + path  # [B, m]
+            goal = self.lengths[:, None] + torch.arange(m, device=path.device)  # [B, m]
+            # source and goal overlap: both forms copy what they read before they write
+            if self.batch == 1:
+                self.kv.index_copy_(4, goal[0], self.kv.index_select(4, source[0]))
+            else:
+                slots_first = self.kv.permute(2, 4, 0, 1, 3, 5)  # [B, max_len, L, 2, heads, dim]
+                slots_first.index_put_((self.rows, goal), slots_first[self.rows, source])
+        self.lengths = self.lengths + counts
+
     def _lengthen(self, slots: int) -> None:
         """Make room for this many slots, and for more soon."""
         if slots <= self.max_len:
@@ -101,7 +150,7 @@ class KvCache:
         more = max(slots, 2 * self.max_len) - self.max_len
         self.max_len += more
         if self.kv is not None:
-            self._set_buffer(torch.nn.functional.pad(self._buffer, (0, 0, 0, more)))
+            self._set_buffer(F.pad(self._buffer, (0, 0, 0, more)))
 
     def _set_buffer(self, buffer: torch.Tensor) -> None:
         self._buffer = buffer
@@ -123,15 +172,13 @@ class _TreeLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.owner.allocate(key_states.shape[1], key_states.shape[3])
-        self.keys, self.values = self.owner.kv[self.index, 0], self.owner.kv[self.index, 1]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Write k, v [B, heads, n, dim] into the open slots; return all in view [B, heads, view, dim]."""
         owner = self.owner
-        if self.keys is None:
-            self.lazy_initialization(key_states, value_states)
+        self.lazy_initialization(key_states, value_states)
         owner.write(self.index, owner.slots, key_states, value_states)
-        return self.keys[:, :, : owner.view], self.values[:, :, : owner.view]
+        return owner.keys_values(self.index, owner.view)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.view, 0
@@ -158,11 +205,6 @@ class TreeCache(KvCache, Cache):
         self.view = 0
         Cache.__init__(self, layers=[_TreeLayer(self, i) for i in range(n_layers)])
 
-    def _set_buffer(self, buffer: torch.Tensor) -> None:
-        super()._set_buffer(buffer)
-        for layer in self.layers:
-            layer.keys = layer.values = None  # bound to it at the next update
-
     def open(self, n: int) -> tuple[torch.Tensor, int]:
         """Open n slots after each row's committed ones for the next forward.
 
@@ -183,21 +225,79 @@ class TreeCache(KvCache, Cache):
         """Open these slots [B, n] for the next forward, with this many in view."""
         self.slots, self.view = slots[0] if self.batch == 1 else slots, view
 
-    def commit(self, path: torch.Tensor, counts: torch.Tensor) -> None:
-        """Keep the accepted nodes of the last forward and forget the others.
 
-        Args:
-            path: node indices of each row's accepted path, int64 [B, m], rows padded with any valid index.
-            counts: how many of them are kept, int64 [B].
-        """
-        m = path.shape[1]
-        if m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
-            source = self.lengths[:, None] + path  # [B, m]
-            goal = self.lengths[:, None] + torch.arange(m, device=path.device)  # [B, m]
-            # source and goal overlap: both forms copy what they read before they write
-            if self.batch == 1:
-                self.kv.index_copy_(4, goal[0], self.kv.index_select(4, source[0]))
-            else:
-                slots_first = self.kv.permute(2, 4, 0, 1, 3, 5)  # [B, max_len, L, 2, heads, dim]
-                slots_first.index_put_((self.rows, goal), slots_first[self.rows, source])
-        self.lengths = self.lengths + counts
+def _joined_rows(parts: Sequence[KvCache]) -> dict[str, torch.Tensor]:
+    """Return what all parts carry, one row after the other."""
+    names = [name for name in parts[0].carried if all(name in part.carried for part in parts)]
+    return {name: torch.cat([part.carried[name] for part in parts]) for name in names}
+
+
+class JoinedCache(TreeCache):
+    """The rows of several caches, for one forward over all of them. They stay where they are: what it writes
+    goes to the caches, whose rows must not change before `split`.
+    """
+
+    def __init__(self, parts: Sequence[KvCache]):
+        first, self.parts = parts[0], list(parts)
+        self.n_layers, self.dtype, self.device = first.n_layers, first.dtype, first.device
+        self.batch = sum(part.batch for part in parts)
+        self.slots, self.view = None, 0
+        self.carried = _joined_rows(parts)
+        Cache.__init__(self, layers=[_TreeLayer(self, i) for i in range(self.n_layers)])
+
+    def split(self) -> None:
+        """Give the caches their rows of `carried`."""
+        for part, rows in self._by_part():
+            part.carried = {name: value[rows] for name, value in self.carried.items()}
+
+    def _by_part(self) -> Iterator[tuple[KvCache, slice]]:
+        first = 0
+        for part in self.parts:
+            yield part, slice(first, first + part.batch)
+            first += part.batch
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        return torch.cat([part.lengths for part in self.parts])
+
+    @lengths.setter
+    def lengths(self, lengths: torch.Tensor) -> None:
+        for part, rows in self._by_part():
+            part.lengths = lengths[rows]
+
+    @property
+    def max_len(self) -> int:
+        return max(part.max_len for part in self.parts)
+
+    def allocate(self, heads: int, dim: int) -> None:
+        for part in self.parts:
+            part.allocate(heads, dim)
+
+    def reserve(self, n: int) -> int:
+        return max(part.reserve(n) for part in self.parts)
+
+    def nodes(
+        self, positions: torch.Tensor, slots: torch.Tensor, ancestors: torch.Tensor | None = None
+    ) -> Nodes:
+        shared = ancestors is None or ancestors.ndim == 2 or len(ancestors) == 1
+        return Nodes.join(
+            [
+                part.nodes(positions[rows], slots[rows], ancestors if shared else ancestors[rows])
+                for part, rows in self._by_part()
+            ]
+        )
+
+    def keys_values(self, layer: int, view: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies, as the caches' slots differ in number."""
+        found = [part.keys_values(layer, view) for part in self.parts]
+        padded = [[F.pad(one, (0, 0, 0, view - one.shape[2])) for one in both] for both in found]
+        keys, values = zip(*padded)
+        return torch.cat(keys), torch.cat(values)
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        for part, rows in self._by_part():
+            part.write(layer, slots if slots.ndim == 1 else slots[rows], keys[rows], values[rows])
+
+    def commit(self, path: torch.Tensor, counts: torch.Tensor) -> None:
+        for part, rows in self._by_part():
+            part.commit(path[rows], counts[rows])

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.data.chat import tokenizer_hash
-from drafttrain.kernels.blocks import NativeBlocks
+from drafttrain.kernels.blocks import NativeBlocks, Nodes
 from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
 from drafttrain.kernels.team import native_team
 from drafttrain.target_lm import attention
@@ -80,9 +80,8 @@ def run_packed(
     if not document_start.any():
         out = base(**inputs)
     elif input_ids.device.type == "cpu" and attention.attends_within_documents(config):
-        ignored = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # transformers would make one of T x T
         with attention.within_documents(document_start):
-            out = base(attention_mask=ignored, **inputs)
+            out = base(attention_mask=attention.IGNORED, **inputs)
     else:
         allowed = attention.causal_document_mask(document_start)  # [B, T, T]
         mask = attention_mask(allowed, positions, positions, config, base.dtype)
@@ -294,7 +293,8 @@ class FrozenTarget:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             seen = attention.causal_document_mask(document_start)  # [B, T, T]
             positions = order - document_start  # [B, T]
-            return self._run_native(cache, input_ids, positions, order.expand_as(input_ids), seen, len(order))
+            nodes = cache.nodes(positions, order.expand_as(input_ids), seen)
+            return self._run_native(input_ids, nodes, len(order))
         if self.device.type == "cpu" and len(input_ids) > rows:
             parts = [self.encode(*part) for part in zip(input_ids.split(rows), document_start.split(rows))]
             return TargetStates(*(torch.cat(x) for x in zip(*((p.tapped, p.final) for p in parts))))
@@ -318,7 +318,7 @@ class FrozenTarget:
         positions = cache.lengths[:, None] + depths  # [B, n]
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
-            return self._run_native(cache, tokens, positions, slots, ancestors, view)
+            return self._run_native(tokens, cache.nodes(positions, slots, ancestors), view)
         allowed = allowed_slots(cache.lengths, ancestors, view)  # [B, n, view]
         kv_positions = torch.arange(view, device=tokens.device).expand(batch, view)  # [B, view]
         if getattr(self.config, "sliding_window", None):
@@ -333,24 +333,68 @@ class FrozenTarget:
         )
         return self._states(out.last_hidden_state)
 
-    def _run_native(
+    @torch.no_grad()
+    def forward_many(
         self,
-        cache: TreeCache,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        ancestors: torch.Tensor,
-        reach: int,
-    ) -> TargetStates:
+        caches: Sequence[TreeCache],
+        tokens: Sequence[torch.Tensor],
+        depths: Sequence[torch.Tensor],
+        ancestors: Sequence[torch.Tensor],
+    ) -> list[TargetStates]:
+        """Run the nodes of several trees, each after its own cache, in one forward without padding.
+
+        Models that do not take attention functions from outside run once for each cache.
+
+        Args:
+            tokens, depths, ancestors: of each cache, as `forward` takes them.
+        """
+        trees = list(zip(caches, tokens, depths, ancestors, strict=True))
+        if self.native is None and not attention.attends_within_documents(self.config):
+            return [self.forward(*tree) for tree in trees]
+        parts, views = [], []
+        for cache, tree, steps, seen in trees:
+            slots, view = cache.open(tree.shape[1])
+            positions = (cache.lengths[:, None] + steps).expand_as(tree)  # [B, n]
+            parts.append((cache, slots, positions, seen))
+            views.append(view)
+        flat = torch.cat([tree.flatten() for tree in tokens])  # [N]
+        if self.native is not None:
+            for cache in caches:
+                cache.allocate(self.native.kv_heads, self.native.head_dim)
+            nodes = Nodes.join(
+                [cache.nodes(positions, slots, seen) for cache, slots, positions, seen in parts]
+            )
+            states = self._run_native(flat, nodes, max(views))
+        else:
+            allowed = [
+                allowed_slots(cache.lengths, seen, view) for (cache, _, _, seen), view in zip(parts, views)
+            ]
+            with attention.over_caches(caches, allowed, self.dtype) as joined:
+                out = self.base(
+                    input_ids=flat[None],
+                    attention_mask=attention.IGNORED.to(self.device),
+                    position_ids=torch.cat([positions.flatten() for _, _, positions, _ in parts])[None],
+                    past_key_values=joined,
+                    use_cache=True,
+                )
+            states = self._states(out.last_hidden_state)
+            states = TargetStates(states.tapped[0], states.final[0])
+        sizes = [tree.numel() for tree in tokens]
+        split = zip(tokens, states.tapped.split(sizes), states.final.split(sizes))
+        return [
+            TargetStates(tapped.view(*tree.shape, -1), final.view(*tree.shape, -1))
+            for tree, tapped, final in split
+        ]
+
+    def _run_native(self, tokens: torch.Tensor, nodes: Nodes, reach: int) -> TargetStates:
+        """Run nodes with these tokens, [B, n] or [N], at positions below `reach`, natively."""
         inner = [block for block in self.tapped_blocks if block < self.n_blocks]
-        x = self.embed.weight[tokens].float()  # [B, n, H]
-        tapped, final = self.native(
-            x, cache.kv, cache.lengths, positions, slots, ancestors, reach, taps=inner
-        )
+        x = self.embed.weight[tokens].float()  # [..., H]
+        tapped, final = self.native(x, nodes, reach, taps=inner)
         if len(inner) < len(self.tapped_blocks):  # the state after the final norm is among them
             parts = iter(tapped.split(self.hidden_size, dim=-1))
             taps = [final if block == self.n_blocks else next(parts) for block in self.tapped_blocks]
-            tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1)  # [B, n, K·H]
+            tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1)  # [..., K·H]
         return TargetStates(tapped, final)
 
     def head(self, final: torch.Tensor) -> torch.Tensor:

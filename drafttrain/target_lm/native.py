@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from drafttrain.kernels.blocks import BlockParts, NativeBlocks
+from drafttrain.kernels.blocks import BlockParts, NativeBlocks, Nodes
 from drafttrain.kernels.linear import can_be_native
 
 BLOCKS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -128,9 +128,9 @@ class NativeCheck:
             native.round_inputs, run = False, {"reach": PREFIX + n, "blocks": range(number, number + 1)}
             try:
                 causal = order[:, None] >= order
-                native(prefix, kv, torch.tensor([0]), order[None], order[None], causal, **run)
                 slots = PREFIX + torch.arange(n)[None]
-                native(tree, kv, torch.tensor([PREFIX]), PREFIX + depths, slots, seen, **run)
+                native(prefix, Nodes.of_batch(kv, torch.tensor([0]), order[None], order[None], causal), **run)
+                native(tree, Nodes.of_batch(kv, torch.tensor([PREFIX]), PREFIX + depths, slots, seen), **run)
             finally:
                 native.round_inputs = rounds
             for path, wanted in zip(PATHS, expected):

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from drafttrain.data.build import load_corpus
+from drafttrain.data.corpus import load_corpus
 from drafttrain.drafters.auto import load_drafter, new_drafter
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.drafters.model import DraftModel

@@ -1,5 +1,6 @@
 """The interface of model drafters, as the decode loop and the tree policies use them."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,17 @@ class Drafter(Protocol):
 
     def append_rows(self, state: Any, other: Any) -> Any:
         """Return the state of these sequences and, after them, those of another state."""
+
+    def prefix(self, state: Any, length: int, room: int, tapped: torch.Tensor) -> Any:
+        """Return a state of its own for the first `length` tokens of the only sequence of `state`, with room
+        for `room` tokens. The target's tapped states at the last of them are [K·H]."""
+
+    def join(self, states: Sequence[Any]) -> Any:
+        """Return the sequences of several states as one, for an update and a tree; `split` follows, and
+        nobody touches the states before it. Nothing as large as a cache is copied."""
+
+    def split(self, joined: Any, states: Sequence[Any]) -> None:
+        """Give the states what has happened to them in `joined`."""
 
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         """Append what the target has verified: tokens [B, m] and their tapped states [B, m, K·H], of which

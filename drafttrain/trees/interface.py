@@ -20,9 +20,11 @@ class TreePolicy(ABC):
 
     Attributes:
         max_depth: layers of drafts at most.
+        draws: whether candidates are drawn at random, which needs another acceptance rule.
     """
 
     max_depth: int
+    draws = False
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -40,5 +42,6 @@ class TreePolicy(ABC):
     def grow(self, drafter: Drafter, state: Any, root: torch.Tensor) -> TokenTree:
         """Draft trees of at most `max_depth` layers after each root token [B]."""
 
-    def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which prompts the next trees are for; most policies treat all alike."""
+    def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
+        """Note the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
+        only policies that draw need them."""

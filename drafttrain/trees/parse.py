@@ -19,6 +19,7 @@ from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.trees.static import StaticPolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.utils.errors import UserError
@@ -33,6 +34,7 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "eagle2": Eagle2Policy,
     "pct": PctPolicy,
     "timed": TimedPolicy,
+    "drawn": SampledTreePolicy,
     "c2t": C2tPolicy,
     "c2t_chain": C2tPolicy.chain,
     "joint": C2tPolicy.joint,

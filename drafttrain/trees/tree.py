@@ -14,8 +14,8 @@ class DrawnFrom:
     """Distributions that the children of each node were drawn from, one after the other without replacement.
 
     Attributes:
-        probs: over the draft vocabulary, fp32 [B, n, D]; zero for nodes without children.
-        ids: target token of each entry, int64 [D].
+        probs: of K tokens after each node, fp32 [B, n, K]; zero for nodes without children.
+        ids: the target's ids of those tokens, int64 [B, n, K].
     """
 
     probs: torch.Tensor
@@ -112,6 +112,28 @@ class TokenTree:
             object.__setattr__(self, "_ancestors", found)
         return self._ancestors
 
+    def rows(self) -> list["TokenTree"]:
+        """Return the trees one by one, without padding."""
+        if len(self.sizes) == 1:
+            return [self]
+        ancestors, joint, found = self.ancestors(), self.joint_log_probs(), []
+        for b, n in enumerate(self.sizes.tolist()):
+            row = slice(b, b + 1)
+            drawn = self.drawn_from and DrawnFrom(
+                self.drawn_from.probs[row, :n], self.drawn_from.ids[row, :n]
+            )
+            parts = (self.tokens, self.parents, self.depths, self.log_probs, self.entropies)
+            found.append(
+                TokenTree(
+                    *(part[row, :n] for part in parts),
+                    self.sizes[row],
+                    drawn,
+                    ancestors[row, :n, :n],
+                    joint[row, :n],
+                )
+            )
+        return found
+
     def paths(self) -> torch.Tensor:
         """Return the nodes from the root to each node, int64 [B, n, deepest + 1]: entry [b, i, d] is the
         ancestor of i (or i itself) at depth d, and -1 below i."""
@@ -193,9 +215,9 @@ class TokenTree:
         return self._keep(~orphaned)
 
     def _moved_drawn_from(self, order: torch.Tensor, padding: torch.Tensor) -> DrawnFrom:
-        probs = self.drawn_from.probs  # [B, n, D]
-        moved = probs.gather(1, order[:, :, None].expand(-1, -1, probs.shape[2]))  # [B, w, D]
-        return DrawnFrom(moved.masked_fill(padding[:, :, None], 0.0), self.drawn_from.ids)
+        probs, ids = self.drawn_from.probs, self.drawn_from.ids  # [B, n, K]
+        index = order[:, :, None].expand(-1, -1, probs.shape[2])  # [B, w, K]
+        return DrawnFrom(probs.gather(1, index).masked_fill(padding[:, :, None], 0.0), ids.gather(1, index))
 
     def _keep(self, keep: torch.Tensor) -> "TokenTree":
         """Move the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.bundle import load_bundle
-from drafttrain.data.build import build_corpus, load_corpus
+from drafttrain.data.build import build_corpus
 from drafttrain.data.config import PromptSet
+from drafttrain.data.corpus import load_corpus
 from drafttrain.data.prompts import Task, first_of_each, read_prompts
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.exactness import check_lossless

@@ -7,11 +7,13 @@ import pytest
 from rich.console import Console
 
 from drafttrain.data import build
-from drafttrain.data.build import build_corpus, load_corpus
+from drafttrain.data.build import build_corpus
 from drafttrain.data.chat import encode_conversation
 from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.corpus import load_corpus
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import disk_problem
 
 
 def exchange(number: int, answer: str = "Hello!") -> dict:
@@ -60,7 +62,8 @@ def test_corpus_and_report(tmp_path, chatml):
         "no assistant turn": 1,
     }
     assert (text.read, text.kept) == (1, 1)
-    assert report.read == report.kept + sum(report.skipped.values())
+    for counts in (chats, text):
+        assert counts.read == counts.kept + sum(counts.skipped.values())
     assert (report.cut, report.truncated, report.pieces_without_trained_tokens) == (2, 1, 1)
     assert metadata["counts"] == json.loads(json.dumps(report.as_dict()))
 
@@ -315,7 +318,10 @@ def test_full_disk(tmp_path, chatml, monkeypatch):
 
     monkeypatch.setattr(build, "encode_raw", fail)
     config = CorpusConfig([write(tmp_path / "a.jsonl", [exchange(1)])])
-    refuse(config, chatml, tmp_path / "corpus", "corpus: no space left on the disk; free some")
+    with pytest.raises(OSError) as error:
+        build_corpus(config, chatml, tmp_path / "corpus")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert disk_problem(error.value, "corpus") == "corpus: no space left; free some and repeat"
 
 
 def test_a_failed_build_keeps_the_old_corpus(tmp_path, chatml):

@@ -1,6 +1,7 @@
 """Evaluation prompts in training data."""
 
 import json
+from pathlib import Path
 
 import pyarrow
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from drafttrain.data.overlap import EvaluationPrompts, fold
+from drafttrain.data.prompts import read_rows
 from drafttrain.utils.errors import UserError
 
+DATA = Path(__file__).parents[2] / "data"
 LONG = "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning."
 
 
@@ -103,3 +106,13 @@ def test_bad_files(tmp_path):
         EvaluationPrompts.read([tmp_path / "b.txt"])
     with pytest.raises(UserError, match="no such file"):
         EvaluationPrompts.read([tmp_path / "c.txt"])
+
+
+def test_the_evaluation_prompts_of_the_repository_are_found():
+    prompts = EvaluationPrompts.read([DATA / "eval"])
+    names = {"gsm8k_test": "question", "creative_writing": "prompt", "blocksworld_step_6": "prompt"}
+    for name, key in names.items():
+        rows = [row for _, _, row in read_rows(DATA / "eval" / f"{name}.jsonl.gz")]
+        assert all(prompts.overlap(f"Please answer.\n{row[key].upper()}\nThink first.") for row in rows)
+    assert all(prompts.overlap(f"Solve {row['pddl']}") for row in rows)  # of Blocksworld
+    assert not prompts.overlap("At the start the hand is empty, block a is clear, and that is all.")

@@ -309,6 +309,9 @@ def test_missing_and_foreign_files_are_refused(tmp_path):
     [
         ("mt_bench.jsonl", 80, 2, "Compose an engaging travel blog post"),
         ("gsm8k_test_80.jsonl", 80, 1, "Janet\u2019s ducks lay 16 eggs per day."),
+        ("gsm8k_test.jsonl.gz", 1319, 1, "Janet\u2019s ducks lay 16 eggs per day."),
+        ("creative_writing.jsonl.gz", 100, 1, "It isn't difficult to do a handstand if you just"),
+        ("blocksworld_step_6.jsonl.gz", 145, 1, "At the start the hand is empty, block a is clear,"),
         ("mbpp.jsonl", 80, 1, "You are an expert Python programmer, and here is your task: Write a"),
         ("drop.jsonl", 80, 1, "Passage: In the city, the age distribution of the population"),
         (

@@ -87,10 +87,8 @@ def test_byte_order_mark():
     assert list(read_json_values(stream(b"\xef\xbb\xbf[{}]"))) == [(1, {})]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_values_in_pieces_of_any_size(monkeypatch, chunk, indent):
-    monkeypatch.setattr(streams, "_CHUNK", chunk)
+def test_json_values(indent):
     rows = [{"id": i, "text": 'ä "日本" 😀 ] } ,' * i, "list": [i, None, [True]]} for i in range(6)]
     expected = list(enumerate(rows, 1))
     array = json.dumps(rows, ensure_ascii=False, indent=indent).encode()
@@ -102,9 +100,7 @@ def test_json_values_in_pieces_of_any_size(monkeypatch, chunk, indent):
     assert list(read_json_values(stream(b"[]"))) == []
 
 
-@pytest.mark.parametrize("chunk", [3, 1 << 20])
-def test_array_cut_off_anywhere(monkeypatch, chunk):
-    monkeypatch.setattr(streams, "_CHUNK", chunk)
+def test_array_cut_off_anywhere():
     array = json.dumps([{"a": "b"}, {"a": ["c", 1]}]).encode()
     for length in range(1, len(array)):
         with pytest.raises(UserError, match=r"^folder/a.json:?.*cut off"):
@@ -159,7 +155,7 @@ def test_not_utf8():
     bad = '{"a": "caf\xe9"}'.encode("latin1")
     with pytest.raises(UserError, match=r"folder/a.jsonl:row 2: not UTF-8 \(byte 0xe9.*iconv"):
         list(read_jsonl(stream(b"{}\n" + bad, "a.jsonl")))
-    with pytest.raises(UserError, match=r"folder/a.json:row 1: not UTF-8"):
+    with pytest.raises(UserError, match=r"folder/a.json: not UTF-8"):
         list(read_json_values(stream(bad)))
     with pytest.raises(UserError, match=r"folder/a.txt: not UTF-8"):
         read_text(stream(bad, "a.txt"))

@@ -252,7 +252,7 @@ def test_unusable_settings_are_refused_before_anything_is_loaded(config, changes
 @pytest.mark.parametrize("text", ["x", "=x", "x=", "all=x", "a/b=x"])
 def test_tasks_are_spelled_name_and_source(text):
     assert TaskSpec.parse("a = b=c") == TaskSpec("a", "b=c")
-    with pytest.raises(UserError, match="--task: must be NAME=FILE"):
+    with pytest.raises(UserError, match=r"--task: must be \[NAME=\]FILE"):
         TaskSpec.parse(text)
 
 

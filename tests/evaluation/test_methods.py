@@ -40,10 +40,10 @@ def test_folders_may_have_an_at_in_their_name(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("lookup", "must be NAME=BUNDLE, "),
-        ("=folder", "must be NAME=BUNDLE, "),
-        ("x=", "must be NAME=BUNDLE, "),
-        ("x=folder@", "must be NAME=BUNDLE, .*, got x=folder@"),
+        ("lookup", r"must be \[NAME=\]BUNDLE\[@TREE\], "),
+        ("=folder", r"must be \[NAME=\]BUNDLE\[@TREE\], "),
+        ("x=", r"must be \[NAME=\]BUNDLE\[@TREE\], "),
+        ("x=folder@", r"must be \[NAME=\]BUNDLE\[@TREE\], .*, got x=folder@"),
         ("autoregressive=x", "is always measured"),
         ("lookahead=x", "takes no files"),
         ("assistant=x@chain:length=3", "leave out @chain:length=3"),

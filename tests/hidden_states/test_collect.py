@@ -17,8 +17,9 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.data.build import build_corpus, load_corpus
+from drafttrain.data.build import build_corpus
 from drafttrain.data.config import CorpusConfig, Source
+from drafttrain.data.corpus import load_corpus
 from drafttrain.hidden_states import collect as collect_module
 from drafttrain.hidden_states.collect import _batches, collect, collect_states, encode_documents
 from drafttrain.hidden_states.store import HiddenStateStore, read_manifest

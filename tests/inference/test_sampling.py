@@ -22,6 +22,7 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.trees.static import StaticPolicy
@@ -177,6 +178,13 @@ def test_texts_follow_the_targets_distribution(target, replay):
     assert statistic < 16.3  # 3 degrees of freedom: P = 1e-3
 
 
+def drawn(k_config, seeds, **settings) -> SampledTreePolicy:
+    """A policy whose next trees are for sequences of these seeds."""
+    policy = SampledTreePolicy(k_config, **settings)
+    policy.set_active(seeds, [0] * len(seeds))
+    return policy
+
+
 class LastToken(Drafter):
     """Target and drafter over six tokens: what comes next depends on the last token alone."""
 
@@ -202,9 +210,13 @@ class LastToken(Drafter):
         return self.draft[tree.tokens.gather(1, frontier)]
 
 
-@pytest.mark.parametrize("k_config", [(1, 1), (3, 2)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("k_config", "candidates"),
+    [((1, 1), 5), ((3, 2), 5), ((3, 2), 3)],
+    ids=["chain", "tree", "of the best three"],
+)
 @pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
-def test_recursive_rejection_is_exact(kind, k_config):
+def test_recursive_rejection_is_exact(kind, k_config, candidates):
     """20000 texts of two tokens against the enumerated distribution of all 36 (top-p leaves some out)."""
     model, n, batch, root = LastToken(kind), 20000, 1000, 2
     settings = dict(temperature=0.9, top_p=0.97)
@@ -212,9 +224,10 @@ def test_recursive_rejection_is_exact(kind, k_config):
     for start in range(0, n, batch):
         seeds = range(start, start + batch)
         rule = RejectionSampling([SamplingParams(**settings, seed=seed) for seed in seeds])
-        policy = SampledTreePolicy(k_config, seeds)
+        policy = drawn(k_config, seeds, candidates=candidates)
         texts, last = [[] for _ in seeds], torch.full((batch,), root)
         while min(map(len, texts)) < 2:
+            policy.set_active(seeds, [len(text) for text in texts])
             tree = policy.grow(model, None, last)
             accepted = rule(tree, model.target[tree.tokens])
             for row, text in enumerate(texts):
@@ -234,7 +247,7 @@ def test_recursive_rejection_is_exact(kind, k_config):
 
 def test_recursive_rejection_at_temperature_0_is_greedy():
     model = LastToken("uniform")
-    tree = SampledTreePolicy((5, 2), range(50)).grow(model, None, torch.full((50,), 2))
+    tree = drawn((5, 2), range(50)).grow(model, None, torch.full((50,), 2))
     rule = RejectionSampling([SamplingParams(seed=seed) for seed in range(50)])
     accepted = rule(tree, model.target[tree.tokens])
     for row in range(50):
@@ -252,10 +265,9 @@ def test_drawn_rows_that_end_leave_the_others_alone(tiny_llama, prompts):
     drafter.initialize_from(target, DrafterConfig(tapped_blocks=[-2]), torch.arange(400))
 
     def run(rows, max_rows=None):
-        params = [SamplingParams(1.0, seed=row) for row in rows]
-        policy = SampledTreePolicy((4, 3, 2), list(rows))
-        chosen, rule = [prompts[row] for row in rows], RejectionSampling(params)
-        steps = list(decode(target, TreeProposer(drafter, policy), chosen, 40, (), rule, max_rows=max_rows))
+        sampling, chosen = [SamplingParams(1.0, seed=row) for row in rows], [prompts[row] for row in rows]
+        proposer = TreeProposer(drafter, parse_policy("drawn:k_config=4-3-2"))
+        steps = list(decode(target, proposer, chosen, 40, (), max_rows=max_rows, sampling=sampling))
         ends = [max(i for i, step in enumerate(steps) if step.tokens[place]) for place in range(len(rows))]
         return [sum((step.tokens[place] for step in steps), []) for place in range(len(rows))], ends
 
@@ -270,8 +282,7 @@ def test_drawn_rows_that_end_leave_the_others_alone(tiny_llama, prompts):
 def test_drawn_siblings_come_in_the_order_of_their_draws():
     """First children follow q; seconds follow q without the first; the same seeds draw the same again."""
     model, n = LastToken("right"), 20000
-    tree = SampledTreePolicy((2,), range(n)).grow(model, None, torch.full((n,), 2))
-    again = SampledTreePolicy((2,), range(n)).grow(model, None, torch.full((n,), 2))
+    tree, again = (drawn((2,), range(n)).grow(model, None, torch.full((n,), 2)) for _ in range(2))
     assert torch.equal(tree.tokens, again.tokens)
     q = model.draft[2].exp()
     first, second = 5 - tree.tokens[:, 1], 5 - tree.tokens[:, 2]
@@ -281,7 +292,7 @@ def test_drawn_siblings_come_in_the_order_of_their_draws():
     off = ~torch.eye(5, dtype=torch.bool)
     assert not pairs.diagonal().any()
     assert ((pairs - expected) ** 2 / expected)[off].sum() < 49.6  # 19 degrees of freedom: P = 1e-4
-    torch.testing.assert_close(tree.drawn_from.probs[0, 0], q)
+    torch.testing.assert_close(tree.drawn_from.probs[0, 0], q[5 - tree.drawn_from.ids[0, 0]])
 
 
 @pytest.mark.parametrize("params", [(0.0,), (1.0,), (0.7, 0.8), (1.3, 1.0, 3), (1.0, 0.5, 4)])

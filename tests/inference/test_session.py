@@ -6,10 +6,13 @@ import torch
 from drafttrain.bundle import load_bundle
 from drafttrain.inference.acceptance import AcceptMatching, RejectionSampling, accept_greedy
 from drafttrain.inference.decode import prefill, propose, update, verify
+from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.inference.session import DRAFT_SLOTS, NOT_FINITE
+from drafttrain.inference.session import DRAFT_SLOTS, NOT_FINITE, propose_many, update_many, verify_many
 from drafttrain.kernels.linear import is_available
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.tree import TokenTree
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 ROOTS = [5, 9, 5]  # what follows in each fork
@@ -128,3 +131,67 @@ def test_draws_of_forked_rows_need_numbers_of_their_own():
     for rule in (AcceptMatching, RejectionSampling):
         with pytest.raises(ValueError, match="give forked rows numbers of their own"):
             rule([SamplingParams(1.0)]).set_active([0, 0])
+
+
+SHAPES = ["chain:length=3", "eagle2:top_k=2,max_depth=2,total=5", "drawn:k_config=3-2-1"]
+
+
+@pytest.mark.skipif(not is_available(), reason="torch's operators round rows of a batch differently")
+@pytest.mark.parametrize("tree", SHAPES)
+def test_sessions_with_caches_of_their_own_are_verified_and_drafted_for_together(loaded, tree):
+    """Bit for bit as alone: texts of different lengths, trees of different sizes, in any company."""
+    prompts, target = [PROMPT, [7, 8, 9], [20] * 12, [30, 31, 32, 33]], loaded.target
+
+    def start():
+        proposer = loaded.proposer(tree)
+        return [prefill(target, proposer, [prompt], 64, accept_greedy) for prompt in prompts]
+
+    together, alone = start(), start()
+    for company in ([0, 1, 2, 3], [2, 0], [1, 3, 2], [3]):
+        ours, its = ([sessions[i] for i in company] for sessions in (together, alone))
+        for session, i in zip(ours, company):
+            session.proposer.set_active([i], [9])
+        ours[0].proposer.set_active(company, [9] * len(company))
+        trees = propose_many(ours)
+        trees[0] = trees[0].select(trees[0].depths < 2)
+        verified = verify_many(ours, trees, [accept_greedy] * len(ours))
+        update_many(ours, verified)
+        for place, (session, i) in enumerate(zip(its, company)):
+            session.proposer.set_active([i], [9])
+            own = propose(session)
+            one = verify(session, own.select(own.depths < 2) if not place else own, accept_greedy)
+            update(session, one)
+            assert torch.equal(trees[place].tokens, one.tree.tokens)
+            assert torch.equal(verified[place].logits, one.logits)
+    for session, other in zip(together, alone):
+        assert session.root == other.root
+        for ours, its in ((session.cache, other.cache), (session.state, other.state)):
+            length = int(its.lengths)
+            assert int(ours.lengths) == length > 3
+            assert torch.equal(ours.kv[..., :length, :], its.kv[..., :length, :])
+
+
+def test_stock_attention_goes_over_several_caches(tiny_llama):
+    """A target that is not packed: each stretch of the packed row attends to its own cache."""
+    target = FrozenTarget(*tiny_llama, "llama", tapped_blocks=[-1])
+    prompts, generator = [PROMPT, [7, 8, 9], [20] * 12], torch.Generator().manual_seed(0)
+    caches, trees, expected = [], [], []
+    for prompt in prompts:
+        session = prefill(target, NoProposer(), [prompt], 64, accept_greedy)
+        tokens = torch.randint(160, (1, 5), generator=generator)
+        tree = TokenTree.from_lists(tokens.tolist(), [[-1, 0, 0, 1, 2]], torch.device("cpu"))
+        expected.append(target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors()))
+        caches.append(session.cache)
+        trees.append(tree)
+    calls = []
+    target.base.register_forward_hook(lambda *_: calls.append(1))
+    found = target.forward_many(
+        caches,
+        [tree.tokens for tree in trees],
+        [tree.depths for tree in trees],
+        [tree.ancestors() for tree in trees],
+    )
+    assert calls == [1]
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.final, other.final)
+        torch.testing.assert_close(one.tapped, other.tapped)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,29 +17,19 @@ from drafttrain.data.prompts import read_prompts
 from drafttrain.data.readers import read_conversations
 from drafttrain.evaluation import measure, stock
 from drafttrain.run import budget
-from drafttrain.run.budget import SHARES, SIZES, SPARE, Evaluation, Speeds, Work, plan
-from drafttrain.run.quickstart import work_of
-from drafttrain.run.recipe import load_recipe
+from drafttrain.run.budget import SHARES, SIZES, SPARE, Evaluation, Speeds, plain_trees, plan
+from drafttrain.run.recipe import Recipe, load_recipe
 from drafttrain.target_lm.loading import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("generate", "collect", "train", "decode", "transformers", "draft")
-WORK = Work(
-    answers=500,
-    answer_tokens=128,
-    conversations=1500,
-    validation=0.03,
-    epochs=3,
-    steps=None,
-    step_tokens=2048,
-    row_length=512,
-    eval_prompts=16,
-    eval_tokens=64,
-    calibrates=True,
-    evaluation=Evaluation(3, 20, 96, 4, 8, 16, 64),
-    plain_trees=2,
-)
+RECIPE = load_recipe(ROOT / "recipes/quickstart.yaml")
 TWENTY = 1200.0
+
+
+def recipe_with(values: dict[str, Any]) -> Recipe:
+    words = [word for key, value in values.items() for word in (f"--{key}", json.dumps(value))]
+    return load_recipe(ROOT / "recipes/quickstart.yaml", words)
 
 
 def speeds(value: float = 100.0, load: float = 2.0, rows: int = 32, **others: float) -> Speeds:
@@ -68,20 +60,20 @@ machines = st.builds(speeds, rows=st.sampled_from([1, 8, 32, 128]), **dict.fromk
 @given(machines, st.sampled_from(NAMES), st.floats(1, 100), st.floats(120, 7200))
 def test_more_speed_never_plans_less(machine, name, factor, seconds):
     faster = replace(machine, **{name: getattr(machine, name) * factor})
-    before, after = plan(machine, seconds, WORK), plan(faster, seconds, WORK)
+    before, after = plan(machine, seconds, RECIPE), plan(faster, seconds, RECIPE)
     assert all(a <= b for a, b in zip(amounts(before), amounts(after)))
 
 
 @settings(max_examples=200)
 @given(machines, st.floats(120, 7200), st.floats(1, 10))
 def test_more_time_never_plans_less(machine, seconds, factor):
-    before, after = plan(machine, seconds, WORK), plan(machine, seconds * factor, WORK)
+    before, after = plan(machine, seconds, RECIPE), plan(machine, seconds * factor, RECIPE)
     assert all(a <= b for a, b in zip(amounts(before), amounts(after)))
 
 
 def test_never_over_the_time_and_never_nothing():
     for values in itertools.product([1.0, 30.0, 1e3, 1e4], repeat=len(NAMES)):
-        planned = plan(speeds(**dict(zip(NAMES, values))), TWENTY, WORK)
+        planned = plan(speeds(**dict(zip(NAMES, values))), TWENTY, RECIPE)
         assert planned.total <= TWENTY * (1 - SPARE), values
         assert min(planned.evaluation.tasks, planned.evaluation.prompts, planned.evaluation.new_tokens) >= 1
 
@@ -89,46 +81,65 @@ def test_never_over_the_time_and_never_nothing():
 @settings(max_examples=200)
 @given(machines, st.floats(1, 7200))
 def test_over_the_time_only_with_the_smallest_run(machine, seconds):
-    planned = plan(machine, seconds, WORK)
+    planned = plan(machine, seconds, RECIPE)
     if planned.total > seconds * (1 - SPARE):
         assert planned.evaluation == SIZES[0] and not planned.steps and not planned.calibrates
 
 
 def test_a_fast_machine_does_all_of_the_recipe():
-    planned = plan(speeds(10_000), TWENTY, WORK)
-    assert planned.answers == 500 and planned.conversations == 2000 and planned.evaluation == WORK.evaluation
+    planned = plan(speeds(10_000), TWENTY, RECIPE)
+    assert (
+        planned.answers == 500
+        and planned.conversations == 2000
+        and planned.evaluation == Evaluation(3, 20, 96, 4, 8, 16, 64)
+    )
     assert planned.steps == int(2000 * budget.CONVERSATION * 0.97 * 3 / 2048)
     assert planned.calibrates and planned.eval_prompts == 16
 
 
 def test_what_falls_back_on_what():
-    slow = plan(speeds(1000, train=40), TWENTY, WORK)
+    slow = plan(speeds(1000, train=40), TWENTY, RECIPE)
     assert slow.steps == slow.answers == slow.conversations == 0 and 0 < slow.fitting["steps"] < 30
-    assert list(slow.seconds) == ["calibrate", "evaluate"] and slow.evaluation == WORK.evaluation
-    slow = plan(speeds(1000, generate=5, rows=1), TWENTY, WORK)
-    assert slow.answers == 0 and 0 < slow.fitting["answers"] < 16 and slow.steps > 30
-    slow = plan(speeds(1000, decode=0.7, transformers=1e4, draft=1e4), TWENTY, WORK)
-    assert (
-        not slow.calibrates and "calibrate" not in slow.seconds and slow.evaluation.trees <= WORK.plain_trees
+    assert list(slow.seconds) == ["calibrate", "evaluate"] and slow.evaluation == Evaluation(
+        3, 20, 96, 4, 8, 16, 64
     )
-    slow = plan(speeds(1e4, transformers=1.3), TWENTY, WORK)  # all of the time for a decent evaluation
+    slow = plan(speeds(1000, generate=5, rows=1), TWENTY, RECIPE)
+    assert slow.answers == 0 and 0 < slow.fitting["answers"] < 16 and slow.steps > 30
+    slow = plan(speeds(1000, decode=0.7, transformers=1e4, draft=1e4), TWENTY, RECIPE)
+    assert not slow.calibrates and "calibrate" not in slow.seconds and slow.evaluation.trees <= 2
+    slow = plan(speeds(1e4, transformers=1.3), TWENTY, RECIPE)  # all of the time for a decent evaluation
     assert slow.evaluation == SIZES[budget.DECENT] and list(slow.seconds) == ["evaluate"]
     assert slow.seconds["evaluate"] > SHARES["evaluate"] * TWENTY * (1 - SPARE) and slow.fitting == {}
-    slow = plan(speeds(1.0), TWENTY, WORK)
+    slow = plan(speeds(1.0), TWENTY, RECIPE)
     assert slow.evaluation == SIZES[0] and list(slow.seconds) == ["evaluate"]
 
 
 def test_the_recipe_is_the_most():
-    small = replace(WORK, answers=3, conversations=10, steps=2, evaluation=Evaluation(1, 2, 6, 2, 2, 2, 6))
-    planned = plan(speeds(10_000), TWENTY, small)
-    assert planned.steps == 2 and planned.evaluation == small.evaluation
+    words = {
+        "regenerate.sources": [{"path": "a", "max_conversations": 3}],
+        "corpus.sources": [{"path": "b", "max_conversations": 10}],
+        "training.max_steps": 2,
+        "evaluate.prompts": [{"name": "c", "path": "c", "limit": 2}],
+        "evaluate.tune_prompts": {"name": "d", "path": "d", "limit": 2},
+        "evaluate.trees": RECIPE.evaluate.trees[:2],
+        "evaluate.max_new_tokens": 6,
+        "evaluate.lossless_prompts": 2,
+        "evaluate.lossless_new_tokens": 6,
+    }
+    planned = plan(speeds(10_000), TWENTY, recipe_with(words))
+    assert planned.steps == 2 and planned.evaluation == Evaluation(1, 2, 6, 2, 2, 2, 6)
     assert (planned.answers, planned.conversations) == (3, 13)  # fewer than are worth it, but all there are
-    nothing = plan(speeds(10_000), TWENTY, replace(WORK, answers=0, calibrates=False, plain_trees=4))
+    words = {
+        "regenerate": None,
+        "calibrate.quick": False,
+        "evaluate.trees": [f"chain:length={n}" for n in (1, 2, 3, 4)],
+    }
+    nothing = plan(speeds(10_000), TWENTY, recipe_with(words))
     assert nothing.answers == 0 and not nothing.calibrates and nothing.evaluation.trees == 4
 
 
 def test_a_half_empty_batch_takes_as_long_as_a_full_one():
-    one, many = (budget.regenerate_seconds(speeds(rows=32), n, WORK) for n in (1, 32))
+    one, many = (budget.regenerate_seconds(speeds(rows=32), n, RECIPE) for n in (1, 32))
     assert many - one == pytest.approx(31 * budget.ASKED / 100)
 
 
@@ -164,6 +175,7 @@ def test_declared_lengths_are_those_of_the_bundled_texts(smollm2, monkeypatch):
     assert near(asked, budget.ASKED) and near(said, budget.CONVERSATION)
 
 
-def test_work_of_the_quickstart(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert work_of(load_recipe("recipes/quickstart.yaml")) == WORK
+def test_what_the_quickstart_asks_for():
+    assert Evaluation.of(RECIPE) == Evaluation(3, 20, 96, 4, 8, 16, 64)
+    assert budget.asked_rows(RECIPE) == 500 and budget.rows_of(RECIPE.corpus.sources) == 1500
+    assert RECIPE.calibrate.is_asked and len(plain_trees(RECIPE.evaluate.trees)) == 2

@@ -38,11 +38,12 @@ make decoding faster:
 
 use and measure:
   generate       generate text, each iteration's tokens in their own color
+  reason         grow trees of thoughts for the problems of a task
   benchmark      measure drafting methods against plain decoding
   report         write one HTML page with the figures of measurements
   push           publish a bundle on the Hugging Face Hub
 
-drafttrain COMMAND --help tells what it takes.
+drafttrain COMMAND --help lists its options.
 """
 
 
@@ -137,9 +138,9 @@ def test_a_removed_command_names_its_replacement(name, capsys):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ([], "COMMAND: must be one of 16, got none; see drafttrain --help"),
-        (["trian"], "COMMAND: must be one of 16, got trian; did you mean train?"),
-        (["x"], "COMMAND: must be one of 16, got x; see drafttrain --help"),
+        ([], "COMMAND: must be one of 17, got none; see drafttrain --help"),
+        (["trian"], "COMMAND: must be one of 17, got trian; did you mean train?"),
+        (["x"], "COMMAND: must be one of 17, got x; see drafttrain --help"),
         (["run"], "the following arguments are required: RECIPE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such recipe file"),
         (["quickstart", "--minutes", "0"], "--minutes: must be >= 2 and finite, got 0; 2 is enough for"),
@@ -162,7 +163,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["generate", "--prompt", "y"], "--bundle: must be given"),
         (
             ["generate", "--bundle", "x", "--prompt", "y", "--top-p", "0"],
-            "top_p: must be > 0 and <= 1, got 0",
+            "--top-p: must be > 0 and <= 1, got 0",
         ),
         (["generate", "--bundle", "x", "--prompt", "y", "--top-p", "a"], "--top-p: must be a number, got a"),
         (
@@ -172,7 +173,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["generate", "--bundle", "x", "--prompt", "y", "--lenght", "1"], "unexpected argument --lenght"),
         (["fetch-target", "no-such-model"], "no-such-model: neither "),
         (["c2t", "--trees", "nowhere", "--out", "x"], "nowhere: no trees.json here"),
-        (["c2t", "--trees", "x", "--out", "y", "--features", "P,Q"], "features: must be some of P,H,d"),
+        (["c2t", "--trees", "x", "--out", "y", "--features", "P,Q"], "--features: must be some of P,H,d"),
         (["c2t", "--trees", "x"], "--out: must be given, got none"),
         (["c2t", "--out", "x"], "BUNDLE: must be given without --trees, got none"),
         (["c2t", "x", "--out", "y"], "the following arguments are required: --prompts"),
@@ -189,6 +190,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["calibrate", "x", "--quick", "--prompts", "y"], "exactly one must be given, got both"),
         (["calibrate", "x", "--quick", "--ngrams", "y"], "--ngrams: must be left out with BUNDLE, got y"),
         (["calibrate", "--target", "x"], "the following arguments are required: --prompts"),
+        (["c2t", "--trees", "x", "--out", "y", "--batch-size", "0"], "--batch-size: must be >= 1, got 0"),
         (
             ["calibrate", "--target", "x", "--prompts", "y", "--quick"],
             "--quick: must be left out without BUNDLE",
@@ -196,7 +198,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["build-ngrams", "--target", "x", "--out", "y"], "SOURCE: must name at least one file"),
         (
             ["build-ngrams", "x", "--target", "x", "--out", "y", "--gram", "1"],
-            "gram: must be >= 2 and <= 16",
+            "--gram: must be >= 2 and <= 16",
         ),
         (["build-ngrams", "x", "--out", "y"], "the following arguments are required: --target"),
         (
@@ -228,10 +230,10 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["benchmark", "--out", "y", "--task", "a=b"], "--target: must be given where no bundle names one"),
         (["benchmark", "--target", "x", "--out", "y"], "the following arguments are required: --task"),
         (["benchmark", "--target", "x", "--task", "a=b"], "the following arguments are required: --out"),
-        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "--task: must be NAME=FILE or "),
+        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "--task: must be [NAME=]FILE or "),
         (
             ["benchmark", "--target", "x", "--out", "y", "--task", "a=b", "--method", "edd"],
-            "--method: must be NAME=BUNDLE, ",
+            "--method: must be [NAME=]BUNDLE[@TREE], ",
         ),
         (["benchmark", "--target", "x", "--out", "y", "--task", "a=b.jsonl"], "b.jsonl: no such file"),
         (["report", "--out", "y"], "FOLDER: must be given without --prompt, got none"),
@@ -270,7 +272,7 @@ def test_mistakes(words, expected, folder, capsys):
 def test_mistake_in_a_real_process():
     done = python("-m", "drafttrain.run.cli", "trian")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("drafttrain: COMMAND: must be one of 16, got trian; did you mean train?")
+    assert done.stderr.startswith("drafttrain: COMMAND: must be one of 17, got trian; did you mean train?")
     assert done.stderr.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""A recipe for one's own target and chats is written, can be read, and runs as it is."""
+"""A recipe for one's own target and chats is written, can be read, and is ready to run."""
 
 import json
 import random

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.run import quickstart
-from drafttrain.run.budget import Speeds, plan
+from drafttrain.run.budget import UNLIMITED, Speeds, plan, rows_of
 from drafttrain.run.cli import main
-from drafttrain.run.quickstart import untouched, work_of
+from drafttrain.run.quickstart import untouched
 from drafttrain.run.recipe import load_recipe
 from drafttrain.utils.files import read_json
 
@@ -198,9 +198,8 @@ def test_which_calibration_is_planned(given, trees, speeds, quick, prompts, monk
     """`given` stands for what the recipe says, `trees` for what the user does."""
     monkeypatch.chdir(ROOT)
     recipe = load_recipe("recipes/quickstart.yaml", given)
-    work = work_of(recipe)
-    planned = plan(speeds, 1200, work)
-    found = untouched(quickstart.overrides_of(planned, speeds, recipe, work), trees)
+    planned = plan(speeds, 1200, recipe)
+    found = untouched(quickstart.overrides_of(planned, speeds, recipe), trees)
     planned_words = [word for key, value in found.items() for word in (f"--{key}", json.dumps(value))]
     settled = load_recipe("recipes/quickstart.yaml", [*given, *planned_words, *trees]).calibrate
     assert settled.quick == bool(quick) and (settled.prompts and settled.prompts.name) == prompts
@@ -243,7 +242,7 @@ def test_sources_share_what_is_planned(monkeypatch):
     monkeypatch.chdir(ROOT)
     sources = json.dumps([{"path": "a", "max_conversations": 5}, {"path": "b"}])
     recipe = load_recipe("recipes/quickstart.yaml", ["--corpus.sources", sources])
-    assert work_of(recipe).conversations == 5 + quickstart.UNLIMITED
+    assert rows_of(recipe.corpus.sources) == 5 + UNLIMITED
     limits = [(s.path, s.max_conversations) for s in quickstart._first_rows(recipe.corpus.sources, 7)]
     assert limits == [("a", 5), ("b", 2)]
     assert len(quickstart._first_rows(recipe.corpus.sources, 4)) == 1

@@ -142,6 +142,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("drafter: {init: zork}", "drafter.init: must be random or a block"),
         ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens is 0: it must be above 0"),
         ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
+        ("plan: {utilisation: 0.5}", "unknown key plan.utilisation; leave it out: --dry-run estimates no h"),
         ("evaluate: {repeats: 0}", "evaluate.repeats: must be >= 1, got 0"),
         ("evaluate: {trees: [chain]}", "tree 'chain': length is missing"),
         ("evaluate: {trees: [timd]}", "evaluate.trees: must be policies out of chain, "),
@@ -232,12 +233,12 @@ def test_policies_are_known_before_they_are_imported(write):
     """By the names in the source."""
     for name in POLICIES:
         settings = ":length=1" if name == "chain" else ""
-        told = ""
+        found = ""
         try:
             load_recipe(write(MINIMAL), ["--evaluate.trees", f"[{name}{settings}]"])
         except UserError as error:
-            told = str(error)
-        assert "must be policies out of" not in told
+            found = str(error)
+        assert "must be policies out of" not in found
     assert f"out of {', '.join(POLICIES)}, got chan; did you mean chain?" in error_of(
         write(MINIMAL), "--evaluate.trees", "[chan]"
     )

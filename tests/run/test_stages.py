@@ -18,9 +18,9 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
 from drafttrain.run import cli, estimates
-from drafttrain.run.planning import PlanConfig, decode_hours
 from drafttrain.run.recipe import load_recipe
-from drafttrain.run.stages import STAGES, recorded_target
+from drafttrain.run.stages import STAGES, drafter_shape, recorded_target
+from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
@@ -156,7 +156,7 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
 
 def test_one_dtype_for_all_of_a_run(folder, capsys):
     """target.dtype: float32 is that of training, stored states and the bundle, too; without it computing
-    goes by what is fastest, and files are bf16."""
+    takes what is fastest, and files are bf16."""
     words = ["run", "tiny.yaml", "--regenerate", "null", "--classifier.prompts", "null", *OFF]
     words += ["--evaluate.prompts", "[]"]
     for given, used in (("float32", "float32"), ("bfloat16", "bfloat16"), ("auto", "bfloat16")):
@@ -185,18 +185,18 @@ def test_tracking_makes_nothing_outdated_and_a_stage_can_be_repeated(folder, cap
     assert ran(capsys.readouterr().out) == ["train"]
 
 
-def test_a_hopeless_training_is_told(folder, capsys):
+def test_a_hopeless_training_is_warned_of(folder, capsys):
     """By the dry run, and by the training before it begins and after its first evaluation."""
     words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train", "--hidden_states.mode", "online"]
     words += ["--training.lr", "1e-4", "--training.warmup_steps", "9", "--drafter.draft_vocab_size", "5"]
     warnings = ["training.warmup_steps: 9 in", "4 optimizer steps: too few", "training.lr: 0.0001 is too low"]
     assert cli.main([*words, "--dry-run"]) == 0
-    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert all(f"WARNING: {warning}" in told for warning in warnings)
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(f"WARNING: {warning}" in printed for warning in warnings)
     assert cli.main(words) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     warnings += ["of the held-out text is outside", "of the target's probability is outside"]
-    assert all(told.count(warning) == 1 for warning in warnings)
+    assert all(printed.count(warning) == 1 for warning in warnings)
 
 
 def test_time_was_up_before_the_first_answer(folder, capsys):
@@ -352,9 +352,10 @@ def test_what_each_stage_reads(folder):
         earlier = set()
         for stage in STAGES:
             assert stage.enabled(recipe) == (stage.name not in off)
-            if stage.enabled(recipe):
-                assert set(stage.needs(recipe)) <= earlier
-                earlier.add(stage.name)
+            assert set(stage.needs) <= earlier
+            earlier.add(stage.name)
+        reads = Workflow(recipe, STAGES)._folders(STAGES[4])
+        assert reads.keys() == {"fetch-target", "corpus", "collect"} - off
         files = {path for stage in STAGES for path in stage.files(recipe)}
         assert files == {"tiny", "chats.json", "prompts.jsonl", "old"}
 
@@ -388,7 +389,7 @@ def test_heads_of_keys_and_values_of_what_training_starts_from(kind, folder, tin
     drafter = DrafterConfig(kind=kind, tapped_blocks=[-2], kv_heads=kv_heads, anchor=kind == "edd")
     new_drafter(target, drafter, torch.arange(100)).save_pretrained("old")
     recipe = load_recipe("tiny.yaml", ["--training.init_from", "old", "--drafter.kind", kind, *OFF])
-    shape = estimates.drafter_shape(recipe)
+    shape = drafter_shape(recipe)
     assert (shape.kv_heads, shape.anchor) == (kv_heads, kind == "edd")
     tensors = load_file("old/model.safetensors").values()
     counts = estimates.drafter_parameters(shape, target)
@@ -437,11 +438,6 @@ def test_estimated_tokens_to_decode(folder):
     recipe.evaluate.prompts[0].turns = 2
     expected = {"prompts": "own all", "tokens per method": f"at most {(2 + 1) * 6}"}
     assert estimates.evaluate(recipe, {}) == expected
-    recipe.evaluate.tune_prompts = PromptSet("tuning", "prompts.jsonl")  # 2 answers with the one tree
-    recipe.plan = PlanConfig(device_memory_gb=1, device_tflops=1e-6, device_gb_per_s=1e-3)
-    target = estimates._target(recipe, {})
-    cost = estimates._decoding(target, estimates._target_bytes(recipe, target), 6)
-    assert estimates.evaluate(recipe, {})["hours"] == decode_hours(recipe.plan, 3 * 18 + 2 * 6, cost)
     recipe.evaluate.prompts = [PromptSet("one", "x", limit=3), PromptSet("two", "x", limit=5, turns=2)]
     recipe.evaluate.repeats, recipe.evaluate.max_new_tokens = 2, 100
     assert estimates.evaluate(recipe, {})["tokens per method"] == "at most 2,600"
@@ -524,7 +520,7 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
     if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole
         drafter.save_pretrained("old")
         recipe = load_recipe(small_recipe, ["--training.init_from", "old"])
-        whole = estimates.drafter_parameters(estimates.drafter_shape(recipe), target)
+        whole = estimates.drafter_parameters(drafter_shape(recipe), target)
         assert whole == (stored - 100, stored)
 
 

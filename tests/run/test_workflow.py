@@ -68,19 +68,18 @@ class Fakes:
                 self.upper,
                 lambda recipe: {"upper": recipe.upper},
                 self.settle,
-                needs=lambda recipe: ["words"],
+                needs=("words",),
                 resumes=True,
                 keep=True,
                 ranks=True,
                 summary=("letters",),
-                estimate=lambda recipe, folders: {"disk": "3 GB", "reads": folders["words"].name},
             ),
             Stage(
                 "last",
                 "last_made",
                 self.last,
                 lambda recipe: {},
-                needs=lambda recipe: ["upper"],
+                needs=("upper",),
                 enabled=lambda recipe: recipe.last,
             ),
         ]
@@ -176,7 +175,7 @@ def test_skips_what_is_up_to_date(recipe, fakes):
 
 
 def test_a_stage_is_repeated_when_asked(recipe, fakes):
-    """What follows runs only where the repeated stage has made something else."""
+    """Later stages run only where the repeated stage has made something else."""
     run(recipe, fakes)
     ran, printed = run(recipe, fakes, again=["upper"])
     assert ran == ["upper"] and "upper        run    asked for again" in printed
@@ -401,7 +400,7 @@ def test_from_and_only(recipe, fakes):
     assert run(recipe, fakes, first="last")[0] == ["last"]
     recipe.words.text = "bye"
     ran, printed = run(recipe, fakes, only="upper")
-    assert ran == [] and "words        stale  taken as it is, but words.text: hello → bye" in printed
+    assert ran == [] and "words        stale  used unchanged, but words.text: hello → bye" in printed
     with pytest.raises(UserError, match="train: no such stage; there are words, upper, last"):
         run(recipe, fakes, first="train")
     with pytest.raises(UserError, match="train: no such stage"):
@@ -451,10 +450,14 @@ def test_dry_run_changes_nothing(recipe, fakes):
     recipe.words.text = "bye"
     before = {path: path.stat().st_mtime_ns for path in Path(recipe.output).rglob("*")}
     console = Console(file=io.StringIO(), width=200)
+
+    def estimate(stage, recipe, folders):
+        return {"disk": "3 GB", "reads": folders["words"].name} if stage == "upper" else {}
+
     flow = Workflow(recipe, fakes.stages, console)
-    flow.print_plan(flow.plan())
+    flow.print_plan(flow.plan(), estimate)
     printed = console.file.getvalue()
-    assert "words.text: hello → bye" in printed and "words will be made anew" in printed
+    assert "words.text: hello → bye" in printed and "words will be made again" in printed
     assert "disk: 3 GB" in printed and "reads: words_made" in printed
     assert {path: path.stat().st_mtime_ns for path in Path(recipe.output).rglob("*")} == before
 

@@ -1,0 +1,435 @@
+"""Scheduled speculative execution (SEED paper, §4, Algorithm 2): several sequences draft, one target verifies
+first come, first served, and a sequence drafts again only after its verdict.
+
+Two verifiers: `one` draft at a time (the paper's), or what waits, `batched` in one forward. Two ways to
+draft: `each` sequence by itself (the paper's), or `joined`, one forward for all that wait. With `overlap`
+drafting and verifying run at the same time; without it they take turns on all threads. The text of a sequence
+depends on none of this: every draw belongs to its seed and its position.
+"""
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from drafttrain.inference.acceptance import AcceptanceRule, rule_for
+from drafttrain.inference.decode import Request, Row, check_request, emit, trim
+from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.session import (
+    Session,
+    Verified,
+    propose_many,
+    update_many,
+    verify_many,
+)
+from drafttrain.inference.stats import DecodeStats
+from drafttrain.inference.text import OutputText, Prompt, encode
+from drafttrain.kernels.team import native_team
+from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.reasoning.interface import Answer, Call
+from drafttrain.reasoning.prefixes import PrefixStore
+from drafttrain.reasoning.timeline import TARGET, Timeline
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+PATIENCE = 300.0  # seconds without a draft or a verdict after which a run has got stuck
+GREEDY = SamplingParams()
+POLL = 0.2  # seconds: how soon waiting threads notice Ctrl-C
+
+
+@dataclass(eq=False)
+class Branch:
+    """A sequence that is being decoded.
+
+    Attributes:
+        row: its request and output.
+        session: of this sequence alone.
+        accept: its acceptance rule.
+        tree: its draft; None while it has none.
+        verified: the verdict that its proposer has not had yet.
+        error: why it ended, if it could not go on.
+    """
+
+    row: Row
+    session: Session
+    accept: AcceptanceRule
+    tree: TokenTree | None = None
+    verified: Verified | None = None
+    error: str | None = None
+
+    @property
+    def is_going(self) -> bool:
+        return self.row.finish_reason is None and self.error is None
+
+    def fail(self, error: Exception) -> None:
+        """End it with the reason."""
+        self.error = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+class Rounds:
+    """The queue between drafting and verifying (Algorithm 2's deque Q and label map γ): branches wait to
+    draft, in order, then with a draft to be verified, in order. Safe between threads.
+    """
+
+    def __init__(self) -> None:
+        self.to_draft: deque[Branch] = deque()
+        self.ready: deque[Branch] = deque()
+        self.closed = False
+        self.changes = 0
+        self.changed = threading.Condition()
+
+    def close(self) -> None:
+        """Let all threads that wait go."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def put(self, queue: deque[Branch], branches: Sequence[Branch]) -> None:
+        """Append branches to one of the two queues."""
+        with self.changed:
+            queue.extend(branches)
+            self.changes += 1
+            self.changed.notify_all()
+
+    def take(self, queue: deque[Branch], everything: bool) -> list[Branch]:
+        """Take the first branch of a queue, or all; wait for one. None are there once the rounds are closed.
+
+        Raises:
+            RuntimeError: nothing has moved for PATIENCE seconds.
+        """
+        with self.changed:
+            waited, seen = 0.0, self.changes
+            while not queue and not self.closed:
+                self.changed.wait(POLL)
+                waited = waited + POLL if seen == self.changes else 0.0
+                seen = self.changes
+                if waited > PATIENCE:
+                    raise RuntimeError(f"no draft and no verdict for {PATIENCE:.0f} s: a worker hangs")
+            if self.closed:
+                return []
+            taken = list(queue) if everything else [queue[0]]
+            for _ in taken:
+                queue.popleft()
+            return taken
+
+
+class Pace:
+    """What happens between a piece of work and its result: by default nothing. Paced runs hold a device here,
+    and tests decide who is first."""
+
+    def prefilled(self, began: float, tokens: int) -> None:
+        """Follow a forward of the target over this many tokens of a prompt."""
+
+    def drafted(self, began: float, branches: Sequence[Branch]) -> None:
+        """Follow a draft that began at this time of the timeline's clock."""
+
+    def verified(self, began: float, trees: Sequence[TokenTree]) -> None:
+        """Follow a forward of the target over these trees."""
+
+
+@dataclass
+class ScheduledDecoder:
+    """Decodes several prompts on one target, as `scheduler.py` says.
+
+    Attributes:
+        proposer: drafts for all sequences; one copy of a drafter's weights serves them.
+        config: how they are scheduled.
+        prefixes: tokens of encoded prompts that are kept, so that what prompts begin with alike is encoded
+            once; 0: none.
+        pace: what work is followed by.
+        timeline: who was busy, of the last call.
+        stats: of all calls so far.
+    """
+
+    target: FrozenTarget
+    proposer: Proposer
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    prefixes: int = 8192
+    pace: Pace = field(default_factory=Pace)
+    timeline: Timeline = field(default_factory=Timeline)
+    stats: DecodeStats = field(default_factory=DecodeStats)
+
+    def __post_init__(self) -> None:
+        self.store = PrefixStore(self.target, self.proposer, self.prefixes)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether drafting and verifying run at the same time."""
+        overlap = self.config.overlap
+        return self.target.device.type == "cuda" if overlap == "auto" else overlap
+
+    @torch.no_grad()
+    def decode(
+        self,
+        requests: Sequence[Request],
+        stop: Sequence[int] | None = None,
+        on_tokens: Callable[[Row], None] = lambda row: None,
+    ) -> list[Branch]:
+        """Decode requests; return their branches in the same order, all of which have ended.
+
+        Args:
+            stop: tokens that end an output. None: the target's own.
+            on_tokens: called with a row whenever it has got tokens; may set its `finish_reason` to end it.
+
+        Raises:
+            UserError: a prompt is empty, or longer than the target's positions.
+        """
+        for number, request in enumerate(requests):
+            check_request(self.target, request, number)
+        stop = frozenset(self.target.eos_token_ids if stop is None else stop)
+        self.timeline = Timeline(self.timeline.clock)
+        threads = self._threads()
+        run = _Run(self, deque(enumerate(requests)), stop, on_tokens, threads[1])
+        team = nullcontext() if self.target.native is None else native_team(threads[0])
+        with team:
+            run.overlapped() if self.overlaps else run.in_turns()
+        return sorted(run.branches, key=lambda branch: branch.row.number)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        max_new_tokens: int = 256,
+        stop: Sequence[str] = (),
+    ) -> list[Answer]:
+        """Decode prompts (texts, chats or token ids); return their outputs in the same order.
+
+        Args:
+            sampling: of all prompts, or of each.
+            stop: strings that end a text and are not part of it.
+
+        Raises:
+            UserError: a prompt is none, is empty or too long for the target.
+        """
+        draws = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        if len(draws) != len(prompts):
+            raise UserError(f"sampling: must be one or {len(prompts)}, as many as prompts, got {len(draws)}")
+        calls = [Call(*each, tuple(stop)) for each in zip(prompts, [max_new_tokens] * len(prompts), draws)]
+        return self.answer(calls, strict=True)
+
+    def answer(self, calls: Sequence[Call], strict: bool = False) -> list[Answer]:
+        """Decode calls to texts. What cannot go on has its reason as `error`: a prompt that is too long, NaN,
+        a worker that failed.
+
+        Args:
+            strict: raise what is wrong with a prompt.
+        """
+        answers: list[Answer | None] = [None] * len(calls)
+        requests, numbers = [], []
+        for number, call in enumerate(calls):
+            try:
+                request = Request(encode(self.target, call.messages), call.max_new_tokens, call.sampling)
+                check_request(self.target, request, number)
+            except UserError as error:
+                if strict:
+                    raise
+                answers[number] = Answer("", finish_reason="", error=str(error))
+                continue
+            requests.append(request)
+            numbers.append(number)
+        texts = [OutputText(self.target.tokenizer, calls[number].stop) for number in numbers]
+        found: list[tuple[list[str], list[int]]] = [([], []) for _ in numbers]
+
+        def extend(row: Row) -> None:
+            text, tokens = texts[row.number].push(row)
+            found[row.number][0].append(text)
+            found[row.number][1].extend(tokens)
+
+        for number, branch, (pieces, tokens) in zip(numbers, self.decode(requests, on_tokens=extend), found):
+            reason, error = branch.row.finish_reason or "", branch.error
+            if reason == "not_finite":
+                error = "the target's logits are not finite"
+            answers[number] = Answer("".join(pieces), tuple(tokens), reason, error)
+        return answers
+
+    def _threads(self) -> tuple[int | None, int]:
+        """Return the threads of the target and of drafting: all of them in turn, or shares that add up to no
+        more than the cores."""
+        if not self.overlaps:
+            return None, 1
+        cores = torch.get_num_threads()
+        target, drafting = self.config.threads or (max(1, cores - cores // 2), max(1, cores // 2))
+        if target + drafting > max(cores, 2):  # each needs one
+            warnings.warn(
+                f"scheduler.threads: must add up to at most {cores} cores, got {target} and {drafting}; "
+                "they will wait for each other",
+                stacklevel=4,
+            )
+        return target, drafting
+
+
+@dataclass
+class _Run:
+    """One call of `ScheduledDecoder.decode`.
+
+    Attributes:
+        threads: of all drafting together, where it overlaps with verifying.
+    """
+
+    decoder: ScheduledDecoder
+    requests: deque[tuple[int, Request]]
+    stop: frozenset[int]
+    on_tokens: Callable[[Row], None]
+    threads: int
+    rounds: Rounds = field(default_factory=Rounds)
+    branches: list[Branch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.config, self.timeline = self.decoder.config, self.decoder.timeline
+        self.joined, self.batched = self.config.drafting == "joined", self.config.verifier == "batched"
+        self.live = 0
+
+    # the two ways to run
+
+    def in_turns(self) -> None:
+        """Draft for all that wait, verify all drafts, and so on, on all threads."""
+        rounds = self.rounds
+        self.admit()
+        while self.live:
+            if not rounds.ready:
+                waiting = rounds.take(rounds.to_draft, everything=True)
+                for group in [waiting] if self.joined else [[branch] for branch in waiting]:
+                    self.draft(group, "drafter")
+            self.verify(rounds.take(rounds.ready, self.batched))
+
+    def overlapped(self) -> None:
+        """Verify in this thread what others draft (the processes V and D(n) of Algorithm 2)."""
+        rounds = self.rounds
+        each, at_once = (self.threads, 1) if self.joined else (1, self.threads)
+        cores = threading.Semaphore(at_once)
+        workers = 1 if self.joined else min(self.config.sequences, len(self.requests))
+        crew = [
+            threading.Thread(target=self._work, args=(f"drafter {i}", each, cores), daemon=True)
+            for i in range(workers)
+        ]
+        self.admit()
+        for worker in crew:
+            worker.start()
+        try:
+            while self.live:
+                self.verify(rounds.take(rounds.ready, self.batched))
+        finally:
+            rounds.close()
+            end = time.monotonic() + 2.0
+            for worker in crew:
+                worker.join(max(0.0, end - time.monotonic()))
+
+    def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:
+        """Draft what waits until the rounds are closed."""
+        rounds, device = self.rounds, self.decoder.target.device
+        with torch.no_grad(), native_team(threads), _own_stream(device):
+            while waiting := rounds.take(rounds.to_draft, everything=self.joined):
+                self.draft(waiting, name, cores)
+
+    # what they consist of
+
+    def admit(self) -> None:
+        """Encode prompts for which there is room; each gets its first token."""
+        decoder = self.decoder
+        while self.requests and self.live < self.config.sequences:
+            number, request = self.requests.popleft()
+            proposer = decoder.proposer.twin()
+            accept = rule_for([request.sampling], decoder.proposer.draws)
+            room = len(request.prompt_ids) + request.max_new_tokens
+            known = decoder.store.encoded
+            with self.timeline.span(TARGET, "prefill", [number]):
+                began = self.timeline.clock()
+                session = decoder.store.start(request.prompt_ids, room, accept, proposer)
+                decoder.pace.prefilled(began, decoder.store.encoded - known)
+            branch = Branch(Row(number, request), session, accept)
+            self.branches.append(branch)
+            self.live += 1
+            branch.row.add(session.root.tolist(), self.stop)
+            stats = decoder.stats
+            stats.prompts += 1
+            stats.prompt_tokens += len(request.prompt_ids)
+            stats.new_tokens += len(branch.row.tokens)
+            self._go_on([branch])
+
+    def draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None = None) -> None:
+        """Give branches their verdicts and new drafts, and put them into the queue. One that cannot go on is
+        put there as well: its end is noticed in its turn."""
+        numbers, clock = [branch.row.number for branch in branches], self.timeline.clock
+        with self.timeline.span(name, "draft", numbers):
+            try:
+                with cores or nullcontext():
+                    began = clock()
+                    self._propose(branches)
+                self.decoder.pace.drafted(began, branches)
+            except Exception as error:  # whatever it is, the other branches go on
+                for branch in branches:
+                    branch.fail(error)
+        self.rounds.put(self.rounds.ready, branches)
+
+    def _propose(self, branches: list[Branch]) -> None:
+        judged = [branch for branch in branches if branch.verified is not None]
+        if judged:
+            update_many([branch.session for branch in judged], [branch.verified for branch in judged])
+        rows, sessions = [branch.row for branch in branches], [branch.session for branch in branches]
+        seeds, positions = zip(*((row.request.sampling.seed, len(row.output)) for row in rows))
+        if (
+            len(branches) == 1
+            or sessions[0].proposer.join([session.state for session in sessions]) is not None
+        ):
+            sessions[0].proposer.set_active(seeds, positions)
+            trees = propose_many(sessions)
+        else:
+            trees = []
+            for session, seed, position in zip(sessions, seeds, positions):
+                session.proposer.set_active([seed], [position])
+                trees += propose_many([session])
+        for branch, tree in zip(branches, trees):
+            branch.verified, branch.tree = None, trim(tree, [branch.row])
+        if branches[0].session.target.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # another stream reads them
+
+    def verify(self, branches: list[Branch]) -> None:
+        """Run the target over the drafts of branches, and let them emit what it accepts."""
+        failed = [branch for branch in branches if branch.error]
+        branches = [branch for branch in branches if not branch.error]
+        if branches:
+            numbers = [branch.row.number for branch in branches]
+            trees = [branch.tree for branch in branches]
+            with self.timeline.span(TARGET, "verify", numbers):
+                began = self.timeline.clock()
+                self._judge(branches, trees)
+                self.decoder.pace.verified(began, trees)
+            for branch in branches:
+                root = branch.session.root
+                accepted = branch.verified.accepted
+                emit([branch.row], branch.tree, accepted, root, self.stop, self.decoder.stats)
+        self._go_on(branches)
+        self.live -= len(failed)
+        self.admit()
+
+    def _judge(self, branches: list[Branch], trees: list[TokenTree]) -> None:
+        for branch in branches:
+            branch.accept.set_active([0])
+        sessions, accept = [b.session for b in branches], [b.accept for b in branches]
+        for branch, verified in zip(branches, verify_many(sessions, trees, accept)):
+            branch.verified, branch.tree = verified, verified.tree
+        if branches[0].session.target.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def _go_on(self, branches: list[Branch]) -> None:
+        """Hand tokens to the caller; let those that have not ended draft again."""
+        for branch in branches:
+            if branch.row.tokens:
+                self.on_tokens(branch.row)
+        going = [branch for branch in branches if branch.is_going]
+        self.live -= len(branches) - len(going)
+        self.rounds.put(self.rounds.to_draft, going)
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU, give this thread a stream of its own."""
+    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
+        yield

@@ -1,0 +1,137 @@
+"""The interface of a task: prompts of the thought generator and the state evaluator, problems, checks.
+
+A thought may take several calls, of which each needs the answer before it. Functions that make one are
+generators: they yield the next `Ask`, are sent its answer's text and return what they made of it.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from drafttrain.data.prompts import read_rows, spread
+from drafttrain.utils.errors import UserError
+
+T = TypeVar("T")
+Thought = dict[str, str]  # the named texts of one step, such as sub-question and sub-answer
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A prompt, the most tokens that its answer may have, and the texts at which it ends."""
+
+    prompt: str
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+Asking = Generator[Ask, str, T]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a task.
+
+    Attributes:
+        id: unique in its file.
+        text: as prompts have it.
+        reference: what results are checked against.
+    """
+
+    id: str
+    text: str
+    reference: Any
+
+
+class Task(ABC):
+    """Prompts, problems and checks of one task.
+
+    Attributes:
+        name: in recipes.
+        steps: levels of thoughts by default; the closing generation is one more level of the tree.
+        scores: the lowest and the highest score of the state evaluator.
+        keys: of a row of its file of problems.
+    """
+
+    name: str
+    steps: int
+    scores: tuple[float, float]
+    keys: dict[str, type]
+
+    def read(self, path: str | Path, limit: int | None = None) -> list[Problem]:
+        """Read a file of problems.
+
+        Args:
+            limit: how many, evenly spaced; None for all.
+
+        Raises:
+            UserError: the file is missing, damaged, empty or of another task.
+        """
+        problems = []
+        for number, source, row in read_rows(path):
+            if not isinstance(row, dict) or not all(
+                isinstance(row.get(key), kind) and row[key] for key, kind in self.keys.items()
+            ):
+                given = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+                raise UserError(
+                    f"{source}: must be a problem of {self.name} with {' and '.join(self.keys)}, got {given}"
+                    "; name a file of this task"
+                )
+            name = row.get("id", number)
+            problems.append(self.problem(str(name), row, source))
+        if not problems:
+            raise UserError(f"{path}: must hold problems of {self.name}, got none")
+        return spread(problems, limit)
+
+    @abstractmethod
+    def problem(self, id: str, row: dict[str, Any], source: str) -> Problem:
+        """Return the problem of a row that has the task's keys.
+
+        Raises:
+            UserError: damaged.
+        """
+
+    @abstractmethod
+    def think(self, problem: Problem, thoughts: Sequence[Thought]) -> Asking[Thought]:
+        """Generate one more thought after those on the path (G in Algorithm 1)."""
+
+    def close(self, problem: Problem, thoughts: Sequence[Thought]) -> Asking[Thought]:
+        """Generate what ends the tree after the thoughts of the best leaf; by default one more thought."""
+        return self.think(problem, thoughts)
+
+    @abstractmethod
+    def judge(self, problem: Problem, thoughts: Sequence[Thought]) -> Ask:
+        """Ask for the score of the newest thought (E in Algorithm 1)."""
+
+    @abstractmethod
+    def score(self, text: str) -> float | None:
+        """Return the score in an answer to `judge`; None: there is none."""
+
+    @abstractmethod
+    def render(self, thought: Thought) -> str:
+        """Return a thought as a vote's prompt shows it."""
+
+    @abstractmethod
+    def check(self, problem: Problem, thoughts: Sequence[Thought], closing: Thought) -> dict[str, Any]:
+        """Compare a result with the reference.
+
+        Args:
+            thoughts: of the best leaf's path.
+            closing: the closing generation.
+
+        Returns:
+            "success" (bool), and details.
+        """
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text that is not blank, or ""."""
+    return next((line.strip() for line in text.split("\n") if line.strip()), "")
+
+
+def number_within(text: str, low: float, high: float) -> float | None:
+    """Return the first number of a text if it is within limits ("8", "8/10", "Number: 8."); else None."""
+    match = re.search(r"-?\d+(?:\.\d+)?", text)
+    return float(match[0]) if match and low <= float(match[0]) <= high else None

@@ -1,0 +1,59 @@
+"""Who was busy when: what a scheduled run records, and Figures 1, 3 and 4 of the SEED paper show."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+TARGET = "target"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Work on some sequences.
+
+    Attributes:
+        who: "target" or the name of a drafting worker.
+        what: "prefill", "verify" or "draft".
+        sequences: numbers of the sequences.
+        begin, end: seconds since the timeline began.
+    """
+
+    who: str
+    what: str
+    sequences: tuple[int, ...]
+    begin: float
+    end: float
+
+
+@dataclass
+class Timeline:
+    """Spans in the order in which they ended.
+
+    Attributes:
+        clock: seconds.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    spans: list[Span] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @contextmanager
+    def span(self, who: str, what: str, sequences: Sequence[int]) -> Iterator[None]:
+        """Record what happens inside."""
+        begin = self.clock() - self.started
+        try:
+            yield
+        finally:
+            self.spans.append(Span(who, what, tuple(sequences), begin, self.clock() - self.started))
+
+    def busy(self, who: str = TARGET, begin: float = 0.0, end: float | None = None) -> float:
+        """Return the share of the time between `begin` and `end` (seconds; None: the last span's end) that
+        somebody spent on spans."""
+        end = max((span.end for span in self.spans), default=0.0) if end is None else end
+        total = sum(
+            max(0.0, min(span.end, end) - max(span.begin, begin)) for span in self.spans if span.who == who
+        )
+        return total / (end - begin) if end > begin else 0.0

@@ -1,0 +1,152 @@
+"""The record of a tree of thoughts as JSON: prompts, answers, seeds, scores, and the path to the result."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drafttrain.reasoning.interface import Answer
+from drafttrain.reasoning.rounds import Numbered
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json, write_json
+
+FORMAT_VERSION = 1
+ASKED = ("path", "number", "prompt", "seed", "max_new_tokens", "stop")
+REMEDY = "remove it, or name another place under out"
+
+
+@dataclass
+class Trace:
+    """One tree.
+
+    Attributes:
+        task: its name.
+        problem: id and text.
+        settings: of the search.
+        rounds: in order, each with its seconds and its calls: path and number of the call at its node,
+            prompt, seed and limits, and the answer.
+        states: every node in the order in which they were made, the root first and the closing one last;
+            empty until the tree is finished, as all that follows.
+        leaf: path of the best leaf; None: every branch has failed.
+        closing: the closing generation.
+        result: the task's check of it.
+        without_score: answers of the state evaluator that had no score.
+        error: why there is no result.
+    """
+
+    task: str
+    problem: dict[str, str]
+    settings: dict[str, Any]
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    leaf: list[int] | None = None
+    closing: dict[str, str] | None = None
+    result: dict[str, Any] | None = None
+    without_score: int = 0
+    error: str | None = None
+    finished: bool = False
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of all rounds."""
+        return sum(entry["seconds"] for entry in self.rounds)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the trace as JSON, whole or not at all."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Trace":
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: missing, damaged or of another format.
+        """
+        values = read_json(path)
+        if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
+            raise UserError(f"{path}: must be a trace of format {FORMAT_VERSION}, got another file; {REMEDY}")
+        try:
+            trace = cls(**values)
+            for entry in trace.rounds:
+                answers_of(entry)
+                float(entry["seconds"])
+            return trace
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
+
+    def check_same(self, other: "Trace", path: Path) -> None:
+        """Require task, problem and settings of another trace.
+
+        Args:
+            path: this one's file, for the error.
+
+        Raises:
+            UserError: one of them differs.
+        """
+        old = {"task": self.task, "problem": self.problem["id"], **self.settings}
+        new = {"task": other.task, "problem": other.problem["id"], **other.settings}
+        for key, value in new.items():
+            if old.get(key) != value:
+                raise UserError(f"{path}: must be the trace of {key} {value}, got {old.get(key)}; {REMEDY}")
+
+
+def record(calls: Sequence[Numbered], answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
+    """Return a round as it is in a trace."""
+    both = zip(calls, answers, strict=True)
+    return {"seconds": seconds, "calls": [_asked(numbered) | _answered(answer) for numbered, answer in both]}
+
+
+def answers_of(entry: dict[str, Any]) -> list[Answer]:
+    """Return the answers of a recorded round."""
+    return [
+        Answer(call["text"], tuple(call["token_ids"]), call["finish_reason"], call["error"])
+        for call in entry["calls"]
+    ]
+
+
+def check_asked(entry: dict[str, Any], calls: Sequence[Numbered], path: Path) -> None:
+    """Require a recorded round to have had these calls.
+
+    Raises:
+        UserError: it had others: prompts have changed since.
+    """
+    recorded = [{key: call.get(key) for key in ASKED} for call in entry["calls"]]
+    if recorded != [_asked(numbered) for numbered in calls]:
+        raise UserError(f"{path}: must be a trace of the same prompts and seeds, got others; {REMEDY}")
+
+
+def totals(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Return sums over trees; trees without a result count as failures.
+
+    Returns:
+        trees, successes, those without a result, answers without a score, calls, tokens, seconds, and the
+        sums of other numbers in the results, such as end_sentences_kept.
+    """
+    calls = [call for trace in traces for entry in trace.rounds for call in entry["calls"]]
+    results = [trace.result for trace in traces if trace.result is not None]
+    sums: dict[str, Any] = {
+        "trees": len(traces),
+        "success": sum(result["success"] for result in results),
+        "without_result": len(traces) - len(results),
+        "without_score": sum(trace.without_score for trace in traces),
+        "calls": len(calls),
+        "tokens": sum(len(call["token_ids"]) for call in calls),
+        "seconds": sum(trace.seconds for trace in traces),
+    }
+    for key in sorted({key for result in results for key in result} - {"success"}):
+        values = [result[key] for result in results]
+        if all(type(value) is int for value in values):
+            sums[key] = sum(values)
+    return sums
+
+
+def _asked(numbered: Numbered) -> dict[str, Any]:
+    call = numbered.call
+    values = (list(numbered.path), numbered.number, call.messages, call.sampling.seed, call.max_new_tokens)
+    return dict(zip(ASKED, (*values, list(call.stop)), strict=True))
+
+
+def _answered(answer: Answer) -> dict[str, Any]:
+    return asdict(answer) | {"token_ids": list(answer.token_ids)}

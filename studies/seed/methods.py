@@ -1,0 +1,153 @@
+"""The methods that SEED is compared with, and trees of thoughts grown by each in turn."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
+from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
+from drafttrain.reasoning.reason import reason
+from drafttrain.reasoning.scheduler import Pace, ScheduledDecoder
+from drafttrain.reasoning.tasks import TASKS
+from drafttrain.reasoning.tasks.task import Problem
+from drafttrain.reasoning.trace import Trace
+from drafttrain.trees.parse import parse_policy
+from studies.seed.pairs import Pair
+
+TASK_FILES = {
+    "writing": "data/eval/creative_writing.jsonl.gz",
+    "gsm8k": "data/eval/gsm8k_test.jsonl.gz",
+    "blocksworld": "data/eval/blocksworld_step_6.jsonl.gz",
+}
+SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
+SEQUENCES = 3  # thoughts of a state
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode.
+
+    Attributes:
+        tree: growth policy of the drafts; None: no drafts.
+    """
+
+    name: str
+    tree: str | None
+    scheduler: SchedulerConfig
+    prefixes: int = 8192
+
+    def decoder(self, pair: Pair, pace: Pace | None = None) -> ScheduledDecoder:
+        """Return a decoder of its own for a pair."""
+        proposer: Proposer = NoProposer()
+        if self.tree is not None:
+            proposer = TreeProposer(pair.drafter, parse_policy(self.tree))
+        return ScheduledDecoder(pair.target, proposer, self.scheduler, self.prefixes, pace or Pace())
+
+
+def serial(name: str, tree: str | None) -> Method:
+    """One sequence after the other, on all threads (Figure 1a, b)."""
+    return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False))
+
+
+def scheduled(name: str, tree: str | None, verifier: str, overlap: bool = False) -> Method:
+    """Three sequences at a time, drafted for together (Figure 1c)."""
+    return Method(name, tree, SchedulerConfig(verifier, "joined", SEQUENCES, overlap))
+
+
+def drawn(*k_config: int) -> str:
+    """Return the name of SEED's trees."""
+    return "drawn:k_config=" + "-".join(map(str, k_config))
+
+
+@dataclass
+class Grown:
+    """A tree of thoughts that a method has grown.
+
+    Attributes:
+        seconds: of the whole tree, prompts included.
+        tokens: emitted.
+        accept_len: tokens per verification.
+        drafted: draft tokens accepted, and offered (whose parent was accepted).
+    """
+
+    task: str
+    problem: str
+    method: str
+    repeat: int
+    seconds: float
+    tokens: int
+    prompt_tokens: int
+    shared_tokens: int
+    accept_len: float
+    granted: int
+    offered: int
+    success: bool | None
+    error: str | None
+
+
+def grow(
+    method: str, decoder: ScheduledDecoder, task: str, problem: Problem, repeat: int, seed: int
+) -> Grown:
+    """Grow one tree with a fresh store of prefixes, and time it."""
+    decoder = ScheduledDecoder(
+        decoder.target, decoder.proposer, decoder.config, decoder.prefixes, decoder.pace
+    )
+    started = time.perf_counter()
+    trace: Trace = reason(task, problem, decoder.answer, SearchConfig(seed=seed))
+    seconds, stats = time.perf_counter() - started, decoder.stats
+    return Grown(
+        task,
+        problem.id,
+        method,
+        repeat,
+        seconds,
+        stats.new_tokens,
+        stats.prompt_tokens,
+        decoder.store.shared,
+        stats.accept_len,
+        sum(stats.granted),
+        sum(stats.offered),
+        None if trace.result is None else bool(trace.result.get("success")),
+        trace.error,
+    )
+
+
+def interleave(
+    pair: Pair,
+    methods: Sequence[Method],
+    task: str,
+    limit: int,
+    repeat: int,
+    note: Callable[[Grown], None],
+    pace: Callable[[], Pace] = Pace,
+    done: frozenset[tuple[str, str, str, int]] = frozenset(),
+) -> None:
+    """Grow the trees of evenly spaced problems by every method in turn.
+
+    Args:
+        limit: problems of the task.
+        repeat: number of the repetition; it seeds the trees.
+        note: called with each tree.
+        done: (task, problem, method, repeat) of trees that an interrupted run has grown.
+    """
+    decoders = {method.name: method.decoder(pair, pace()) for method in methods}
+    for problem in TASKS[task]().read(TASK_FILES[task], limit):
+        for name, decoder in decoders.items():
+            if (task, problem.id, name, repeat) not in done:
+                note(grow(name, decoder, task, problem, repeat, seed=repeat))
+
+
+def seconds_per_token(grown: Sequence[Grown]) -> float:
+    """Return the median over repeats of seconds per token over all problems."""
+    repeats = sorted({one.repeat for one in grown})
+    rates = []
+    for repeat in repeats:
+        own = [one for one in grown if one.repeat == repeat]
+        rates.append(sum(one.seconds for one in own) / sum(one.tokens for one in own))
+    return statistics.median(rates)
+
+
+def row(one: Grown) -> dict:
+    """Return a tree's measurement as JSON."""
+    return asdict(one)

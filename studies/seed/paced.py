@@ -1,0 +1,125 @@
+"""SEED on hardware that waits: forwards hold their device for declared times and overlap for real.
+
+    python -m studies.seed.paced --limit 1
+
+The real tokens are computed beside it. A forward of the target takes 40 ms for up to 32 tokens, a step of the
+drafter 4 ms for up to 8 sequences, each on a device of its own. Three methods grow the same trees in turn:
+serial AR, serial MCSD, and SEED with verifier `one` for three sequences, whose drafts overlap with verifying.
+"""
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from drafttrain.reasoning.scheduler import Branch, Pace
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.files import write_json
+from studies import arguments
+from studies.seed.methods import (
+    SERIAL_AR,
+    TASK_FILES,
+    Grown,
+    drawn,
+    interleave,
+    row,
+    scheduled,
+    seconds_per_token,
+    serial,
+)
+from studies.seed.pairs import load_pair
+
+TREE = drawn(4, 2, 1, 1)  # 29 tokens with its root: as many as a forward takes at no cost
+SERIAL_SD, SEED = "serial MCSD", "SEED"
+TARGET_SECONDS, TARGET_TOKENS = 0.040, 32
+STEP_SECONDS, STEP_SEQUENCES = 0.004, 8
+
+
+@dataclass
+class Paced(Pace):
+    """Holds devices.
+
+    Attributes:
+        pieces: pieces of work so far.
+        late: those whose computation alone took longer than declared.
+    """
+
+    pieces: int = 0
+    late: int = 0
+    lateness: list[float] = field(default_factory=list)
+
+    def prefilled(self, began: float, tokens: int) -> None:
+        self._hold(began, _parts(tokens, TARGET_TOKENS) * TARGET_SECONDS)
+
+    def drafted(self, began: float, branches: Sequence[Branch]) -> None:
+        steps = max(int(branch.tree.depths.max()) for branch in branches)
+        self._hold(began, steps * _parts(len(branches), STEP_SEQUENCES) * STEP_SECONDS)
+
+    def verified(self, began: float, trees: Sequence[TokenTree]) -> None:
+        self._hold(began, _parts(sum(tree.width for tree in trees), TARGET_TOKENS) * TARGET_SECONDS)
+
+    def _hold(self, began: float, seconds: float) -> None:
+        left = began + seconds - time.perf_counter()
+        self.pieces += 1
+        if left > 0:
+            time.sleep(left)
+        elif seconds:
+            self.late += 1
+            self.lateness.append(-left)
+
+
+def _parts(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def measure(pair, limit: int, repeats: int, note) -> tuple[dict[str, float], float]:
+    """Return the speed of serial AR and serial MCSD to SEED's, as means over the tasks, and the share of
+    pieces of work whose computation alone took longer than declared."""
+    methods = [serial(SERIAL_AR, None), serial(SERIAL_SD, TREE), scheduled(SEED, TREE, "one", overlap=True)]
+    found: list[Grown] = []
+    paces: list[Paced] = []
+
+    def pace() -> Paced:
+        paces.append(Paced())
+        return paces[-1]
+
+    for repeat in range(repeats):
+        for task in TASK_FILES:
+
+            def keep(one: Grown) -> None:
+                found.append(one)
+                note(one)
+
+            interleave(pair, methods, task, limit, repeat, keep, pace)
+    ratios = {SERIAL_AR: 0.0, SERIAL_SD: 0.0}
+    for task in TASK_FILES:
+        cost = {
+            m.name: seconds_per_token([o for o in found if (o.task, o.method) == (task, m.name)])
+            for m in methods
+        }
+        for name in ratios:
+            ratios[name] += cost[name] / cost[SEED] / len(TASK_FILES)
+    late = sum(pace.late for pace in paces) / sum(pace.pieces for pace in paces)
+    return ratios, late
+
+
+def study(args: Namespace) -> None:
+    with open(args.out / "paced.jsonl", "w", encoding="utf-8") as file:
+
+        def note(one: Grown) -> None:
+            file.write(json.dumps(row(one)) + "\n")
+            file.flush()
+
+        ratios, late = measure(load_pair("B", args.target, args.bundle, args.dtype), args.limit or 1, 1, note)
+    write_json(args.out / "paced.json", {"ratios": ratios, "late": late, "tree": TREE})
+    print(json.dumps({**ratios, "late": late}))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    names = ("bundle", "target", "dtype", "limit")
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
+
+
+if __name__ == "__main__":
+    arguments.start(main)

@@ -1,0 +1,33 @@
+"""The pairs of target and drafter that SEED is measured with."""
+
+from dataclasses import dataclass
+
+from drafttrain.bundle import as_drafter, is_plain_lm, load_bundle
+from drafttrain.drafters.model import DraftModel
+from drafttrain.target_lm.loading import load_for_decoding
+from drafttrain.target_lm.model import FrozenTarget
+from studies.arguments import BUNDLE
+
+
+@dataclass
+class Pair:
+    """A target with its drafter, loaded for decoding.
+
+    Attributes:
+        name: "A" (Qwen2.5-Coder 1.5B and 0.5B, or what --pair names) or "B" (SmolLM2 and our EDD bundle).
+    """
+
+    name: str
+    target: FrozenTarget
+    drafter: DraftModel
+
+
+def load_pair(name: str, target: str | None = None, drafter: str = BUNDLE, dtype: str = "bfloat16") -> Pair:
+    """Load a pair; `drafter` is a bundle, or a small LM that drafts unchanged."""
+    if is_plain_lm(drafter):
+        loaded = load_for_decoding(target, dtype=dtype)
+        small = as_drafter(drafter, loaded)
+        small.pack()
+        return Pair(name, loaded, small)
+    bundle = load_bundle(drafter, target=target, dtype=dtype, own_calibration=False)
+    return Pair(name, bundle.target, bundle.drafter)

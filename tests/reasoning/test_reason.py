@@ -1,0 +1,190 @@
+"""Traces: kill and resume, seeds, many trees at a time, damaged and foreign files."""
+
+import json
+
+import pytest
+
+from drafttrain.reasoning.config import SearchConfig
+from drafttrain.reasoning.interface import Answer
+from drafttrain.reasoning.reason import Growth, grow_all, reason, trace_file
+from drafttrain.reasoning.rounds import call_seed
+from drafttrain.reasoning.tasks.task import Problem
+from drafttrain.reasoning.trace import Trace, totals
+from drafttrain.utils.errors import UserError
+from tests.reasoning.toys import PROBLEM, Toy, table_model
+
+SCORES = {"0": 3, "1": 8, "2": 5, "10": 2, "11": 9, "112": 7, "20": 6}
+SEARCHES = ["bfs", "dfs:threshold=0.1", "astar", "mcts:rounds=6"]
+
+
+class Seeded:
+    """A model whose texts depend on seeds alone, and which is killed in a round."""
+
+    def __init__(self, killed_in: int | None = None):
+        self.rounds, self.killed_in = [], killed_in
+
+    def __call__(self, calls):
+        if len(self.rounds) == self.killed_in:
+            raise KeyboardInterrupt
+        self.rounds.append([call.messages for call in calls])
+        return [self._answer(call) for call in calls]
+
+    @staticmethod
+    def _answer(call):
+        seed = call.sampling.seed
+        return Answer(str(seed % (3 if call.messages.startswith("think") else 11)), (seed % 97,))
+
+
+def without_times(path):
+    values = json.loads(path.read_text())
+    for entry in values["rounds"]:
+        assert entry.pop("seconds") >= 0
+    return values
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("evaluator", ["value", "vote"])
+def test_kill_and_resume_give_the_same_trace(search, evaluator, tmp_path):
+    if evaluator == "vote" and search[:3] not in ("bfs", "dfs"):
+        return
+    config = SearchConfig(search=search, evaluator=evaluator, breadth=2)
+    whole = Seeded()
+    reason(Toy(), PROBLEM, whole, config, tmp_path / "whole.json")
+    for n in range(len(whole.rounds)):
+        path = tmp_path / f"killed{n}.json"
+        with pytest.raises(KeyboardInterrupt):
+            reason(Toy(), PROBLEM, Seeded(killed_in=n), config, path)
+        assert path.exists() == (n > 0)
+        (tmp_path / f".killed{n}.json.12345678.tmp").write_text('{"half": ')  # of a kill while writing
+        rest = Seeded()
+        reason(Toy(), PROBLEM, rest, config, path)
+        assert without_times(path) == without_times(tmp_path / "whole.json")
+        assert rest.rounds == whole.rounds[n:]
+
+
+def test_a_finished_tree_is_not_grown_again(tmp_path):
+    first = reason(Toy(), PROBLEM, table_model(SCORES), out=tmp_path / "t.json")
+    written = (tmp_path / "t.json").stat().st_mtime_ns
+    model = table_model(SCORES)
+    again = reason(Toy(), PROBLEM, model, out=tmp_path / "t.json")
+    assert again == first and not model.rounds
+    assert (tmp_path / "t.json").stat().st_mtime_ns == written
+    loaded = Trace.load(tmp_path / "t.json")
+    assert loaded.finished and loaded.leaf == first.leaf and loaded.seconds == first.seconds
+
+
+def test_failed_calls_fail_again_when_a_tree_is_resumed(tmp_path):
+    model = table_model(SCORES, ["think #0"])
+    first = reason(Toy(), PROBLEM, model, out=tmp_path / "t.json")
+    again = reason(Toy(), PROBLEM, table_model(SCORES), out=tmp_path / "t.json")
+    assert again == first and again.states[1]["error"] == "think  failed"
+
+
+def test_a_trace_has_everything(tmp_path):
+    trace = reason(Toy(), PROBLEM, table_model(SCORES), SearchConfig(seed=5), tmp_path / "t.json")
+    values = json.loads((tmp_path / "t.json").read_text())
+    assert values["problem"] == {"id": "p", "text": "a problem"} and values["task"] == "toy"
+    assert values["settings"]["sampling"] == {"temperature": 1.0, "top_p": 1.0, "top_k": None}
+    assert values["settings"]["steps"] == 3 and values["settings"]["seed"] == 5
+    first = values["rounds"][0]["calls"][1]
+    assert first == {
+        "path": [1], "number": 0, "prompt": "think ", "seed": call_seed(5, (1,), 0), "max_new_tokens": 4,
+        "stop": [], "text": "1", "token_ids": [49], "finish_reason": "stop", "error": None,
+    }  # fmt: skip
+    assert values["rounds"][1]["calls"][1]["number"] == 1  # the evaluator's call at the same node
+    assert values["leaf"] == [1, 1, 2] and values["closing"] == {"digit": "0"} and values["finished"]
+    assert values["states"][2] == {
+        "path": [1], "thoughts": [{"digit": "1"}], "score": 8.0, "worth": 0.8, "without_score": 0,
+        "error": None,
+    }  # fmt: skip
+    assert trace.seconds == sum(entry["seconds"] for entry in values["rounds"])
+
+
+def test_seeds_depend_on_seed_path_and_number_alone():
+    seeds = {call_seed(s, p, n) for s in (0, 1) for p in ((), (0,), (0, 1), (1, 0), (10,)) for n in (0, 1)}
+    assert len(seeds) == 20 and all(0 <= seed < 2**48 for seed in seeds)
+    assert call_seed(3, (1, 0), 2) == 110416772096873
+    models = [table_model(SCORES), table_model(SCORES)]
+    for model in models:
+        reason(Toy(), PROBLEM, model)
+    assert models[0].rounds == models[1].rounds
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 9])
+def test_trees_at_the_same_time_are_the_same_trees(at_once, tmp_path):
+    problems = [Problem(str(i), "text", None) for i in range(5)]
+    configs = [SearchConfig(search=SEARCHES[i % 4], seed=i) for i in range(5)]
+    alone = [reason(Toy(), p, Seeded(), c) for p, c in zip(problems, configs)]
+    model = Seeded()
+    trees = (Growth(Toy(), p, c, tmp_path / f"{p.id}.json") for p, c in zip(problems, configs))
+    together = {trace.problem["id"]: trace for trace in grow_all(trees, model, at_once)}
+    for one in alone:
+        other = together[one.problem["id"]]
+        assert (one.states, one.leaf, one.result) == (other.states, other.leaf, other.result)
+        assert [e["calls"] for e in one.rounds] == [e["calls"] for e in other.rounds]
+    longest = max(len(trace.rounds) for trace in alone)
+    assert len(model.rounds) >= longest and (at_once < 5 or len(model.rounds) == longest)
+
+
+def test_totals():
+    traces = [
+        reason(Toy(), PROBLEM, table_model(SCORES)),
+        reason(Toy(), PROBLEM, table_model({}, ["think "])),
+    ]
+    traces[0].result |= {"kept": 3, "text": "x"}
+    sums = totals(traces)
+    calls = 3 * 3 * 2 + 1
+    assert sums.pop("seconds") == traces[0].seconds + traces[1].seconds
+    assert sums == {
+        "trees": 2, "success": 1, "without_result": 1, "without_score": 0, "calls": calls + 3, "kept": 3,
+        "tokens": sum(len(call["token_ids"]) for entry in traces[0].rounds for call in entry["calls"]),
+    }  # fmt: skip
+
+
+def test_a_file_for_each_problem(tmp_path):
+    assert trace_file(tmp_path, "basic/instance-3") == tmp_path / "basic_instance-3.json"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda t: t[: len(t) // 2], "cannot be read as JSON"),
+        (lambda t: "[]", "must be a trace of format 1, got another file"),
+        (lambda t: t.replace('"format_version": 1', '"format_version": 0'), "must be a trace of format 1"),
+        (lambda t: t.replace('"error": null', '"none": null'), "damaged"),
+        (lambda t: t.replace('"seconds": ', '"seconds": "x", "s": '), "damaged"),
+        (lambda t: t.replace('"task": "toy"', '"task": "gsm8k"'), "must be the trace of task toy, got gsm8k"),
+        (lambda t: t.replace('"id": "p"', '"id": "q"'), "must be the trace of problem p, got q"),
+        (lambda t: t.replace('"breadth": 1', '"breadth": 2'), "must be the trace of breadth 1, got 2"),
+        (lambda t: t.replace('"think 1"', '"think 9"'), "must be a trace of the same prompts and seeds"),
+    ],
+)
+def test_damaged_traces_and_those_of_other_trees(change, message, tmp_path):
+    path = tmp_path / "t.json"
+    reason(Toy(), PROBLEM, table_model(SCORES), out=path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(UserError) as error:
+        reason(Toy(), PROBLEM, table_model(SCORES), out=path)
+    assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"thoughts": 0}, "thoughts: must be >= 1, got 0"),
+        ({"breadth": 0}, "breadth: must be >= 1, got 0"),
+        ({"steps": 0}, "steps: must be >= 1, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be >= 1, got 0"),
+        ({"search": "beam"}, "search: must be one of bfs, dfs, astar, mcts, got beam"),
+        ({"search": "astar", "evaluator": "vote"}, "evaluator: must be value for search astar, got vote"),
+    ],
+)
+def test_settings_out_of_range(settings, message):
+    with pytest.raises(UserError) as error:
+        reason(Toy(), PROBLEM, table_model(SCORES), SearchConfig(**settings))
+    assert str(error.value) == message
+
+
+def test_a_model_that_answers_fewer_calls_is_a_mistake():
+    with pytest.raises(ValueError):
+        reason(Toy(), PROBLEM, lambda calls: [])

@@ -1,0 +1,354 @@
+"""Scheduled decoding: who is verified when, and texts that depend on seeds alone."""
+
+import itertools
+import random
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drafttrain.bundle import load_bundle
+from drafttrain.inference.decode import Request, decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.reasoning.prefixes import PrefixStore
+from drafttrain.reasoning.scheduler import Pace, Rounds, ScheduledDecoder
+from drafttrain.self_draft.hybrid import HybridProposer
+from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
+from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.errors import UserError
+
+pytestmark = pytest.mark.skipif(
+    not is_available(), reason="torch's operators round the rows of a forward differently"
+)
+PROMPTS = [
+    [3, 14, 15, 92, 65],
+    [3, 14, 15, 92, 65],  # a sample of the same prompt
+    [3, 14, 15, 7],
+    [20] * 12,
+    [30, 31, 32],
+    [3, 14, 15, 92, 65, 8, 8],
+    [9, 9],
+    [41, 5, 41, 5, 41, 5],
+]
+NEW = 16
+WAYS = [
+    SchedulerConfig(verifier, drafting, overlap=overlap)
+    for verifier in ("one", "batched")
+    for drafting in ("each", "joined")
+    for overlap in (False, True)
+]
+DRAWN = "drawn:k_config=3-2-1"
+
+
+def name(way: SchedulerConfig) -> str:
+    return f"{way.verifier}-{way.drafting}-{'overlap' if way.overlap else 'turns'}"
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_bundle):
+    return load_bundle(tiny_bundle, dtype="float32", device="cpu")
+
+
+def requests(temperature: float, n: int = len(PROMPTS)) -> list[Request]:
+    """One of them ends early, and each has a seed of its own."""
+    return [
+        Request(prompt, NEW if i != 2 else 3, SamplingParams(temperature, seed=i))
+        for i, prompt in enumerate(PROMPTS[:n])
+    ]
+
+
+def texts(target, proposer, asked, config=None, **options) -> list[list[int]]:
+    decoder = ScheduledDecoder(target, proposer, config or SchedulerConfig(), **options)
+    branches = decoder.decode(asked, stop=())
+    assert all(branch.error is None for branch in branches)
+    return [branch.row.output for branch in branches]
+
+
+def serial(target, asked) -> list[list[int]]:
+    """The slow, obvious way: each request by itself, without drafts."""
+    return [
+        decode_all(
+            target, NoProposer(), [one.prompt_ids], one.max_new_tokens, stop=(), sampling=[one.sampling]
+        )[0][0]
+        for one in asked
+    ]
+
+
+def proposer_of(loaded, kind: str):
+    if kind == "n-grams":
+        return SelfDraft(SelfDraftConfig(), loaded.target.vocab_size)
+    if kind == "hybrid":
+        drafter = TreeProposer(loaded.drafter, parse_policy("chain:length=3"))
+        return HybridProposer(SelfDraft(SelfDraftConfig(), loaded.target.vocab_size), drafter)
+    return NoProposer() if kind == "none" else TreeProposer(loaded.drafter, parse_policy(kind))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name)
+@pytest.mark.parametrize("kind", ["none", "chain:length=3", "static:k_config=2-2-1", "n-grams", "hybrid"])
+def test_every_way_gives_the_texts_of_plain_decoding(loaded, kind, way):
+    """Greedily and with seeds, for one to eight sequences at a time."""
+    for temperature in (0.0, 1.0):
+        asked = requests(temperature)
+        expected = serial(loaded.target, asked)
+        for sequences in (1, 3, 8):
+            config = replace(way, sequences=sequences)
+            assert texts(loaded.target, proposer_of(loaded, kind), asked, config) == expected
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_drawn_candidates_give_texts_that_depend_on_seeds_alone(loaded, way):
+    asked, proposer = requests(1.0), proposer_of(loaded, DRAWN)
+    alone = [texts(loaded.target, proposer_of(loaded, DRAWN), [replace(one)])[0] for one in asked]
+    # a draft's numbers belong to its sequence's seed and to how many it has had
+    for sequences in (2, 8):
+        assert texts(loaded.target, proposer.twin(), asked, replace(way, sequences=sequences)) == alone
+
+
+class Order(Pace):
+    """Lets drafts reach the queue in given orders, one order after the other."""
+
+    def __init__(self, orders):
+        self.waiting = [number for order in orders for number in order]
+        self.turn = threading.Condition()
+
+    def drafted(self, began, branches):
+        [branch] = branches
+        number = branch.row.number
+        with self.turn:
+            assert self.turn.wait_for(lambda: number not in self.waiting or self.waiting[0] == number, 10)
+            if number in self.waiting:
+                self.waiting.remove(number)
+            self.turn.notify_all()
+
+
+@pytest.mark.parametrize("kind", ["chain:length=3", DRAWN])
+def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind):
+    asked = requests(1.0, 3)[:2] + requests(1.0, 4)[3:]
+    expected = texts(loaded.target, proposer_of(loaded, kind), asked)
+    config = SchedulerConfig("one", "each", sequences=3, overlap=True, threads=(1, 3))
+    for order in itertools.permutations(range(3)):
+        with pytest.warns(UserWarning, match="threads: must add up to"):
+            found = texts(
+                loaded.target, proposer_of(loaded, kind), asked, config, pace=Order([order, order[::-1]])
+            )
+        assert found == expected
+
+
+def test_texts_are_the_same_with_random_delays(loaded):
+    class Delays(Pace):
+        draws = random.Random(5)
+
+        def drafted(self, began, branches):
+            time.sleep(self.draws.random() * 2e-3)
+
+        verified = drafted
+
+    for kind in ("chain:length=3", DRAWN):
+        asked = requests(1.0)
+        expected = texts(loaded.target, proposer_of(loaded, kind), asked)
+        for way in WAYS:
+            if way.overlap:
+                config = replace(way, sequences=4)
+                assert (
+                    texts(loaded.target, proposer_of(loaded, kind), asked, config, pace=Delays()) == expected
+                )
+
+
+class Log(Pace):
+    """Notes drafts and verdicts, and asks a question of each draft."""
+
+    def __init__(self, slow: int | None = None):
+        self.events, self.slow = [], slow
+        self.lock = threading.Lock()
+
+    def drafted(self, began, branches):
+        for branch in branches:
+            if branch.row.number == self.slow:
+                time.sleep(0.05)
+        with self.lock:
+            self.events += [("draft", branch.row.number) for branch in branches]
+
+
+@pytest.mark.parametrize("drafting", ["each", "joined"])
+def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, drafting):
+    class Rule(Log):
+        """With verdicts as they end on the timeline."""
+
+    log = Rule()
+    config = SchedulerConfig("one", drafting, sequences=3, overlap=True)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=3"), config, pace=log)
+    decoder.decode(requests(1.0, 6), stop=())
+    drafts = [number for _, number in log.events]
+    verdicts = [span.sequences[0] for span in decoder.timeline.spans if span.what == "verify"]
+    assert drafts == verdicts  # the order of the queue
+    spans = [span for span in decoder.timeline.spans if span.what != "prefill"]
+    for number in range(6):  # a draft begins only when the verdict before it has ended
+        own = sorted((span for span in spans if number in span.sequences), key=lambda span: span.begin)
+        assert [span.what for span in own] == ["draft", "verify"] * (len(own) // 2)
+        assert all(a.end <= b.begin for a, b in itertools.pairwise(own) if a.what == "verify")
+
+
+def test_a_slow_drafter_delays_nobody_else(loaded):
+    """While one sequence drafts for 50 ms, the others are verified again and again; once its draft is there,
+    at most the n - 1 others come first."""
+    log = Log(slow=0)
+    config = SchedulerConfig("one", "each", sequences=3, overlap=True)
+    asked = [replace(one, max_new_tokens=24) for one in requests(0.0, 1) + requests(0.0, 5)[3:]]
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=1"), config, pace=log)
+    decoder.decode(asked, stop=())
+    verdicts = [span.sequences[0] for span in decoder.timeline.spans if span.what == "verify"]
+    assert 0 not in verdicts[:4]
+    ready = [span.end for span in decoder.timeline.spans if span.what == "draft" and span.sequences == (0,)]
+    judged = [(span.begin, span.sequences[0]) for span in decoder.timeline.spans if span.what == "verify"]
+    for at in ready:
+        after = [number for begin, number in judged if begin >= at]
+        assert 0 in after[:3]
+
+
+def test_a_hanging_worker_is_noticed(monkeypatch):
+    monkeypatch.setattr("drafttrain.reasoning.scheduler.PATIENCE", 0.3)
+    monkeypatch.setattr("drafttrain.reasoning.scheduler.POLL", 0.05)
+    rounds = Rounds()
+    with pytest.raises(RuntimeError, match="a worker hangs"):
+        rounds.take(rounds.ready, everything=False)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_a_worker_that_raises_ends_its_branch_alone(loaded, way):
+    class Failing(Pace):
+        def drafted(self, began, branches):
+            if any(branch.row.number == 1 for branch in branches):
+                raise OSError("the disk is on fire\nand so is the log")
+
+    asked = requests(0.0, 3)
+    decoder = ScheduledDecoder(
+        loaded.target, proposer_of(loaded, "chain:length=2"), replace(way, sequences=1), pace=Failing()
+    )
+    branches = decoder.decode(asked, stop=())
+    assert branches[1].error == "OSError: the disk is on fire" and branches[1].row.finish_reason is None
+    expected = serial(loaded.target, asked)
+    for i in (0, 2):
+        assert branches[i].error is None and branches[i].row.output == expected[i]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nan_in_one_sequence_ends_it_alone(loaded, monkeypatch, overlap):
+    asked = requests(0.0, 3)
+    expected = serial(loaded.target, asked)
+    head, calls = type(loaded.target).head, itertools.count()
+
+    def broken(self, final):
+        logits = head(self, final)
+        if next(calls) == 1:
+            logits[...] = torch.nan
+        return logits
+
+    monkeypatch.setattr(type(loaded.target), "head", broken)
+    config = SchedulerConfig("one", "each", sequences=1, overlap=overlap)
+    branches = ScheduledDecoder(
+        loaded.target, proposer_of(loaded, "chain:length=2"), config, prefixes=0
+    ).decode(asked, stop=())
+    assert branches[0].row.finish_reason == "not_finite"
+    assert [branch.row.output for branch in branches[1:]] == expected[1:]
+
+
+def test_ctrl_c_ends_all_threads(loaded):
+    class Interrupting(Pace):
+        def verified(self, began, trees):
+            raise KeyboardInterrupt
+
+    before, started = threading.active_count(), time.monotonic()
+    config = SchedulerConfig("one", "each", sequences=3, overlap=True)
+    decoder = ScheduledDecoder(
+        loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Interrupting()
+    )
+    with pytest.raises(KeyboardInterrupt):
+        decoder.decode(requests(0.0, 3), stop=())
+    assert threading.active_count() == before and time.monotonic() - started < 2
+
+
+def test_stop_strings_and_errors_reach_the_caller(loaded):
+    target = loaded.target
+    decoder = ScheduledDecoder(target, proposer_of(loaded, "chain:length=2"))
+    plain = decoder.generate(["Hello", [5, 6, 7]], max_new_tokens=12)
+    assert [output.finish_reason for output in plain] == ["length", "length"] and plain[0].text
+    cut = plain[0].text[len(plain[0].text) // 2 :][:2]
+    [stopped] = decoder.generate(["Hello"], max_new_tokens=12, stop=[cut])
+    assert stopped.finish_reason == "stop" and stopped.text == plain[0].text[: plain[0].text.index(cut)]
+    with pytest.raises(UserError, match="sampling: must be one or 2"):
+        decoder.generate(["a", "b"], [SamplingParams()])
+    with pytest.raises(UserError, match="prompt 1: must have at least one token"):
+        decoder.decode([Request([1], 4), Request([], 4)])
+
+
+def test_drawn_trees_that_cannot_be_are_refused(loaded):
+    with pytest.raises(UserError, match=r"k_config: must be at most candidates \(3\), got 4"):
+        parse_policy("drawn:k_config=2-4,candidates=3")
+    with pytest.raises(UserError, match="k_config: .*>= 1"):
+        parse_policy("drawn:k_config=2-0")
+    with pytest.raises(UserError, match=r"ngram\+ must join a tree of most probable tokens"):
+        HybridProposer(SelfDraft(SelfDraftConfig(), 512), TreeProposer(loaded.drafter, parse_policy(DRAWN)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(verifier="two"), "scheduler.verifier: must be one of one, batched, got 'two'"),
+        (dict(drafting="none"), "scheduler.drafting: must be one of each, joined, got 'none'"),
+        (dict(sequences=0), "scheduler.sequences: must be >= 1, got 0"),
+        (dict(threads=(1, 0)), "scheduler.threads: must be two numbers >= 1"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(UserError, match=message):
+        SchedulerConfig(**settings)
+
+
+@pytest.mark.parametrize("kind", ["chain:length=3", DRAWN, "n-grams", "hybrid"])
+def test_prefixes_are_encoded_once_and_change_nothing(loaded, kind):
+    asked = requests(1.0)
+    found, stores = [], []
+    for capacity in (0, 20, 8192):
+        decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), prefixes=capacity)
+        found.append([branch.row.output for branch in decoder.decode(asked, stop=())])
+        stores.append(decoder.store)
+    assert found[0] == found[1] == found[2]
+    total = sum(map(len, PROMPTS))
+    assert [store.encoded + store.shared for store in stores] == [total] * 3
+    assert stores[0].shared == 0 < stores[1].shared <= stores[2].shared
+    assert sum(len(one.tokens) for one in stores[1].kept) <= 20
+
+
+def test_sessions_from_the_store_equal_fresh_ones(loaded):
+    """Bit for bit, in the target's and the drafter's cache: the same prompt, a longer one, a shorter one."""
+    from drafttrain.inference.acceptance import accept_greedy
+    from drafttrain.inference.session import prefill
+
+    proposer = proposer_of(loaded, "chain:length=3")
+    store = PrefixStore(loaded.target, proposer, 8192)
+    for prompt in ([3, 14, 15, 92, 65], [3, 14, 15, 92, 65, 8, 9, 7], [3, 14, 15], [3, 14, 15, 92, 65], [3]):
+        ours = store.start(prompt, 40, accept_greedy, proposer)
+        fresh = prefill(loaded.target, proposer, [prompt], 40, accept_greedy)
+        assert ours.root == fresh.root
+        for one, other in ((ours.cache, fresh.cache), (ours.state, fresh.state)):
+            assert one.lengths == other.lengths == len(prompt)
+            assert torch.equal(one.kv[..., : len(prompt), :], other.kv[..., : len(prompt), :])
+
+
+def test_small_lm_drafts_unchanged(tiny_target_folder, loaded):
+    """An LM as it is, over the whole vocabulary: the target itself accepts all of its own drafts."""
+    bundle = load_bundle(tiny_target_folder, target=loaded.target, dtype="float32", device="cpu")
+    assert bundle.drafter.draft_vocab_size == len(loaded.target.tokenizer)
+    asked = requests(0.0)
+    expected = serial(loaded.target, asked)
+    for way in WAYS:
+        decoder = ScheduledDecoder(
+            loaded.target, bundle.proposer("chain:length=3"), replace(way, sequences=4)
+        )
+        assert [branch.row.output for branch in decoder.decode(asked, stop=())] == expected
+        assert decoder.stats.accept_len > 2

@@ -1,0 +1,79 @@
+"""`drafttrain reason` on tiny targets: traces, pages, sums, resuming, and mistakes in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from drafttrain.run import cli
+from drafttrain.utils.files import read_json
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def words(tiny_target_folder, tmp_path, monkeypatch):
+    """Return a function that makes the words of a command with a tiny target."""
+    monkeypatch.chdir(ROOT)
+    place = ["--target", str(tiny_target_folder), "--out", str(tmp_path / "out")]
+    return lambda task, *more: ["reason", f"recipes/tiny/reasoning/{task}.yaml", *place, *more]
+
+
+def test_a_run_writes_traces_pages_and_sums_and_continues(words, tmp_path, capsys):
+    assert cli.main(words("gsm8k", "--task.limit", "2")) == 0
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "1.html", "1.json", "660.html", "660.json", "summary.json",
+    ]  # fmt: skip
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert len(lines) == 3 and lines[0].startswith("1: ") and lines[2].startswith("trees 2, success ")
+    trace, sums = read_json(out / "1.json"), read_json(out / "summary.json")
+    assert trace["finished"] and sums["trees"] == 2 and sums["calls"] == 2 * (2 * 2 * 3 + 1)
+    written = (out / "1.json").stat().st_mtime_ns
+    assert cli.main(words("gsm8k", "--task.limit", "2")) == 0  # everything is there
+    assert (out / "1.json").stat().st_mtime_ns == written and read_json(out / "summary.json") == sums
+    assert cli.main(words("gsm8k", "--task.limit", "2", "--seed", "1")) == 2
+    assert "1.json: must be the trace of seed 1, got 0; remove it" in capsys.readouterr().err
+
+
+def test_drafts_do_not_change_the_tree(words, tiny_bundle, tmp_path):
+    assert cli.main(words("writing")) == 0
+    drafted = ["--drafter", str(tiny_bundle), "--tree", "chain:length=2", "--out", str(tmp_path / "drafted")]
+    assert cli.main(words("writing", *drafted)) == 0
+    plain, other = (read_json(tmp_path / place / "writing-1.json") for place in ("out", "drafted"))
+    assert [entry["calls"] for entry in plain["rounds"]] == [entry["calls"] for entry in other["rounds"]]
+    assert (plain["leaf"], plain["closing"]) == (other["leaf"], other["closing"])
+
+
+def test_prompts_that_are_too_long_end_their_branches(words, tmp_path, capsys):
+    assert cli.main(words("blocksworld")) == 0
+    trace = read_json(next((tmp_path / "out").glob("*instance*.json")))
+    assert trace["result"] is None and "positions" in trace["error"]
+    assert "no result: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (
+            ["--task.path", "data/eval/mbpp.jsonl"],
+            "data/eval/mbpp.jsonl:row 1: must be a problem of gsm8k with",
+        ),
+        (["--task.path", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--thoughts", "0"], "recipes/tiny/reasoning/gsm8k.yaml: thoughts: must be >= 1, got 0"),
+        (["--target", "nowhere/at-all"], "nowhere/at-all"),
+    ],
+)
+def test_mistakes(more, message, words, capsys):
+    assert cli.main(words("gsm8k", *more)) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_keys(capsys):
+    for more, line in (
+        ([], "thoughts (int, default 3)"),
+        (["scheduler"], "scheduler.verifier (one | batched"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["reason", "--keys", *more])
+        assert end.value.code == 0 and line in capsys.readouterr().out
