@@ -37,8 +37,6 @@ CALIBRATION_ANSWER = 32  # tokens
 WARM_UP_TOKENS = 16
 STOCK_PROMPT, STOCK_TOKENS = 16, 4  # of the first run of a dtype of transformers that is tried
 STOCK_TRIALS, STOCK_S = 3, 10.0  # times that run: the other dtype may take twice as long; later runs, at most
-FORWARD_TOKENS, FORWARD_SECONDS = 6144, 60.0  # of timing the target over whole rows, at most
-SHORT_FORWARD_TOKENS = 96  # before them, to know whether they take too long
 # mean tokens of the bundled texts, chat template included
 PROMPT = 105  # MT-bench, GSM8K and HumanEval
 ASKED = 65  # data/train/conversations.jsonl, first turns
@@ -273,9 +271,8 @@ def evaluate_seconds(speeds: Speeds, size: Evaluation) -> float:
     if size.trees > 1:
         tuning = size.trees * (size.tune_prompts + 1) * _turn(speeds, speeds.draft, size.new_tokens)
     comparing = size.lossless_prompts * _three(speeds, size.lossless_tokens)
-    forwards = SHORT_FORWARD_TOKENS / speeds.collect + min(FORWARD_TOKENS / speeds.collect, FORWARD_SECONDS)
     choosing = STOCK_TRIALS * (STOCK_PROMPT / speeds.collect + STOCK_TOKENS / speeds.transformers) + STOCK_S
-    return _start(speeds, "evaluate") + choosing + tuning + measuring + comparing + forwards
+    return _start(speeds, "evaluate") + choosing + tuning + measuring + comparing
 
 
 def _three(speeds: Speeds, tokens: int) -> float:
