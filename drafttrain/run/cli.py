@@ -5,7 +5,6 @@ bundle).
 """
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from drafttrain.run import commands, reason, tools
 from drafttrain.run.options import Parser, flag_of
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, did_you_mean
 from drafttrain.utils.files import disk_problem
 from drafttrain.utils.threads import VARIABLE, default_threads
 
@@ -256,8 +255,7 @@ def _as_shown(message: str, args: argparse.Namespace) -> str:
 def _unknown(name: str | None) -> str:
     if name in REMOVED:
         return f"{name}: is now drafttrain {REMOVED[name]}"
-    close = difflib.get_close_matches(name or "", COMMANDS, 1)
-    hint = f"did you mean {close[0]}?" if close else "see drafttrain --help"
+    hint = did_you_mean(name or "", COMMANDS, "see drafttrain --help")
     return f"COMMAND: must be one of {len(COMMANDS)}, got {name or 'none'}; {hint}"
 
 

@@ -132,6 +132,13 @@ def default_of(item: dataclasses.Field) -> Any:
     return item.default
 
 
+def without_none(hint: Any) -> Any:
+    """Return the `X` of a type hint `X | None`; another hint unchanged."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    return hint
+
+
 def whole(text: str) -> int:
     """Read a whole number from 0 up."""
     if not text.isdecimal():
@@ -156,8 +163,7 @@ def number(text: str) -> float:
 
 def _options(hint: Any) -> dict[str, Any]:
     """Return the keywords of `add_argument` for a field's type."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    hint = without_none(hint)
     if hint is bool:
         return {"action": "store_true"}
     if typing.get_origin(hint) is Literal:

@@ -7,7 +7,6 @@ an unknown one is an error that names the file and the closest match. What stage
 
 import ast
 import dataclasses
-import difflib
 import math
 import re
 import shlex
@@ -28,13 +27,13 @@ from drafttrain.data.config import CorpusConfig, RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_config
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
-from drafttrain.run.options import default_of, explanations
+from drafttrain.run.options import default_of, explanations, without_none
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
-from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.errors import UserError, brief, did_you_mean
 from drafttrain.utils.ranges import check_ranges, setting
 
-# hours were estimated from them
+# keys from which hours were estimated
 REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
 
 T = TypeVar("T")
@@ -135,7 +134,7 @@ class Key(NamedTuple):
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bool = True) -> Recipe:
-    """Reads a recipe from YAML, with command-line overrides laid over it.
+    """Read a recipe from YAML, with command-line overrides laid over it.
 
     Args:
         path: the YAML file.
@@ -205,7 +204,7 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[Key]:
-    """Every key that a recipe may hold, in the dataclasses' order."""
+    """Yield every key that a recipe may hold, in the dataclasses' order."""
     hints, texts = typing.get_type_hints(cls), explanations(cls)
     for item in _keys(cls):
         section, in_list = _section(hints[item.name])
@@ -232,8 +231,7 @@ def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
     elif section is None:
         shown = [key for key in keys if "." not in key.name]
     if not shown:
-        close = difflib.get_close_matches(section, [*names, "all"], 1)
-        remedy = f"did you mean {close[0]}?" if close else "--keys alone lists the sections"
+        remedy = did_you_mean(section, [*names, "all"], "--keys alone lists the sections")
         raise UserError(f"--keys: must be a section or key of a recipe, got {section}; {remedy}")
     lines = []
     for key in shown:
@@ -246,9 +244,8 @@ def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
 
 
 def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
-    """How a list is overridden, which is as a whole; nothing for other keys."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    """Return how a list is overridden, which is as a whole; nothing for other keys."""
+    hint = without_none(hint)
     if typing.get_origin(hint) not in (list, tuple):
         return ""
     section, _ = _section(hint)
@@ -303,8 +300,7 @@ def _read_yaml(path: Path) -> dict:
 
 def _section(hint: Any) -> tuple[type | None, bool]:
     """Return (dataclass, is it a list of them?) of a type hint such as `X`, `X | None` or `list[X]`."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    hint = without_none(hint)
     in_list = typing.get_origin(hint) is list
     if in_list:
         hint = typing.get_args(hint)[0]
@@ -312,7 +308,7 @@ def _section(hint: Any) -> tuple[type | None, bool]:
 
 
 def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type | None = None) -> None:
-    """Raises UserError when `values` holds a key that `cls` does not have, at any depth."""
+    """Raise UserError when `values` holds a key that `cls` does not have, at any depth."""
     root = root or cls
     if not isinstance(values, dict):
         raise UserError(f"{where}: {prefix.rstrip('.')}: must hold keys, got {values!r}")
@@ -335,12 +331,12 @@ def _keys(cls: type) -> list[dataclasses.Field]:
 
 
 def _hint(cls: type, prefix: str, key: str, root: type) -> str:
-    """The closest key of the same section, else one of that name elsewhere, else what the section knows."""
+    """Return the closest key of the same section, else one of that name elsewhere, else its keys."""
     names = [item.name for item in _keys(cls)]
     if f"{prefix}{key}" in REMOVED:
         return "leave it out: --dry-run estimates no hours"
-    if close := difflib.get_close_matches(key, names, n=1):
-        return f"did you mean {prefix}{close[0]}?"
+    if close := did_you_mean(key, names, prefix=prefix):
+        return close
     everywhere = [key.name for key in describe_keys(root)]
     if moved := [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == key]:
         return f"did you mean {moved[0]}?"
@@ -356,7 +352,7 @@ def _merge(values: dict, over: dict) -> None:
 
 
 def _spread_seed(values: dict) -> None:
-    """Gives the recipe's seed to every section that has a seed of its own and does not set it."""
+    """Give the recipe's seed to every section that has a seed of its own and does not set it."""
     hints = typing.get_type_hints(Recipe)
     for item in _keys(Recipe):
         section, _ = _section(hints[item.name])
@@ -370,7 +366,7 @@ def _spread_seed(values: dict) -> None:
 
 
 def _fit_lengths(values: dict) -> None:
-    """Lets the longest example and the row that holds it follow each other where only one is set."""
+    """Let the longest example and the row that holds it follow each other where only one is set."""
     corpus, training = values.get("corpus"), values.get("training")
     if not isinstance(corpus, dict):  # missing, which is reported later
         return
@@ -424,19 +420,20 @@ def _check_values(recipe: Recipe) -> None:
 
 
 def _check_policies(trees: Sequence[str]) -> None:
-    """Refuses trees of no policy. Their names are read from the source: importing it takes torch."""
+    """Refuse trees of no policy. Their names are read from the source: importing it takes torch."""
     source = (files("drafttrain.trees") / "parse.py").read_text(encoding="utf-8")
     nodes = [node for node in ast.parse(source).body if isinstance(node, ast.AnnAssign)]
     names = [key.value for node in nodes if node.target.id == "POLICIES" for key in node.value.keys]
     for name in (tree.partition(":")[0] for tree in trees):
         if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            remedy = f"; did you mean {close[0]}?" if close else ""
-            raise UserError(f"evaluate.trees: must be policies out of {', '.join(names)}, got {name}{remedy}")
+            remedy = did_you_mean(name, names, "choose one of these")
+            raise UserError(
+                f"evaluate.trees: must be policies out of {', '.join(names)}, got {name}; {remedy}"
+            )
 
 
 def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:
-    """Refuses to start from a drafter of another kind or shape. One that is not there is the stage's to
+    """Refuse to start from a drafter of another kind or shape. One that is not there is the stage's to
     miss."""
     if init_from is None or not (Path(init_from) / "config.json").is_file():
         return
@@ -444,7 +441,7 @@ def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:
 
 
 def _build(cls: type, values: dict, where: str) -> Any:
-    """Checks and converts the values' types (jsonargparse) and makes the dataclass."""
+    """Check and convert the values' types (jsonargparse) and makes the dataclass."""
     optional = {item.name for item in _keys(cls) if item.default is None}
     values = {key: value for key, value in values.items() if value is not None or key in optional}
     parser = ArgumentParser(exit_on_error=False)

@@ -5,7 +5,6 @@ takes from a calibration are named by its `calibrated`; a parameter of type `Con
 bundle's classifier.
 """
 
-import difflib
 import inspect
 import math
 import typing
@@ -22,7 +21,7 @@ from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.trees.static import StaticPolicy
 from drafttrain.trees.timed import TimedPolicy
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, did_you_mean
 
 POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "chain": ChainPolicy,
@@ -62,8 +61,7 @@ def parse_policy(
     name, _, rest = text.partition(":")
     if name not in POLICIES:
         known = [*POLICIES, *others]
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+        hint = did_you_mean(name, known, f"choose one of {', '.join(known)}")
         raise UserError(f"tree {text!r}: there is no policy {name!r}; {hint}")
     make = POLICIES[name]
     settings = _calibrated(text, costs)
@@ -124,8 +122,8 @@ def _written(text: str, rest: str, kinds: dict[str, Any]) -> dict[str, Any]:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if key not in names or not equals:
-            close = difflib.get_close_matches(key, names, 1)
-            hint = f"; did you mean {close[0]}?" if close and equals else ""
+            close = did_you_mean(key, names) if equals else ""
+            hint = close and f"; {close}"
             known = ", ".join(f"{name}=…" for name in names)
             raise UserError(f"tree {text!r}: must have settings of {known}, got {part!r}{hint}")
         try:
