@@ -38,8 +38,8 @@ class HybridProposer(Proposer):
     def __post_init__(self) -> None:
         if self.drafter.draws:
             raise UserError(
-                "tree: ngram+ must join a tree of most probable tokens, got drawn candidates; n-grams have no "
-                "probabilities to draw from"
+                "tree: ngram+ must join a tree of most probable tokens, got drawn candidates; n-grams have "
+                "no probabilities to draw from"
             )
 
     @property

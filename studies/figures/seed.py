@@ -209,7 +209,7 @@ def mismatches(run: Run) -> Measured:
     """Count seeded texts of scheduled decoding that differ from serial AR's, in fp32, with deterministic
     candidates."""
     pair = load_pair("B", dtype="float32")
-    requests = sampled_requests(pair, 48, 2 if run.quick else TUNING_PROMPTS)
+    requests = sampled_requests(pair, 24 if run.quick else 48, 1 if run.quick else TUNING_PROMPTS)
 
     def texts(method: Method) -> list[list[int]]:
         return [branch.row.output for branch in method.decoder(pair).decode(requests)]
