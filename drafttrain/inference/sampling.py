@@ -64,12 +64,15 @@ def _draw(
     vocabulary = probs.shape[-1]
     top, ids = probs.topk(min(NUCLEUS, vocabulary), dim=-1)  # [S, k]
     limited = top_k < vocabulary  # [S]
+    # where nothing is cut the whole mass is known, and most draws are among the candidates
+    mass = torch.where((top_p >= 1) & ~limited, probs.sum(-1), torch.nan)  # [S]
+    is_among = uniform * mass < top.sum(-1)  # [S], False for NaN
     # the candidates do not reach top-p, or not all of the top-k are among them
-    wide = ((top.sum(-1) < top_p) | limited) & (top_k > top.shape[-1])  # [S]
-    chosen = _invert(top, ids, top_p, uniform, top_k, limited)
+    wide = ((top.sum(-1) < top_p) | limited) & (top_k > top.shape[-1]) & ~is_among  # [S]
+    chosen = _invert(top, ids, top_p, uniform, top_k, limited, mass)
     if wide.any() and vocabulary > top.shape[-1]:
         top, ids = probs[wide].sort(dim=-1, descending=True)
-        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide], top_k[wide], limited[wide])
+        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide], top_k[wide], limited[wide], mass[wide])
     return chosen
 
 
@@ -80,7 +83,10 @@ def _invert(
     uniform: torch.Tensor,
     top_k: torch.Tensor,
     limited: torch.Tensor,
+    mass: torch.Tensor,
 ) -> torch.Tensor:
+    """Return the tokens at `uniform` [S] of the cumulative distribution of `top` [S, k], in that order; of all
+    that is kept, or of the whole `mass` [S] where that is a number."""
     # top-k first, then top-p of what it leaves, as transformers does
     within = torch.arange(top.shape[-1], device=top.device) < top_k[:, None]  # [S, k]
     top = torch.where(within, top, 0.0)
@@ -88,7 +94,7 @@ def _invert(
     before = top.cumsum(-1) - top  # [S, k] mass in front of each candidate
     kept = torch.where(before < (top_p * whole)[:, None], top, 0.0)
     cumulative = kept.cumsum(-1)
-    goal = uniform[:, None] * cumulative[:, -1:]
+    goal = uniform[:, None] * torch.where(mass.isnan(), cumulative[:, -1], mass)[:, None]  # [S, 1]
     index = (cumulative <= goal).sum(-1, keepdim=True)  # [S, 1]
     last = kept.count_nonzero(-1)[:, None] - 1  # [S, 1]; in fp32 a number just below 1 may reach the end
     index = torch.minimum(index, last)
