@@ -85,8 +85,8 @@ def _invert(
     limited: torch.Tensor,
     mass: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the tokens at `uniform` [S] of the cumulative distribution of `top` [S, k], in that order; of all
-    that is kept, or of the whole `mass` [S] where that is a number."""
+    """Return the tokens at `uniform` [S] of the cumulative distribution of `top` [S, k], in that order; of
+    all that is kept, or of the whole `mass` [S] where that is a number."""
     # top-k first, then top-p of what it leaves, as transformers does
     within = torch.arange(top.shape[-1], device=top.device) < top_k[:, None]  # [S, k]
     top = torch.where(within, top, 0.0)
