@@ -309,10 +309,10 @@ class _Run:
             threading.Thread(target=self._work, args=(f"drafter {i}", each, cores), daemon=True)
             for i in range(workers)
         ]
-        self.admit()
         for worker in crew:
             worker.start()
         try:
+            self.admit()
             while self.live:
                 self.verify(rounds.take(rounds.ready, self.batched))
         finally:
