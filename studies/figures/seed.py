@@ -32,8 +32,8 @@ from studies.seed.methods import (
     TASK_FILES,
     Grown,
     Method,
+    collect,
     drawn,
-    interleave,
     row,
     scheduled,
     seconds_per_token,
@@ -142,10 +142,11 @@ def speeds(run: Run, name: str) -> Measured:
         *(make(tuned[method][0]) for method, make in makers.items()),
     ]
     problems, repeats = run.prompts(1, PROBLEMS[name]), 1 if run.quick or run.limit else 3
-    found = trees_of(pair, methods, problems, repeats, folder / "trees.jsonl", run.resume)
+    tasks = dict.fromkeys(TASK_FILES, problems)
+    found = collect(pair, lambda task: methods, tasks, repeats, folder / "trees.jsonl", run.resume)
     note = {
         "trees": {method: tree for method, (tree, _) in tuned.items()},
-        "size": {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats},
+        "size": {"prompts": tasks, "repeats": repeats},
         "accept_len": {m.name: mean_of(found, m.name, "accept_len") for m in methods},
     }
     figures = {
@@ -163,27 +164,6 @@ def mean_of(found: Sequence[Grown], method: str, what: str) -> float:
     values = [getattr(one, what) for one in found if one.method == method]
     values = [value for value in values if value is not None]
     return sum(values) / len(values) if values else math.nan
-
-
-def trees_of(
-    pair: Pair, methods: Sequence[Method], problems: int, repeats: int, raw, resume: bool
-) -> list[Grown]:
-    """Grow the trees of all tasks; each is written to a file of JSON lines at once."""
-    found: list[Grown] = []
-    if resume and raw.exists():
-        found = [Grown(**json.loads(line)) for line in raw.read_text(encoding="utf-8").splitlines()]
-    done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
-    with open(raw, "a" if resume else "w", encoding="utf-8") as file:
-
-        def note(one: Grown) -> None:
-            found.append(one)
-            file.write(json.dumps(row(one)) + "\n")
-            file.flush()
-
-        for repeat in range(repeats):
-            for task in TASK_FILES:
-                interleave(pair, methods, task, problems, repeat, note, done=done)
-    return found
 
 
 def paced_speeds(run: Run) -> Measured:

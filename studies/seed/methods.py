@@ -1,9 +1,11 @@
 """The methods that SEED is compared with, and trees of thoughts grown by each in turn."""
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
@@ -160,6 +162,38 @@ def interleave(
         for name, decoder in decoders.items():
             if (task, problem.id, name, repeat) not in done:
                 note(grow(name, decoder, task, problem, repeat, seed=repeat))
+
+
+def collect(
+    pair: Pair,
+    methods: Callable[[str], Sequence[Method]],
+    tasks: dict[str, int],
+    repeats: int,
+    raw: Path,
+    resume: bool = False,
+) -> list[Grown]:
+    """Grow the trees of all tasks; each is written to a file of JSON lines at once.
+
+    Args:
+        methods: of a task.
+        tasks: problems of each task.
+        resume: go on with the trees that are in the file.
+    """
+    found: list[Grown] = []
+    if resume and raw.exists():
+        found = [Grown(**json.loads(line)) for line in raw.read_text(encoding="utf-8").splitlines()]
+    done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
+    with open(raw, "a" if resume else "w", encoding="utf-8") as file:
+
+        def note(one: Grown) -> None:
+            found.append(one)
+            file.write(json.dumps(asdict(one)) + "\n")
+            file.flush()
+
+        for repeat in range(repeats):
+            for task, limit in tasks.items():
+                interleave(pair, methods(task), task, limit, repeat, note, done=done)
+    return found
 
 
 def seconds_per_token(grown: Sequence[Grown]) -> float:

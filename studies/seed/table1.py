@@ -10,7 +10,6 @@ problem. Batched methods follow the paper's; a tuned tree of ours closes each ta
 import json
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -22,9 +21,8 @@ from studies.seed.methods import (
     SERIAL_AR,
     Grown,
     Method,
+    collect,
     drawn,
-    interleave,
-    row,
     scheduled,
     seconds_per_token,
     serial,
@@ -58,25 +56,6 @@ def methods(task: str) -> list[Method]:
     return rows
 
 
-def measure(pair, tasks: dict[str, int], repeats: int, raw: Path, resume: bool = False) -> list[Grown]:
-    """Grow the trees of all rows; each is written to a file of JSON lines at once."""
-    found: list[Grown] = []
-    if resume and raw.exists():
-        found = [Grown(**json.loads(line)) for line in raw.read_text(encoding="utf-8").splitlines()]
-    done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
-    with open(raw, "a" if resume else "w", encoding="utf-8") as file:
-
-        def note(one: Grown) -> None:
-            found.append(one)
-            file.write(json.dumps(row(one)) + "\n")
-            file.flush()
-
-        for repeat in range(repeats):
-            for task, limit in tasks.items():
-                interleave(pair, methods(task), task, limit, repeat, note, done=done)
-    return found
-
-
 def table(found: Sequence[Grown]) -> str:
     """Return the table in Markdown."""
     lines = ["| task | method | speedup | tokens per second | accept_len |", "|---|---|---|---|---|"]
@@ -96,7 +75,7 @@ def study(args: Namespace) -> None:
     pair = load_pair("A" if args.target else "B", args.target, args.bundle, args.dtype)
     problems = args.limit or (3 if args.target else 8)
     raw = args.out / f"table1_{pair.name}.jsonl"
-    found = measure(pair, dict.fromkeys(K_CONFIGS, problems), 3, raw, args.resume)
+    found = collect(pair, methods, dict.fromkeys(K_CONFIGS, problems), 3, raw, args.resume)
     print(table(found))
     machine = {**describe_machine(torch.device("cpu")), "load": load.lap(), "dtype": args.dtype}
     (args.out / f"table1_{pair.name}.machine.json").write_text(json.dumps(machine) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ import torch
 from drafttrain.bundle import load_bundle
 from drafttrain.kernels.linear import is_available
 from drafttrain.trees.parse import parse_policy
-from studies.seed import overlap, paced, table1
+from studies.seed import methods, overlap, paced, table1
 from studies.seed.methods import SERIAL_AR, Grown, row, seconds_per_token
 from studies.seed.pairs import Pair
 
@@ -48,15 +48,15 @@ def test_seconds_per_token_are_medians_over_repeats():
 def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     made = []
 
-    def interleave(pair, methods, task, limit, repeat, note, done):
+    def interleave(pair, rows, task, limit, repeat, note, done):
         if (task, "1", SERIAL_AR, repeat) not in done:
             made.append((task, repeat))
             note(Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None))
 
-    monkeypatch.setattr(table1, "interleave", interleave)
+    monkeypatch.setattr(methods, "interleave", interleave)
     raw = tmp_path / "raw.jsonl"
-    first = table1.measure(pair, {"gsm8k": 1}, 1, raw)
-    again = table1.measure(pair, {"gsm8k": 1, "writing": 1}, 1, raw, resume=True)
+    first = methods.collect(pair, table1.methods, {"gsm8k": 1}, 1, raw)
+    again = methods.collect(pair, table1.methods, {"gsm8k": 1, "writing": 1}, 1, raw, resume=True)
     assert made == [("gsm8k", 0), ("writing", 0)] and again[:1] == first and len(again) == 2
 
 
