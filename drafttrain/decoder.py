@@ -104,7 +104,7 @@ class SpeculativeDecoder:
             dtype: "auto" (the fastest here), "bfloat16" or "float32", for a target that is loaded here.
             device: where to load it.
             tree: the growth policy of drafts, such as `ChainPolicy(4)`, or its name, such as `chain:length=4`
-                or `timed` (`trees/parse.py`). None: the one that the bundle recommends.
+                or `timed` (`trees/parse.py`). None: the bundle's recommended one.
             calibration: `calibration.json` for `pct`, `timed` and `c2t`. None: the bundle's own.
             ngrams: folder of an n-gram cache, for `ngram` and `ngram+…`. None: the bundle's own.
 

@@ -32,7 +32,7 @@ def compare(
         prompts: file that `read_prompts` reads; `limit`: how many of it.
         dtype: as `load_target` takes it. bf16 decides near-ties by the shape of the forward; fp32 should not
             differ at all.
-        tree: how drafts grow. None: the tree that the bundle recommends.
+        tree: how drafts grow. None: the bundle's recommended tree.
         calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
 
     Returns:

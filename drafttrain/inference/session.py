@@ -103,11 +103,22 @@ def propose(session: Session) -> TokenTree:
     return session.proposer.propose(session.state, session.root)
 
 
-def propose_many(sessions: Sequence[Session]) -> list[TokenTree]:
-    """Return the trees of several sessions with the same proposer, drafted together where it can."""
+def propose_many(
+    sessions: Sequence[Session], seeds: Sequence[int], positions: Sequence[int]
+) -> list[TokenTree]:
+    """Return the trees of several sessions of one row with twins of a proposer, drafted together if possible.
+
+    Args:
+        seeds, positions: of each sequence, as `Proposer.set_active` takes them.
+    """
     proposer, states = sessions[0].proposer, [session.state for session in sessions]
     if len(sessions) == 1 or (joined := proposer.join(states)) is None:
-        return [propose(session) for session in sessions]
+        trees = []
+        for session, seed, position in zip(sessions, seeds, positions, strict=True):
+            session.proposer.set_active([seed], [position])
+            trees.append(propose(session))
+        return trees
+    proposer.set_active(seeds, positions)
     trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
     proposer.split(joined, states)
     return trees.rows()

@@ -374,17 +374,7 @@ class _Run:
             update_many([branch.session for branch in judged], [branch.verified for branch in judged])
         rows, sessions = [branch.row for branch in branches], [branch.session for branch in branches]
         seeds, positions = zip(*((row.request.sampling.seed, len(row.output)) for row in rows))
-        if (
-            len(branches) == 1
-            or sessions[0].proposer.join([session.state for session in sessions]) is not None
-        ):
-            sessions[0].proposer.set_active(seeds, positions)
-            trees = propose_many(sessions)
-        else:
-            trees = []
-            for session, seed, position in zip(sessions, seeds, positions):
-                session.proposer.set_active([seed], [position])
-                trees += propose_many([session])
+        trees = propose_many(sessions, seeds, positions)
         for branch, tree in zip(branches, trees):
             branch.verified, branch.tree = None, trim(tree, [branch.row])
         if branches[0].session.target.device.type == "cuda":

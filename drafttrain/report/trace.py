@@ -191,7 +191,7 @@ def trace_prompt(
     Args:
         bundle: folder or Hub id.
         out: the JSON file to write.
-        tree: growth policy. None: the one that the bundle recommends.
+        tree: growth policy. None: the bundle's recommended one.
         calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
 
     Raises:

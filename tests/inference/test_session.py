@@ -149,10 +149,7 @@ def test_sessions_with_caches_of_their_own_are_verified_and_drafted_for_together
     together, alone = start(), start()
     for company in ([0, 1, 2, 3], [2, 0], [1, 3, 2], [3]):
         ours, its = ([sessions[i] for i in company] for sessions in (together, alone))
-        for session, i in zip(ours, company):
-            session.proposer.set_active([i], [9])
-        ours[0].proposer.set_active(company, [9] * len(company))
-        trees = propose_many(ours)
+        trees = propose_many(ours, company, [9] * len(company))
         trees[0] = trees[0].select(trees[0].depths < 2)
         verified = verify_many(ours, trees, [accept_greedy] * len(ours))
         update_many(ours, verified)
