@@ -164,7 +164,7 @@ class RejectionSampling(SamplingRule):
         node, path = 0, [0]
         while True:
             position = self.emitted[number] + len(path) - 1
-            p = token_probs(logits[node], params)  # [V], fp64
+            p = token_probs(logits[node], params)  # [V]
             accepted, p = self._choose(tree, p, row, children.get(node, []), params.seed, position)
             if accepted is None:
                 return path, draw(p, uniform(params.seed, position))
@@ -175,7 +175,7 @@ class RejectionSampling(SamplingRule):
     def _choose(
         tree: TokenTree, p: torch.Tensor, row: int, children: list[int], seed: int, position: int
     ) -> tuple[int | None, torch.Tensor]:
-        """Return the child that is accepted of a row's node, or None with what is left of p, fp64 [V].
+        """Return the child that is accepted of a row's node, or None with what is left of p, [V].
 
         p and q differ at the K tokens that could be drawn; elsewhere p is only scaled. So all but the last
         step are made of K numbers, on the host.

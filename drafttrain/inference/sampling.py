@@ -8,10 +8,12 @@ decoding and in regeneration.
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from drafttrain.inference.params import SamplingParams
 
 NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
+DRAW_BLOCK = 128  # tokens whose mass is summed before one of them is looked for
 NO_LIMIT = 2**62  # as top_k
 _MASK = 2**64 - 1
 
@@ -102,13 +104,13 @@ def _invert(
 
 
 def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Return the distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
-    logits = logits.double()
+    """Return the distribution that `pick_tokens` draws from, [V], from logits [V]: fp32 where nothing is cut,
+    which is half the work of a drafted step's acceptance, else fp64."""
     if params.temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
-    probs = torch.softmax(logits / params.temperature, dim=-1)
+        return F.one_hot(logits.argmax(), len(logits)).double()
     if params.top_k is None and params.top_p == 1:
-        return probs
+        return torch.softmax(logits.float() / params.temperature, dim=-1)
+    probs = torch.softmax(logits.double() / params.temperature, dim=-1)
     probs, ids = probs.sort(descending=True, stable=True)
     probs[params.top_k or len(probs) :] = 0
     probs /= probs.sum()
@@ -118,9 +120,19 @@ def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 def draw(probs: torch.Tensor, uniform: float) -> int:
     """Return the token at `uniform` in [0, 1) of the cumulative distribution [V]."""
-    cumulative = probs.cumsum(-1)
-    index = int((cumulative <= uniform * cumulative[-1]).sum())
-    return min(index, int(probs.nonzero()[-1]))  # rounding may leave the last token's share open
+    blocks = F.pad(probs, (0, -len(probs) % DRAW_BLOCK)).view(-1, DRAW_BLOCK)
+    masses = blocks.sum(-1, dtype=torch.float64)  # [V / DRAW_BLOCK]
+    block, rest = _place(masses, uniform * masses.sum())
+    token, _ = _place(blocks[block].double(), rest)
+    return block * DRAW_BLOCK + token
+
+
+def _place(masses: torch.Tensor, goal: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """Return the place at which the sum of masses fp64 [n] passes a goal, and what of the goal is left there."""
+    cumulative = masses.cumsum(-1)
+    last = masses.nonzero()[-1]  # rounding may leave its share open
+    place = torch.minimum(torch.searchsorted(cumulative, goal.view(1), right=True), last)
+    return int(place), goal - (cumulative[place] - masses[place])
 
 
 class Sampler:
