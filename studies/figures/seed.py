@@ -4,12 +4,11 @@ Speeds are ratios of seconds per new token on whole trees, prompts included, eve
 the same problems in turn. One tree of drafts is chosen for each verifier on tuning prompts, GSM8K's training
 split among them, before a problem is read. Pair B is SmolLM2 with the committed EDD drafter; pair
 A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 75,
-pair A some hours, paced 25, `seed_mismatches` 3.
+pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` 3.
 """
 
 import json
 import math
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from drafttrain.inference.text import encode
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.utils.files import write_json
 from studies.goals import Group, Measured, Run, Size
-from studies.seed import paced
+from studies.seed import paced, table2
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -34,6 +33,7 @@ from studies.seed.methods import (
     Method,
     collect,
     drawn,
+    interval,
     row,
     scheduled,
     seconds_per_token,
@@ -53,7 +53,6 @@ WAYS = [
     for overlap in (False, True)
 ]
 PROBLEMS = {"A": 3, "B": 8}
-RESAMPLES = 2000
 
 
 def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]:
@@ -101,21 +100,9 @@ def ratio(found: Sequence[Grown], base: str, method: str) -> dict:
     def mean(parts: dict[str, float]) -> float:
         return sum(parts.values()) / len(parts)
 
-    draws, means, by_task = random.Random(0), [], {}
-    for one in found:
-        by_task.setdefault(one.task, {}).setdefault(one.problem, []).append(one)
-    for _ in range(RESAMPLES):
-        sample = [
-            one
-            for problems in by_task.values()
-            for chosen in draws.choices(list(problems.values()), k=len(problems))
-            for one in chosen
-        ]
-        means.append(mean(value(sample)))
-    means.sort()
-    interval = [means[int(RESAMPLES * 0.025)], means[int(RESAMPLES * 0.975)]]
     parts = value(found)
-    return {"value": mean(parts), "interval": interval, "tasks": parts}
+    spread = interval(found, lambda sample: mean(value(sample)))
+    return {"value": mean(parts), "interval": spread, "tasks": parts}
 
 
 def speeds(run: Run, name: str) -> Measured:
@@ -185,6 +172,16 @@ def paced_speeds(run: Run) -> Measured:
     }
 
 
+def tree_alpha(run: Run) -> Measured:
+    """Compare acceptance with and without tree attention, of thought generator and state evaluator apart."""
+    run.check_quiet()
+    problems, repeats = run.prompts(1, table2.PROBLEMS), 1 if run.quick or run.limit else table2.REPEATS
+    raw = run.folder("seed_table2") / "trees.jsonl"
+    found = collect(load_pair("B"), table2.methods, {table2.TASK: problems}, repeats, raw, run.resume)
+    size = {"prompts": {table2.TASK: problems}, "repeats": repeats}
+    return {"tree_alpha_gain": table2.summarize(found) | {"size": size}}
+
+
 def mismatches(run: Run) -> Measured:
     """Count seeded texts of scheduled decoding that differ from serial AR's, in fp32, with deterministic
     candidates."""
@@ -238,6 +235,11 @@ GROUPS = [
         },
         partial(speeds, name="B"),
         size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["B"]), 3),
+    ),
+    Group(
+        {"tree_alpha_gain": "> 1"},
+        tree_alpha,
+        size=Size({table2.TASK: table2.PROBLEMS}, table2.REPEATS),
     ),
     Group(
         {"paced_vs_serial_ar": ">= 1.5", "paced_vs_serial_sd": ">= 1.25"},

@@ -1,6 +1,8 @@
 """Studies of SEED: what is measured, and how."""
 
+import json
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +10,11 @@ import torch
 
 from drafttrain.bundle import load_bundle
 from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning.config import SearchConfig
+from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.trees.parse import parse_policy
-from studies.seed import methods, overlap, paced, table1
-from studies.seed.methods import SERIAL_AR, Grown, row, seconds_per_token
+from studies.seed import methods, overlap, paced, table1, table2
+from studies.seed.methods import EVALUATOR, GENERATOR, SERIAL_AR, Grown, Part, row, seconds_per_token
 from studies.seed.pairs import Pair
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="the studies time the native forward")
@@ -58,6 +62,53 @@ def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     first = methods.collect(pair, table1.methods, {"gsm8k": 1}, 1, raw)
     again = methods.collect(pair, table1.methods, {"gsm8k": 1, "writing": 1}, 1, raw, resume=True)
     assert made == [("gsm8k", 0), ("writing", 0)] and again[:1] == first and len(again) == 2
+
+
+def test_generator_and_evaluator_are_measured_apart(pair, monkeypatch):
+    monkeypatch.setattr(methods, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=6))
+    problem = Problem("1", "How many?", "2")
+    for method in table2.methods():
+        one = methods.grow(method.name, method.decoder(pair), "gsm8k", problem, 0, seed=0)
+        thinks, scores = one.parts[GENERATOR], one.parts[EVALUATOR]
+        assert (thinks.calls, scores.calls) == (3 * 2 + 1, 3)  # the closing generation is a thought
+        assert one.tokens == thinks.tokens + scores.tokens <= 6 * 10
+        assert one.seconds > thinks.seconds + scores.seconds > thinks.prompt_seconds > 0
+        assert 0 <= thinks.granted <= thinks.offered and (thinks.offered > 0) == (method.tree is not None)
+        assert one.accept_len == pytest.approx((one.tokens - 10) / (thinks.steps + scores.steps))
+        assert Grown.read(json.dumps(row(one))) == one
+
+
+def test_table_2_compares_acceptance_with_and_without_tree_attention(monkeypatch):
+    monkeypatch.setattr(methods, "RESAMPLES", 40)
+
+    def tree(method: str, problem: str, seconds: float, granted: int) -> Grown:
+        one = grown(method, 2 * seconds)
+        one.problem = problem
+        one.parts = {
+            GENERATOR: Part(seconds, 0.1, 2, 50, 102, 50, granted, 100),
+            EVALUATOR: Part(seconds / 2, 0.1, 1, 50, 51, 40, granted // 2, 100),
+        }
+        return one
+
+    found = [tree(SERIAL_AR, problem, 3.0, 0) for problem in "ab"]
+    for problem, extra in (("a", 0), ("b", 4)):
+        found += [tree(table2.WITHOUT, problem, 2.0, 40), tree(table2.WITH, problem, 1.5, 44 + extra)]
+    found = table2.summarize(found)
+    assert found["gains"] == pytest.approx({GENERATOR: 92 / 80, EVALUATOR: 46 / 40})
+    assert found["interval"][0] == pytest.approx(1.1) and found["interval"][1] == pytest.approx(1.2)
+    assert [row["alpha"] for row in found["rows"]] == pytest.approx([0.4, 0.46, 0.2, 0.23])
+    assert [row["speedup"] for row in found["rows"]] == pytest.approx([1.5, 2.0, 1.5, 2.0])
+    assert found["rows"][0]["accept_len"] == 2.0
+
+
+def test_methods_begin_in_turn(monkeypatch):
+    order = []
+    monkeypatch.setattr(methods, "grow", lambda name, *rest, **seeds: order.append(name))
+    monkeypatch.setattr(methods.Method, "decoder", lambda *ignored: None)
+    names = [methods.serial(name, None) for name in "abc"]
+    for repeat in range(3):
+        methods.interleave(None, names, "gsm8k", 2, repeat, note=lambda one: None)
+    assert "".join(order) == "abcbcacababcbcacab"
 
 
 def test_paced_work_holds_its_device_for_the_declared_time():
