@@ -4,7 +4,8 @@ Speeds are ratios of seconds per new token on whole trees, prompts included, eve
 the same problems in turn. One tree of drafts is chosen for each verifier on tuning prompts, GSM8K's training
 split among them, before a problem is read. Pair B is SmolLM2 with the committed EDD drafter; pair
 A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 75,
-pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` 3.
+pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` 3,
+`accuracy_difference` some hours (`--resume` goes on with an ended run).
 """
 
 import json
@@ -24,7 +25,7 @@ from drafttrain.inference.text import encode
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.utils.files import write_json
 from studies.goals import Group, Measured, Run, Size
-from studies.seed import paced, table2
+from studies.seed import accuracy, paced, table2
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -182,6 +183,18 @@ def tree_alpha(run: Run) -> Measured:
     return {"tree_alpha_gain": table2.summarize(found) | {"size": size}}
 
 
+def accuracy_difference(run: Run) -> Measured:
+    """Compare how often trees of thoughts succeed with SEED and with plain decoding."""
+    tasks = {task: run.prompts(2, n) for task, n in accuracy.PROBLEMS.items()}
+    raw = run.folder("seed_accuracy") / "trees.jsonl"
+    found = accuracy.solve(load_pair("B"), tasks, raw, run.resume, note=lambda rows: None)
+    results = {task: accuracy.compare(found, task) for task in tasks}
+    size = {"prompts": {task: result["problems"] for task, result in results.items()}}
+    main = results["gsm8k"]
+    notes = {"interval": main["interval"], "tree": accuracy.TREE, "tasks": results, "size": size}
+    return {"accuracy_difference": {"value": abs(main["difference"]), **notes}}
+
+
 def mismatches(run: Run) -> Measured:
     """Count seeded texts of scheduled decoding that differ from serial AR's, in fp32, with deterministic
     candidates."""
@@ -256,5 +269,11 @@ GROUPS = [
         partial(speeds, name="A"),
         long=True,
         size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["A"]), 3),
+    ),
+    Group(
+        {"accuracy_difference": "<= 1.5"},
+        accuracy_difference,
+        long=True,
+        size=Size(accuracy.PROBLEMS),
     ),
 ]

@@ -59,9 +59,11 @@ def serial(name: str, tree: str | None) -> Method:
     return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False))
 
 
-def scheduled(name: str, tree: str | None, verifier: str, overlap: bool = False) -> Method:
+def scheduled(
+    name: str, tree: str | None, verifier: str, overlap: bool = False, sequences: int = SEQUENCES
+) -> Method:
     """Three sequences at a time, drafted for together (Figure 1c)."""
-    return Method(name, tree, SchedulerConfig(verifier, "joined", SEQUENCES, overlap))
+    return Method(name, tree, SchedulerConfig(verifier, "joined", sequences, overlap))
 
 
 def drawn(*k_config: int) -> str:

@@ -1,6 +1,7 @@
 """Studies of SEED: what is measured, and how."""
 
 import json
+import math
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.trees.parse import parse_policy
-from studies.seed import methods, overlap, paced, table1, table2
+from studies.seed import accuracy, methods, overlap, paced, table1, table2
 from studies.seed.methods import EVALUATOR, GENERATOR, SERIAL_AR, Grown, Part, row, seconds_per_token
 from studies.seed.pairs import Pair
 
@@ -99,6 +100,39 @@ def test_table_2_compares_acceptance_with_and_without_tree_attention(monkeypatch
     assert [row["alpha"] for row in found["rows"]] == pytest.approx([0.4, 0.46, 0.2, 0.23])
     assert [row["speedup"] for row in found["rows"]] == pytest.approx([1.5, 2.0, 1.5, 2.0])
     assert found["rows"][0]["accept_len"] == 2.0
+
+
+def solved(method: str, problem: int, success: bool, task: str = "gsm8k", kept: int | None = None):
+    return accuracy.Checked(task, str(problem), method, success, kept, 0, 10, None)
+
+
+def test_accuracies_are_compared_over_pairs():
+    found = [solved(accuracy.AR, i, i < 10) for i in range(100)]
+    found += [solved(accuracy.SEED, i, 4 <= i < 12) for i in range(98)]  # the last two are not paired yet
+    result = accuracy.compare(found, "gsm8k")
+    assert result["problems"] == 98 and result["difference"] == pytest.approx(-200 / 98)
+    assert result["success"] == pytest.approx({accuracy.AR: 1000 / 98, accuracy.SEED: 800 / 98})
+    half = 1.96 * math.sqrt((4 + 2 + 1) - (2 - 4) ** 2 / 100) / 100
+    assert result["interval"] == pytest.approx([100 * (-0.02 - half), 100 * (-0.02 + half)])
+    assert "-2.04 points" not in accuracy.line("gsm8k", result)  # too few to be said
+    kept = [solved(name, 1, False, "writing", 3) for name in (accuracy.AR, accuracy.SEED)]
+    result = accuracy.compare(kept, "writing")
+    assert result["kept"] == {accuracy.AR: 3, accuracy.SEED: 3}
+    low, high = result["interval"]
+    assert low == -high < -50  # one pair that agrees shows nothing
+    assert accuracy.compare([], "gsm8k")["problems"] == 0
+
+
+def test_many_trees_are_solved_at_a_time_and_resumed(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=3))
+    monkeypatch.setattr(accuracy, "CHUNK", 2)
+    raw, sizes = tmp_path / "raw.jsonl", []
+    whole = accuracy.solve(pair, {"gsm8k": 3}, raw, False, lambda found: sizes.append(len(found)))
+    assert sizes == [4, 6] and len(raw.read_text().splitlines()) == 6
+    raw.write_text("".join(raw.read_text().splitlines(keepends=True)[:3]))
+    again = accuracy.solve(pair, {"gsm8k": 3}, raw, True, lambda found: None)
+    assert sorted(again, key=str) == sorted(whole, key=str) and len(raw.read_text().splitlines()) == 6
+    assert {one.method for one in whole} == {accuracy.AR, accuracy.SEED} and all(one.tokens for one in whole)
 
 
 def test_methods_begin_in_turn(monkeypatch):
