@@ -5,6 +5,7 @@ import math
 import time
 from functools import partial
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -13,12 +14,15 @@ from drafttrain.bundle import load_bundle
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
+from drafttrain.reasoning.timeline import Span
 from drafttrain.trees.parse import parse_policy
-from studies.seed import accuracy, methods, overlap, paced, table1, table2
+from studies.seed import accuracy, methods, overlap, paced, table1, table2, timelines
+from studies.seed.drawing import Block, draw
 from studies.seed.methods import EVALUATOR, GENERATOR, SERIAL_AR, Grown, Part, row, seconds_per_token
 from studies.seed.pairs import Pair
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="the studies time the native forward")
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +168,55 @@ def test_what_drafting_and_verifying_cost_is_measured_in_three_ways(pair, monkey
     assert {"s_t(1)", "s_t(29)", "s_d(1)", "s_d(8)"} <= set(table)
     for found in table.values():
         assert len(found) >= 2 and "1 thread, beside the other" in found and min(found.values()) > 0
+
+
+def recorded(*spans) -> timelines.Recorded:
+    return timelines.Recorded("a run", 1.0, [Span(*span) for span in spans])
+
+
+RUN = recorded(
+    ("drafter 0", "draft", (0,), 0.0, 0.1),
+    ("drafter 1", "draft", (1,), 0.0, 0.2),
+    ("target", "verify", (0,), 0.1, 0.5),
+    ("target", "verify", (1,), 0.5, 0.9),
+    ("drafter 0", "draft", (0,), 0.5, 0.6),
+)
+
+
+def test_drafts_wait_from_their_end_to_their_verification():
+    assert timelines.waits(RUN.spans, 0) == [Block(0.1, 0.1, "wait", (0,))]  # the last one was not verified
+    assert timelines.waits(RUN.spans, 1) == [Block(0.2, 0.5, "wait", (1,))]
+    *sequences, target, queue = timelines.queue(RUN)
+    assert [lane.name for lane in sequences] == ["draft 1", "draft 2"] and len(target.blocks) == 2
+    lengths = dict(queue.levels)
+    assert lengths[0.0] == 0 and lengths[0.2] == pytest.approx(1 / 3) and lengths[0.5] == 0
+
+
+def test_shares_are_of_time_in_which_somebody_works():
+    target, drafting = timelines.shares(RUN, width=0.5)
+    assert [share for _, share in target.levels] == pytest.approx([0.8, 0.8])
+    assert [share for _, share in drafting.levels] == pytest.approx([0.4, 0.2])
+    assert (target.note, drafting.note) == ("80% of time", "30% of time")
+
+
+def test_several_drafting_workers_have_a_lane_for_each_sequence():
+    assert [lane.name for lane in timelines.by_worker(RUN)] == ["target", "draft 1", "draft 2"]
+    one = recorded(("drafter", "draft", (0, 1), 0.0, 0.1), ("target", "verify", (0, 1), 0.1, 0.5))
+    assert [lane.name for lane in timelines.by_worker(one)] == ["target", "drafts"]
+    picture = ElementTree.fromstring(draw(timelines.figure_1([one])))
+    stripes = [shape.get("class") for shape in picture.iter(f"{SVG}rect")]
+    assert stripes.count("s0 draft") == stripes.count("s1 draft") == 1
+
+
+def test_recorded_figures_are_drawn_again(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timelines, "load_pair", lambda *names: pair)
+    monkeypatch.setattr(timelines, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=4))
+    words = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--devices", "real", "--seconds", "1"]
+    assert timelines.main(words) == 0
+    pictures = {path: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert len(pictures) == 3
+    for picture in pictures.values():
+        assert ElementTree.fromstring(picture).tag == f"{SVG}svg"
+    monkeypatch.setattr(timelines, "record", None)
+    assert timelines.main([*words, "--resume"]) == 0
+    assert pictures == {path: path.read_text() for path in tmp_path.glob("*.svg")}
