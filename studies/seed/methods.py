@@ -1,8 +1,6 @@
 """The methods that SEED is compared with, and trees of thoughts grown by each in turn."""
 
 import json
-import random
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,7 +28,6 @@ TASK_FILES = {
 SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
 GENERATOR, EVALUATOR = "generator", "evaluator"
 SEQUENCES = 3  # thoughts of a state
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ class Grown:
 
     @classmethod
     def read(cls, line: str) -> "Grown":
-        """Return the tree of a line of JSON, as `row` makes it."""
+        """Return the tree of a line of JSON, as `collect` writes it."""
         values = json.loads(line)
         parts = {name: Part(**part) for name, part in values.pop("parts", {}).items()}
         return cls(**values, parts=parts)
@@ -237,6 +234,7 @@ def collect(
     repeats: int,
     raw: Path,
     resume: bool = False,
+    pace: Callable[[], Pace] = Pace,
 ) -> list[Grown]:
     """Grow the trees of all tasks; each is written to a file of JSON lines at once.
 
@@ -258,43 +256,5 @@ def collect(
 
         for repeat in range(repeats):
             for task, limit in tasks.items():
-                interleave(pair, methods(task), task, limit, repeat, note, done=done)
+                interleave(pair, methods(task), task, limit, repeat, note, pace, done)
     return found
-
-
-def seconds_per_token(grown: Sequence[Grown], component: str | None = None) -> float:
-    """Return the median over repeats of seconds per token over all problems.
-
-    Args:
-        component: whose calls count; None: all.
-    """
-    repeats = sorted({one.repeat for one in grown})
-    rates = []
-    for repeat in repeats:
-        own = [one.parts[component] if component else one for one in grown if one.repeat == repeat]
-        rates.append(sum(one.seconds for one in own) / sum(one.tokens for one in own))
-    return statistics.median(rates)
-
-
-def interval(found: Sequence[Grown], value: Callable[[Sequence[Grown]], float]) -> list[float]:
-    """Return 95 % of a value over samples of the problems of each task, drawn with replacement."""
-    draws, by_task = random.Random(0), {}
-    for one in found:
-        by_task.setdefault(one.task, {}).setdefault(one.problem, []).append(one)
-    values = sorted(
-        value(
-            [
-                one
-                for problems in by_task.values()
-                for chosen in draws.choices(list(problems.values()), k=len(problems))
-                for one in chosen
-            ]
-        )
-        for _ in range(RESAMPLES)
-    )
-    return [values[int(RESAMPLES * 0.025)], values[int(RESAMPLES * 0.975)]]
-
-
-def row(one: Grown) -> dict:
-    """Return a tree's measurement as JSON."""
-    return asdict(one)

@@ -12,18 +12,16 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from studies import arguments
+from studies.seed.comparison import interval, of, seconds_per_token, total
 from studies.seed.methods import (
     EVALUATOR,
     GENERATOR,
     SERIAL_AR,
     Grown,
     Method,
-    Part,
     collect,
     drawn,
-    interval,
     scheduled,
-    seconds_per_token,
     serial,
 )
 from studies.seed.pairs import load_pair
@@ -40,22 +38,17 @@ def methods(task: str = TASK) -> list[Method]:
     return [serial(SERIAL_AR, None), *(scheduled(name, drawn(*k), "one") for name, k in trees)]
 
 
-def total(found: Sequence[Grown], method: str, component: str) -> Part:
-    """Return the sums of a component over a method's trees."""
-    return sum((one.parts[component] for one in found if one.method == method), Part())
-
-
 def gain(found: Sequence[Grown], component: str) -> float:
     """Return α with tree attention / α without; 1 where nothing was accepted."""
-    parts = [total(found, method, component) for method in (WITH, WITHOUT)]
+    parts = [total(of(found, method), component) for method in (WITH, WITHOUT)]
     with_tree, without = (part.granted / max(part.offered, 1) for part in parts)
     return with_tree / without if without else 1.0
 
 
 def speedup(found: Sequence[Grown], method: str, component: str) -> float:
     """Return a component's speed to serial AR's."""
-    base, own = ([one for one in found if one.method == name] for name in (SERIAL_AR, method))
-    return seconds_per_token(base, component) / seconds_per_token(own, component)
+    base, own = (seconds_per_token(of(found, name), component) for name in (SERIAL_AR, method))
+    return base / own
 
 
 def smaller_gain(found: Sequence[Grown]) -> float:
@@ -69,7 +62,7 @@ def summarize(found: Sequence[Grown]) -> dict:
         {
             "component": component,
             "tree_attention": method == WITH,
-            "alpha": (part := total(found, method, component)).granted / max(part.offered, 1),
+            "alpha": (part := total(of(found, method), component)).granted / max(part.offered, 1),
             "accept_len": (part.tokens - part.calls) / max(part.steps, 1),
             "speedup": speedup(found, method, component),
             "tokens": part.tokens,

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -16,9 +17,10 @@ from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.reasoning.timeline import Span
 from drafttrain.trees.parse import parse_policy
-from studies.seed import accuracy, methods, overlap, paced, table1, table2, timelines
+from studies.seed import accuracy, comparison, methods, overlap, paced, table1, table2, timelines
+from studies.seed.comparison import explain, ratio, seconds_per_token
 from studies.seed.drawing import Block, draw
-from studies.seed.methods import EVALUATOR, GENERATOR, SERIAL_AR, Grown, Part, row, seconds_per_token
+from studies.seed.methods import EVALUATOR, GENERATOR, SERIAL_AR, Grown, Part
 from studies.seed.pairs import Pair
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="the studies time the native forward")
@@ -51,13 +53,13 @@ def test_seconds_per_token_are_medians_over_repeats():
     trees = [grown("SD", 1.0, 0), grown("SD", 3.0, 0), grown("SD", 8.0, 1), grown("SD", 3.0, 2)]
     assert seconds_per_token(trees) == pytest.approx(0.03)
     text = table1.table([grown(SERIAL_AR, 3.0), grown("SD", 2.0)])
-    assert "| gsm8k | SD | 1.50 | 50.0 | 1.50 |" in text and row(trees[0])["seconds"] == 1.0
+    assert "| gsm8k | SD | 1.50 | 50.0 | 1.50 |" in text
 
 
 def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     made = []
 
-    def interleave(pair, rows, task, limit, repeat, note, done):
+    def interleave(pair, rows, task, limit, repeat, note, pace, done):
         if (task, "1", SERIAL_AR, repeat) not in done:
             made.append((task, repeat))
             note(Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None))
@@ -80,11 +82,11 @@ def test_generator_and_evaluator_are_measured_apart(pair, monkeypatch):
         assert one.seconds > thinks.seconds + scores.seconds > thinks.prompt_seconds > 0
         assert 0 <= thinks.granted <= thinks.offered and (thinks.offered > 0) == (method.tree is not None)
         assert one.accept_len == pytest.approx((one.tokens - 10) / (thinks.steps + scores.steps))
-        assert Grown.read(json.dumps(row(one))) == one
+        assert Grown.read(json.dumps(asdict(one))) == one
 
 
 def test_table_2_compares_acceptance_with_and_without_tree_attention(monkeypatch):
-    monkeypatch.setattr(methods, "RESAMPLES", 40)
+    monkeypatch.setattr(comparison, "RESAMPLES", 40)
 
     def tree(method: str, problem: str, seconds: float, granted: int) -> Grown:
         one = grown(method, 2 * seconds)
@@ -104,6 +106,31 @@ def test_table_2_compares_acceptance_with_and_without_tree_attention(monkeypatch
     assert [row["alpha"] for row in found["rows"]] == pytest.approx([0.4, 0.46, 0.2, 0.23])
     assert [row["speedup"] for row in found["rows"]] == pytest.approx([1.5, 2.0, 1.5, 2.0])
     assert found["rows"][0]["accept_len"] == 2.0
+
+
+def drafted(method: str, seconds: float, tokens: int, steps: int, alpha: float) -> Grown:
+    """Return a tree of ten calls with a second for prompts, and half of the steps in the evaluator."""
+    half = [(seconds - 1) / 2, 0.5, 5, 50, tokens // 2, steps // 2, round(alpha * 100), 100]
+    parts = {GENERATOR: Part(*half), EVALUATOR: Part(*half)}
+    return Grown("gsm8k", "1", method, 0, seconds, tokens, 100, 0, 1.0, 0, 0, True, None, None, parts)
+
+
+def test_the_acceptance_that_a_goal_needs_is_predicted(monkeypatch):
+    monkeypatch.setattr(comparison, "RESAMPLES", 10)
+    # 990 tokens of verifications at accept_len 1.65; chains of two at α = 0.5 would have 1.75
+    found = [drafted(SERIAL_AR, 13.0, 1000, 990, 0.0), drafted("SEED", 10.0, 1000, 600, 0.5)]
+    assert ratio(found, SERIAL_AR, "SEED")["value"] == pytest.approx(1.3)
+    costs = comparison.costs(found, SERIAL_AR, "SEED", methods.drawn(1, 1), "gsm8k")
+    assert (costs.accept_len, costs.alpha, costs.depth) == pytest.approx((1.65, 0.5, 2))
+    assert costs.fixed == pytest.approx(2.0) and costs.step == pytest.approx(8 / 600)
+    assert costs.evaluator_share == pytest.approx(0.45) and costs.prompt_share == pytest.approx(0.1)
+    assert costs.speedup(0.5) == pytest.approx(1.3)
+    # α = 0.8: 1 + 0.65 / 0.75 * (0.8 + 0.64) = 2.248 tokens per verification
+    assert costs.speedup(0.8) == pytest.approx(13 / (2 + 8 / 600 * 990 / 2.248))
+    goal = costs.speedup(0.8)
+    notes = explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), goal)
+    assert notes["alpha_needed"] == pytest.approx(0.8) and notes["costs"]["gsm8k"]["alpha"] == 0.5
+    assert explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), 3.0)["alpha_needed"] is None
 
 
 def solved(method: str, problem: int, success: bool, task: str = "gsm8k", kept: int | None = None):
