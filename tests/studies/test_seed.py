@@ -17,6 +17,8 @@ from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.reasoning.timeline import Span
 from drafttrain.trees.parse import parse_policy
+from studies import goals
+from studies.figures import seed
 from studies.seed import accuracy, comparison, methods, overlap, paced, table1, table2, timelines
 from studies.seed.comparison import explain, ratio, seconds_per_token
 from studies.seed.drawing import Block, draw
@@ -131,6 +133,34 @@ def test_the_acceptance_that_a_goal_needs_is_predicted(monkeypatch):
     notes = explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), goal)
     assert notes["alpha_needed"] == pytest.approx(0.8) and notes["costs"]["gsm8k"]["alpha"] == 0.5
     assert explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), 3.0)["alpha_needed"] is None
+
+
+@pytest.fixture
+def figures(monkeypatch, tmp_path):
+    monkeypatch.setattr(goals, "RAW", tmp_path)
+    monkeypatch.setattr(seed, "load_pair", lambda name: None)
+    monkeypatch.setattr(comparison, "RESAMPLES", 10)
+    return seed
+
+
+def test_paced_figures_have_intervals_and_what_speed_depends_on(figures, monkeypatch):
+    found = [drafted(SERIAL_AR, 16.0, 1000, 990, 0.0), drafted(paced.SEED, 10.0, 1000, 600, 0.5)]
+    found.append(drafted(paced.SERIAL_SD, 12.0, 1000, 600, 0.5))
+    monkeypatch.setattr(paced, "measure", lambda *names: (found, 0.01))
+    rows = figures.paced_speeds(goals.Run("seed", quick=True))
+    assert rows["paced_vs_serial_ar"]["value"] == pytest.approx(1.6)
+    assert rows["paced_vs_serial_ar"]["alpha_needed"] < 0.5 < rows["paced_vs_serial_sd"]["alpha_needed"]
+    assert rows["paced_vs_serial_sd"]["interval"] == pytest.approx([1.2, 1.2])
+
+
+def test_few_problems_do_not_decide_about_accuracy(figures, monkeypatch):
+    found = [solved(name, i, i < 2) for name in (accuracy.AR, accuracy.SEED) for i in range(40)]
+    monkeypatch.setattr(accuracy, "solve", lambda *names, note: found)
+    [group] = [group for group in figures.GROUPS if "accuracy_difference" in group.goals]
+    measured = group.measure(goals.Run("seed", limit=40))["accuracy_difference"]
+    assert measured["value"] == 0 and measured["interval"][0] < -1.5
+    ok, why = goals.judge(group.goals["accuracy_difference"], measured, group.size)
+    assert ok is None and "40 of 1319 prompts of gsm8k" in why
 
 
 def solved(method: str, problem: int, success: bool, task: str = "gsm8k", kept: int | None = None):
