@@ -152,5 +152,5 @@ def _legend(kinds: set[str], y: float) -> list[Markup]:
         thin = "wait" in look
         parts.append(tag("rect", x=x, y=y + 5 * thin, width=18, height=4 if thin else 14, class_=look))
         parts.append(text(x + 24, y + 11, words))
-        x += 46 + 6.6 * len(words)
+        x += 38 + 6.2 * len(words)
     return parts
