@@ -47,6 +47,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "max_steps": {"type": positive, "metavar": "N", "help": "optimizer steps of each training"},
     "kinds": {"nargs": "+", "metavar": "KIND", "help": "of drafters, to share the work between processes"},
+    "devices": {
+        "choices": ["paced", "real"],
+        "default": "paced",
+        "help": "that hold for declared times, or this machine's",
+    },
+    "seconds": {"type": positive, "default": 120, "metavar": "N", "help": "to record"},
+    "pictures": {"default": "docs/results", "metavar": "DIR", "help": "folder of the SVG files"},
     "resume": {"action": "store_true", "help": "go on with an interrupted run's raw data"},
 }
 

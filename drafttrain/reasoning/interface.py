@@ -16,12 +16,14 @@ class Call:
         max_new_tokens: limit of the answer.
         sampling: with a seed that belongs to this call alone.
         stop: the answer ends before the first of these texts.
+        evaluates: whether the state evaluator asks, not the thought generator.
     """
 
     messages: str | Sequence[Message]
     max_new_tokens: int
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
+    evaluates: bool = False
 
 
 @dataclass(frozen=True)

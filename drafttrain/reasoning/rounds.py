@@ -53,8 +53,13 @@ class Caller:
     seed: int
     numbers: Counter[Path] = field(default_factory=Counter)
 
-    def ask(self, asked: Sequence[tuple[Path, Asking[T]]]) -> Round[list[T | Failed]]:
+    def ask(
+        self, asked: Sequence[tuple[Path, Asking[T]]], evaluates: bool = False
+    ) -> Round[list[T | Failed]]:
         """Run several generators of prompts side by side, each at the node that it is for.
+
+        Args:
+            evaluates: whether they are the state evaluator's.
 
         Returns:
             what each of them returns, or why one of its calls failed.
@@ -62,7 +67,7 @@ class Caller:
         results: dict[int, Any] = {}
         waiting = {i: next(asking) for i, (_, asking) in enumerate(asked)}
         while waiting:
-            calls = [self._call(asked[i][0], ask) for i, ask in waiting.items()]
+            calls = [self._call(asked[i][0], ask, evaluates) for i, ask in waiting.items()]
             answers = yield calls
             for i, answer in zip(list(waiting), answers, strict=True):
                 if answer.error is not None:
@@ -76,11 +81,11 @@ class Caller:
                     del waiting[i]
         return [results[i] for i in range(len(asked))]
 
-    def _call(self, path: Path, ask: Any) -> Numbered:
+    def _call(self, path: Path, ask: Any, evaluates: bool) -> Numbered:
         number, self.numbers[path] = self.numbers[path], self.numbers[path] + 1
         limit = min(ask.max_new_tokens, self.max_new_tokens or ask.max_new_tokens)
         sampling = replace(self.sampling, seed=call_seed(self.seed, path, number))
-        return Numbered(path, number, Call(ask.prompt, limit, sampling, ask.stop))
+        return Numbered(path, number, Call(ask.prompt, limit, sampling, ask.stop, evaluates))
 
 
 def call_seed(seed: int, path: Path, number: int) -> int:

@@ -101,7 +101,7 @@ class ThoughtTree:
     def _value(self, states: Sequence[State]) -> Round[None]:
         """Ask for each state's score by itself."""
         asks = [_single(self.task.judge(self.problem, state.thoughts)) for state in states]
-        texts = yield from self.caller.ask([(state.path, ask) for state, ask in zip(states, asks)])
+        texts = yield from self.caller.ask([(state.path, ask) for state, ask in zip(states, asks)], True)
         low, high = self.task.scores
         for state, text in zip(states, texts):
             if isinstance(text, Failed):
@@ -122,7 +122,7 @@ class ThoughtTree:
         ]
         problem = f"{self.problem.text}\n\n{self._text(states[0].thoughts[: len(shared)])}".strip()
         ask = Ask(VOTE.format(problem=problem, choices="\n\n".join(choices)), VOTE_TOKENS)
-        texts = yield from self.caller.ask([(shared, _single(ask)) for _ in range(self.n)])
+        texts = yield from self.caller.ask([(shared, _single(ask)) for _ in range(self.n)], True)
         failed = [text for text in texts if isinstance(text, Failed)]
         votes = Counter(_choice(text) for text in texts if not isinstance(text, Failed))
         for i, state in enumerate(states, 1):

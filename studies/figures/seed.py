@@ -4,12 +4,11 @@ Speeds are ratios of seconds per new token on whole trees, prompts included, eve
 the same problems in turn. One tree of drafts is chosen for each verifier on tuning prompts, GSM8K's training
 split among them, before a problem is read. Pair B is SmolLM2 with the committed EDD drafter; pair
 A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 75,
-pair A some hours, paced 25, `seed_mismatches` 3.
+pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` 3,
+`accuracy_difference` some hours (`--resume` goes on with an ended run).
 """
 
-import json
 import math
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,8 @@ from drafttrain.inference.text import encode
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.utils.files import write_json
 from studies.goals import Group, Measured, Run, Size
-from studies.seed import paced
+from studies.seed import accuracy, paced, table2
+from studies.seed.comparison import explain, ratio
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -34,9 +34,7 @@ from studies.seed.methods import (
     Method,
     collect,
     drawn,
-    row,
     scheduled,
-    seconds_per_token,
     serial,
 )
 from studies.seed.pairs import Pair, load_pair
@@ -53,7 +51,21 @@ WAYS = [
     for overlap in (False, True)
 ]
 PROBLEMS = {"A": 3, "B": 8}
-RESAMPLES = 2000
+GOALS = {
+    "seed_vs_serial_ar": ">= 1.5",
+    "seed_vs_serial_ar_small": ">= 1.3",
+    "seed_vs_serial_sd": ">= 1.15",
+    "paced_vs_serial_ar": ">= 1.5",
+    "paced_vs_serial_sd": ">= 1.25",
+    "batched_vs_batched_ar": ">= 1.2",
+    "batched_vs_batched_ar_small": ">= 1.1",
+    "target_busy": ">= 0.9",
+    "tree_alpha_gain": "> 1",
+    "prefix_gain": ">= 1.2",
+    "draft_memory": "<= 1.02",
+    "accuracy_difference": "<= 1.5",
+    "seed_mismatches": "== 0",
+}
 
 
 def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]:
@@ -84,38 +96,6 @@ def tune(pair: Pair, make) -> tuple[str, dict[str, float]]:
             decoder.decode(group, stop=())
         speeds[tree] = (decoder.stats.new_tokens - before) / (time.perf_counter() - started)
     return max(speeds, key=speeds.get), speeds
-
-
-def ratio(found: Sequence[Grown], base: str, method: str) -> dict:
-    """Return the speed of a method to another's as a mean over tasks, with its interval over problems (by
-    resampling them), and the task's own ratios."""
-
-    def value(sample: Sequence[Grown]) -> dict[str, float]:
-        tasks = dict.fromkeys(one.task for one in sample)
-        parts = {}
-        for task in tasks:
-            own = [[one for one in sample if (one.task, one.method) == (task, m)] for m in (base, method)]
-            parts[task] = seconds_per_token(own[0]) / seconds_per_token(own[1])
-        return parts
-
-    def mean(parts: dict[str, float]) -> float:
-        return sum(parts.values()) / len(parts)
-
-    draws, means, by_task = random.Random(0), [], {}
-    for one in found:
-        by_task.setdefault(one.task, {}).setdefault(one.problem, []).append(one)
-    for _ in range(RESAMPLES):
-        sample = [
-            one
-            for problems in by_task.values()
-            for chosen in draws.choices(list(problems.values()), k=len(problems))
-            for one in chosen
-        ]
-        means.append(mean(value(sample)))
-    means.sort()
-    interval = [means[int(RESAMPLES * 0.025)], means[int(RESAMPLES * 0.975)]]
-    parts = value(found)
-    return {"value": mean(parts), "interval": interval, "tasks": parts}
 
 
 def speeds(run: Run, name: str) -> Measured:
@@ -149,14 +129,26 @@ def speeds(run: Run, name: str) -> Measured:
         "size": {"prompts": tasks, "repeats": repeats},
         "accept_len": {m.name: mean_of(found, m.name, "accept_len") for m in methods},
     }
+
+    def speed(figure: str, base: str, method: str) -> dict:
+        return compare(GOALS[figure], found, base, method, tuned[method][0]) | note
+
     figures = {
-        names[0]: ratio(found, SERIAL_AR, SEED) | note,
-        names[1]: ratio(found, BATCHED_AR, BATCHED_SEED) | note,
+        names[0]: speed(names[0], SERIAL_AR, SEED),
+        names[1]: speed(names[1], BATCHED_AR, BATCHED_SEED),
     }
     if name == "B":
         return figures | {"prefix_gain": ratio(found, NO_PREFIXES, SERIAL_AR) | note}
     busy = {"value": mean_of(found, SEED, "busy"), **note}
-    return figures | {"seed_vs_serial_sd": ratio(found, SERIAL_SD, SEED) | note, "target_busy": busy}
+    return figures | {
+        "seed_vs_serial_sd": speed("seed_vs_serial_sd", SERIAL_SD, SEED),
+        "target_busy": busy,
+    }
+
+
+def compare(goal: str, found: Sequence[Grown], base: str, method: str, tree: str) -> dict:
+    """Return a method's speed to another's, what it depends on, and the acceptance that its goal needs."""
+    return ratio(found, base, method) | explain(found, base, method, tree, float(goal.split()[1]))
 
 
 def mean_of(found: Sequence[Grown], method: str, what: str) -> float:
@@ -168,21 +160,38 @@ def mean_of(found: Sequence[Grown], method: str, what: str) -> float:
 
 def paced_speeds(run: Run) -> Measured:
     """Grow trees on devices that are held for declared times."""
-    folder = run.folder("seed_paced")
     problems, repeats = run.prompts(1, 3), 1
-    with open(folder / "trees.jsonl", "w", encoding="utf-8") as file:
-
-        def note(one: Grown) -> None:
-            file.write(json.dumps(row(one)) + "\n")
-            file.flush()
-
-        ratios, late = paced.measure(load_pair("B"), problems, repeats, note)
+    raw = run.folder("seed_paced") / "trees.jsonl"
+    found, late = paced.measure(load_pair("B"), problems, repeats, raw, run.resume)
     size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
     notes = {"late": late, "tree": paced.TREE, "size": size}
+    bases = {"paced_vs_serial_ar": SERIAL_AR, "paced_vs_serial_sd": paced.SERIAL_SD}
     return {
-        "paced_vs_serial_ar": {"value": ratios[SERIAL_AR], **notes},
-        "paced_vs_serial_sd": {"value": ratios[paced.SERIAL_SD], **notes},
+        figure: compare(GOALS[figure], found, base, paced.SEED, paced.TREE) | notes
+        for figure, base in bases.items()
     }
+
+
+def tree_alpha(run: Run) -> Measured:
+    """Compare acceptance with and without tree attention, of thought generator and state evaluator apart."""
+    run.check_quiet()
+    problems, repeats = run.prompts(1, table2.PROBLEMS), 1 if run.quick or run.limit else table2.REPEATS
+    raw = run.folder("seed_table2") / "trees.jsonl"
+    found = collect(load_pair("B"), table2.methods, {table2.TASK: problems}, repeats, raw, run.resume)
+    size = {"prompts": {table2.TASK: problems}, "repeats": repeats}
+    return {"tree_alpha_gain": table2.summarize(found) | {"size": size}}
+
+
+def accuracy_difference(run: Run) -> Measured:
+    """Compare how often trees of thoughts succeed with SEED and with plain decoding."""
+    tasks = {task: run.prompts(2, n) for task, n in accuracy.PROBLEMS.items()}
+    raw = run.folder("seed_accuracy") / "trees.jsonl"
+    found = accuracy.solve(load_pair("B"), tasks, raw, run.resume, note=lambda rows: None)
+    results = {task: accuracy.compare(found, task) for task in tasks}
+    size = {"prompts": {task: result["problems"] for task, result in results.items()}}
+    main = results["gsm8k"]
+    notes = {"interval": main["interval"], "tree": accuracy.TREE, "tasks": results, "size": size}
+    return {"accuracy_difference": {"value": abs(main["difference"]), **notes}}
 
 
 def mismatches(run: Run) -> Measured:
@@ -227,32 +236,34 @@ def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
     return sum(storages.values())
 
 
+def goals(*names: str) -> dict[str, str]:
+    """Return the goals of figures that are measured together."""
+    return {name: GOALS[name] for name in names}
+
+
 GROUPS = [
-    Group({"seed_mismatches": "== 0"}, mismatches),
-    Group({"draft_memory": "<= 1.02"}, draft_memory),
+    Group(goals("seed_mismatches"), mismatches),
+    Group(goals("draft_memory"), draft_memory),
     Group(
-        {
-            "seed_vs_serial_ar_small": ">= 1.3",
-            "batched_vs_batched_ar_small": ">= 1.1",
-            "prefix_gain": ">= 1.2",
-        },
+        goals("seed_vs_serial_ar_small", "batched_vs_batched_ar_small", "prefix_gain"),
         partial(speeds, name="B"),
         size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["B"]), 3),
     ),
     Group(
-        {"paced_vs_serial_ar": ">= 1.5", "paced_vs_serial_sd": ">= 1.25"},
+        goals("tree_alpha_gain"),
+        tree_alpha,
+        size=Size({table2.TASK: table2.PROBLEMS}, table2.REPEATS),
+    ),
+    Group(
+        goals("paced_vs_serial_ar", "paced_vs_serial_sd"),
         paced_speeds,
         size=Size(dict.fromkeys(TASK_FILES, 3)),
     ),
     Group(
-        {
-            "seed_vs_serial_ar": ">= 1.5",
-            "seed_vs_serial_sd": ">= 1.15",
-            "batched_vs_batched_ar": ">= 1.2",
-            "target_busy": ">= 0.9",
-        },
+        goals("seed_vs_serial_ar", "seed_vs_serial_sd", "batched_vs_batched_ar", "target_busy"),
         partial(speeds, name="A"),
         long=True,
         size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["A"]), 3),
     ),
+    Group(goals("accuracy_difference"), accuracy_difference, long=True, size=Size(accuracy.PROBLEMS)),
 ]

@@ -1,13 +1,14 @@
 """The methods that SEED is compared with, and trees of thoughts grown by each in turn."""
 
 import json
-import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
 from drafttrain.reasoning.interface import Answer, Call
 from drafttrain.reasoning.reason import reason
@@ -25,6 +26,7 @@ TASK_FILES = {
     "blocksworld": "data/eval/blocksworld_step_6.jsonl.gz",
 }
 SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
+GENERATOR, EVALUATOR = "generator", "evaluator"
 SEQUENCES = 3  # thoughts of a state
 
 
@@ -54,14 +56,42 @@ def serial(name: str, tree: str | None) -> Method:
     return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False))
 
 
-def scheduled(name: str, tree: str | None, verifier: str, overlap: bool = False) -> Method:
+def scheduled(
+    name: str, tree: str | None, verifier: str, overlap: bool = False, sequences: int = SEQUENCES
+) -> Method:
     """Three sequences at a time, drafted for together (Figure 1c)."""
-    return Method(name, tree, SchedulerConfig(verifier, "joined", SEQUENCES, overlap))
+    return Method(name, tree, SchedulerConfig(verifier, "joined", sequences, overlap))
 
 
 def drawn(*k_config: int) -> str:
     """Return the name of SEED's trees."""
     return "drawn:k_config=" + "-".join(map(str, k_config))
+
+
+@dataclass
+class Part:
+    """What the calls of the thought generator, or those of the state evaluator, took in a tree.
+
+    Attributes:
+        seconds: with prompts.
+        prompt_seconds: of them, in encoding prompts.
+        calls, prompt_tokens: made, and of their prompts.
+        tokens: emitted.
+        steps: verifications, counted once for each sequence.
+        granted, offered: draft tokens accepted, and judged.
+    """
+
+    seconds: float = 0.0
+    prompt_seconds: float = 0.0
+    calls: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    granted: int = 0
+    offered: int = 0
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 @dataclass
@@ -74,7 +104,8 @@ class Grown:
         accept_len: tokens per verification.
         busy: share of time that the target worked, from a round's first verdict on and while two or more
             sequences lived; None: there was no such time.
-        drafted: draft tokens accepted, and offered (whose parent was accepted).
+        granted, offered: draft tokens accepted, and judged (their parent was accepted).
+        parts: by component, GENERATOR (with the closing generation) and EVALUATOR.
     """
 
     task: str
@@ -91,6 +122,14 @@ class Grown:
     success: bool | None
     error: str | None
     busy: float | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, line: str) -> "Grown":
+        """Return the tree of a line of JSON, as `collect` writes it."""
+        values = json.loads(line)
+        parts = {name: Part(**part) for name, part in values.pop("parts", {}).items()}
+        return cls(**values, parts=parts)
 
 
 def grow(
@@ -101,10 +140,13 @@ def grow(
         decoder.target, decoder.proposer, decoder.config, decoder.prefixes, decoder.pace
     )
     worked = shared = 0.0
+    parts = {GENERATOR: Part(), EVALUATOR: Part()}
 
     def generate(calls: Sequence[Call]) -> list[Answer]:
         nonlocal worked, shared
+        decoder.stats, begun = DecodeStats(), time.perf_counter()
         answers = decoder.answer(calls)
+        parts[EVALUATOR if calls[0].evaluates else GENERATOR] += part(decoder, time.perf_counter() - begun)
         begin, end = crowded(decoder.timeline)
         worked += decoder.timeline.busy(begin=begin, end=end) * (end - begin)
         shared += end - begin
@@ -112,22 +154,39 @@ def grow(
 
     started = time.perf_counter()
     trace: Trace = reason(task, problem, generate, SearchConfig(seed=seed))
-    seconds, stats = time.perf_counter() - started, decoder.stats
+    seconds, total = time.perf_counter() - started, sum(parts.values(), Part())
     return Grown(
         task,
         problem.id,
         method,
         repeat,
         seconds,
-        stats.new_tokens,
-        stats.prompt_tokens,
+        total.tokens,
+        total.prompt_tokens,
         decoder.store.shared,
-        stats.accept_len,
-        sum(stats.granted),
-        sum(stats.offered),
+        (total.tokens - total.calls) / max(total.steps, 1),
+        total.granted,
+        total.offered,
         None if trace.result is None else bool(trace.result.get("success")),
         trace.error,
         worked / shared if shared else None,
+        parts,
+    )
+
+
+def part(decoder: ScheduledDecoder, seconds: float) -> Part:
+    """Return what a decoder's last calls took, of which its statistics are."""
+    stats, spans = decoder.stats, decoder.timeline.spans
+    prompts = sum(span.end - span.begin for span in spans if span.what == "prefill")
+    return Part(
+        seconds,
+        prompts,
+        stats.prompts,
+        stats.prompt_tokens,
+        stats.new_tokens,
+        stats.steps,
+        sum(stats.granted),
+        sum(stats.offered),
     )
 
 
@@ -149,7 +208,8 @@ def interleave(
     pace: Callable[[], Pace] = Pace,
     done: frozenset[tuple[str, str, str, int]] = frozenset(),
 ) -> None:
-    """Grow the trees of evenly spaced problems by every method in turn.
+    """Grow the trees of evenly spaced problems by every method in turn. With each tree another method begins,
+    so that none is always first, or always follows the same part of a machine's drift.
 
     Args:
         limit: problems of the task.
@@ -158,10 +218,13 @@ def interleave(
         done: (task, problem, method, repeat) of trees that an interrupted run has grown.
     """
     decoders = {method.name: method.decoder(pair, pace()) for method in methods}
-    for problem in TASKS[task]().read(TASK_FILES[task], limit):
-        for name, decoder in decoders.items():
+    problems, order = TASKS[task]().read(TASK_FILES[task], limit), deque(decoders)
+    order.rotate(-repeat * len(problems))
+    for problem in problems:
+        for name in order:
             if (task, problem.id, name, repeat) not in done:
-                note(grow(name, decoder, task, problem, repeat, seed=repeat))
+                note(grow(name, decoders[name], task, problem, repeat, seed=repeat))
+        order.rotate(-1)
 
 
 def collect(
@@ -171,6 +234,7 @@ def collect(
     repeats: int,
     raw: Path,
     resume: bool = False,
+    pace: Callable[[], Pace] = Pace,
 ) -> list[Grown]:
     """Grow the trees of all tasks; each is written to a file of JSON lines at once.
 
@@ -181,7 +245,7 @@ def collect(
     """
     found: list[Grown] = []
     if resume and raw.exists():
-        found = [Grown(**json.loads(line)) for line in raw.read_text(encoding="utf-8").splitlines()]
+        found = [Grown.read(line) for line in raw.read_text(encoding="utf-8").splitlines()]
     done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
 
@@ -192,20 +256,5 @@ def collect(
 
         for repeat in range(repeats):
             for task, limit in tasks.items():
-                interleave(pair, methods(task), task, limit, repeat, note, done=done)
+                interleave(pair, methods(task), task, limit, repeat, note, pace, done)
     return found
-
-
-def seconds_per_token(grown: Sequence[Grown]) -> float:
-    """Return the median over repeats of seconds per token over all problems."""
-    repeats = sorted({one.repeat for one in grown})
-    rates = []
-    for repeat in repeats:
-        own = [one for one in grown if one.repeat == repeat]
-        rates.append(sum(one.seconds for one in own) / sum(one.tokens for one in own))
-    return statistics.median(rates)
-
-
-def row(one: Grown) -> dict:
-    """Return a tree's measurement as JSON."""
-    return asdict(one)

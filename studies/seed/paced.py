@@ -12,23 +12,15 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from drafttrain.reasoning.scheduler import Branch, Pace
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.files import write_json
 from studies import arguments
-from studies.seed.methods import (
-    SERIAL_AR,
-    TASK_FILES,
-    Grown,
-    drawn,
-    interleave,
-    row,
-    scheduled,
-    seconds_per_token,
-    serial,
-)
-from studies.seed.pairs import load_pair
+from studies.seed.comparison import ratio
+from studies.seed.methods import SERIAL_AR, TASK_FILES, Grown, collect, drawn, scheduled, serial
+from studies.seed.pairs import Pair, load_pair
 
 TREE = drawn(2, 2, 1)  # 11 tokens with its root: what one thread of two cores computes in 40 ms
 SERIAL_SD, SEED = "serial MCSD", "SEED"
@@ -73,51 +65,33 @@ def _parts(n: int, size: int) -> int:
     return -(-n // size)
 
 
-def measure(pair, limit: int, repeats: int, note) -> tuple[dict[str, float], float]:
-    """Return the speed of serial AR and serial MCSD to SEED's, as means over the tasks, and the share of
-    pieces of work whose computation alone took longer than declared."""
-    methods = [serial(SERIAL_AR, None), serial(SERIAL_SD, TREE), scheduled(SEED, TREE, "one", overlap=True)]
-    found: list[Grown] = []
+def measure(
+    pair: Pair, limit: int, repeats: int, raw: Path, resume: bool = False
+) -> tuple[list[Grown], float | None]:
+    """Grow the trees of all tasks by serial AR, serial MCSD and SEED; return them, and the share of pieces of
+    work whose computation alone took longer than declared (None: a resumed run had nothing left to do)."""
+    rows = [serial(SERIAL_AR, None), serial(SERIAL_SD, TREE), scheduled(SEED, TREE, "one", overlap=True)]
     paces: list[Paced] = []
 
     def pace() -> Paced:
         paces.append(Paced())
         return paces[-1]
 
-    for repeat in range(repeats):
-        for task in TASK_FILES:
-
-            def keep(one: Grown) -> None:
-                found.append(one)
-                note(one)
-
-            interleave(pair, methods, task, limit, repeat, keep, pace)
-    ratios = {SERIAL_AR: 0.0, SERIAL_SD: 0.0}
-    for task in TASK_FILES:
-        cost = {
-            m.name: seconds_per_token([o for o in found if (o.task, o.method) == (task, m.name)])
-            for m in methods
-        }
-        for name in ratios:
-            ratios[name] += cost[name] / cost[SEED] / len(TASK_FILES)
-    late = sum(pace.late for pace in paces) / sum(pace.pieces for pace in paces)
-    return ratios, late
+    found = collect(pair, lambda task: rows, dict.fromkeys(TASK_FILES, limit), repeats, raw, resume, pace)
+    pieces = sum(pace.pieces for pace in paces)
+    return found, sum(pace.late for pace in paces) / pieces if pieces else None
 
 
 def study(args: Namespace) -> None:
-    with open(args.out / "paced.jsonl", "w", encoding="utf-8") as file:
-
-        def note(one: Grown) -> None:
-            file.write(json.dumps(row(one)) + "\n")
-            file.flush()
-
-        ratios, late = measure(load_pair("B", args.target, args.bundle, args.dtype), args.limit or 1, 1, note)
+    pair = load_pair("B", args.target, args.bundle, args.dtype)
+    found, late = measure(pair, args.limit or 1, 1, args.out / "paced.jsonl", args.resume)
+    ratios = {base: ratio(found, base, SEED) for base in (SERIAL_AR, SERIAL_SD)}
     write_json(args.out / "paced.json", {"ratios": ratios, "late": late, "tree": TREE})
-    print(json.dumps({**ratios, "late": late}))
+    print(json.dumps({base: one["value"] for base, one in ratios.items()} | {"late": late}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("bundle", "target", "dtype", "limit")
+    names = ("bundle", "target", "dtype", "limit", "resume")
     return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
 
 

@@ -16,6 +16,7 @@ import torch
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.machine import OtherLoad
 from studies import arguments
+from studies.seed.comparison import seconds_per_token
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -24,7 +25,6 @@ from studies.seed.methods import (
     collect,
     drawn,
     scheduled,
-    seconds_per_token,
     serial,
 )
 from studies.seed.pairs import load_pair

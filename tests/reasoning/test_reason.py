@@ -42,6 +42,20 @@ def without_times(path):
     return values
 
 
+@pytest.mark.parametrize("evaluator", ["value", "vote"])
+def test_calls_know_whether_the_evaluator_asks(evaluator):
+    rounds = []
+
+    def model(calls):
+        rounds.append(calls)
+        return Seeded()(calls)
+
+    reason(Toy(), PROBLEM, model, SearchConfig(evaluator=evaluator))
+    for calls in rounds:
+        [evaluates] = {call.evaluates for call in calls}
+        assert evaluates == (not calls[0].messages.startswith("think"))
+
+
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("evaluator", ["value", "vote"])
 def test_kill_and_resume_give_the_same_trace(search, evaluator, tmp_path):

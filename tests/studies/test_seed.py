@@ -1,19 +1,32 @@
 """Studies of SEED: what is measured, and how."""
 
+import json
+import math
 import time
+from dataclasses import asdict
+from functools import partial
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
 from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning.config import SearchConfig
+from drafttrain.reasoning.tasks.task import Problem
+from drafttrain.reasoning.timeline import Span
 from drafttrain.trees.parse import parse_policy
-from studies.seed import methods, overlap, paced, table1
-from studies.seed.methods import SERIAL_AR, Grown, row, seconds_per_token
+from studies import goals
+from studies.figures import seed
+from studies.seed import accuracy, comparison, methods, overlap, paced, table1, table2, timelines
+from studies.seed.comparison import explain, ratio, seconds_per_token
+from studies.seed.drawing import Block, draw
+from studies.seed.methods import EVALUATOR, GENERATOR, SERIAL_AR, Grown, Part
 from studies.seed.pairs import Pair
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="the studies time the native forward")
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +55,13 @@ def test_seconds_per_token_are_medians_over_repeats():
     trees = [grown("SD", 1.0, 0), grown("SD", 3.0, 0), grown("SD", 8.0, 1), grown("SD", 3.0, 2)]
     assert seconds_per_token(trees) == pytest.approx(0.03)
     text = table1.table([grown(SERIAL_AR, 3.0), grown("SD", 2.0)])
-    assert "| gsm8k | SD | 1.50 | 50.0 | 1.50 |" in text and row(trees[0])["seconds"] == 1.0
+    assert "| gsm8k | SD | 1.50 | 50.0 | 1.50 |" in text
 
 
 def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     made = []
 
-    def interleave(pair, rows, task, limit, repeat, note, done):
+    def interleave(pair, rows, task, limit, repeat, note, pace, done):
         if (task, "1", SERIAL_AR, repeat) not in done:
             made.append((task, repeat))
             note(Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None))
@@ -58,6 +71,139 @@ def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     first = methods.collect(pair, table1.methods, {"gsm8k": 1}, 1, raw)
     again = methods.collect(pair, table1.methods, {"gsm8k": 1, "writing": 1}, 1, raw, resume=True)
     assert made == [("gsm8k", 0), ("writing", 0)] and again[:1] == first and len(again) == 2
+
+
+def test_generator_and_evaluator_are_measured_apart(pair, monkeypatch):
+    monkeypatch.setattr(methods, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=6))
+    problem = Problem("1", "How many?", "2")
+    for method in table2.methods():
+        one = methods.grow(method.name, method.decoder(pair), "gsm8k", problem, 0, seed=0)
+        thinks, scores = one.parts[GENERATOR], one.parts[EVALUATOR]
+        assert (thinks.calls, scores.calls) == (3 * 2 + 1, 3)  # the closing generation is a thought
+        assert one.tokens == thinks.tokens + scores.tokens <= 6 * 10
+        assert one.seconds > thinks.seconds + scores.seconds > thinks.prompt_seconds > 0
+        assert 0 <= thinks.granted <= thinks.offered and (thinks.offered > 0) == (method.tree is not None)
+        assert one.accept_len == pytest.approx((one.tokens - 10) / (thinks.steps + scores.steps))
+        assert Grown.read(json.dumps(asdict(one))) == one
+
+
+def test_table_2_compares_acceptance_with_and_without_tree_attention(monkeypatch):
+    monkeypatch.setattr(comparison, "RESAMPLES", 40)
+
+    def tree(method: str, problem: str, seconds: float, granted: int) -> Grown:
+        one = grown(method, 2 * seconds)
+        one.problem = problem
+        one.parts = {
+            GENERATOR: Part(seconds, 0.1, 2, 50, 102, 50, granted, 100),
+            EVALUATOR: Part(seconds / 2, 0.1, 1, 50, 51, 40, granted // 2, 100),
+        }
+        return one
+
+    found = [tree(SERIAL_AR, problem, 3.0, 0) for problem in "ab"]
+    for problem, extra in (("a", 0), ("b", 4)):
+        found += [tree(table2.WITHOUT, problem, 2.0, 40), tree(table2.WITH, problem, 1.5, 44 + extra)]
+    found = table2.summarize(found)
+    assert found["gains"] == pytest.approx({GENERATOR: 92 / 80, EVALUATOR: 46 / 40})
+    assert found["interval"][0] == pytest.approx(1.1) and found["interval"][1] == pytest.approx(1.2)
+    assert [row["alpha"] for row in found["rows"]] == pytest.approx([0.4, 0.46, 0.2, 0.23])
+    assert [row["speedup"] for row in found["rows"]] == pytest.approx([1.5, 2.0, 1.5, 2.0])
+    assert found["rows"][0]["accept_len"] == 2.0
+
+
+def drafted(method: str, seconds: float, tokens: int, steps: int, alpha: float) -> Grown:
+    """Return a tree of ten calls with a second for prompts, and half of the steps in the evaluator."""
+    half = [(seconds - 1) / 2, 0.5, 5, 50, tokens // 2, steps // 2, round(alpha * 100), 100]
+    parts = {GENERATOR: Part(*half), EVALUATOR: Part(*half)}
+    return Grown("gsm8k", "1", method, 0, seconds, tokens, 100, 0, 1.0, 0, 0, True, None, None, parts)
+
+
+def test_the_acceptance_that_a_goal_needs_is_predicted(monkeypatch):
+    monkeypatch.setattr(comparison, "RESAMPLES", 10)
+    # 990 tokens of verifications at accept_len 1.65; chains of two at α = 0.5 would have 1.75
+    found = [drafted(SERIAL_AR, 13.0, 1000, 990, 0.0), drafted("SEED", 10.0, 1000, 600, 0.5)]
+    assert ratio(found, SERIAL_AR, "SEED")["value"] == pytest.approx(1.3)
+    costs = comparison.costs(found, SERIAL_AR, "SEED", methods.drawn(1, 1), "gsm8k")
+    assert (costs.accept_len, costs.alpha, costs.depth) == pytest.approx((1.65, 0.5, 2))
+    assert costs.fixed == pytest.approx(2.0) and costs.step == pytest.approx(8 / 600)
+    assert costs.evaluator_share == pytest.approx(0.45) and costs.prompt_share == pytest.approx(0.1)
+    assert costs.speedup(0.5) == pytest.approx(1.3)
+    # α = 0.8: 1 + 0.65 / 0.75 * (0.8 + 0.64) = 2.248 tokens per verification
+    assert costs.speedup(0.8) == pytest.approx(13 / (2 + 8 / 600 * 990 / 2.248))
+    goal = costs.speedup(0.8)
+    notes = explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), goal)
+    assert notes["alpha_needed"] == pytest.approx(0.8) and notes["costs"]["gsm8k"]["alpha"] == 0.5
+    assert explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), 3.0)["alpha_needed"] is None
+
+
+@pytest.fixture
+def figures(monkeypatch, tmp_path):
+    monkeypatch.setattr(goals, "RAW", tmp_path)
+    monkeypatch.setattr(seed, "load_pair", lambda name: None)
+    monkeypatch.setattr(comparison, "RESAMPLES", 10)
+    return seed
+
+
+def test_paced_figures_have_intervals_and_what_speed_depends_on(figures, monkeypatch):
+    found = [drafted(SERIAL_AR, 16.0, 1000, 990, 0.0), drafted(paced.SEED, 10.0, 1000, 600, 0.5)]
+    found.append(drafted(paced.SERIAL_SD, 12.0, 1000, 600, 0.5))
+    monkeypatch.setattr(paced, "measure", lambda *names: (found, 0.01))
+    rows = figures.paced_speeds(goals.Run("seed", quick=True))
+    assert rows["paced_vs_serial_ar"]["value"] == pytest.approx(1.6)
+    assert rows["paced_vs_serial_ar"]["alpha_needed"] < 0.5 < rows["paced_vs_serial_sd"]["alpha_needed"]
+    assert rows["paced_vs_serial_sd"]["interval"] == pytest.approx([1.2, 1.2])
+
+
+def test_few_problems_do_not_decide_about_accuracy(figures, monkeypatch):
+    found = [solved(name, i, i < 2) for name in (accuracy.AR, accuracy.SEED) for i in range(40)]
+    monkeypatch.setattr(accuracy, "solve", lambda *names, note: found)
+    [group] = [group for group in figures.GROUPS if "accuracy_difference" in group.goals]
+    measured = group.measure(goals.Run("seed", limit=40))["accuracy_difference"]
+    assert measured["value"] == 0 and measured["interval"][0] < -1.5
+    ok, why = goals.judge(group.goals["accuracy_difference"], measured, group.size)
+    assert ok is None and "40 of 1319 prompts of gsm8k" in why
+
+
+def solved(method: str, problem: int, success: bool, task: str = "gsm8k", kept: int | None = None):
+    return accuracy.Checked(task, str(problem), method, success, kept, 0, 10, None)
+
+
+def test_accuracies_are_compared_over_pairs():
+    found = [solved(accuracy.AR, i, i < 10) for i in range(100)]
+    found += [solved(accuracy.SEED, i, 4 <= i < 12) for i in range(98)]  # the last two are not paired yet
+    result = accuracy.compare(found, "gsm8k")
+    assert result["problems"] == 98 and result["difference"] == pytest.approx(-200 / 98)
+    assert result["success"] == pytest.approx({accuracy.AR: 1000 / 98, accuracy.SEED: 800 / 98})
+    half = 1.96 * math.sqrt((4 + 2 + 1) - (2 - 4) ** 2 / 100) / 100
+    assert result["interval"] == pytest.approx([100 * (-0.02 - half), 100 * (-0.02 + half)])
+    assert "-2.04 points" not in accuracy.line("gsm8k", result)  # too few to be said
+    kept = [solved(name, 1, False, "writing", 3) for name in (accuracy.AR, accuracy.SEED)]
+    result = accuracy.compare(kept, "writing")
+    assert result["kept"] == {accuracy.AR: 3, accuracy.SEED: 3}
+    low, high = result["interval"]
+    assert low == -high < -50  # one pair that agrees shows nothing
+    assert accuracy.compare([], "gsm8k")["problems"] == 0
+
+
+def test_many_trees_are_solved_at_a_time_and_resumed(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=3))
+    monkeypatch.setattr(accuracy, "CHUNK", 2)
+    raw, sizes = tmp_path / "raw.jsonl", []
+    whole = accuracy.solve(pair, {"gsm8k": 3}, raw, False, lambda found: sizes.append(len(found)))
+    assert sizes == [4, 6] and len(raw.read_text().splitlines()) == 6
+    raw.write_text("".join(raw.read_text().splitlines(keepends=True)[:3]))
+    again = accuracy.solve(pair, {"gsm8k": 3}, raw, True, lambda found: None)
+    assert sorted(again, key=str) == sorted(whole, key=str) and len(raw.read_text().splitlines()) == 6
+    assert {one.method for one in whole} == {accuracy.AR, accuracy.SEED} and all(one.tokens for one in whole)
+
+
+def test_methods_begin_in_turn(monkeypatch):
+    order = []
+    monkeypatch.setattr(methods, "grow", lambda name, *rest, **seeds: order.append(name))
+    monkeypatch.setattr(methods.Method, "decoder", lambda *ignored: None)
+    names = [methods.serial(name, None) for name in "abc"]
+    for repeat in range(3):
+        methods.interleave(None, names, "gsm8k", 2, repeat, note=lambda one: None)
+    assert "".join(order) == "abcbcacababcbcacab"
 
 
 def test_paced_work_holds_its_device_for_the_declared_time():
@@ -79,3 +225,55 @@ def test_what_drafting_and_verifying_cost_is_measured_in_three_ways(pair, monkey
     assert {"s_t(1)", "s_t(29)", "s_d(1)", "s_d(8)"} <= set(table)
     for found in table.values():
         assert len(found) >= 2 and "1 thread, beside the other" in found and min(found.values()) > 0
+
+
+def recorded(*spans) -> timelines.Recorded:
+    return timelines.Recorded("a run", 1.0, [Span(*span) for span in spans])
+
+
+RUN = recorded(
+    ("drafter 0", "draft", (0,), 0.0, 0.1),
+    ("drafter 1", "draft", (1,), 0.0, 0.2),
+    ("target", "verify", (0,), 0.1, 0.5),
+    ("target", "verify", (1,), 0.5, 0.9),
+    ("drafter 0", "draft", (0,), 0.5, 0.6),
+)
+
+
+def test_drafts_wait_from_their_end_to_their_verification():
+    assert timelines.waits(RUN.spans, 0) == [Block(0.1, 0.1, "wait", (0,))]  # the last one was not verified
+    assert timelines.waits(RUN.spans, 1) == [Block(0.2, 0.5, "wait", (1,))]
+    *sequences, target, queue = timelines.queue(RUN)
+    assert [lane.name for lane in sequences] == ["draft 1", "draft 2"] and len(target.blocks) == 2
+    lengths = dict(queue.levels)
+    assert lengths[0.0] == 0 and lengths[0.2] == pytest.approx(1 / 3) and lengths[0.5] == 0
+
+
+def test_shares_are_of_time_in_which_somebody_works():
+    target, drafting = timelines.shares(RUN, width=0.5)
+    assert [share for _, share in target.levels] == pytest.approx([0.8, 0.8])
+    assert [share for _, share in drafting.levels] == pytest.approx([0.4, 0.2])
+    assert (target.note, drafting.note) == ("80% of time", "30% of time")
+
+
+def test_several_drafting_workers_have_a_lane_for_each_sequence():
+    assert [lane.name for lane in timelines.by_worker(RUN)] == ["target", "draft 1", "draft 2"]
+    one = recorded(("drafter", "draft", (0, 1), 0.0, 0.1), ("target", "verify", (0, 1), 0.1, 0.5))
+    assert [lane.name for lane in timelines.by_worker(one)] == ["target", "drafts"]
+    picture = ElementTree.fromstring(draw(timelines.figure_1([one])))
+    stripes = [shape.get("class") for shape in picture.iter(f"{SVG}rect")]
+    assert stripes.count("s0 draft") == stripes.count("s1 draft") == 1
+
+
+def test_recorded_figures_are_drawn_again(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timelines, "load_pair", lambda *names: pair)
+    monkeypatch.setattr(timelines, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=4))
+    words = ["--out", str(tmp_path), "--pictures", str(tmp_path), "--devices", "real", "--seconds", "1"]
+    assert timelines.main(words) == 0
+    pictures = {path: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert len(pictures) == 3
+    for picture in pictures.values():
+        assert ElementTree.fromstring(picture).tag == f"{SVG}svg"
+    monkeypatch.setattr(timelines, "record", None)
+    assert timelines.main([*words, "--resume"]) == 0
+    assert pictures == {path: path.read_text() for path in tmp_path.glob("*.svg")}
