@@ -128,7 +128,7 @@ def draw(probs: torch.Tensor, uniform: float) -> int:
 
 
 def _place(masses: torch.Tensor, goal: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the place at which the sum of masses fp64 [n] passes a goal, and what of the goal is left there."""
+    """Return the place at which the sum of masses fp64 [n] passes a goal, and what of the goal is left."""
     cumulative = masses.cumsum(-1)
     last = masses.nonzero()[-1]  # rounding may leave its share open
     place = torch.minimum(torch.searchsorted(cumulative, goal.view(1), right=True), last)
