@@ -153,6 +153,11 @@ class ScheduledDecoder:
     stats: DecodeStats = field(default_factory=DecodeStats)
 
     def __post_init__(self) -> None:
+        if self.config.shared_ngrams is True and self.proposer.draws:
+            raise UserError(
+                "scheduler.shared_ngrams: must be false or auto with drawn candidates, got true; n-grams have no "
+                "probabilities to draw from"
+            )
         self.store = PrefixStore(self.target, self.proposer, self.prefixes)
 
     @property
@@ -160,6 +165,11 @@ class ScheduledDecoder:
         """Whether drafting and verifying run at the same time."""
         overlap = self.config.overlap
         return self.target.device.type == "cuda" if overlap == "auto" else overlap
+
+    @property
+    def shares_ngrams(self) -> bool:
+        """Whether sequences of one prompt draft from each other's n-grams."""
+        return self.config.shared_ngrams is not False and not self.proposer.draws
 
     @torch.no_grad()
     def decode(
@@ -267,6 +277,7 @@ class _Run:
 
     Attributes:
         threads: of all drafting together, where it overlaps with verifying.
+        siblings: of each prompt the first session.
     """
 
     decoder: ScheduledDecoder
@@ -276,6 +287,7 @@ class _Run:
     threads: int
     rounds: Rounds = field(default_factory=Rounds)
     branches: list[Branch] = field(default_factory=list)
+    siblings: dict[tuple[int, ...], Session] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config, self.timeline = self.decoder.config, self.decoder.timeline
@@ -354,6 +366,11 @@ class _Run:
             sessions = decoder.store.start(prompts, rooms, accept, proposers)
             decoder.pace.prefilled(began, decoder.store.encoded - known)
         branches = [Branch(Row(*pair), *rest) for pair, *rest in zip(taken, sessions, accept)]
+        if decoder.shares_ngrams:
+            for prompt, session in zip(prompts, sessions):
+                first = self.siblings.setdefault(tuple(prompt), session)
+                if first is not session:
+                    decoder.proposer.share(session.state, first.state)
         self.branches += branches
         self.live += len(branches)
         stats = decoder.stats

@@ -292,6 +292,39 @@ def test_stop_strings_and_errors_reach_the_caller(loaded):
         decoder.decode([Request([1], 4), Request([], 4)])
 
 
+@pytest.mark.parametrize("kind", ["n-grams", "hybrid"])
+def test_samples_of_one_prompt_draft_from_each_other(loaded, kind):
+    """With the same text everywhere, and more of the draft accepted."""
+    asked = [Request(PROMPTS[0], 40, SamplingParams(1.0, seed=seed)) for seed in (3, 3, 4, 3)]
+    asked.append(Request(PROMPTS[3], 40, SamplingParams(1.0, seed=3)))
+    expected, accept_len = serial(loaded.target, asked), {}
+    for shared in (True, False):
+        config = SchedulerConfig("one", "each", sequences=1, overlap=False, shared_ngrams=shared)
+        for prefixes in (0, 8192):
+            decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), config, prefixes)
+            assert [branch.row.output for branch in decoder.decode(asked, stop=())] == expected
+            accept_len[shared] = decoder.stats.accept_len
+    assert accept_len[True] > accept_len[False] + 0.3
+    for way in WAYS:  # several threads write to one cache
+        assert texts(loaded.target, proposer_of(loaded, kind), asked * 2, way) == expected * 2
+
+
+def test_sequences_of_other_prompts_share_nothing(loaded):
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams"), SchedulerConfig("one"))
+    sources = [branch.session.state[0].sources for branch in decoder.decode(requests(1.0), stop=())]
+    assert sources[0] is sources[1] and len({id(one) for one in sources}) == len(PROMPTS) - 1
+
+
+def test_drawn_candidates_share_no_ngrams(loaded):
+    drawn = proposer_of(loaded, DRAWN)
+    with pytest.raises(
+        UserError, match="scheduler.shared_ngrams: must be false or auto with drawn candidates"
+    ):
+        ScheduledDecoder(loaded.target, drawn, SchedulerConfig(shared_ngrams=True))
+    assert not ScheduledDecoder(loaded.target, drawn).shares_ngrams
+    assert ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams")).shares_ngrams
+
+
 def test_drawn_trees_that_cannot_be_are_refused(loaded):
     with pytest.raises(UserError, match=r"k_config: must be at most candidates \(3\), got 4"):
         parse_policy("drawn:k_config=2-4,candidates=3")
