@@ -18,6 +18,7 @@ from itertools import islice
 
 import torch
 
+from drafttrain.data.conversation import Message
 from drafttrain.inference.acceptance import AcceptanceRule, rule_for
 from drafttrain.inference.decode import Request, Row, check_request, emit, trim
 from drafttrain.inference.many import propose_many, update_many, verify_many
@@ -155,8 +156,8 @@ class ScheduledDecoder:
     def __post_init__(self) -> None:
         if self.config.shared_ngrams is True and self.proposer.draws:
             raise UserError(
-                "scheduler.shared_ngrams: must be false or auto with drawn candidates, got true; n-grams have no "
-                "probabilities to draw from"
+                "scheduler.shared_ngrams: must be false or auto with drawn candidates, got true; n-grams "
+                "have no probabilities to draw from"
             )
         self.store = PrefixStore(self.target, self.proposer, self.prefixes)
 
@@ -231,7 +232,8 @@ class ScheduledDecoder:
         requests, numbers = [], []
         for number, call in enumerate(calls):
             try:
-                request = Request(encode(self.target, call.messages), call.max_new_tokens, call.sampling)
+                prompt = encode(self.target, self._prompt(call))
+                request = Request(prompt, call.max_new_tokens, call.sampling)
                 check_request(self.target, request, number)
             except UserError as error:
                 if strict:
@@ -254,6 +256,17 @@ class ScheduledDecoder:
                 error = "the target's logits are not finite"
             answers[number] = Answer("".join(pieces), tuple(tokens), reason, error)
         return answers
+
+    def _prompt(self, call: Call) -> Prompt:
+        """Return a call's prompt with the beginning of its answer, if there is one; a base model, which has no
+        template, goes on from both as a text."""
+        if not call.begin:
+            return call.messages
+        tokenizer = self.target.tokenizer
+        if isinstance(call.messages, str) and tokenizer is not None and not tokenizer.chat_template:
+            return f"{call.messages}\n\n{call.begin}"
+        chat = [Message("user", call.messages)] if isinstance(call.messages, str) else call.messages
+        return [*chat, Message("assistant", call.begin)]
 
     def _threads(self) -> tuple[int | None, int]:
         """Return the threads of the target and of drafting: all of them in turn, or shares that add up to no

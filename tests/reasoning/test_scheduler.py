@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
+from drafttrain.data.conversation import Message
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.eagle import EagleConfig, EagleModel
 from drafttrain.inference.acceptance import accept_greedy
@@ -20,6 +21,7 @@ from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.session import prefill
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.reasoning.interface import Call
 from drafttrain.reasoning.prefixes import PrefixStore
 from drafttrain.reasoning.scheduler import Pace, Rounds, ScheduledDecoder
 from drafttrain.self_draft.hybrid import HybridProposer
@@ -323,6 +325,21 @@ def test_drawn_candidates_share_no_ngrams(loaded):
         ScheduledDecoder(loaded.target, drawn, SchedulerConfig(shared_ngrams=True))
     assert not ScheduledDecoder(loaded.target, drawn).shares_ngrams
     assert ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams")).shares_ngrams
+
+
+def test_answers_go_on_from_their_beginning(loaded, monkeypatch):
+    """A chat's last turn, or for a base model the end of the text; no part of the answer's own text."""
+    target, greedy = loaded.target, SamplingParams()
+    decoder = ScheduledDecoder(target, NoProposer())
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Score:"}]
+    [begun] = decoder.answer([Call("Hello", 8, greedy, begin="Score:")])
+    [same] = decoder.answer([Call([Message("user", "Hello")], 8, greedy, begin="Score:")])
+    [given] = decoder.generate([chat], max_new_tokens=8)
+    assert begun == same == given and begun.text and "Score:" not in begun.text
+    assert begun != decoder.answer([Call("Hello", 8, greedy)])[0]
+    monkeypatch.setattr(target.tokenizer, "chat_template", None)
+    [text] = decoder.answer([Call("Hello", 8, greedy, begin="Score:")])
+    assert text == decoder.answer([Call("Hello\n\nScore:", 8, greedy)])[0]
 
 
 def test_drawn_trees_that_cannot_be_are_refused(loaded):
