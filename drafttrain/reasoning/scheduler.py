@@ -258,8 +258,8 @@ class ScheduledDecoder:
         return answers
 
     def _prompt(self, call: Call) -> Prompt:
-        """Return a call's prompt with the beginning of its answer, if there is one; a base model, which has no
-        template, goes on from both as a text."""
+        """Return a call's prompt with the beginning of its answer, if there is one; a base model, which has
+        no template, goes on from both as a text."""
         if not call.begin:
             return call.messages
         tokenizer = self.target.tokenizer

@@ -10,8 +10,8 @@ from drafttrain.reasoning.rounds import Caller, Failed, Path, Round
 from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought
 
 VOTE = (
-    "{problem}\n\nSeveral continuations have been suggested:\n\n{choices}\n\nWhich one is best? Begin with the "
-    'line "Best choice: N", where N is its number. Then compare them in one or two sentences.'
+    "{problem}\n\nSeveral continuations have been suggested:\n\n{choices}\n\nWhich one is best? Begin with "
+    'the line "Best choice: N", where N is its number. Then compare them in one or two sentences.'
 )
 CHOICE = "Best choice: "
 VOTE_TOKENS = 96

@@ -20,8 +20,8 @@ Thought = dict[str, str]  # the named texts of one step, such as sub-question an
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt, the most tokens that its answer may have, the texts at which it ends, and what the model's turn
-    begins with; the answer is what follows."""
+    """A prompt, the most tokens that its answer may have, the texts at which it ends, and what the model's
+    turn begins with; the answer is what follows."""
 
     prompt: str
     max_new_tokens: int

@@ -24,9 +24,9 @@ STATE = (
     "paragraphs with a blank line between them, and nothing else."
 )
 VALUE = (
-    "Here is a text of several paragraphs.\n\n{passage}\n\nHow well do the paragraphs fit together? Begin with "
-    'the line "Coherency score: N", where N is a whole number from 1 to 10. Then say why in two or three '
-    "sentences."
+    "Here is a text of several paragraphs.\n\n{passage}\n\nHow well do the paragraphs fit together? Begin "
+    'with the line "Coherency score: N", where N is a whole number from 1 to 10. Then say why in two or '
+    "three sentences."
 )
 LABEL = "Coherency score: "
 _SCORE = re.compile(r"score\b(\D{0,20}\d+(?:\.\d+)?)", re.IGNORECASE)
