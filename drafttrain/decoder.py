@@ -24,7 +24,6 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
 GREEDY = SamplingParams()
-LENGTHS = ("max_tokens", "max_length")  # as vLLM and transformers call the limit
 
 
 @dataclass
@@ -173,7 +172,7 @@ class SpeculativeDecoder:
             sampling: how tokens are drawn; greedily by default. The output is that of `autoregressive` with
                 the same parameters.
             stop: strings that end the text and are not part of it.
-            draws: temperature, top_p, top_k, seed, instead of `sampling`.
+            draws: temperature, top_p, top_k, seed, max_tokens, instead of `sampling`.
 
         Returns:
             a result, or one for each prompt of a list. Their statistics are shared: those of all prompts
@@ -354,7 +353,7 @@ def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> Samp
     """
     known = [field.name for field in fields(SamplingParams)]
     if unknown := [name for name in draws if name not in known]:
-        remedy = "write max_new_tokens" if unknown[0] in LENGTHS else "leave it out"
+        remedy = "write max_new_tokens" if unknown[0] == "max_length" else "leave it out"
         raise UserError(f"{unknown[0]}: must be one of {', '.join(known)}; {remedy}")
     if sampling is not None and not isinstance(sampling, SamplingParams):
         raise UserError(f"sampling: must be SamplingParams, got {shown(sampling)}")

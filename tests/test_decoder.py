@@ -170,12 +170,33 @@ def test_parameters_one_by_one(target):
     sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=3)
     one_by_one = decoder.generate(PROMPT, 12, temperature=1.0, top_p=0.95, seed=3)
     assert one_by_one.token_ids == decoder.generate(PROMPT, 12, sampling).token_ids
-    with pytest.raises(UserError, match="max_tokens: must be one of .*, seed; write max_new_tokens"):
-        decoder.generate(PROMPT, max_tokens=3)
-    with pytest.raises(UserError, match="num_beams: must be one of .*, seed; leave it out"):
+    with pytest.raises(UserError, match="max_length: must be one of .*, max_tokens; write max_new_tokens"):
+        decoder.generate(PROMPT, max_length=3)
+    with pytest.raises(UserError, match="num_beams: must be one of .*, max_tokens; leave it out"):
         decoder.generate(PROMPT, num_beams=3)
     with pytest.raises(UserError, match="seed: must not be given beside sampling"):
         decoder.generate(PROMPT, 12, sampling, seed=4)
+
+
+def test_a_limit_among_the_parameters(target):
+    """As vLLM's users write it; in place of max_new_tokens, below and above it."""
+    decoder = SpeculativeDecoder(target, NoProposer())
+    whole = decoder.generate([5, 6, 7], 300).token_ids
+    assert len(whole) > 20
+    for limit in (3, 20):
+        sampling = SamplingParams(max_tokens=limit)
+        for decode in (decoder.generate, decoder.autoregressive):
+            assert decode([5, 6, 7], 8, sampling).token_ids == whole[:limit]
+        assert decoder.generate([5, 6, 7], max_tokens=limit).token_ids == whole[:limit]
+        streamed = [
+            token for piece in decoder.stream([5, 6, 7], 8, sampling=sampling) for token in piece.token_ids
+        ]
+        assert streamed == whole[:limit]
+    limits = [SamplingParams(max_tokens=3), SamplingParams(), SamplingParams(max_tokens=20)]
+    many = decoder.generate_many([[5, 6, 7]] * 3, 8, sampling=limits)
+    assert [one.token_ids for one in many] == [whole[:3], whole[:8], whole[:20]]
+    with pytest.raises(UserError, match="positions"):
+        decoder.generate([5, 6, 7], max_tokens=10**6)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +228,7 @@ def test_parameters_one_by_one(target):
         ({"temperature": None}, "temperature: must be a number, got None"),
         ({"temperature": 1.0, "seed": 1.5}, "seed: must be a whole number, got 1.5"),
         ({"top_k": 1.5}, "top_k: must be a whole number or None, got 1.5"),
+        ({"max_tokens": 2.5}, "max_tokens: must be a whole number or None, got 2.5"),
         ({"sampling": 0.8}, "sampling: must be SamplingParams, got 0.8"),
     ],
 )

@@ -61,7 +61,8 @@ def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conver
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message | Mapping]) -> list[int]:
-    """Return the ids of a chat up to and including the header of the next assistant turn.
+    """Return the ids of a chat up to and including the header of the next assistant turn; an assistant's turn
+    at its end is that turn's beginning.
 
     Args:
         messages: `Message`s or dicts with "role" and "content".
@@ -70,7 +71,9 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
         UserError: no chat template, or one that cannot render these turns.
     """
     turns = [m if isinstance(m, Message) else Message(m["role"], m["content"]) for m in messages]
-    text = render(tokenizer, adapt_roles(tokenizer, turns), "prompt", generation_prompt=True)
+    begun = bool(turns) and turns[-1].role == "assistant"
+    turns = adapt_roles(tokenizer, turns)
+    text = render(tokenizer, turns, "prompt", generation_prompt=not begun, open_end=begun)
     return _tokenize(tokenizer, text)
 
 

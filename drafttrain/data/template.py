@@ -37,9 +37,17 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], source: str, generation_prompt: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Message],
+    source: str,
+    generation_prompt: bool = False,
+    open_end: bool = False,
 ) -> str:
-    """Return the text of a chat, with the header of the next assistant turn if `generation_prompt`.
+    """Return the text of a chat.
+
+    Args:
+        generation_prompt: with the header of the next assistant turn.
+        open_end: up to the end of the last message's content, so that a model goes on with it.
 
     Raises:
         UserError: no chat template, or one that refuses these turns.
@@ -50,6 +58,7 @@ def render(
             [{"role": message.role, "content": message.content} for message in messages],
             tokenize=False,
             add_generation_prompt=generation_prompt,
+            continue_final_message=open_end,
             **_TEMPLATE_OPTIONS,
         )
     except (TemplateError, TypeError, ValueError) as error:

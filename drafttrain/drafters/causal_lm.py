@@ -29,6 +29,8 @@ from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
+FEW = 16  # verified tokens that may wait for the next root; more are a prompt's, which is read with others
+
 
 class CausalLmConfig(DraftModelConfig):
     """With the small LM's own config as `lm`, its name, and the rank of the adapters it was trained with."""
@@ -229,10 +231,10 @@ class CausalLmModel(DraftModel):
     def update(
         self, state: CausalLmState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Take verified tokens [B, n]: a text's first ones are run at once, others with the next root."""
+        """Take verified tokens [B, n]: a prompt's are run at once, few with the next root."""
         if state.unread.shape[1]:
             self._read(state, state.unread, state.counts)
-        if int(state.cache.lengths.max()):
+        if int(state.cache.lengths.max()) and tokens.shape[1] <= FEW:
             state.unread, state.counts = tokens, counts
         else:
             self._read(state, tokens, counts)

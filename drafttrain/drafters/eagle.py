@@ -100,6 +100,9 @@ class EagleModel(LayeredDrafter):
         self.read(state, x, read)
         state.carried = {LAST: tapped[torch.arange(len(tokens), device=tokens.device), counts - 1]}  # [B, H]
 
+    def prefix(self, state: KvCache, length: int, room: int, tapped: torch.Tensor) -> KvCache:
+        return super().prefix(state, length - 1, room, tapped)  # the first token has not been read
+
     def draft_inputs(
         self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:

@@ -40,7 +40,8 @@ class Request:
 
     Attributes:
         prompt_ids: its tokens.
-        max_new_tokens: limit of the output; never exceeded, not even by accepted drafts.
+        max_new_tokens: limit of the output; never exceeded, not even by accepted drafts. That of `sampling`
+            takes its place, if it has one.
         sampling: how its tokens are drawn; greedily if left out.
         id: the caller's name for it.
     """
@@ -49,6 +50,9 @@ class Request:
     max_new_tokens: int
     sampling: SamplingParams = SamplingParams()
     id: str = ""
+
+    def __post_init__(self) -> None:
+        self.max_new_tokens = self.sampling.max_tokens or self.max_new_tokens
 
 
 @dataclass(eq=False)
@@ -164,7 +168,7 @@ def decode(
     for number, request in enumerate(requests):
         check_request(target, request, number)
     accept = rule_for(sampling, proposer.draws) if accept is None else accept
-    max_len = max(map(len, prompts), default=0) + max_new_tokens
+    max_len = max((len(request.prompt_ids) + request.max_new_tokens for request in requests), default=0)
     batch = max_rows or len(prompts)
     for rows in decode_requests(target, proposer, requests, batch, max_len, stop, accept, stats):
         if any(row.finish_reason == "not_finite" for row in rows):

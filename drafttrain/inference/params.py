@@ -14,12 +14,14 @@ class SamplingParams:
         top_p: the smallest set of most probable tokens that together have this probability.
         top_k: at most this many of the most probable tokens; None: all.
         seed: of this output's draws.
+        max_tokens: limit of this output, in place of max_new_tokens; None: that one holds.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int | None = None
     seed: int = 0
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", (int,))):
@@ -28,11 +30,13 @@ class SamplingParams:
                 raise UserError(
                     f"{name}: must be a {'whole ' if kinds == (int,) else ''}number, got {value!r}"
                 )
-        if self.top_k is not None and (not isinstance(self.top_k, int) or isinstance(self.top_k, bool)):
-            raise UserError(f"top_k: must be a whole number or None, got {self.top_k!r}")
+        for name in ("top_k", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise UserError(f"{name}: must be a whole number or None, got {value!r}")
+            if value is not None and value < 1:
+                raise UserError(f"{name}: must be >= 1, got {value}")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature: must be >= 0 and finite, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p: must be > 0 and <= 1, got {self.top_p}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k: must be >= 1, got {self.top_k}")

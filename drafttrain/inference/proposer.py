@@ -52,6 +52,10 @@ class Proposer(ABC):
     def split(self, joined: Any, states: Sequence[Any]) -> None:
         """Give the states what has happened to them in `joined`."""
 
+    def share(self, state: Any, other: Any) -> None:
+        """Let the only sequence of `state` draft from what the one of `other`, with the same prompt, has
+        learned from its text, and the other way round; proposers that learn nothing do nothing."""
+
     @abstractmethod
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
         """Append what the target has verified: the prompts, then each accepted path, root first.

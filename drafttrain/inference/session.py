@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted
 from drafttrain.inference.proposer import Proposer
@@ -103,55 +102,11 @@ def propose(session: Session) -> TokenTree:
     return session.proposer.propose(session.state, session.root)
 
 
-def propose_many(
-    sessions: Sequence[Session], seeds: Sequence[int], positions: Sequence[int]
-) -> list[TokenTree]:
-    """Return the trees of several sessions of one row with twins of a proposer, drafted together if possible.
-
-    Args:
-        seeds, positions: of each sequence, as `Proposer.set_active` takes them.
-    """
-    proposer, states = sessions[0].proposer, [session.state for session in sessions]
-    if len(sessions) == 1 or (joined := proposer.join(states)) is None:
-        trees = []
-        for session, seed, position in zip(sessions, seeds, positions, strict=True):
-            session.proposer.set_active([seed], [position])
-            trees.append(propose(session))
-        return trees
-    proposer.set_active(seeds, positions)
-    trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
-    proposer.split(joined, states)
-    return trees.rows()
-
-
 def verify(session: Session, tree: TokenTree, accept: AcceptanceRule) -> Verified:
     """Run the target over trees, commit the accepted paths to its cache, and set the roots after them."""
     session.cache.reserve(tree.width)
     states = session.target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors())
-    return _judge(session, tree, accept, states, session.target.head(states.final))
-
-
-def verify_many(
-    sessions: Sequence[Session], trees: Sequence[TokenTree], accept: Sequence[AcceptanceRule]
-) -> list[Verified]:
-    """Verify the trees of several sessions of one target, each with its own cache and length, in one forward
-    without padding to the widest."""
-    if len(sessions) == 1:
-        return [verify(sessions[0], trees[0], accept[0])]
-    target = sessions[0].target
-    for session, tree in zip(sessions, trees):
-        session.cache.reserve(tree.width)
-    states = target.forward_many(
-        [session.cache for session in sessions],
-        [tree.tokens for tree in trees],
-        [tree.depths for tree in trees],
-        [tree.ancestors() for tree in trees],
-    )
-    sizes = [tree.tokens.numel() for tree in trees]
-    final = torch.cat([found.final.flatten(0, 1) for found in states])  # [N, H]
-    parts = target.head(final).split(sizes)  # [B * n, V] each
-    logits = [part.view(*tree.tokens.shape, -1) for part, tree in zip(parts, trees)]
-    return [_judge(*each) for each in zip(sessions, trees, accept, states, logits)]
+    return judge(session, tree, accept, states, session.target.head(states.final))
 
 
 def update(session: Session, verified: Verified) -> None:
@@ -160,23 +115,7 @@ def update(session: Session, verified: Verified) -> None:
     session.proposer.update(session.state, verified.tokens, verified.tapped, verified.accepted.counts)
 
 
-def update_many(sessions: Sequence[Session], verified: Sequence[Verified]) -> None:
-    """Give the proposer of several sessions with one row each what the target has verified."""
-    proposer, states = sessions[0].proposer, [session.state for session in sessions]
-    if len(sessions) == 1 or (joined := proposer.join(states)) is None:
-        for session, one in zip(sessions, verified):
-            update(session, one)
-        return
-    for session, one in zip(sessions, verified):
-        proposer.harvest(session.state, one.tree, one.logits)
-    m = max(one.tokens.shape[1] for one in verified)
-    tokens = torch.cat([F.pad(one.tokens, (0, m - one.tokens.shape[1])) for one in verified])  # [B, m]
-    tapped = torch.cat([F.pad(one.tapped, (0, 0, 0, m - one.tapped.shape[1])) for one in verified])
-    proposer.update(joined, tokens, tapped, torch.cat([one.accepted.counts for one in verified]))
-    proposer.split(joined, states)
-
-
-def _judge(
+def judge(
     session: Session, tree: TokenTree, accept: AcceptanceRule, states: TargetStates, logits: torch.Tensor
 ) -> Verified:
     """Compare trees with the target's logits [B, n, V], commit the accepted paths, and set the roots."""

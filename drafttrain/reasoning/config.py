@@ -92,6 +92,8 @@ class SchedulerConfig:
             measured to be faster.
         threads: of the target, and of all drafting together, where they overlap. null: half of the cores
             each.
+        shared_ngrams: sequences of one prompt draft from each other's n-grams. auto: unless candidates are
+            drawn.
     """
 
     verifier: Literal["one", "batched"] = "batched"
@@ -99,6 +101,7 @@ class SchedulerConfig:
     sequences: int = setting(8, ge=1)
     overlap: bool | Literal["auto"] = "auto"
     threads: list[int] | None = None
+    shared_ngrams: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         check_ranges(self, "scheduler")

@@ -16,6 +16,7 @@ class Call:
         max_new_tokens: limit of the answer.
         sampling: with a seed that belongs to this call alone.
         stop: the answer ends before the first of these texts.
+        begin: what the model's turn begins with; the answer is what follows.
         evaluates: whether the state evaluator asks, not the thought generator.
     """
 
@@ -23,6 +24,7 @@ class Call:
     max_new_tokens: int
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
+    begin: str = ""
     evaluates: bool = False
 
 

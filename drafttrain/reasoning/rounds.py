@@ -85,7 +85,7 @@ class Caller:
         number, self.numbers[path] = self.numbers[path], self.numbers[path] + 1
         limit = min(ask.max_new_tokens, self.max_new_tokens or ask.max_new_tokens)
         sampling = replace(self.sampling, seed=call_seed(self.seed, path, number))
-        return Numbered(path, number, Call(ask.prompt, limit, sampling, ask.stop, evaluates))
+        return Numbered(path, number, Call(ask.prompt, limit, sampling, ask.stop, ask.begin, evaluates))
 
 
 def call_seed(seed: int, path: Path, number: int) -> int:

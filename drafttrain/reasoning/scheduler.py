@@ -14,20 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 
+from drafttrain.data.conversation import Message
 from drafttrain.inference.acceptance import AcceptanceRule, rule_for
 from drafttrain.inference.decode import Request, Row, check_request, emit, trim
+from drafttrain.inference.many import propose_many, update_many, verify_many
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import Proposer
-from drafttrain.inference.session import (
-    Session,
-    Verified,
-    propose_many,
-    update_many,
-    verify_many,
-)
+from drafttrain.inference.session import Session, Verified
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode
 from drafttrain.kernels.team import native_team
@@ -125,7 +122,7 @@ class Pace:
     and tests decide who is first."""
 
     def prefilled(self, began: float, tokens: int) -> None:
-        """Follow a forward of the target over this many tokens of a prompt."""
+        """Follow a forward of the target over this many tokens of prompts."""
 
     def drafted(self, began: float, branches: Sequence[Branch]) -> None:
         """Follow a draft that began at this time of the timeline's clock."""
@@ -157,6 +154,11 @@ class ScheduledDecoder:
     stats: DecodeStats = field(default_factory=DecodeStats)
 
     def __post_init__(self) -> None:
+        if self.config.shared_ngrams is True and self.proposer.draws:
+            raise UserError(
+                "scheduler.shared_ngrams: must be false or auto with drawn candidates, got true; n-grams "
+                "have no probabilities to draw from"
+            )
         self.store = PrefixStore(self.target, self.proposer, self.prefixes)
 
     @property
@@ -164,6 +166,11 @@ class ScheduledDecoder:
         """Whether drafting and verifying run at the same time."""
         overlap = self.config.overlap
         return self.target.device.type == "cuda" if overlap == "auto" else overlap
+
+    @property
+    def shares_ngrams(self) -> bool:
+        """Whether sequences of one prompt draft from each other's n-grams."""
+        return self.config.shared_ngrams is not False and not self.proposer.draws
 
     @torch.no_grad()
     def decode(
@@ -225,7 +232,8 @@ class ScheduledDecoder:
         requests, numbers = [], []
         for number, call in enumerate(calls):
             try:
-                request = Request(encode(self.target, call.messages), call.max_new_tokens, call.sampling)
+                prompt = encode(self.target, self._prompt(call))
+                request = Request(prompt, call.max_new_tokens, call.sampling)
                 check_request(self.target, request, number)
             except UserError as error:
                 if strict:
@@ -249,6 +257,17 @@ class ScheduledDecoder:
             answers[number] = Answer("".join(pieces), tuple(tokens), reason, error)
         return answers
 
+    def _prompt(self, call: Call) -> Prompt:
+        """Return a call's prompt with the beginning of its answer, if there is one; a base model, which has
+        no template, goes on from both as a text."""
+        if not call.begin:
+            return call.messages
+        tokenizer = self.target.tokenizer
+        if isinstance(call.messages, str) and tokenizer is not None and not tokenizer.chat_template:
+            return f"{call.messages}\n\n{call.begin}"
+        chat = [Message("user", call.messages)] if isinstance(call.messages, str) else call.messages
+        return [*chat, Message("assistant", call.begin)]
+
     def _threads(self) -> tuple[int | None, int]:
         """Return the threads of the target and of drafting: all of them in turn, or shares that add up to no
         more than the cores."""
@@ -271,6 +290,7 @@ class _Run:
 
     Attributes:
         threads: of all drafting together, where it overlaps with verifying.
+        siblings: of each prompt the first session.
     """
 
     decoder: ScheduledDecoder
@@ -280,6 +300,7 @@ class _Run:
     threads: int
     rounds: Rounds = field(default_factory=Rounds)
     branches: list[Branch] = field(default_factory=list)
+    siblings: dict[tuple[int, ...], Session] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config, self.timeline = self.decoder.config, self.decoder.timeline
@@ -331,27 +352,47 @@ class _Run:
     # what they consist of
 
     def admit(self) -> None:
-        """Encode prompts for which there is room; each gets its first token."""
+        """Encode prompts for which there is room, one by one or, where drafts are verified together, together
+        as well; each gets its first token."""
+        store, requests = self.decoder.store, self.requests
+        while requests and self.live < self.config.sequences:
+            numbers = [0]
+            if self.batched:
+                free = islice(requests, self.config.sequences - self.live)
+                numbers = store.together([request.prompt_ids for _, request in free])
+            taken = [requests[i] for i in numbers]
+            for i in reversed(numbers):
+                del requests[i]
+            self._encode(taken)
+
+    def _encode(self, taken: list[tuple[int, Request]]) -> None:
+        """Encode prompts, which have these numbers, in one forward."""
         decoder = self.decoder
-        while self.requests and self.live < self.config.sequences:
-            number, request = self.requests.popleft()
-            proposer = decoder.proposer.twin()
-            accept = rule_for([request.sampling], decoder.proposer.draws)
-            room = len(request.prompt_ids) + request.max_new_tokens
-            known = decoder.store.encoded
-            with self.timeline.span(TARGET, "prefill", [number]):
-                began = self.timeline.clock()
-                session = decoder.store.start(request.prompt_ids, room, accept, proposer)
-                decoder.pace.prefilled(began, decoder.store.encoded - known)
-            branch = Branch(Row(number, request), session, accept)
-            self.branches.append(branch)
-            self.live += 1
-            branch.row.add(session.root.tolist(), self.stop)
-            stats = decoder.stats
+        numbers, requests = zip(*taken)
+        prompts = [request.prompt_ids for request in requests]
+        rooms = [len(request.prompt_ids) + request.max_new_tokens for request in requests]
+        accept = [rule_for([request.sampling], decoder.proposer.draws) for request in requests]
+        proposers = [decoder.proposer.twin() for _ in requests]
+        known = decoder.store.encoded
+        with self.timeline.span(TARGET, "prefill", numbers):
+            began = self.timeline.clock()
+            sessions = decoder.store.start(prompts, rooms, accept, proposers)
+            decoder.pace.prefilled(began, decoder.store.encoded - known)
+        branches = [Branch(Row(*pair), *rest) for pair, *rest in zip(taken, sessions, accept)]
+        if decoder.shares_ngrams:
+            for prompt, session in zip(prompts, sessions):
+                first = self.siblings.setdefault(tuple(prompt), session)
+                if first is not session:
+                    decoder.proposer.share(session.state, first.state)
+        self.branches += branches
+        self.live += len(branches)
+        stats = decoder.stats
+        for branch in branches:
+            branch.row.add(branch.session.root.tolist(), self.stop)
             stats.prompts += 1
-            stats.prompt_tokens += len(request.prompt_ids)
+            stats.prompt_tokens += len(branch.row.request.prompt_ids)
             stats.new_tokens += len(branch.row.tokens)
-            self._go_on([branch])
+        self._go_on(branches)
 
     def draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None = None) -> None:
         """Give branches their verdicts and new drafts, and put them into the queue. One that cannot go on is

@@ -12,7 +12,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
 
 FORMAT_VERSION = 1
-ASKED = ("path", "number", "prompt", "seed", "max_new_tokens", "stop")
+ASKED = ("path", "number", "prompt", "seed", "max_new_tokens", "stop", "begin")
 REMEDY = "remove it, or name another place under out"
 
 
@@ -145,7 +145,7 @@ def totals(traces: Sequence[Trace]) -> dict[str, Any]:
 def _asked(numbered: Numbered) -> dict[str, Any]:
     call = numbered.call
     values = (list(numbered.path), numbered.number, call.messages, call.sampling.seed, call.max_new_tokens)
-    return dict(zip(ASKED, (*values, list(call.stop)), strict=True))
+    return dict(zip(ASKED, (*values, list(call.stop), call.begin), strict=True))
 
 
 def _answered(answer: Answer) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from drafttrain.reasoning.rounds import Caller, Failed, Path, Round
 from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought
 
 VOTE = (
-    "{problem}\n\nSeveral continuations have been suggested:\n\n{choices}\n\nWhich one is best? Compare them "
-    'in one or two sentences. Then finish with the line "Best choice: N", where N is its number.'
+    "{problem}\n\nSeveral continuations have been suggested:\n\n{choices}\n\nWhich one is best? Begin with "
+    'the line "Best choice: N", where N is its number. Then compare them in one or two sentences.'
 )
+CHOICE = "Best choice: "
 VOTE_TOKENS = 96
 _CHOICE = re.compile(r"choice\b\D{0,20}(\d+)", re.IGNORECASE)
 
@@ -121,7 +122,7 @@ class ThoughtTree:
             f"Choice {i}:\n{self._text(one.thoughts[len(shared) :])}" for i, one in enumerate(states, 1)
         ]
         problem = f"{self.problem.text}\n\n{self._text(states[0].thoughts[: len(shared)])}".strip()
-        ask = Ask(VOTE.format(problem=problem, choices="\n\n".join(choices)), VOTE_TOKENS)
+        ask = Ask(VOTE.format(problem=problem, choices="\n\n".join(choices)), VOTE_TOKENS, (), CHOICE)
         texts = yield from self.caller.ask([(shared, _single(ask)) for _ in range(self.n)], True)
         failed = [text for text in texts if isinstance(text, Failed)]
         votes = Counter(_choice(text) for text in texts if not isinstance(text, Failed))
@@ -148,9 +149,9 @@ def _child(path: Path, parent: State, thought: Thought | Failed) -> State:
 
 
 def _choice(text: str) -> int | None:
-    """Return the number of the choice that a vote ends with."""
-    numbers = _CHOICE.findall(text)
-    return int(numbers[-1]) if numbers else None
+    """Return the number of the choice that a vote begins with."""
+    found = _CHOICE.search(CHOICE + text)
+    return int(found[1]) if found else None
 
 
 def _common(paths) -> Path:

@@ -10,6 +10,7 @@ Recycling, Luo et al. 2024).
 """
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -127,6 +128,7 @@ class SelfDraft(PerSequence):
                 f"self_draft.branches: must be <= {vocab_size - len(self.special)}, the target's tokens, got "
                 f"{config.branches}"
             )
+        self._alone = threading.Lock()  # sequences of several threads may share their caches
         self.accepted: Counter[str] = Counter()
         self.judged: Counter[tuple[Features, bool]] = Counter()
 
@@ -152,11 +154,15 @@ class SelfDraft(PerSequence):
         self._observe(fresh, state[0].text[:length])
         return twin
 
+    def share(self, state: list[_Sequence], other: list[_Sequence]) -> None:
+        state[0].sources = other[0].sources
+
     def update(
         self, state: list[_Sequence], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         for sequence, row, count in zip(state, tokens.tolist(), counts.tolist()):
-            self._observe(sequence, row[:count])
+            with self._alone:
+                self._observe(sequence, row[:count])
 
     def _observe(self, sequence: _Sequence, tokens: list[int]) -> None:
         source = ACCEPTED if sequence.text else PROMPT
@@ -187,7 +193,8 @@ class SelfDraft(PerSequence):
         config, sources = self.config, sequence.sources
         context = config.longest if self.corpus is None else max(config.longest, self.corpus.max_prefix)
         text = [*sequence.text[-context:], root]
-        return grow(text, sources.followers, config.budget, self._worth, config.max_depth, context)
+        with self._alone:
+            return grow(text, sources.followers, config.budget, self._worth, config.max_depth, context)
 
     def send(self, sequence: _Sequence, tree: Candidates) -> None:
         """Add the branches to the tree that is verified next."""
@@ -209,7 +216,8 @@ class SelfDraft(PerSequence):
         said = logits.topk(max(config.recycle, 1)).indices.tolist()  # [B, n, k]
         for sequence, rows, size in zip(state, said, tree.sizes.tolist()):
             if size == len(sequence.sent.tokens):  # else the end of the output has cut it
-                self._harvest(sequence, rows)
+                with self._alone:
+                    self._harvest(sequence, rows)
 
     def _harvest(self, sequence: _Sequence, said: list[list[int]]) -> None:
         config, drafted, tree = self.config, sequence.sources.drafted, sequence.sent

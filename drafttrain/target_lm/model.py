@@ -349,7 +349,8 @@ class FrozenTarget:
             tokens, depths, ancestors: of each cache, as `forward` takes them.
         """
         trees = list(zip(caches, tokens, depths, ancestors, strict=True))
-        if self.native is None and not attention.attends_within_documents(self.config):
+        alone = self.native is None and not attention.attends_within_documents(self.config)
+        if alone or len(trees) == 1:
             return [self.forward(*tree) for tree in trees]
         parts, views = [], []
         for cache, tree, steps, seen in trees:

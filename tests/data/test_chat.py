@@ -81,6 +81,34 @@ def test_prompt_is_a_prefix_of_any_answer(question, answer, trim_offsets):
     assert encoded.loss_mask[len(prompt)] == 1
 
 
+def test_prompt_that_ends_in_an_answers_beginning(family):
+    """Its ids are those of the whole answer up to there, as transformers renders it."""
+    tokenizer = family_tokenizer(family)
+    turns = [Message("user", "Hi there"), Message("assistant", "Hello!"), Message("user", "Tell me more")]
+    header = encode_prompt(tokenizer, turns)
+    begun = encode_prompt(tokenizer, [*turns, Message("assistant", "No, thanks.")])
+    text = tokenizer.decode(begun)
+    assert text.startswith(tokenizer.decode(header)) and text.endswith("No, thanks.")
+    rendered = tokenizer.apply_chat_template(
+        [
+            {"role": turn.role, "content": turn.content}
+            for turn in [*turns, Message("assistant", "No, thanks.")]
+        ],
+        tokenize=False,
+        continue_final_message=True,
+    )
+    assert begun == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+
+def test_beginning_of_an_answer_that_a_template_hides(with_template):
+    hiding = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(
+        UserError, match="prompt: must be turns that the chat template renders, got user"
+    ) as end:
+        encode_prompt(with_template(hiding), [Message("user", "Hi there"), Message("assistant", "Hello!")])
+    assert "\n" not in str(end.value)
+
+
 def test_tokenizer_that_keeps_spaces_in_front_of_words():
     """A Llama-like tokenizer: "▁" before the first word, added only at the text's start."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))

@@ -320,6 +320,9 @@ def test_token_probs_are_what_is_drawn_from(params):
         (dict(temperature=float("nan")), "temperature: must be >= 0 and finite, got nan"),
         (dict(top_p=0.0), "top_p: must be > 0 and <= 1, got 0.0"),
         (dict(top_k=0), "top_k: must be >= 1, got 0"),
+        (dict(top_k=True), "top_k: must be a whole number or None, got True"),
+        (dict(max_tokens=0), "max_tokens: must be >= 1, got 0"),
+        (dict(max_tokens="8"), "max_tokens: must be a whole number or None, got '8'"),
     ],
 )
 def test_values_without_sense(values, words):

@@ -103,7 +103,7 @@ def test_a_trace_has_everything(tmp_path):
     first = values["rounds"][0]["calls"][1]
     assert first == {
         "path": [1], "number": 0, "prompt": "think ", "seed": call_seed(5, (1,), 0), "max_new_tokens": 4,
-        "stop": [], "text": "1", "token_ids": [49], "finish_reason": "stop", "error": None,
+        "stop": [], "begin": "", "text": "1", "token_ids": [49], "finish_reason": "stop", "error": None,
     }  # fmt: skip
     assert values["rounds"][1]["calls"][1]["number"] == 1  # the evaluator's call at the same node
     assert values["leaf"] == [1, 1, 2] and values["closing"] == {"digit": "0"} and values["finished"]

@@ -5,20 +5,28 @@ import random
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
+from drafttrain.data.conversation import Message
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.eagle import EagleConfig, EagleModel
+from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import Request, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.session import prefill
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.reasoning.interface import Call
 from drafttrain.reasoning.prefixes import PrefixStore
 from drafttrain.reasoning.scheduler import Pace, Rounds, ScheduledDecoder
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 
@@ -286,6 +294,54 @@ def test_stop_strings_and_errors_reach_the_caller(loaded):
         decoder.decode([Request([1], 4), Request([], 4)])
 
 
+@pytest.mark.parametrize("kind", ["n-grams", "hybrid"])
+def test_samples_of_one_prompt_draft_from_each_other(loaded, kind):
+    """With the same text everywhere, and more of the draft accepted."""
+    asked = [Request(PROMPTS[0], 40, SamplingParams(1.0, seed=seed)) for seed in (3, 3, 4, 3)]
+    asked.append(Request(PROMPTS[3], 40, SamplingParams(1.0, seed=3)))
+    expected, accept_len = serial(loaded.target, asked), {}
+    for shared in (True, False):
+        config = SchedulerConfig("one", "each", sequences=1, overlap=False, shared_ngrams=shared)
+        for prefixes in (0, 8192):
+            decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), config, prefixes)
+            assert [branch.row.output for branch in decoder.decode(asked, stop=())] == expected
+            accept_len[shared] = decoder.stats.accept_len
+    assert accept_len[True] > accept_len[False] + 0.3
+    for way in WAYS:  # several threads write to one cache
+        assert texts(loaded.target, proposer_of(loaded, kind), asked * 2, way) == expected * 2
+
+
+def test_sequences_of_other_prompts_share_nothing(loaded):
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams"), SchedulerConfig("one"))
+    sources = [branch.session.state[0].sources for branch in decoder.decode(requests(1.0), stop=())]
+    assert sources[0] is sources[1] and len({id(one) for one in sources}) == len(PROMPTS) - 1
+
+
+def test_drawn_candidates_share_no_ngrams(loaded):
+    drawn = proposer_of(loaded, DRAWN)
+    with pytest.raises(
+        UserError, match="scheduler.shared_ngrams: must be false or auto with drawn candidates"
+    ):
+        ScheduledDecoder(loaded.target, drawn, SchedulerConfig(shared_ngrams=True))
+    assert not ScheduledDecoder(loaded.target, drawn).shares_ngrams
+    assert ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams")).shares_ngrams
+
+
+def test_answers_go_on_from_their_beginning(loaded, monkeypatch):
+    """A chat's last turn, or for a base model the end of the text; no part of the answer's own text."""
+    target, greedy = loaded.target, SamplingParams()
+    decoder = ScheduledDecoder(target, NoProposer())
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Score:"}]
+    [begun] = decoder.answer([Call("Hello", 8, greedy, begin="Score:")])
+    [same] = decoder.answer([Call([Message("user", "Hello")], 8, greedy, begin="Score:")])
+    [given] = decoder.generate([chat], max_new_tokens=8)
+    assert begun == same == given and begun.text and "Score:" not in begun.text
+    assert begun != decoder.answer([Call("Hello", 8, greedy)])[0]
+    monkeypatch.setattr(target.tokenizer, "chat_template", None)
+    [text] = decoder.answer([Call("Hello", 8, greedy, begin="Score:")])
+    assert text == decoder.answer([Call("Hello\n\nScore:", 8, greedy)])[0]
+
+
 def test_drawn_trees_that_cannot_be_are_refused(loaded):
     with pytest.raises(UserError, match=r"k_config: must be at most candidates \(3\), got 4"):
         parse_policy("drawn:k_config=2-4,candidates=3")
@@ -324,20 +380,118 @@ def test_prefixes_are_encoded_once_and_change_nothing(loaded, kind):
     assert sum(len(one.tokens) for one in stores[1].kept) <= 20
 
 
-def test_sessions_from_the_store_equal_fresh_ones(loaded):
-    """Bit for bit, in the target's and the drafter's cache: the same prompt, a longer one, a shorter one."""
-    from drafttrain.inference.acceptance import accept_greedy
-    from drafttrain.inference.session import prefill
+FAMILY = [
+    [3, 14, 15, 92, 65],
+    [3, 14, 15, 92, 65, 8, 9, 7],  # longer
+    [3, 14, 15],
+    [3, 14, 15, 92, 65],  # the same
+    [3],
+    [70, 71, 72, 73],
+    [3, 14, 15, 20, *range(30, 60)],
+    [3, 14, 15, 20, *range(30, 50), 9],
+]
 
+
+def assert_fresh(ours, fresh, n: int, same=torch.equal) -> None:
+    """Require that a session has the first token, and the target's and the drafter's cache, of one that was
+    encoded alone."""
+    assert ours.root == fresh.root and int(fresh.cache.lengths) == n
+    for one, other in ((ours.cache, fresh.cache), (ours.state, fresh.state)):
+        one, other = getattr(one, "cache", one), getattr(other, "cache", other)
+        length = int(other.lengths)
+        assert one.lengths == length >= n - 1  # EAGLE's has nothing of the first token
+        assert same(one.kv[..., :length, :], other.kv[..., :length, :])
+
+
+def proposers(loaded, tiny_target_folder) -> dict:
+    """With caches of each kind: EDD's, EAGLE's, and those of a small LM."""
+    eagle_config = EagleConfig.for_target(loaded.target, DrafterConfig(kind="eagle"), 200)
+    torch.manual_seed(0)
+    eagle = EagleModel(eagle_config)
+    eagle.initialize_from(loaded.target, DrafterConfig(kind="eagle"), torch.arange(200))
+    eagle.pack()
+    return {
+        "edd": proposer_of(loaded, "chain:length=3"),
+        "eagle": TreeProposer(eagle, parse_policy("chain:length=3")),
+        "lm": load_bundle(tiny_target_folder, target=loaded.target, dtype="float32").proposer(
+            "chain:length=3"
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["edd", "eagle", "lm"])
+@pytest.mark.parametrize("capacity", [8192, 12, 0])
+def test_sessions_from_the_store_equal_fresh_ones(loaded, tiny_target_folder, kind, capacity):
+    """Bit for bit, encoded one by one and together, after what is known and from nothing."""
+    target = loaded.target
+    target.tap([-1] if kind == "eagle" else [-2])
+    proposer = proposers(loaded, tiny_target_folder)[kind]
+    fresh = [prefill(target, proposer, [prompt], 80, accept_greedy) for prompt in FAMILY]
+    for size in (1, 3, 8):
+        store, first = PrefixStore(target, proposer, capacity), 0
+        while first < len(FAMILY):
+            some = FAMILY[first : first + size]
+            n = len(some)
+            found = store.start(some, [80] * n, [accept_greedy] * n, [proposer] * n)
+            for ours, its, prompt in zip(found, fresh[first:], some):
+                assert_fresh(ours, its, len(prompt))
+            first += n
+        assert store.encoded + store.shared == sum(map(len, FAMILY))
+    target.tap([-2])
+
+
+def test_a_stock_target_encodes_several_prompts_in_one_forward(tiny_llama, loaded):
+    """Up to rounding: torch's operators round the rows of a forward differently."""
+    target = FrozenTarget(*tiny_llama, "llama", tapped_blocks=[-2])
     proposer = proposer_of(loaded, "chain:length=3")
-    store = PrefixStore(loaded.target, proposer, 8192)
-    for prompt in ([3, 14, 15, 92, 65], [3, 14, 15, 92, 65, 8, 9, 7], [3, 14, 15], [3, 14, 15, 92, 65], [3]):
-        ours = store.start(prompt, 40, accept_greedy, proposer)
-        fresh = prefill(loaded.target, proposer, [prompt], 40, accept_greedy)
-        assert ours.root == fresh.root
-        for one, other in ((ours.cache, fresh.cache), (ours.state, fresh.state)):
-            assert one.lengths == other.lengths == len(prompt)
-            assert torch.equal(one.kv[..., : len(prompt), :], other.kv[..., : len(prompt), :])
+    fresh = [prefill(target, proposer, [prompt], 80, accept_greedy) for prompt in FAMILY]
+    calls = []
+    hook = target.base.register_forward_hook(lambda *_: calls.append(1))
+    store, n = PrefixStore(target, proposer, 8192), len(FAMILY)
+    found = store.start(FAMILY, [80] * n, [accept_greedy] * n, [proposer] * n)
+    assert calls == [1]
+    hook.remove()
+    for ours, its, prompt in zip(found, fresh, FAMILY):
+        assert_fresh(ours, its, len(prompt), partial(torch.allclose, atol=1e-5))
+    asked = requests(1.0)
+    plain = texts(target, NoProposer(), asked, SchedulerConfig("one", "each", sequences=1))
+    assert texts(target, proposer_of(loaded, "chain:length=3"), asked) == plain
+
+
+def test_prompts_wait_for_what_they_can_copy(loaded):
+    store = PrefixStore(loaded.target, NoProposer(), 8192)
+    common = list(range(100, 140))
+    prompts = [common + [1, 2], common + [3, 4], common + [1, 2], [7] * 40, common[:10] + [5]]
+    assert store.together(prompts) == [0, 3, 4]  # ten tokens are not worth a forward of their own
+    store.start([prompts[0]], [60], [accept_greedy], [NoProposer()])
+    assert store.together(prompts[1:]) == [0, 1, 2, 3]  # the same prompt costs nothing, the others little
+    long = [[i] * 200 for i in range(1, 6)]
+    assert store.together(long) == [0, 1]  # 512 tokens
+    assert store.together([[8] * 600, [9] * 5]) == [0]
+    assert PrefixStore(loaded.target, NoProposer(), 0).together(prompts) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("prefixes", [0, 8192])
+def test_prompts_are_encoded_together_where_drafts_are_verified_together(loaded, prefixes):
+    class Prompts(Pace):
+        def __init__(self):
+            self.tokens = []
+
+        def prefilled(self, began, tokens):
+            self.tokens.append(tokens)
+
+    asked = requests(1.0)
+    for verifier, forwards in (("one", 8), ("batched", 2 if prefixes else 1)):
+        pace = Prompts()
+        decoder = ScheduledDecoder(
+            loaded.target, NoProposer(), SchedulerConfig(verifier, sequences=8), prefixes, pace
+        )
+        branches = decoder.decode(asked, stop=())
+        assert [branch.row.output for branch in branches] == serial(loaded.target, asked)
+        assert len(pace.tokens) == forwards and sum(pace.tokens) == decoder.store.encoded
+        spans = [span.sequences for span in decoder.timeline.spans if span.what == "prefill"]
+        assert sorted(number for span in spans for number in span) == list(range(8))
+        assert len(spans) == forwards
 
 
 def test_small_lm_drafts_unchanged(tiny_target_folder, loaded):

@@ -152,7 +152,7 @@ def vote_model(favorite):
 
 @pytest.mark.parametrize("search", ["bfs", "dfs"])
 def test_votes(search):
-    model = vote_model(lambda choices, k: f"They differ. Best choice: {1 + choices.index('2')}.")
+    model = vote_model(lambda choices, k: f"{1 + choices.index('2')}. They differ.")
     trace = grow(model, search=search, evaluator="vote")
     assert trace.leaf == [2, 2, 2] and trace.without_score == 0
     assert [state["score"] for state in trace.states[1:4]] == [0, 0, 3]

@@ -146,6 +146,7 @@ def test_a_thought_of_gsm8k_takes_two_calls_with_the_slots_of_the_paper():
     with pytest.raises(StopIteration) as end:
         asking.send(" 13 * 2 = 26.\n")
     assert end.value.value == {"sub_question": "What do they cost?", "sub_answer": "13 * 2 = 26."}
+    assert Gsm8k().judge(EGGS, [THOUGHT]).begin == "Rating: "
     judged = Gsm8k().judge(EGGS, [THOUGHT, end.value.value]).prompt
     assert EGGS.text in judged and "What do they cost?" in judged and "13 * 2 = 26." in judged
     assert THOUGHT["sub_question"] not in judged
@@ -157,12 +158,13 @@ def test_a_tree_of_gsm8k():
             return f"Question {number}?"
         if prompt.endswith("Answer:"):
             return f"It is {prompt[prompt.index('Question ') + 9]}."
-        if prompt.endswith("Rating:"):
+        if prompt.endswith("Write the number only."):
             return "9" if "Question 1?" in prompt else "I do not know"
         return "All in all\n#### 18"
 
     model = Scripted(script)
     trace = reason("gsm8k", EGGS, model)
+    assert {call["begin"] for call in trace.rounds[2]["calls"]} == {"Rating: "}
     assert trace.leaf == [1, 1, 1] and trace.without_score == 6
     assert trace.result == {"success": True, "answer": "18", "reference": "18"}
     assert [len(calls) for calls in model.rounds] == [3, 3, 3] * 3 + [1]
@@ -188,10 +190,11 @@ def test_end_sentences_kept():
 @pytest.mark.parametrize(
     "text, score",
     [
+        (" 7\nThe first paragraph leads to the second.", 7),
         ("It flows. Coherency score: 7", 7),
         ("The score of the first part is 3.\nCoherency score: **9**/10", 9),
         ("coherency score: 0", None),
-        ("I give it a 7.", None),
+        (" The paragraphs fit well, and there are 4 of them.", None),
         ("", None),
     ],
 )
@@ -209,7 +212,7 @@ def test_scores_of_writing(text, score):
 )
 def test_a_tree_of_writing(text, plan, passage):
     def script(prompt, number):
-        if prompt.endswith("to 10."):
+        if prompt.startswith("Here is a text"):
             return f"Fine. Coherency score: {len(prompt) % 10 + 1}"
         return text if "Think of a plan" in prompt else PASSAGE
 

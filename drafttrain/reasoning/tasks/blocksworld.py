@@ -51,7 +51,8 @@ QUESTION = (
     "it is bad.\n\n"
 )
 JUDGED = "[PROBLEM]\n{problem}\n[PLAN SO FAR]\n{state}\n[NEXT ACTION]\n{action}\n[VERDICT]"
-ANSWER = "\n\nGive the last verdict, good or bad, in one word.\n\nVerdict:"
+ANSWER = "\n\nGive the last verdict, good or bad, in one word."
+VERDICT = "Verdict:"
 NOTHING = "(no action yet)"
 
 
@@ -80,7 +81,7 @@ class Blocksworld(Task):
         return {"action": blocks.in_words(action) if action else first_line(text)}
 
     def judge(self, problem: Problem, thoughts: Sequence[Thought]) -> Ask:
-        return Ask(evaluator_prompt(problem, thoughts), 16, ("\n\n",))
+        return Ask(evaluator_prompt(problem, thoughts), 16, ("\n\n",), VERDICT)
 
     def score(self, text: str) -> float | None:
         word = re.search(r"\b(good|bad)\b", text, re.IGNORECASE)

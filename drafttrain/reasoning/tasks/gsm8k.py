@@ -23,8 +23,9 @@ SUB_ANSWER = (
 VALUE = (
     "A smaller question and its answer:\nQuestion: {sub_question}\nAnswer: {sub_answer}\n\nHow much does "
     "this answer help to solve the problem? Rate it with a whole number from 1 (wrong or useless) to 10 "
-    "(right and decisive). Write the number only.\n\nRating:"
+    "(right and decisive). Write the number only."
 )
+RATING = "Rating: "  # small models rarely write a number unless their turn begins with this, space included
 CLOSING = (
     "Now finish the problem with what has been worked out. End with a line that has the form "
     '"#### number".\n\nSolution:'
@@ -61,7 +62,7 @@ class Gsm8k(Task):
         return {"solution": text.strip()}
 
     def judge(self, problem: Problem, thoughts: Sequence[Thought]) -> Ask:
-        return Ask(PROBLEM.format(problem=problem.text) + VALUE.format(**thoughts[-1]), 16, ("\n\n",))
+        return Ask(PROBLEM.format(problem=problem.text) + VALUE.format(**thoughts[-1]), 16, ("\n\n",), RATING)
 
     def score(self, text: str) -> float | None:
         return number_within(text, *self.scores)

@@ -20,11 +20,13 @@ Thought = dict[str, str]  # the named texts of one step, such as sub-question an
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt, the most tokens that its answer may have, and the texts at which it ends."""
+    """A prompt, the most tokens that its answer may have, the texts at which it ends, and what the model's
+    turn begins with; the answer is what follows."""
 
     prompt: str
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    begin: str = ""
 
 
 Asking = Generator[Ask, str, T]
@@ -107,7 +109,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, text: str) -> float | None:
-        """Return the score in an answer to `judge`; None: there is none."""
+        """Return the score in an answer to `judge`, after what it begins with; None: there is none."""
 
     @abstractmethod
     def render(self, thought: Thought) -> str:

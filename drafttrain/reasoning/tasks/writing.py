@@ -24,10 +24,11 @@ STATE = (
     "paragraphs with a blank line between them, and nothing else."
 )
 VALUE = (
-    "Here is a text of several paragraphs.\n\n{passage}\n\nIn two or three sentences, discuss how well the "
-    'paragraphs fit together. Then finish with the line "Coherency score: N", where N is a whole number from '
-    "1 to 10."
+    "Here is a text of several paragraphs.\n\n{passage}\n\nHow well do the paragraphs fit together? Begin "
+    'with the line "Coherency score: N", where N is a whole number from 1 to 10. Then say why in two or '
+    "three sentences."
 )
+LABEL = "Coherency score: "
 _SCORE = re.compile(r"score\b(\D{0,20}\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
@@ -59,11 +60,11 @@ class Writing(Task):
         return {"plan": plan, "passage": _parts(text)[1]}
 
     def judge(self, problem: Problem, thoughts: Sequence[Thought]) -> Ask:
-        return Ask(VALUE.format(passage=thoughts[-1]["passage"]), 160)
+        return Ask(VALUE.format(passage=thoughts[-1]["passage"]), 160, (), LABEL)
 
     def score(self, text: str) -> float | None:
-        scores = _SCORE.findall(text)
-        return number_within(scores[-1], *self.scores) if scores else None
+        found = _SCORE.search(LABEL + text)
+        return number_within(found[1], *self.scores) if found else None
 
     def render(self, thought: Thought) -> str:
         return f"Plan: {thought['plan']}\n{thought['passage']}"

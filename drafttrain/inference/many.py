@@ -1,0 +1,93 @@
+"""The steps of `session.py` for several sessions of one row each: they run in one forward, and each session
+keeps its own cache, length and state.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from drafttrain.inference.acceptance import AcceptanceRule
+from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.session import Session, Verified, judge, propose, verify
+from drafttrain.trees.tree import TokenTree
+
+
+def propose_many(
+    sessions: Sequence[Session], seeds: Sequence[int], positions: Sequence[int]
+) -> list[TokenTree]:
+    """Return the trees of several sessions of one row with twins of a proposer, drafted together if possible.
+
+    Args:
+        seeds, positions: of each sequence, as `Proposer.set_active` takes them.
+    """
+    proposer, states = sessions[0].proposer, [session.state for session in sessions]
+    if len(sessions) == 1 or (joined := proposer.join(states)) is None:
+        trees = []
+        for session, seed, position in zip(sessions, seeds, positions, strict=True):
+            session.proposer.set_active([seed], [position])
+            trees.append(propose(session))
+        return trees
+    proposer.set_active(seeds, positions)
+    trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
+    proposer.split(joined, states)
+    return trees.rows()
+
+
+def verify_many(
+    sessions: Sequence[Session], trees: Sequence[TokenTree], accept: Sequence[AcceptanceRule]
+) -> list[Verified]:
+    """Verify the trees of several sessions of one target, each with its own cache and length, in one forward
+    without padding to the widest."""
+    if len(sessions) == 1:
+        return [verify(sessions[0], trees[0], accept[0])]
+    target = sessions[0].target
+    for session, tree in zip(sessions, trees):
+        session.cache.reserve(tree.width)
+    states = target.forward_many(
+        [session.cache for session in sessions],
+        [tree.tokens for tree in trees],
+        [tree.depths for tree in trees],
+        [tree.ancestors() for tree in trees],
+    )
+    sizes = [tree.tokens.numel() for tree in trees]
+    final = torch.cat([found.final.flatten(0, 1) for found in states])  # [N, H]
+    parts = target.head(final).split(sizes)  # [B * n, V] each
+    logits = [part.view(*tree.tokens.shape, -1) for part, tree in zip(parts, trees)]
+    return [judge(*each) for each in zip(sessions, trees, accept, states, logits)]
+
+
+def update_many(sessions: Sequence[Session], verified: Sequence[Verified]) -> None:
+    """Give the proposer of several sessions with one row each what the target has verified."""
+    for session, one in zip(sessions, verified):
+        session.proposer.harvest(session.state, one.tree, one.logits)
+    read_many(
+        sessions[0].proposer,
+        [session.state for session in sessions],
+        [one.tokens for one in verified],
+        [one.tapped for one in verified],
+        [one.accepted.counts for one in verified],
+    )
+
+
+def read_many(
+    proposer: Proposer,
+    states: Sequence[object],
+    tokens: Sequence[torch.Tensor],
+    tapped: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+) -> None:
+    """Let a proposer read verified tokens of several states with one row each, together if possible.
+
+    Args:
+        tokens, tapped, counts: of each state, as `Proposer.update` takes them.
+    """
+    if len(states) == 1 or (joined := proposer.join(states)) is None:
+        for each in zip(states, tokens, tapped, counts):
+            proposer.update(*each)
+        return
+    m = max(one.shape[1] for one in tokens)
+    rows = torch.cat([F.pad(one, (0, m - one.shape[1])) for one in tokens])  # [B, m]
+    wide = torch.cat([F.pad(one, (0, 0, 0, m - one.shape[1])) for one in tapped])  # [B, m, K*H]
+    proposer.update(joined, rows, wide, torch.cat(list(counts)))
+    proposer.split(joined, states)
