@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from drafttrain.kernels.build import library, variant
+from drafttrain.kernels.memory import HUGE_PAGE
 from drafttrain.kernels.team import team_size
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}
-CACHE_LINE, HUGE_PAGE, REGION = 64, 2 << 20, 32 << 20  # bytes
+CACHE_LINE, REGION = 64, 32 << 20  # bytes
 
 
 class LinearStruct(ctypes.Structure):

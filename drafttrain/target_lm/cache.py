@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from drafttrain.kernels.blocks import Nodes
+from drafttrain.kernels.memory import empty
 from drafttrain.utils.errors import UserError
 
 
@@ -44,8 +45,9 @@ class KvCache:
     def allocate(self, heads: int, dim: int) -> None:
         """Make the buffer once the sizes of keys are known (configs name them differently)."""
         if self.kv is None:
-            shape = (self.n_layers, 2, self.capacity, heads, self.max_len, dim)
-            self._set_buffer(torch.zeros(shape, dtype=self.dtype, device=self.device))
+            shape = (self.n_layers, 2, self.capacity, heads, 0, dim)
+            nothing = torch.empty(shape, dtype=self.dtype, device=self.device)
+            self._set_buffer(_with_room(nothing, self.max_len))
 
     def reserve(self, n: int) -> int:
         """Make room for n slots after each row's verified ones; return how many slots are then in view."""
@@ -95,8 +97,7 @@ class KvCache:
         """Return a cache of its own with the first `length` tokens of its only row, and slots for `room`."""
         twin = type(self)(self.n_layers, 1, max(length, room), self.dtype, self.device)
         if self.kv is not None:
-            twin.allocate(self.kv.shape[3], self.kv.shape[5])
-            twin.kv[..., :length, :] = self.kv[..., :length, :]
+            twin._set_buffer(_with_room(self.kv[..., :length, :], twin.max_len))
         twin.lengths = torch.full_like(self.lengths, length)
         twin.carried = {name: value.clone() for name, value in self.carried.items()}
         return twin
@@ -147,10 +148,9 @@ class KvCache:
         """Make room for this many slots, and for more soon."""
         if slots <= self.max_len:
             return
-        more = max(slots, 2 * self.max_len) - self.max_len
-        self.max_len += more
+        self.max_len = max(slots, 2 * self.max_len)
         if self.kv is not None:
-            self._set_buffer(F.pad(self._buffer, (0, 0, 0, more)))
+            self._set_buffer(_with_room(self._buffer, self.max_len))
 
     def _set_buffer(self, buffer: torch.Tensor) -> None:
         self._buffer = buffer
@@ -224,6 +224,15 @@ class TreeCache(KvCache, Cache):
     def open_at(self, slots: torch.Tensor, view: int) -> None:
         """Open these slots [B, n] for the next forward, with this many in view."""
         self.slots, self.view = slots[0] if self.batch == 1 else slots, view
+
+
+def _with_room(kept: torch.Tensor, slots: int) -> torch.Tensor:
+    """Return a buffer of this many slots that begins with those of `kept` [..., n, dim]; the rest is 0."""
+    n = kept.shape[-2]
+    buffer = empty((*kept.shape[:-2], slots, kept.shape[-1]), kept.dtype, kept.device)
+    buffer[..., :n, :] = kept
+    buffer[..., n:, :] = 0
+    return buffer
 
 
 def _joined_rows(parts: Sequence[KvCache]) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` 3,
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -131,7 +131,8 @@ def speeds(run: Run, name: str) -> Measured:
     }
 
     def speed(figure: str, base: str, method: str) -> dict:
-        return compare(GOALS[figure], found, base, method, tuned[method][0]) | note
+        trees = dict.fromkeys(tasks, tuned[method][0])
+        return compare(GOALS[figure], found, base, method, trees) | note
 
     figures = {
         names[0]: speed(names[0], SERIAL_AR, SEED),
@@ -146,9 +147,9 @@ def speeds(run: Run, name: str) -> Measured:
     }
 
 
-def compare(goal: str, found: Sequence[Grown], base: str, method: str, tree: str) -> dict:
+def compare(goal: str, found: Sequence[Grown], base: str, method: str, trees: Mapping[str, str]) -> dict:
     """Return a method's speed to another's, what it depends on, and the acceptance that its goal needs."""
-    return ratio(found, base, method) | explain(found, base, method, tree, float(goal.split()[1]))
+    return ratio(found, base, method) | explain(found, base, method, trees, float(goal.split()[1]))
 
 
 def mean_of(found: Sequence[Grown], method: str, what: str) -> float:
@@ -164,10 +165,10 @@ def paced_speeds(run: Run) -> Measured:
     raw = run.folder("seed_paced") / "trees.jsonl"
     found, late = paced.measure(load_pair("B"), problems, repeats, raw, run.resume)
     size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
-    notes = {"late": late, "tree": paced.TREE, "size": size}
+    notes = {"late": late, "trees": paced.TREES, "size": size}
     bases = {"paced_vs_serial_ar": SERIAL_AR, "paced_vs_serial_sd": paced.SERIAL_SD}
     return {
-        figure: compare(GOALS[figure], found, base, paced.SEED, paced.TREE) | notes
+        figure: compare(GOALS[figure], found, base, paced.SEED, paced.TREES) | notes
         for figure, base in bases.items()
     }
 

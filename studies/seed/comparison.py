@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from drafttrain.trees.parse import parse_policy
@@ -132,10 +132,14 @@ def costs(found: Sequence[Grown], base: str, method: str, tree: str, task: str) 
     )
 
 
-def explain(found: Sequence[Grown], base: str, method: str, tree: str, goal: float) -> dict:
+def explain(found: Sequence[Grown], base: str, method: str, trees: Mapping[str, str], goal: float) -> dict:
     """Return by task accept_len, α and the shares of time of the evaluator and of prompts; and the α that
-    would bring the mean speed of the tasks to the goal, None if even all drafts accepted would not."""
-    parts = {task: costs(found, base, method, tree, task) for task in tasks_of(found)}
+    would bring the mean speed of the tasks to the goal, None if even all drafts accepted would not.
+
+    Args:
+        trees: name of the trees of drafts by task.
+    """
+    parts = {task: costs(found, base, method, trees[task], task) for task in tasks_of(found)}
 
     def reaches(alpha: float) -> bool:
         return statistics.fmean(part.speedup(alpha) for part in parts.values()) >= goal

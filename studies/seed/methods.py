@@ -57,10 +57,15 @@ def serial(name: str, tree: str | None) -> Method:
 
 
 def scheduled(
-    name: str, tree: str | None, verifier: str, overlap: bool = False, sequences: int = SEQUENCES
+    name: str,
+    tree: str | None,
+    verifier: str,
+    overlap: bool = False,
+    sequences: int = SEQUENCES,
+    threads: list[int] | None = None,
 ) -> Method:
     """Three sequences at a time, drafted for together (Figure 1c)."""
-    return Method(name, tree, SchedulerConfig(verifier, "joined", sequences, overlap))
+    return Method(name, tree, SchedulerConfig(verifier, "joined", sequences, overlap, threads))
 
 
 def drawn(*k_config: int) -> str:

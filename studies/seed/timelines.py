@@ -31,7 +31,7 @@ from drafttrain.utils.files import read_json
 from studies import arguments
 from studies.seed.drawing import Block, Lane, Panel, draw
 from studies.seed.methods import SEQUENCES, SERIAL_AR, TASK_FILES, Method, drawn, scheduled, serial
-from studies.seed.paced import TREE, Paced
+from studies.seed.paced import THREADS, TREES, Paced
 from studies.seed.pairs import Pair, load_pair
 
 TASK = "gsm8k"
@@ -71,7 +71,8 @@ class Over(Exception):
 def ways(devices: str) -> list[Method]:
     """Return the methods of Figure 1, in its order; SEED as it is scheduled on these devices."""
     if devices == "paced":
-        tree, scheduler = TREE, SchedulerConfig("one", "each", SEQUENCES, overlap=True)
+        tree = TREES[TASK]
+        scheduler = SchedulerConfig("one", "each", SEQUENCES, overlap=True, threads=THREADS)
     else:
         tree, scheduler = REAL_TREE, SchedulerConfig("one", "joined", SEQUENCES)
     return [

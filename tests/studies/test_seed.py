@@ -129,10 +129,10 @@ def test_the_acceptance_that_a_goal_needs_is_predicted(monkeypatch):
     assert costs.speedup(0.5) == pytest.approx(1.3)
     # α = 0.8: 1 + 0.65 / 0.75 * (0.8 + 0.64) = 2.248 tokens per verification
     assert costs.speedup(0.8) == pytest.approx(13 / (2 + 8 / 600 * 990 / 2.248))
-    goal = costs.speedup(0.8)
-    notes = explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), goal)
+    goal, trees = costs.speedup(0.8), {"gsm8k": methods.drawn(1, 1)}
+    notes = explain(found, SERIAL_AR, "SEED", trees, goal)
     assert notes["alpha_needed"] == pytest.approx(0.8) and notes["costs"]["gsm8k"]["alpha"] == 0.5
-    assert explain(found, SERIAL_AR, "SEED", methods.drawn(1, 1), 3.0)["alpha_needed"] is None
+    assert explain(found, SERIAL_AR, "SEED", trees, 3.0)["alpha_needed"] is None
 
 
 @pytest.fixture

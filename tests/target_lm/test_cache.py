@@ -177,3 +177,20 @@ def test_cleared_rows_hold_no_nan():
     cache.clear_rows(torch.tensor([False, True, False]))
     assert not cache.kv[:, :, 1].any()
     assert cache.kv[:, :, 0].isnan().any() and contents(cache)[2] == (12, 2)
+
+
+def test_new_slots_are_zeros_and_those_in_use_are_kept():
+    """In a new cache, a copy with more room, and one that has grown."""
+    cache = KvCache(2, 1, 5, torch.float32, "cpu")
+    cache.allocate(3, 4)
+    assert cache.kv.shape == (2, 2, 1, 3, 5, 4) and not cache.kv.any()
+    cache.kv.copy_(torch.randn(cache.kv.shape))
+    cache.lengths = torch.tensor([4])
+    twin = cache.copy(3, 9)
+    assert twin.kv.shape[4] == 9 and twin.lengths.tolist() == [3]
+    assert torch.equal(twin.kv[..., :3, :], cache.kv[..., :3, :]) and not twin.kv[..., 3:, :].any()
+    before = cache.kv.clone()
+    assert cache.reserve(3) == 7 and cache.max_len == 10
+    assert torch.equal(cache.kv[..., :5, :], before) and not cache.kv[..., 5:, :].any()
+    twin.kv.fill_(1.0)
+    assert torch.equal(cache.kv[..., :5, :], before)
