@@ -1,4 +1,4 @@
-"""What docs/extending.md adds works: its files are written, its lines are added, and both are used."""
+"""The examples of docs/extending.md work: their files are written, their lines added, and both are used."""
 
 import importlib
 import re
@@ -66,7 +66,7 @@ def test_the_page_has_two_files_and_two_lines():
 
 
 @pytest.mark.usefixtures("page")
-def test_the_policy_decodes_what_the_target_says(tiny_bundle):
+def test_the_policy_decodes_the_text_of_the_target(tiny_bundle):
     bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
     expected = decode_all(bundle.target, NoProposer(), PROMPTS, 12)[0]
     for tree in ("beam", "beam:share=1,width=1", "beam:share=0.01,width=4,max_depth=3,total=24"):

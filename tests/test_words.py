@@ -4,8 +4,17 @@ import pytest
 
 from studies import words
 
-CLEAN = ("studies", "scripts", "tests/studies")  # folders without a hit, to grow until it is everything
-CEILING = 160  # hits in all other folders, to be lowered to 0
+CLEAN = (
+    "docs",
+    "drafttrain/classifier",
+    "drafttrain/hidden_states",
+    "drafttrain/target_lm",
+    "drafttrain/utils",
+    "scripts",
+    "studies",
+    "tests/studies",
+)  # folders without a hit, to grow until it is everything
+CEILING = 28  # hits in all other folders, to be lowered to 0
 
 
 def hits(text: str, suffix: str = ".md") -> list[str]:

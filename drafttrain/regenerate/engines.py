@@ -1,4 +1,4 @@
-"""What answers: the target in this process, or a server. Both take requests and yield completions alike."""
+"""Engines that answer: the target in this process, or a server. Both take requests and yield completions."""
 
 from collections.abc import Callable, Iterable, Iterator
 

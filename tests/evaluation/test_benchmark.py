@@ -208,7 +208,7 @@ def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
     ]
     tasks = [TaskSpec("long", str(write_jsonl(tmp_path / "long.jsonl", rows)))]
     config = dataclasses.replace(small, tasks=tasks, limit=None, repeats=2)
-    with pytest.raises(UserError, match="long: prompt fits has .* exceed the 512 positions") as error:
+    with pytest.raises(UserError, match="long: prompt fits: .* must fit into the 512 positions") as error:
         benchmark(config, tmp_path / "a")
     assert "\n" not in str(error.value)
     summary = benchmark(dataclasses.replace(config, skip_long=True), tmp_path / "b")
