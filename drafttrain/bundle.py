@@ -16,8 +16,7 @@ from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.classifier.model import FILE as CLASSIFIER
 from drafttrain.classifier.model import Classifier
-from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.causal_lm import CausalLmModel
+from drafttrain.drafters.auto import load_drafter, model_class
 from drafttrain.drafters.config import PREFIX, DrafterConfig, drafter_folder, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.proposer import Proposer, TreeProposer
@@ -199,7 +198,8 @@ def as_drafter(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
     """
     tokens = len(target.tokenizer) if target.tokenizer else target.vocab_size  # the rows beyond are padding
     config = DrafterConfig(kind="causal_lm", draft_vocab_size=None, model=str(path))
-    return CausalLmModel.create(target, config, torch.arange(tokens)).to(target.device, target.dtype).eval()
+    drafter = model_class(config.kind).create(target, config, torch.arange(tokens))
+    return drafter.to(target.device, target.dtype).eval()
 
 
 def drafter_hash(folder: Path) -> str:

@@ -282,6 +282,8 @@ def test_saves_and_loads(train_head, make_target, make_drafter, tmp_path):
 
 
 def test_auto_classes_know_it_and_a_forgotten_attach_is_loud(make_target, make_drafter, tmp_path):
+    from drafttrain import load_drafter  # noqa: F401 - registers the kinds
+
     target = make_target("llama")
     drafter = make_drafter(target)
     drafter.save_pretrained(tmp_path)
