@@ -24,7 +24,7 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
-from drafttrain.trees.features import Confidence
+from drafttrain.trees.interface import Confidence
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir, fingerprint, sha256_file, write_json
 from drafttrain.utils.machine import BUSY, OtherLoad

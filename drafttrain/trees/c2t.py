@@ -10,8 +10,7 @@ import torch
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import top_entropy
-from drafttrain.trees.features import Confidence
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import Confidence, TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.ranges import setting
 

@@ -1,9 +1,6 @@
-"""Features of a drafted node and the confidence in it, for C2T's policies and classifiers."""
+"""Features of a drafted node, for C2T's policies and classifiers."""
 
 from collections.abc import Sequence
-from typing import Protocol
-
-import numpy as np
 
 from drafttrain.utils.errors import UserError
 
@@ -11,20 +8,6 @@ from drafttrain.utils.errors import UserError
 # distribution that the node comes from, in nats over the top 1000 (H), depth, 1 for the root's children (d);
 # the node's own probability given its parent (p), its place among its siblings from 0 (rank).
 FEATURES = ("P", "H", "d", "p", "rank")
-
-
-class Confidence(Protocol):
-    """Predicts how likely nodes are to be accepted. On the host and in numpy: growth waits for the confidence
-    of some dozens of nodes, and an operator of torch costs more than all the arithmetic.
-
-    Attributes:
-        features: those of `FEATURES` that it reads.
-    """
-
-    features: Sequence[str]
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return confidences within 0 and 1, fp32 [...], from features fp32 [..., F]."""
 
 
 def check_features(features: Sequence[str], section: str = "") -> None:

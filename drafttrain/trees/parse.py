@@ -14,8 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
-from drafttrain.trees.features import Confidence
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import Confidence, TreePolicy
 from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError, did_you_mean
 
