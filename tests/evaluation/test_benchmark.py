@@ -12,7 +12,7 @@ from drafttrain.data.prompts import Prompt, Task, read_prompts
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.evaluation import benchmark as module
 from drafttrain.evaluation.benchmark import benchmark, limited, make_rows
-from drafttrain.evaluation.config import BenchmarkConfig, MethodSpec, TaskSpec
+from drafttrain.evaluation.benchmark_config import BenchmarkConfig, MethodSpec, TaskSpec
 from drafttrain.evaluation.metrics import Measurement, context_range
 from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
