@@ -18,7 +18,7 @@ __all__ = ["EddConfig", "EddModel", "SamplingParams", "SpeculativeDecoder", "loa
 _HOMES = {
     "EddConfig": "drafttrain.drafters.edd",
     "EddModel": "drafttrain.drafters.edd",
-    "load_drafter": "drafttrain.drafters.auto",
+    "load_drafter": "drafttrain.drafters.registration",
     "SamplingParams": "drafttrain.inference.sampling",
     "SpeculativeDecoder": "drafttrain.decoder",
 }

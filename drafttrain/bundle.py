@@ -6,23 +6,27 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from drafttrain.bundle_files import CONTENTS, EVALUATION, README, WEIGHTS, read_evaluation
+from drafttrain.bundle_files import (
+    CLASSIFIER,
+    CONTENTS,
+    EVALUATION,
+    README,
+    SELF_DRAFT,
+    WEIGHTS,
+    read_evaluation,
+)
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.calibration.calibration import Calibration
-from drafttrain.classifier.model import FILE as CLASSIFIER
-from drafttrain.classifier.model import Classifier
-from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.causal_lm import CausalLmModel
+from drafttrain.drafters.auto import load_drafter, model_class
 from drafttrain.drafters.config import PREFIX, DrafterConfig, drafter_folder, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.proposer import Proposer, TreeProposer
-from drafttrain.self_draft.proposer import SelfDraft
-from drafttrain.self_draft.settings import holds_self_draft, load_self_draft
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
@@ -30,6 +34,10 @@ from drafttrain.trees.parse import parse_policy, uses_calibration
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.provenance import content_hash
+
+if TYPE_CHECKING:  # a bundle without them does not import them
+    from drafttrain.classifier.model import Classifier
+    from drafttrain.self_draft.proposer import SelfDraft
 
 NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been evaluated
@@ -56,8 +64,8 @@ class Bundle:
     tree: str
     calibration: Calibration | None
     fingerprints: dict[str, str]
-    classifier: Classifier | None = None
-    ngrams: SelfDraft | None = None
+    classifier: "Classifier | None" = None
+    ngrams: "SelfDraft | None" = None
     name: str = "BUNDLE"
     is_given: bool = False
     _here: Calibration | None = field(default=None, repr=False)  # the short one, once it is needed
@@ -75,7 +83,7 @@ class Bundle:
             costs = self.costs_for(tree or self.tree)
             policy = parse_policy(tree or self.tree, costs, self.classifier, others)
             return TreeProposer(self.drafter, policy)
-        ngrams = self.ngrams or load_self_draft(self.target)
+        ngrams = self.ngrams or _self_draft(self.target)
         if not plus:
             return ngrams
         policy = parse_policy(rest, self.costs_for(rest), self.classifier)
@@ -199,7 +207,8 @@ def as_drafter(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
     """
     tokens = len(target.tokenizer) if target.tokenizer else target.vocab_size  # the rows beyond are padding
     config = DrafterConfig(kind="causal_lm", draft_vocab_size=None, model=str(path))
-    return CausalLmModel.create(target, config, torch.arange(tokens)).to(target.device, target.dtype).eval()
+    drafter = model_class(config.kind).create(target, config, torch.arange(tokens))
+    return drafter.to(target.device, target.dtype).eval()
 
 
 def drafter_hash(folder: Path) -> str:
@@ -262,10 +271,22 @@ def load_bundle(
         calibration = Calibration.load(calibration)
     if classifier is None and (folder / CLASSIFIER).exists():
         classifier = folder
-    loaded = None if classifier is None else Classifier.load(classifier).to(target.device)
-    if ngrams is None and holds_self_draft(folder):
+    loaded = None if classifier is None else _classifier(classifier).to(target.device)
+    if ngrams is None and any((folder / name).is_file() for name in SELF_DRAFT):
         ngrams = folder
-    self_draft = None if ngrams is None else load_self_draft(target, ngrams)
+    self_draft = None if ngrams is None else _self_draft(target, ngrams)
     tree = results.get("tree") or DEFAULT_TREE
     parts = target, drafter, tree, calibration, fingerprints, loaded, self_draft
     return Bundle(*parts, str(path), is_given)
+
+
+def _classifier(folder: str | os.PathLike) -> "Classifier":
+    from drafttrain.classifier.model import Classifier  # for bundles that have one
+
+    return Classifier.load(folder)
+
+
+def _self_draft(target: FrozenTarget, folder: str | os.PathLike | None = None) -> "SelfDraft":
+    from drafttrain.self_draft.settings import load_self_draft  # for trees with n-grams
+
+    return load_self_draft(target, folder)

@@ -10,7 +10,8 @@ CARD = "card.json"  # the recipe's section `export`, for the card
 README = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-CLASSIFIER = "classifier.safetensors"
+CLASSIFIER, CLASSIFIER_WEIGHTS = "classifier.json", "classifier.safetensors"
+SELF_DRAFT = ("ngrams.json", "self_draft.json")  # either, or both
 EVALUATION = "eval.json"
 LOG = "training_log.json"
 # The files of a bundle; others in its folder are never published.
@@ -23,8 +24,8 @@ CONTENTS = {
     "calibration.json": "the cost of drafting and verifying on one machine, for `pct`, `timed`, `c2t`",
     "costs.png": "plot of these costs",
     "reliability.png": "the drafter's confidence against what the target accepts",
-    "classifier.json": "a C2T classifier, for `--tree c2t`: its shape and training",
-    CLASSIFIER: "its weights",
+    CLASSIFIER: "a C2T classifier, for `--tree c2t`: its shape and training",
+    CLASSIFIER_WEIGHTS: "its weights",
     "classifier_report.json": "its results on held-out trees",
     "classifier_reliability.png": "its confidence against what the target accepts",
     "classifier_recall.png": "its recall by share of nodes kept",

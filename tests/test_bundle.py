@@ -255,7 +255,7 @@ def test_another_target_is_refused(bundle, tiny_llama):
 
     model, tokenizer = tiny_llama
     with pytest.raises(
-        UserError, match="architecture Qwen2ForCausalLM, and another has LlamaForCausalLM"
+        UserError, match="another: architecture must be Qwen2ForCausalLM, .*, got LlamaForCausalLM"
     ) as e:
         load_bundle(bundle, target=FrozenTarget(model, tokenizer, "another"))
     assert str(bundle) in str(e.value) and "\n" not in str(e.value)

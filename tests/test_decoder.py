@@ -244,7 +244,7 @@ def test_what_is_no_bundle_target_or_tree_is_one_line(tiny_bundle, tiny_llama):
     for name in ("calibration", "ngrams"):
         with pytest.raises(UserError, match=f"{name}: must be a folder or Hub id, got 5"):
             SpeculativeDecoder.from_pretrained(str(tiny_bundle), **{name: 5})
-    with pytest.raises(UserError, match="^device 'gpu' cannot be used .*; try auto"):
+    with pytest.raises(UserError, match="^device: 'gpu' cannot be used .*; try auto"):
         SpeculativeDecoder.from_pretrained(str(tiny_bundle), device="gpu")
     with pytest.raises(UserError, match="target: must be a FrozenTarget, got .*; call .*from_pretrained"):
         SpeculativeDecoder(str(tiny_bundle), NoProposer())

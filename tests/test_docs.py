@@ -13,7 +13,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.reasoning.config import ReasonConfig
 from drafttrain.run import cli
 from drafttrain.run.recipe import Recipe, _check_keys, load_recipe, load_settings
-from drafttrain.trees.parse import POLICIES
+from drafttrain.trees.parse import policy_maker
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -185,7 +185,7 @@ def test_settings_of_trees_have_the_defaults_of_the_code(page):
     rows = re.findall(r"^\| `(\w+)` \| `([^`]*=[^`]*)`", text, re.MULTILINE)
     assert len(rows) > 3
     for name, settings in rows:
-        parameters = inspect.signature(POLICIES[name]).parameters
+        parameters = inspect.signature(policy_maker(name)).parameters
         for setting in settings.split(","):
             key, _, said = setting.partition("=")
             default = parameters[key].default

@@ -1,4 +1,4 @@
-"""What docs/extending.md adds works: its files are written, its lines are added, and both are used."""
+"""The examples of docs/extending.md work: their files are written, their lines added, and both are used."""
 
 import importlib
 import re
@@ -18,8 +18,9 @@ from drafttrain.evaluation.methods import MethodSpec
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.run import cli
-from drafttrain.trees import parse
-from drafttrain.trees.parse import POLICIES, parse_policy
+from drafttrain.trees import policies
+from drafttrain.trees.parse import parse_policy
+from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from tests.conftest import write_jsonl
@@ -49,7 +50,7 @@ def page(tmp_path, monkeypatch) -> None:
         for line in re.findall(r"^\+(.*)$", text, re.MULTILINE):
             (entries if line.startswith(" ") else imports).append(line)
         exec("\n".join(imports), names)
-        table = POLICIES if changed is parse else KINDS
+        table = POLICIES if changed is policies else KINDS
         for name, entry in eval("{" + "".join(entries) + "}", names).items():
             monkeypatch.setitem(table, name, entry)
 
@@ -58,7 +59,7 @@ def test_the_page_has_two_files_and_two_lines():
     found = FILE.findall(PAGE.read_text(encoding="utf-8"))
     assert [(folder, module) for folder, module, *_ in found] == [
         ("trees", "beam"),
-        ("trees", "parse"),
+        ("trees", "policies"),
         ("drafters", "mlp"),
         ("drafters", "config"),
     ]
@@ -66,7 +67,7 @@ def test_the_page_has_two_files_and_two_lines():
 
 
 @pytest.mark.usefixtures("page")
-def test_the_policy_decodes_what_the_target_says(tiny_bundle):
+def test_the_policy_decodes_the_text_of_the_target(tiny_bundle):
     bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
     expected = decode_all(bundle.target, NoProposer(), PROMPTS, 12)[0]
     for tree in ("beam", "beam:share=1,width=1", "beam:share=0.01,width=4,max_depth=3,total=24"):

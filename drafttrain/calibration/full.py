@@ -20,8 +20,9 @@ from drafttrain.calibration.judged import (
 from drafttrain.calibration.timing import CONTEXTS, VERIFIED, WARM_UP, measure_costs
 from drafttrain.drafters.model import DraftModel
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
-from drafttrain.trees.c2t import C2tPolicy, Confidence
+from drafttrain.trees.c2t import C2tPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.interface import Confidence
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted

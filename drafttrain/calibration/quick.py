@@ -22,9 +22,9 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.build import SOURCE
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
-from drafttrain.trees.c2t import Confidence
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.interface import Confidence
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir, fingerprint, sha256_file, write_json
 from drafttrain.utils.machine import BUSY, OtherLoad

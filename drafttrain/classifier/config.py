@@ -30,7 +30,7 @@ class DumpConfig:
     top_k: int = setting(10, ge=1, le=127)
     max_depth: int = setting(11, ge=1, le=127)
     temperature: float = setting(0.0, ge=0, lt=math.inf)
-    seed: int = 0
+    seed: int = setting(0, ge=0)
     rows: int = setting(8, ge=1)
 
     def check(self, section: str = "") -> None:
@@ -75,7 +75,7 @@ class ClassifierConfig:
     negatives: float = setting(20.0, gt=0)
     share: float = setting(1.0, gt=0, le=1)
     threshold: float = setting(0.5, gt=0, le=1)
-    seed: int = 0
+    seed: int = setting(0, ge=0)
 
     def check(self, section: str = "") -> None:
         """Args:
@@ -94,10 +94,10 @@ class ClassifierStageConfig:
 
     Attributes:
         prompts: prompts to grow trees on; none of a benchmark, and none that the drafter was trained on.
-        max_new_tokens: trees are grown behind so many tokens of each answer at most.
+        max_new_tokens: trees are grown after at most this many tokens of each answer.
         top_k: expanded nodes of a layer of these trees, and children of each.
         max_depth: layers of these trees.
-        features: what the classifier goes by, some of P, H, d, p, rank.
+        features: what the classifier reads, some of P, H, d, p, rank.
         hidden: hidden units.
         epochs: passes over the trees.
         batch_size: nodes of a step.
@@ -114,14 +114,17 @@ class ClassifierStageConfig:
     epochs: int = 10
     batch_size: int = 1024
     negatives: float = 20.0
-    seed: int = 0
+    seed: int = setting(0, ge=0)
 
     def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
+        """Validate the settings, if there are prompts.
+
+        Raises:
+            UserError: a value is out of range.
         """
         if self.prompts is None:
             return
+        check_ranges(self.prompts, "classifier.prompts")
         if self.prompts.turns != 1:
             raise UserError(
                 f"classifier.prompts: turns must be 1, got {self.prompts.turns}; only first turns are decoded"

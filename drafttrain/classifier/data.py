@@ -26,7 +26,7 @@ class Rows:
 
     Attributes:
         x: features, fp32 [N, F].
-        joint: joint probability, fp32 [N], whatever the features are.
+        joint: joint probability, fp32 [N], also where it is none of the features.
         accepted: labels, bool [N].
         tree: which tree each node belongs to, int32 [N].
         depth: int8 [N].
@@ -129,7 +129,7 @@ def split_by_tree(rows: Rows, seed: int, share: float = 1.0) -> tuple[Rows, Rows
             f"{len(trees)} trees are too few to train on {share:g} of them and validate; take more prompts"
         )
     others, held_out = train_test_split(trees, test_size=VALIDATION, random_state=seed)
-    # the same trees are held out whatever the share, so that classifiers can be compared on them
+    # the same trees are held out for every share, so that classifiers can be compared on them
     if share < 1:
         others = np.random.default_rng(seed).permutation(others)[: max(1, int(len(others) * share))]
     validating = np.isin(rows.tree, held_out)
@@ -141,7 +141,7 @@ def split_by_tree(rows: Rows, seed: int, share: float = 1.0) -> tuple[Rows, Rows
 
 
 def thin_negatives(rows: Rows, per_positive: float, seed: int) -> tuple[Rows, float]:
-    """All accepted rows and, of the others, so many per accepted one, drawn at random.
+    """Return all accepted rows and, drawn at random, `per_positive` of the others for each of them.
 
     Returns:
         the rows, and which share of the negatives is left. Odds of acceptance among these rows are the true

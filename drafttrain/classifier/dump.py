@@ -1,7 +1,7 @@
 """The trees of `drafttrain c2t`, which its classifier learns from: a row for each node of full EAGLE-2 trees.
 
 The target's own text is decoded first, once per prompt. Decoding by any exact rule gives just that text, so
-the path that the rule accepts in a tree is the part of the text behind its root: trees are grown where
+the path that the rule accepts in a tree is the text after its root: trees are grown where
 decoding would grow them, and nothing has to be verified again. At temperature above 0 the text is the one
 that `AcceptMatching` draws, whose draws belong to positions of the output and not to trees.
 """
@@ -77,8 +77,8 @@ def write_trees(
     rows = most * config.nodes(drafter.draft_vocab_size)
     if todo:
         console.print(
-            f"at most {most} trees, {rows / 1e6:.1f} M rows, {rows * ROW_BYTES / 1e9:.2f} GB: so many if no "
-            "draft is accepted, and before compression",
+            f"at most {most} trees, {rows / 1e6:.1f} M rows, {rows * ROW_BYTES / 1e9:.2f} GB: this many if "
+            "no draft is accepted, and before compression",
             highlight=False,
         )
         require_free_disk(out, int(rows * ROW_BYTES), "the dump of trees")
@@ -113,11 +113,11 @@ def label_trees(
     top_k: int,
     max_depth: int,
 ) -> Iterator[tuple[TokenTree, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Goes along texts as decoding with full trees does: the first root is the first token behind the prompt,
-    and behind the accepted path comes the next one.
+    """Yield the trees that decoding with full trees would grow along texts: the first root is the first token
+    after the prompt, and the token after an accepted path is the next root.
 
     Args:
-        texts: prompt and output, int64 [B, T]; -1 behind the last token.
+        texts: prompt and output, int64 [B, T]; -1 after the last token.
         tapped: the target's tapped hidden states at them [B, T, K*H].
         starts: tokens of the prompts, int64 [B].
         ends: first position in each row that is no root any more, int64 [B].
@@ -150,10 +150,10 @@ def label_trees(
 
 
 def accepted_nodes(tree: TokenTree, ahead: torch.Tensor) -> torch.Tensor:
-    """Which nodes lie on the accepted path, bool [B, n]: they and their ancestors are what the target says.
+    """Return the nodes on the accepted path, bool [B, n]: they and their ancestors are the target's tokens.
 
     Args:
-        ahead: what the target says at each depth, the root's own token first, int64 [B, depth + 1]; -1 where
+        ahead: the target's token at each depth, the root's own first, int64 [B, depth + 1]; -1 where
             the text has ended.
     """
     is_root = tree.parents < 0  # [B, n]
@@ -174,7 +174,7 @@ def _write_shard(
     path: Path,
     on_tokens: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Dumps the trees of some prompts, the first of which is number `first`, and tells what they are."""
+    """Dump the trees of some prompts, the first of which is number `first`; return the shard's entry."""
     started, blocks, left_out = time.perf_counter(), [], 0
     outputs = _outputs(config, target, prompts, first)
     for at in range(0, len(prompts), config.rows):
@@ -207,7 +207,7 @@ def _write_shard(
 def _outputs(
     config: DumpConfig, target: FrozenTarget, prompts: Sequence[Sequence[int]], first: int
 ) -> list[list[int]]:
-    """The target's own text behind each prompt, so long that a tree behind its last root ends within it."""
+    """Return the target's answer to each prompt, long enough for the last root's tree to end within it."""
     rule = accept_greedy
     if config.temperature:
         seeds = [1_000_003 * config.seed + first + row for row in range(len(prompts))]
@@ -263,7 +263,7 @@ def _blocks(
 
 
 def finished_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]]:
-    """What an interrupted dump of the same things has finished."""
+    """List the shards that an interrupted dump of the same things has finished."""
     if not (out / FILE).exists():
         return []
     record = read_record(out)
@@ -290,7 +290,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
-    """What the trees of a shard are grown behind."""
+    """Identify the prompts that the trees of a shard belong to."""
     return fingerprint([list(prompt) for prompt in prompts])
 
 

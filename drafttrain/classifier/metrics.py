@@ -11,12 +11,12 @@ from drafttrain.calibration.confidence import reliability
 from drafttrain.classifier.data import Rows
 
 POINTS = 200  # of a stored curve
-RATES = (0.01, 0.02, 0.05, 0.1)  # positive rates at which recall is told; EAGLE-2 keeps 5 % as 50 of 1010
+RATES = (0.01, 0.02, 0.05, 0.1)  # positive rates at which recall is given; EAGLE-2 keeps 5 % as 50 of 1010
 
 
 @dataclass
 class Quality(Reliability):
-    """A confidence over some nodes, beside what `Reliability` tells.
+    """A confidence over some nodes, beside the figures of `Reliability`.
 
     Attributes:
         recall: share of the accepted nodes whose confidence is above the threshold.

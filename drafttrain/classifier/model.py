@@ -33,7 +33,7 @@ class Classifier(nn.Module):
         super().__init__()
         check_features(features)
         if hidden < 1:
-            raise UserError(f"hidden is {hidden}: a classifier has at least 1 hidden unit")
+            raise UserError(f"hidden: must be >= 1, got {hidden}")
         self.features, self.hidden = tuple(features), hidden
         self.inner = nn.Linear(len(self.features), hidden)
         self.outer = nn.Linear(hidden, 1)

@@ -22,12 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import template_hash
 from drafttrain.data.config import CorpusConfig
-from drafttrain.data.conversation import Conversation, split_groups, tidy
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
 from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
+from drafttrain.data.tidy import split_groups, tidy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     fingerprint,

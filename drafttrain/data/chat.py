@@ -1,19 +1,13 @@
-"""Encode a conversation as token ids and a loss mask, with the tokenizer's own chat template.
-
-`template.py` finds every assistant turn in the rendered text, and the tokenizer's offsets map it to tokens.
-"""
+"""Encode chats for the target with the tokenizer's own chat template, and identify tokenizer and template."""
 
 import hashlib
 import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.conversation import Conversation, Message
-from drafttrain.data.template import adapt_roles, answer_spans, end_of_turn_text, render, template_of
-from drafttrain.utils.errors import UserError
+from drafttrain.data.conversation import Message
+from drafttrain.data.template import adapt_roles, render, template_of
 
 # Texts whose ids differ between tokenizers that share a vocabulary: digits, spaces, scripts, special tokens.
 _PROBES = (
@@ -22,42 +16,6 @@ _PROBES = (
     "<s></s><unk><|im_start|>user\n<|im_end|><|endoftext|><|eot_id|>[INST] <<SYS>> [/INST]",
     "AAAAAaaaaa  12345678901234567890   \r\n\r\n\t\tsnake_case camelCase http://example.org/?a=1&b=2",
 )
-
-
-@dataclass
-class Encoded:
-    """Token ids of one example.
-
-    Attributes:
-        input_ids: ids of the whole example.
-        loss_mask: 1 on the tokens of all assistant turns including the end-of-turn token, else 0; in plain
-            text 1 on every token except special ones that the tokenizer adds.
-        truncated: whether the example ends early because a single exchange was too long.
-    """
-
-    input_ids: list[int]
-    loss_mask: list[int]
-    truncated: bool = False
-
-    @property
-    def n_trained(self) -> int:
-        """Return the number of tokens with a loss; the first token is never predicted."""
-        return sum(self.loss_mask[1:])
-
-
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> Encoded:
-    """Render a conversation with the chat template and mark the assistant's tokens.
-
-    The `token_ids` of an assistant turn, if it has some, replace the tokenized text of the turn; an
-    end-of-turn token that was not generated (length limit) is added but not trained.
-
-    Raises:
-        UserError: no chat template, a template that renders turns differently once others follow and has no
-            `{% generation %}` marks, a tokenizer without offsets, or `token_ids` of another tokenizer.
-    """
-    if conversation.is_text:
-        return _text_pieces(tokenizer, conversation, max_length=None)[0]
-    return _encode_chat(tokenizer, conversation)[0]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message | Mapping]) -> list[int]:
@@ -74,51 +32,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
     begun = bool(turns) and turns[-1].role == "assistant"
     turns = adapt_roles(tokenizer, turns)
     text = render(tokenizer, turns, "prompt", generation_prompt=not begun, open_end=begun)
-    return _tokenize(tokenizer, text)
-
-
-def cut_at_turns(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, max_length: int
-) -> list[Encoded]:
-    """Encode a conversation in pieces of at most `max_length` tokens, cut before user turns.
-
-    Each piece has as many exchanges (a user turn and the answers to it) as fit, is rendered separately and
-    repeats the system prompt. A single exchange that is too long is truncated at `max_length` and flagged; it
-    may then train no token (a prompt that fills the piece), which callers check. Documents are cut into
-    windows of `max_length` tokens.
-
-    Raises:
-        UserError: as `encode_conversation`.
-    """
-    if conversation.is_text:
-        return _text_pieces(tokenizer, conversation, max_length)
-    whole, starts = _encode_chat(tokenizer, conversation)
-    if len(whole.input_ids) <= max_length:
-        return [whole]
-
-    messages = conversation.messages
-    first = next((i for i, message in enumerate(messages) if message.role == "user"), 0)
-    system = messages[:first]
-    rounds = [i for i, message in enumerate(messages) if message.role == "user" and i >= first]
-    # The end of each exchange in the whole chat; a separate piece needs at least as many tokens.
-    edges = [starts[i] for i in rounds[1:]] + [len(whole.input_ids)]
-    rounds.append(len(messages))
-    pieces, begin = [], 0
-    while begin < len(rounds) - 1:
-        end, edge = begin + 1, edges[begin - 1] if begin else 0
-        while end < len(rounds) - 1 and edges[end] - edge <= max_length:
-            end += 1
-        while True:
-            turns = system + messages[rounds[begin] : rounds[end]]
-            piece = _encode_chat(tokenizer, replace(conversation, messages=turns))[0]
-            if len(piece.input_ids) <= max_length or end == begin + 1:
-                break
-            end -= 1
-        if len(piece.input_ids) > max_length:
-            piece = Encoded(piece.input_ids[:max_length], piece.loss_mask[:max_length], truncated=True)
-        pieces.append(piece)
-        begin = end
-    return pieces
+    return tokenize(tokenizer, text)
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -127,7 +41,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     It is equal for a tokenizer converted from another file format, and differs if only the digit split
     differs.
     """
-    probes = [_tokenize(tokenizer, text) for text in _PROBES]
+    probes = [tokenize(tokenizer, text) for text in _PROBES]
     special = [tokenizer.bos_token_id, tokenizer.eos_token_id]
     return _digest([sorted(tokenizer.get_vocab().items()), special, probes])
 
@@ -141,113 +55,6 @@ def _digest(value) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of a text, without the special tokens that the tokenizer adds."""
     return tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-
-
-def _encode_chat(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation
-) -> tuple[Encoded, dict[int, int]]:
-    """Encode a chat; also return, for each user message, the token index at which its exchange starts."""
-    messages = adapt_roles(tokenizer, conversation.messages)
-    source = conversation.source
-    text = render(tokenizer, messages, source)
-    spans = answer_spans(tokenizer, messages, text, source)
-    ids, lefts, rights = _with_offsets(tokenizer, text)
-    end_ids = _tokenize(tokenizer, end_of_turn_text(tokenizer, template_of(tokenizer)))
-
-    out, mask, starts = [], [], {}
-    position = 0  # in ids
-    after_answer = 0  # in out
-    shift = len(conversation.messages) - len(messages)  # a system turn that was joined to the first user turn
-    for index, message in enumerate(messages):
-        if message.role == "user":
-            starts[index + shift] = after_answer
-        if index not in spans:
-            continue
-        start, end = spans[index]
-        first, last = bisect_right(rights, start), bisect_left(lefts, end)
-        prompt, answer, rest = ids[position:first], ids[first:last], []
-        inside = lefts[first] >= start if answer else True
-        if not inside:
-            # One token spans the start of the answer. At inference the prompt ends there, so prompt and
-            # answer are tokenized separately.
-            prompt = prompt + _tokenize(tokenizer, text[lefts[first] : start])
-            answer = _tokenize(tokenizer, text[start:end])
-        trained = [1] * len(answer)
-        if message.token_ids is not None:
-            _check_ids(tokenizer, message, f"{source}: turn {index + 1}")
-            answer, trained = list(message.token_ids), [1] * len(message.token_ids)
-            if end_ids and answer[-len(end_ids) :] != end_ids:
-                answer, trained = answer + end_ids, trained + [0] * len(end_ids)
-        if (message.token_ids is not None or not inside) and last > first and rights[last - 1] > end:
-            rest = _tokenize(tokenizer, text[end : rights[last - 1]])  # of a token that spans the end
-        out += prompt + answer
-        mask += [0] * len(prompt) + trained
-        after_answer = len(out)
-        out += rest
-        mask += [0] * len(rest)
-        position = last
-    out += ids[position:]
-    mask += [0] * (len(ids) - position)
-    return Encoded(out, mask), starts
-
-
-def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int], list[int]]:
-    """Return ids, and the left and right edge of each in the text, both never decreasing.
-
-    Some byte-level tokenizers trim spaces from offsets (a token of spaces gets an empty span at its end), so
-    a token's left edge is at most the right edge of the previous one.
-    """
-    try:
-        encoding = tokenizer(
-            text,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-    except NotImplementedError:
-        raise UserError(
-            f"{tokenizer.name_or_path}: must be a tokenizer with character offsets; convert it to "
-            "tokenizer.json (transformers does when it saves a fast tokenizer)"
-        ) from None
-    offsets = encoding["offset_mapping"]
-    rights = [end for _, end in offsets]
-    lefts = list(map(min, (start for start, _ in offsets), [0, *rights]))
-    return encoding["input_ids"], lefts, rights
-
-
-def _check_ids(tokenizer: PreTrainedTokenizerBase, message: Message, where: str) -> None:
-    """Check that generated ids decode to the text of their turn.
-
-    Raises:
-        UserError: they do not.
-    """
-    remedy = "use the tokenizer that made them, or remove the ids to have the text tokenized"
-    if not all(isinstance(token, int) and 0 <= token < len(tokenizer) for token in message.token_ids):
-        raise UserError(f"{where}: token_ids: must be in 0..{len(tokenizer) - 1}; {remedy}")
-    text = tokenizer.decode(message.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    if _words(text) != _words(message.content):
-        raise UserError(
-            f"{where}: token_ids: must decode to {message.content[:40]!r}, got {text[:40]!r}; {remedy}"
-        )
-
-
-def _words(text: str) -> str:
-    # An answer cut off within a character decodes to U+FFFD, which some programs strip.
-    return "".join(text.replace("\ufffd", "").split())
-
-
-def _text_pieces(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, max_length: int | None
-) -> list[Encoded]:
-    """Encode a document in windows of `max_length` tokens, each with the tokenizer's special tokens."""
-    options = {"return_attention_mask": False, "return_special_tokens_mask": True, "verbose": False}
-    if max_length is not None:
-        options |= {"truncation": True, "max_length": max_length, "return_overflowing_tokens": True}
-    windows = tokenizer([conversation.messages[0].content], **options)
-    return [
-        Encoded(ids, [1 - special for special in mask])
-        for ids, mask in zip(windows["input_ids"], windows["special_tokens_mask"], strict=True)
-    ]

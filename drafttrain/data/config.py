@@ -62,7 +62,7 @@ class CorpusConfig:
     validation_fraction: float = setting(0.02, ge=0, lt=1)
     exclude: list[str] = field(default_factory=list)
     deduplicate: bool = True
-    seed: int = 0
+    seed: int = setting(0, ge=0)
     processes: int = setting(1, ge=1, metadata=_HOW_TO_RUN)
 
     def check(self) -> None:
@@ -138,7 +138,7 @@ class RegenerateConfig:
     greedy_fraction: float = setting(0.5, ge=0, le=1)
     temperature: float = setting(0.7, ge=0, lt=float("inf"))
     top_p: float = setting(0.95, gt=0, le=1)
-    seed: int = 0
+    seed: int = setting(0, ge=0)
     deduplicate: bool = True
     batch_rows: int = setting(128, ge=1, metadata=_HOW_TO_RUN)
     max_cache_gb: float | None = setting(None, gt=0, metadata=_HOW_TO_RUN)

@@ -10,8 +10,9 @@ from datasets import Dataset, Features, Sequence, Value
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.chat import cut_at_turns, tokenizer_hash
+from drafttrain.data.chat import tokenizer_hash
 from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.loss_mask import cut_at_turns
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 

@@ -4,7 +4,6 @@ import os
 from importlib import import_module
 
 import torch
-from transformers import AutoConfig, AutoModel
 
 from drafttrain.drafters.config import KINDS, DrafterConfig, kind_of, read_config
 from drafttrain.drafters.model import DraftModel
@@ -41,8 +40,3 @@ def load_drafter(
         UserError: no drafter there, a damaged one, or one of another target.
     """
     return model_class(kind_of(read_config(folder))).load(folder, target, dtype)
-
-
-for _model in map(model_class, KINDS):  # so that `AutoModel.from_pretrained` knows them
-    AutoConfig.register(_model.config_class.model_type, _model.config_class)
-    AutoModel.register(_model.config_class, _model)

@@ -174,13 +174,13 @@ def check_identity(made_for: dict[str, Any], target: FrozenTarget) -> None:
     for key in ("architecture", "hidden_size", "blocks", "vocab_size"):
         if made_for.get(key) != found[key]:
             raise UserError(
-                f"this drafter was made for {name} with {key} {made_for.get(key)}, and {target.name} has "
-                f"{found[key]}: load the target it was trained for"
+                f"{target.name}: {key} must be {made_for.get(key)}, as of the drafter's target {name}, got "
+                f"{found[key]}; load the target it was trained for"
             )
     if made_for.get("probe_ids") != found["probe_ids"]:
         raise UserError(
-            f"this drafter was made for {name}, whose tokenizer reads {TOKENIZER_PROBE!r} as "
-            f"{made_for.get('probe_ids')}; that of {target.name} reads {found['probe_ids']}: load the target "
+            f"{target.name}: its tokenizer must read {TOKENIZER_PROBE!r} as {made_for.get('probe_ids')}, as "
+            f"that of the drafter's target {name}, got {found['probe_ids']}; load the target "
             "it was trained for"
         )
     others = [key for key in ("weights", "tokenizer", "template") if made_for.get(key) != found[key]]

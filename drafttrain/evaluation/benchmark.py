@@ -15,7 +15,8 @@ from rich.console import Console
 
 from drafttrain.data.config import HUB
 from drafttrain.data.prompts import Task, read_prompts, spread
-from drafttrain.evaluation.config import ALL, BenchmarkConfig, TaskSpec
+from drafttrain.evaluation.benchmark_config import BenchmarkConfig, TaskSpec
+from drafttrain.evaluation.config import ALL
 from drafttrain.evaluation.measure import MeasurementLog, measure_tasks
 from drafttrain.evaluation.memory import covered, peak_bytes
 from drafttrain.evaluation.methods import Methods

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.bundle import NGRAM, Bundle, find_bundle, load_bundle
 from drafttrain.data.chat import tokenizer_hash
-from drafttrain.evaluation.config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
+from drafttrain.evaluation.benchmark_config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.evaluation.stock import Stock, convert

@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from safetensors import SafetensorError, safe_open
 
 from drafttrain.bundle_files import (
-    CLASSIFIER,
+    CLASSIFIER_WEIGHTS,
     CONFIG,
     CONTENTS,
     EVALUATION,
@@ -99,7 +99,7 @@ def _check_whole(bundle: Path) -> None:
     Raises:
         UserError: one has not.
     """
-    classifier = [CLASSIFIER] if (bundle / CLASSIFIER).exists() else []
+    classifier = [CLASSIFIER_WEIGHTS] if (bundle / CLASSIFIER_WEIGHTS).exists() else []
     for name in (WEIGHTS, *classifier):
         try:
             with safe_open(bundle / name, "np"):  # reads the header, which gives the length of the file

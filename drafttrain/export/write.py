@@ -10,10 +10,8 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from drafttrain.bundle_files import CONFIG, LOG, WEIGHTS, read_evaluation
+from drafttrain.bundle_files import CLASSIFIER, CLASSIFIER_WEIGHTS, CONFIG, LOG, WEIGHTS, read_evaluation
 from drafttrain.calibration.calibration import FILE as CALIBRATION
-from drafttrain.classifier.model import FILE as CLASSIFIER
-from drafttrain.classifier.model import WEIGHTS as CLASSIFIER_WEIGHTS
 from drafttrain.drafters.config import read_config
 from drafttrain.export.card import missing_facts, write_card
 from drafttrain.export.config import ExportConfig

@@ -46,7 +46,7 @@ PATIENCE_S = 3600.0  # without a new shard; then a process takes the others for 
 
 @dataclass
 class CollectReport:
-    """What a collection came to: sizes of the whole store, and the speed of this process in this attempt."""
+    """Sizes of a whole store, and the speed of this process in this attempt."""
 
     documents: int
     tokens: int
@@ -74,8 +74,8 @@ def collect(
         out: folder that gets one store per split.
 
     Raises:
-        UserError: the corpus or what lies in `out` does not fit the target, the disk is too small or full, or
-            too many documents have no finite states.
+        UserError: the corpus or the contents of `out` do not fit the target, the disk is too small or full,
+            or too many documents have no finite states.
     """
     target = load_target(target_model, dtype=dtype, device=device)
     target.tap(tapped_blocks)
@@ -126,7 +126,7 @@ def encode_documents(
         ids = torch.zeros(len(batch), width, dtype=torch.long)  # [B, T]
         for i, index in enumerate(batch):
             ids[i, : len(rows[index])] = torch.tensor(rows[index])
-        # Padding lies behind a document, where causal attention does not look.
+        # Padding comes after a document, where causal attention does not look.
         states = target.encode(ids.to(target.device), torch.zeros_like(ids, device=target.device))
         tapped, final = states.tapped.cpu(), states.final.cpu()  # [B, T, K*H], [B, T, H]
         for i, index in enumerate(batch):
@@ -149,7 +149,7 @@ def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 
 class _Collection:
-    """What this process does for the store of one split."""
+    """This process's part of the store of one split."""
 
     def __init__(
         self, config: CollectConfig, target: FrozenTarget, split: Dataset, folder: Path, console: Console
@@ -189,7 +189,7 @@ class _Collection:
                     skipped += self._collect_shard(index, skipped, advance)
                     computed += self._tokens(index)
                     rate = computed / (time.monotonic() - begun)
-                    if not self.console.is_terminal:  # by whole shards; the line a minute goes by batches
+                    if not self.console.is_terminal:  # after each shard; the line a minute counts batches
                         line = f"{title}: {earlier + computed:,} of {total:,} tokens, {rate:,.0f} tokens/s"
                         self.console.print(line, highlight=False)
         self._finish()
@@ -254,7 +254,7 @@ class _Collection:
             raise UserError(
                 f"{self.folder}: {len(skipped)} of {self.manifest.documents} documents have NaN or infinite "
                 f"states ({', '.join(skipped[:3])}, …), above hidden_states.max_skipped = "
-                f"{self.config.max_skipped:g}; compute the target in float32 or mend its weights"
+                f"{self.config.max_skipped:g}; compute the target in float32 or check its weights"
             )
 
     def _begin(self) -> None:
@@ -266,7 +266,7 @@ class _Collection:
             return
         _wait(
             lambda: int(not (self.folder / MANIFEST).exists()),
-            f"{self.folder}: the first process wrote no manifest; see what it says",
+            f"{self.folder}: the first process wrote no manifest; see its output",
         )
         self.refuse_foreign()
 

@@ -1,6 +1,6 @@
 """The hidden-state store: what a target computed for every document of a corpus split, on disk.
 
-    <folder>/manifest.json            what the states were made from, and which documents lie in which shard
+    <folder>/manifest.json            what the states were made from, and which documents each shard has
     <folder>/shard-NNNNN.safetensors  tokens int32 [T], tapped [T, K*H] and final [T, H] in bf16
                                       or fp32, offsets int64 [documents + 1] (where each document starts)
 
@@ -64,7 +64,7 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
 
 @dataclass
 class Manifest:
-    """What a store was made from.
+    """Records what a store was made from.
 
     Attributes:
         target_name: folder or Hub id, for people; not compared.
@@ -122,7 +122,7 @@ class Manifest:
             write_json(folder / MANIFEST, asdict(self))
         except OSError as error:
             raise UserError(
-                f"{folder / MANIFEST}: cannot be written ({error.strerror}); mend that and run the same "
+                f"{folder / MANIFEST}: cannot be written ({error.strerror}); resolve that and run the same "
                 "command again: finished shards are kept"
             ) from None
 
@@ -238,7 +238,7 @@ def write_shard(
         os.replace(whole, path)
     except (OSError, SafetensorError) as error:
         is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        remedy = "free some space" if is_full else "mend that"
+        remedy = "free some space" if is_full else "resolve that"
         raise UserError(
             f"{path}: cannot be written ({error}); {remedy} and run the same command again: finished shards "
             "are kept"
@@ -334,7 +334,7 @@ class HiddenStateStore:
             shard = open_shard(path, index, manifest)
             if shard is None:
                 where = shard_path(path, index)
-                raise UserError(f"{where}: missing or damaged; run the same collection again to mend it")
+                raise UserError(f"{where}: missing or damaged; run the same collection again to repair it")
             shards.append(shard)
         store = cls(path, manifest, shards)
         store.blocks = wanted

@@ -101,7 +101,7 @@ class Row:
 
 @dataclass
 class Step:
-    """What one target forward gave, prompt by prompt. Prompts without a part in it have an empty share.
+    """Tokens that one target forward gave, prompt by prompt; none for prompts without a part in it.
 
     Attributes:
         tokens: emitted tokens; the drafted ones come first.
@@ -356,7 +356,7 @@ class _Loop:
 def trim(tree: TokenTree, rows: Sequence[Row]) -> TokenTree:
     """Drop nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
 
-    So no node ever lies beyond the last position that plain decoding would use.
+    So no node is ever beyond the last position that plain decoding would use.
     """
     if tree.width == 1:
         return tree

@@ -1,4 +1,4 @@
-"""What the decode loop asks for trees: a model drafter with a growth policy, or nothing."""
+"""Propose trees to the decode loop: a model drafter with a growth policy, or nothing."""
 
 import copy
 import time
@@ -72,7 +72,7 @@ class Proposer(ABC):
 
     @property
     def draws(self) -> bool:
-        """Whether candidates are drawn at random, which needs another acceptance rule."""
+        """Return whether candidates are drawn at random, which needs another acceptance rule."""
         return False
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ class Session:
 
 @dataclass
 class Verified:
-    """What one forward of the target gave for a session's trees.
+    """The result of one forward of the target over a session's trees.
 
     Attributes:
         tree: the trees that were verified.

@@ -30,7 +30,7 @@ class DecodeStats:
         offered: at index d - 1, how often the target judged a draft token at depth d, its parent being
             accepted.
         granted: at index d - 1, how often it accepted one.
-        repeated_tokens: tokens emitted by steps that lie in a 4-gram seen before in the same output.
+        repeated_tokens: tokens emitted by steps that are in a 4-gram seen before in the same output.
         fresh_tokens: the other tokens emitted by steps.
         fresh_steps: the forwards they took; a step that emits k tokens charges each of them 1/k of a forward.
         prefill_seconds: from the start until the prompt is encoded, the drafter has observed it and the first
@@ -112,12 +112,12 @@ class DecodeStats:
 
     @property
     def accept_len_nonrepeated(self) -> float | None:
-        """accept_len over tokens outside repeated 4-grams; None if all lie in them."""
+        """accept_len over tokens outside repeated 4-grams; None if all are in them."""
         return self.fresh_tokens / self.fresh_steps if self.fresh_steps else None
 
     @property
     def repetition(self) -> float:
-        """Share of the steps' tokens that lie in repeated 4-grams."""
+        """Share of the steps' tokens that are in repeated 4-grams."""
         return _ratio(self.repeated_tokens, self.repeated_tokens + self.fresh_tokens)
 
     @property
@@ -165,7 +165,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def in_repeated_grams(token_ids: Sequence[int]) -> list[bool]:
-    """Return which tokens lie in a 4-gram that began earlier in the same sequence; its first occurrence does
+    """Return which tokens are in a 4-gram that began earlier in the same sequence; its first occurrence does
     not count.
 
     Example: for 1 2 3 4 5 1 2 3 4 the last four.

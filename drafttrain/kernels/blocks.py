@@ -23,7 +23,7 @@ Rope = Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # cos, sin [n, head_d
 
 @dataclass
 class BlockParts:
-    """What one block computes with.
+    """The weights and settings of one block.
 
     Attributes:
         q, k, v, o, gate, up, down: its linear layers.
@@ -116,7 +116,7 @@ class Nodes:
         slots: torch.Tensor,
         ancestors: torch.Tensor | None,
     ) -> "Nodes":
-        """Return the nodes of sequences with equally many, whose keys and values lie in one buffer.
+        """Return the nodes of sequences with equally many, whose keys and values are in one buffer.
 
         Args:
             kv: fp32 [blocks, 2, B, kv_heads, max_len, head_dim], the first rows of a contiguous buffer.

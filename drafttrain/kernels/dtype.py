@@ -62,7 +62,7 @@ _reported: set[str] = set()
 
 @dataclass(frozen=True)
 class Timings:
-    """What the probe measured.
+    """The measurements of the probe.
 
     Attributes:
         ms: milliseconds of a product, by candidate and rows. A candidate that was hopeless has no
@@ -282,7 +282,7 @@ def _new(key: str, hidden: int, intermediate: int, threads: int) -> Timings:
 
 
 def _key(hidden: int, intermediate: int, threads: int) -> str:
-    """What the fastest dtype depends on."""
+    """Return a key of everything that the fastest dtype depends on."""
     parts = [
         describe_machine(torch.device("cpu"))["processor"],
         torch.backends.cpu.get_cpu_capability(),
@@ -331,7 +331,7 @@ def _write(key: str, found: Timings) -> None:
 
 
 def _candidates(work: Work, ms: Milliseconds) -> tuple[str, str]:
-    """What does this work in fp32 and in bf16: decoding uses the native kernels where they can be had."""
+    """Return what does this work in fp32 and in bf16: for decoding the native kernels if available."""
     float32, bfloat16 = NATIVE
     return (float32, bfloat16) if work == "decoding" and float32 in ms else (FLOAT32, BFLOAT16)
 

@@ -367,7 +367,7 @@ struct Row {  // the nodes of one sequence
   int64_t begin, n;         // its first one, and how many
   int64_t length;           // verified slots, which all of them see
   int64_t width;
-  const uint8_t* ancestors;  // [n][width]: which slots behind those a node sees
+  const uint8_t* ancestors;  // [n][width]: which slots after those a node sees
   float* kv;                 // keys of block 0; a plane on are its values, then keys and values of block 1, ...
   int64_t plane, max_len;    // of [kv_heads][max_len][head_dim]
 };
@@ -456,7 +456,7 @@ static inline vf dots(const float* q, const float* const* keys, int64_t dim) {
 template <class X> struct Query {
   const float* q;
   Range verified;       // slots
-  const int64_t* path;  // slots behind the verified ones
+  const int64_t* path;  // slots after the verified ones
   int64_t path_length;
   float *scores, *sums;  // [keys], [head_dim]
   X* to;
@@ -465,8 +465,8 @@ template <class X> struct Query {
   int64_t count() const { return before() + path_length; }
 };
 
-// Scores of keys first ... last - 1 of what a query sees, and up to VL - 1 numbers behind them; slot(i) is where the
-// i-th lies.
+// Scores of keys first ... last - 1 of what a query sees, and up to VL - 1 numbers after them; slot(i) is the i-th
+// one's.
 template <class Slot> static inline void score(const float* q, const float* keys, int64_t first, int64_t last, Slot&& slot, float scale, int64_t dim, float* scores) {
   for (int64_t i = first; i < last; i += VL) {
     const float* seen[VL];
@@ -533,7 +533,7 @@ template <class X> static void attend(const Query<X>* queries, int64_t n, const 
     for (int64_t i = 0; i < dim; i++) put(query.to + i, query.sums[i]);
 }
 
-// The slots behind the verified ones that each node sees, in order.
+// The slots after the verified ones that each node sees, in order.
 struct Paths {
   std::vector<int64_t> slots, begin;
   int64_t longest = 0;
@@ -609,7 +609,7 @@ template <class X, class Wait> static void project_all(const Model& model, const
   wait();
 }
 
-template <class X> struct Buffers {  // what threads tell each other
+template <class X> struct Buffers {  // that threads share
   std::vector<float> q, k, v;
   std::vector<X> attended, activated;
   Buffers(const Model& m, int64_t tokens)
@@ -729,7 +729,7 @@ struct Entry {
   bool above(const Entry& other) const { return value > other.value || (value != value && other.value == other.value); }
 };
 
-// Puts an entry behind those of `best` [count] that it is not above, and drops what is then beyond k.
+// Puts an entry after those of `best` [count] that it is not above, and drops what is then beyond k.
 static inline void insert(Entry* best, int64_t& count, int64_t k, Entry entry) {
   int64_t i = count < k ? count++ : k - 1;
   for (; i && entry.above(best[i - 1]); i--) best[i] = best[i - 1];

@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the code: the machine, the instruction sets in use, its threads."""
+"""Describe the machine of a measurement: processor, instruction sets in use, threads."""
 
 import os
 import platform

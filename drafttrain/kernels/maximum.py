@@ -1,4 +1,4 @@
-"""The first maximum of rows: what a target says after each node, by its logits."""
+"""The first maximum of rows: the target's greedy token after each node, by its logits."""
 
 import torch
 

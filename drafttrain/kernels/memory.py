@@ -11,7 +11,7 @@ HUGE_PAGE = 2 << 20  # bytes
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Return an uninitialized tensor; on a CPU with the native library it lies in huge pages as far as it
+    """Return an uninitialized tensor; on a CPU with the native library it is in huge pages as far as it
     fills them and the system has them."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     if tensor.device.type != "cpu" or tensor.nbytes < HUGE_PAGE:

@@ -118,7 +118,7 @@ class Rounds:
 
 
 class Pace:
-    """What happens between a piece of work and its result: by default nothing. Paced runs hold a device here,
+    """Called between a piece of work and its result; does nothing by default. Paced runs hold a device here,
     and tests decide who is first."""
 
     def prefilled(self, began: float, tokens: int) -> None:
@@ -163,13 +163,13 @@ class ScheduledDecoder:
 
     @property
     def overlaps(self) -> bool:
-        """Whether drafting and verifying run at the same time."""
+        """Return whether drafting and verifying run at the same time."""
         overlap = self.config.overlap
         return self.target.device.type == "cuda" if overlap == "auto" else overlap
 
     @property
     def shares_ngrams(self) -> bool:
-        """Whether sequences of one prompt draft from each other's n-grams."""
+        """Return whether sequences of one prompt draft from each other's n-grams."""
         return self.config.shared_ngrams is not False and not self.proposer.draws
 
     @torch.no_grad()
@@ -404,7 +404,7 @@ class _Run:
                     began = clock()
                     self._propose(branches)
                 self.decoder.pace.drafted(began, branches)
-            except Exception as error:  # whatever it is, the other branches go on
+            except Exception as error:  # of any kind: the other branches go on
                 for branch in branches:
                     branch.fail(error)
         self.rounds.put(self.rounds.ready, branches)

@@ -1,14 +1,15 @@
-"""What answers: the target in this process, or a server. Both take requests and yield completions alike."""
+"""Engines that answer: the target in this process, or a server. Both take requests and yield completions."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from drafttrain.data.answers import end_of_turn_text
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import ServerConfig
 from drafttrain.data.conversation import Message
-from drafttrain.data.template import end_of_turn_text, template_of
+from drafttrain.data.template import template_of
 from drafttrain.inference.decode import Request, decode_requests
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.sampling import SamplingParams

@@ -1,7 +1,7 @@
 """The file of regenerated conversations while it is being made, and the counts of what it holds.
 
-Rows are appended to `responses.partial.jsonl` as they come: whole lines, whatever kills the process. When all
-are there they are put into the order of the input and the file becomes `responses.jsonl`.
+Rows are appended to `responses.partial.jsonl` as they come, in whole lines even if the process is killed.
+When all are there they are put into the order of the input and the file becomes `responses.jsonl`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ RESPONSES, PARTIAL, FAILED = "responses.jsonl", "responses.partial.jsonl", "fail
 
 @dataclass
 class RegenerateReport:
-    """What became of every row: `read == written + failed + sum of skipped`, always.
+    """Counts what became of the rows: `read == written + failed + sum of skipped`, always.
 
     Attributes:
         read: rows of the sources.

@@ -61,7 +61,9 @@ def plan(config: RegenerateConfig, skipped: Counter) -> tuple[dict[str, Dialogue
     for report in reports:
         skipped.update(report.skipped)
     if not dialogues:
-        raise UserError(f"{config.sources[0].path}: no conversation to answer ({counts(skipped)})")
+        raise UserError(
+            f"{config.sources[0].path}: no conversation to answer ({counts(skipped)}); name other sources"
+        )
     return dialogues, sum(report.read for report in reports)
 
 
@@ -148,7 +150,8 @@ class Rewriting:
             raise RuntimeError(f"rows have been lost or doubled, which is an error in drafttrain: {report}")
         if not report.written and (self.failures or not self.limit):
             raise UserError(
-                f"{self.file.folder}: nothing was written: {counts(self.failures + self.skipped)}"
+                f"{self.file.folder}: no answer to write ({counts(self.failures + self.skipped)}); "
+                "remove the cause"
             )
         self.file.finish(self.order)
 
@@ -216,8 +219,8 @@ class Rewriting:
         failed = self.report.failed
         if failed >= ENOUGH_TO_JUDGE and failed > self.config.max_failed * self.tried:
             raise UserError(
-                f"{failed} of {self.tried} conversations failed ({counts(self.failures)}); remove the "
-                "cause, or raise regenerate.max_failed"
+                f"regenerate.max_failed: failed conversations must be at most {self.config.max_failed:g} of "
+                f"all, got {failed} of {self.tried} ({counts(self.failures)}); remove the cause, or raise it"
             )
 
 

@@ -2,7 +2,7 @@
 
 A drafter learns to predict the target, so the target's own text teaches it far more per token than any other.
 Every assistant turn is replaced, one after the other: the prompt of turn k holds the new turns before it. The
-target runs here (`inference.decode`) or behind any OpenAI-compatible server. What is done is never lost: rows
+target runs here (`inference.decode`) or on any OpenAI-compatible server. What is done is never lost: rows
 are appended as they come, and the same command goes on where it was stopped.
 """
 

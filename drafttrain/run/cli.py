@@ -9,8 +9,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
-from drafttrain.run import commands, reason, tools
 from drafttrain.run.options import Parser, flag_of
 from drafttrain.utils.errors import UserError, did_you_mean
 from drafttrain.utils.files import disk_problem
@@ -21,18 +21,17 @@ RECIPE = "RECIPE [--section.key VALUE ...] [options]"  # the usage of what runs 
 
 @dataclass(frozen=True)
 class Command:
-    """A word of the command line.
+    """A word of the command line: a function of the same name, whose docstring is the command's text, and one
+    that adds its arguments to a parser, NAME_options. The function returns the exit status, None for 0.
 
     Attributes:
-        options: adds its arguments to a parser.
-        run: does it; returns the exit status, None for 0. Its docstring is the command's text.
+        module: in `drafttrain.run`, where they are.
         example: words after the command's name.
         usage: how it is called, one line for each form.
         forms: options with which the argument RECIPE is something else.
     """
 
-    options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]
+    module: str
     example: str
     usage: tuple[str, ...] = (RECIPE,)
     forms: tuple[str, ...] = ()
@@ -41,46 +40,27 @@ class Command:
 GROUPS = {
     "start": {
         "quickstart": Command(
-            commands.quickstart_options,
-            commands.quickstart,
-            "--minutes 20",
-            ("[--minutes N] [--section.key VALUE ...] [options]",),
+            "commands", "--minutes 20", ("[--minutes N] [--section.key VALUE ...] [options]",)
         ),
         "new-recipe": Command(
-            commands.new_recipe_options,
-            commands.new_recipe,
-            "--target my/model --chats chats.json",
-            ("--target MODEL --chats FILE [options]",),
+            "commands", "--target my/model --chats chats.json", ("--target MODEL --chats FILE [options]",)
         ),
     },
     "train, by a recipe": {
-        "run": Command(commands.run_options, commands.run, "recipes/quickstart.yaml --training.lr 1e-3"),
-        "fetch-target": Command(
-            commands.fetch_target_options,
-            commands.fetch_target,
-            "smollm2-135m-instruct",
-            ("MODEL [options]",),
-        ),
+        "run": Command("commands", "recipes/quickstart.yaml --training.lr 1e-3"),
+        "fetch-target": Command("commands", "smollm2-135m-instruct", ("MODEL [options]",)),
         "regenerate": Command(
-            commands.regenerate_options,
-            commands.regenerate,
+            "commands",
             "recipes/quickstart.yaml",
             (RECIPE, "--self-prompts N --target MODEL --out FILE [options]"),
         ),
         "corpus": Command(
-            commands.corpus_options,
-            commands.corpus,
-            "recipes/quickstart.yaml",
-            (RECIPE, "DIR --view N [options]"),
-            ("view",),
+            "commands", "recipes/quickstart.yaml", (RECIPE, "DIR --view N [options]"), ("view",)
         ),
-        "collect": Command(commands.stage_options, commands.collect, "recipes/quickstart.yaml"),
-        "train": Command(
-            commands.stage_options, commands.train, "recipes/quickstart.yaml --training.lr 1e-3"
-        ),
+        "collect": Command("commands", "recipes/quickstart.yaml"),
+        "train": Command("commands", "recipes/quickstart.yaml --training.lr 1e-3"),
         "export": Command(
-            commands.export_options,
-            commands.export,
+            "commands",
             "runs/eagle/bundle --to eagle --out runs/eagle/vllm",
             (RECIPE, "BUNDLE --to FORMAT --out DIR", "DIR --check FORMAT", "DIR --from FORMAT --out DIR"),
             ("to", "back", "check"),
@@ -88,8 +68,7 @@ GROUPS = {
     },
     "make decoding faster": {
         "calibrate": Command(
-            tools.calibrate_options,
-            tools.calibrate,
+            "tools",
             "runs/quickstart/bundle --prompts data/tuning_prompts.jsonl",
             (
                 "BUNDLE --prompts FILE [options]",
@@ -98,8 +77,7 @@ GROUPS = {
             ),
         ),
         "c2t": Command(
-            tools.c2t_options,
-            tools.c2t,
+            "tools",
             "BUNDLE --prompts data/tuning_prompts.jsonl --out BUNDLE",
             (
                 "BUNDLE --prompts FILE --out DIR [options]",
@@ -108,41 +86,34 @@ GROUPS = {
             ),
         ),
         "build-ngrams": Command(
-            tools.build_ngrams_options,
-            tools.build_ngrams,
+            "tools",
             "data/train/responses.jsonl.gz --target smollm2-135m-instruct --out runs/ngrams",
             ("[SOURCE ...] --target MODEL --out DIR [options]",),
         ),
     },
     "use and measure": {
         "generate": Command(
-            tools.generate_options,
-            tools.generate,
+            "tools",
             '--bundle runs/quickstart/bundle --prompt "Why is the sky blue?"',
             (
                 "--bundle BUNDLE --prompt TEXT [options]",
                 "--target MODEL --prompt TEXT [--ngrams DIR] [options]",
             ),
         ),
-        "reason": Command(
-            reason.reason_options, reason.reason, "recipes/reasoning/gsm8k.yaml --task.limit 4"
-        ),
+        "reason": Command("reason", "recipes/reasoning/gsm8k.yaml --task.limit 4"),
         "benchmark": Command(
-            tools.benchmark_options,
-            tools.benchmark,
+            "tools",
             "--method model_cards/smollm2-135m-edd --method prompt_lookup \\\n"
             "    --task data/eval/mt_bench.jsonl --limit 10 --out runs/benchmark",
             ("RECIPE [--section.key VALUE ...]", "--method BUNDLE --task FILE --out DIR [options]"),
         ),
         "report": Command(
-            tools.report_options,
-            tools.report,
+            "tools",
             "runs/quickstart/evaluation --bundle runs/quickstart/bundle --out report.html",
             ("FOLDER --out FILE [options]", "--bundle BUNDLE --prompt TEXT --trace FILE [options]"),
         ),
         "push": Command(
-            tools.push_options,
-            tools.push,
+            "tools",
             "runs/quickstart/bundle --repo user/name --dry-run",
             ("BUNDLE --repo USER/NAME [options]",),
         ),
@@ -178,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         os.environ.setdefault(VARIABLE, str(default_threads()))  # which torch reads when it is imported
-        return COMMANDS[args.command].run(args) or 0
+        return _function(args.command)(args) or 0
     except UserError as error:
         print(f"drafttrain: {_as_shown(str(error), args)}", file=sys.stderr)
         return 2
@@ -225,7 +196,7 @@ def overview() -> str:
     lines = ["usage: drafttrain COMMAND [options]", ""]
     lines += ["Trains drafters for speculative decoding and measures them."]
     for group, members in GROUPS.items():
-        texts = {name: command.run.__doc__.rstrip(".") for name, command in members.items()}
+        texts = {name: _function(name).__doc__.rstrip(".") for name in members}
         lines += ["", f"{group}:"]
         lines += [f"  {name:<14} {text[0].lower()}{text[1:]}" for name, text in texts.items()]
     return "\n".join([*lines, "", "drafttrain COMMAND --help lists its options."])
@@ -236,11 +207,17 @@ def _parser(name: str, command: Command) -> Parser:
     parser = Parser(
         name,
         usage=f"drafttrain {name} {usage}",
-        description=command.run.__doc__,
+        description=_function(name).__doc__,
         epilog=f"example:\n  drafttrain {name} {command.example}",
     )
-    command.options(parser)
+    _function(name, "_options")(parser)
     return parser
+
+
+def _function(name: str, suffix: str = "") -> Callable:
+    """Return what does a command, or with a suffix the function that adds its arguments."""
+    module = import_module(f"drafttrain.run.{COMMANDS[name].module}")
+    return getattr(module, name.replace("-", "_") + suffix)
 
 
 def _as_shown(message: str, args: argparse.Namespace) -> str:

@@ -97,6 +97,9 @@ def stage_options(parser: argparse.ArgumentParser, recipe: str = "RECIPE") -> No
     add_plan(parser)
 
 
+collect_options = train_options = stage_options
+
+
 def collect(args: argparse.Namespace) -> None:
     """Store the target's hidden states, to train offline."""
     run_stage(args, "collect")

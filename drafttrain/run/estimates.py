@@ -19,6 +19,7 @@ from drafttrain.classifier.config import ROW_BYTES
 from drafttrain.data.config import PromptSet, Source
 from drafttrain.data.prompts import Task, read_prompts
 from drafttrain.data.readers import read_conversations
+from drafttrain.drafters import registration as _drafters  # noqa: F401 - so that `AutoConfig` knows them
 from drafttrain.drafters.auto import model_class
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
 from drafttrain.drafters.config import DrafterConfig

@@ -5,7 +5,6 @@ module joins them, reads them from YAML and lays `--section.key value` overrides
 an unknown one is an error that names the file and the closest match. What stages do is not known here.
 """
 
-import ast
 import dataclasses
 import math
 import re
@@ -14,7 +13,6 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -30,6 +28,7 @@ from drafttrain.export.config import ExportConfig
 from drafttrain.run.options import default_of, explanations, without_none
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
+from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError, brief, did_you_mean
 from drafttrain.utils.ranges import check_ranges, setting
 
@@ -420,15 +419,12 @@ def _check_values(recipe: Recipe) -> None:
 
 
 def _check_policies(trees: Sequence[str]) -> None:
-    """Refuse trees of no policy. Their names are read from the source: importing it takes torch."""
-    source = (files("drafttrain.trees") / "parse.py").read_text(encoding="utf-8")
-    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.AnnAssign)]
-    names = [key.value for node in nodes if node.target.id == "POLICIES" for key in node.value.keys]
+    """Refuse trees of no policy."""
     for name in (tree.partition(":")[0] for tree in trees):
-        if name not in names:
-            remedy = did_you_mean(name, names, "choose one of these")
+        if name not in POLICIES:
+            remedy = did_you_mean(name, list(POLICIES), "choose one of these")
             raise UserError(
-                f"evaluate.trees: must be policies out of {', '.join(names)}, got {name}; {remedy}"
+                f"evaluate.trees: must be policies out of {', '.join(POLICIES)}, got {name}; {remedy}"
             )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from drafttrain.bundle_files import CLASSIFIER
 from drafttrain.data.config import Source
 from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
@@ -199,8 +200,6 @@ def _classifier(recipe: Recipe, folders: Folders, out: Path) -> dict[str, float]
 
 def _made_classifier(folders: Folders) -> Path | None:
     """Return the folder of the run's classifier; None where none is asked for or the drafter was too weak."""
-    from drafttrain.classifier.model import FILE as CLASSIFIER
-
     folder = folders.get("classifier")
     return folder if folder and (folder / CLASSIFIER).exists() else None
 

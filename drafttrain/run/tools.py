@@ -197,7 +197,7 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def benchmark_options(parser: argparse.ArgumentParser) -> None:
-    from drafttrain.evaluation.config import BenchmarkConfig
+    from drafttrain.evaluation.benchmark_config import BenchmarkConfig
 
     stage_options(parser, "[RECIPE]")
     group = parser.add_argument_group("without a recipe")
@@ -222,7 +222,7 @@ def benchmark(args: argparse.Namespace) -> int | None:
     if "recipe" in args:
         names = (*ALWAYS, *(name for names in TABLES.values() for name in names))
         return run_recipe(args, "evaluate", *names)
-    from drafttrain.evaluation.config import MethodSpec, TaskSpec
+    from drafttrain.evaluation.benchmark_config import MethodSpec, TaskSpec
 
     require(args, "tasks")
     table = vars(args).get("table", "speed")
@@ -239,7 +239,7 @@ def benchmark(args: argparse.Namespace) -> int | None:
 def _measure_speed(args: argparse.Namespace, methods: list, tasks: list) -> None:
     from dataclasses import replace
 
-    from drafttrain.evaluation.config import ASSISTANT, BenchmarkConfig
+    from drafttrain.evaluation.benchmark_config import ASSISTANT, BenchmarkConfig
 
     if "trees" in args:
         bundles = [method for method in methods if method.source and method.name != ASSISTANT]
@@ -307,7 +307,7 @@ def _target_of(methods: list) -> str:
     """
     from drafttrain.bundle import find_bundle
     from drafttrain.drafters.config import read_config
-    from drafttrain.evaluation.config import ASSISTANT
+    from drafttrain.evaluation.benchmark_config import ASSISTANT
 
     bundles = [method.source for method in methods if method.source and method.name != ASSISTANT]
     name = read_config(find_bundle(bundles[0]))["target"].get("name") if bundles else None

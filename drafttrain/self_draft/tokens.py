@@ -13,9 +13,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.build import kept_conversations
-from drafttrain.data.chat import encode_conversation
 from drafttrain.data.config import CorpusConfig
 from drafttrain.data.conversation import Conversation
+from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.report import CorpusReport
 from drafttrain.self_draft.corpus_cache import token_dtype
 from drafttrain.self_draft.counting import TokenFile

@@ -4,7 +4,7 @@ Packed rows: under an explicit mask SDPA computes what it masks, and most of a p
 (other documents, and the future). On a CPU a call per document leaves other documents out.
 
 Trees: with a mask and more than one query, transformers copies keys and values once for every query head that
-shares them. Queries that share a key/value head can stand side by side instead.
+shares them. Queries that share a key/value head can be placed side by side instead.
 
 `use` makes it a target's implementation, through the interfaces that transformers has for that.
 """
@@ -31,7 +31,7 @@ Stretch = tuple[int, int, int, bool]  # row, first, last, whether each token is 
 
 @dataclass
 class _Packed:
-    """What the attention function looks up: the stretches, and causal masks [1, 1, n, n] by n."""
+    """Stretches of a packed batch for the attention function, and causal masks [1, 1, n, n] by n."""
 
     stretches: list[Stretch]
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -45,15 +45,15 @@ IGNORED = torch.ones(
 
 
 def use(model: PreTrainedModel) -> None:
-    """Make this the model's implementation of attention if it would take SDPA and lets itself be told."""
+    """Make this the model's implementation of attention if it would take SDPA and allows another one."""
     config = model.config.get_text_config()
     if config._attn_implementation == "sdpa" and model._supports_attention_backend:
         config._attn_implementation = NAME
 
 
 def attends_within_documents(config: PretrainedConfig) -> bool:
-    """Whether `within_documents` holds for this text config: causal attention over all tokens in every block,
-    by this module's function."""
+    """Return whether `within_documents` works for this text config: every block has causal attention over all
+    tokens, by this module's function."""
     full = all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
     windowed = getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None)
     return config._attn_implementation == NAME and full and not windowed
@@ -81,7 +81,7 @@ def document_stretches(document_start: torch.Tensor) -> list[Stretch]:
 @contextmanager
 def within_documents(document_start: torch.Tensor) -> Iterator[None]:
     """Inside, and in this thread, models that `attends_within_documents` attend within the documents of
-    [B, T], whatever mask they get."""
+    [B, T] and ignore the mask they get."""
     token = _packed.set(_Packed(document_stretches(document_start)))
     try:
         yield

@@ -90,7 +90,7 @@ class KvCache:
 
     def clear_rows(self, rows: torch.Tensor) -> None:
         """Put zeros into the rows marked in bool [B]. Slots that a mask leaves out count with weight 0, and
-        0 · NaN would reach whatever comes to these rows next."""
+        0 · NaN would reach the next sequences in these rows."""
         self.kv[:, :, rows] = 0
 
     def copy(self, length: int, room: int) -> "KvCache":

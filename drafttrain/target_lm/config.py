@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
 
 
 @dataclass
@@ -15,7 +15,7 @@ class CollectConfig:
             training, which takes disk space but pays when the corpus is seen more than once.
         max_disk_gb: refuse to store more than this (10^9 bytes).
         batch_tokens: tokens in one forward of the target, padding included.
-        shard_tokens: tokens in one file. A process holds one file in memory, and computes at most so much
+        shard_tokens: tokens in one file. A process holds one file in memory, and computes at most one
             again after an interruption.
         max_skipped: share of documents without usable states (NaN) above which collection stops.
         tapped_blocks: blocks whose outputs are stored, for drafters of several kinds. null: what the drafter
@@ -24,22 +24,20 @@ class CollectConfig:
     """
 
     mode: Literal["online", "offline"] = "online"
-    max_disk_gb: float = field(default=50.0, metadata={"changes_output": False})
-    batch_tokens: int = 2048
-    shard_tokens: int = 65536
-    max_skipped: float = 0.01
+    max_disk_gb: float = setting(50.0, gt=0, metadata={"changes_output": False})
+    batch_tokens: int = setting(2048, gt=0)
+    shard_tokens: int = setting(65536, gt=0)
+    max_skipped: float = setting(0.01, ge=0, le=1)
     tapped_blocks: list[int] | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = field(default="auto", metadata={"settled": True})
 
     def check(self) -> None:
-        """Raises:
-        UserError: a value that makes no sense.
+        """Validate the ranges.
+
+        Raises:
+            UserError: a value is out of range.
         """
-        for name in ("max_disk_gb", "batch_tokens", "shard_tokens"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"hidden_states.{name} is {getattr(self, name)}: it must be above 0")
-        if not 0 <= self.max_skipped <= 1:
-            raise UserError(f"hidden_states.max_skipped is {self.max_skipped}: it must lie within 0 and 1")
+        check_ranges(self, "hidden_states")
 
 
 def stored_bytes(

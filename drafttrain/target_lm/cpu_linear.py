@@ -35,7 +35,7 @@ class PackedLinear(nn.Module):
 
 
 class _Joined(threading.local):
-    """What siblings share: their product, and its parts for the input that it was last computed for."""
+    """A product that siblings share, and its parts for the input that it was last computed for."""
 
     def __init__(self, linear: PackedLinear, sizes: list[int]):
         self.linear, self.sizes = linear, sizes
@@ -66,7 +66,7 @@ class JoinedLinear(nn.Module):
 
 
 def can_pack(module: nn.Module | None) -> bool:
-    """Whether this is a linear layer that gains from packing, and torch can."""
+    """Return whether this is a linear layer that gains from packing, and torch can pack it."""
     return (
         type(module) is nn.Linear  # a subclass may do something else
         and module.weight.dtype == torch.bfloat16

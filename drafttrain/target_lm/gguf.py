@@ -1,6 +1,6 @@
 """Converts a GGUF file into a Hugging Face folder: bf16 safetensors, config, tokenizer and chat template.
 
-transformers reads the file. This module mends what comes out wrong and refuses what it cannot mend:
+transformers reads the file. This module corrects what comes out wrong and refuses what it cannot correct:
 
 - the weights stay marked as quantized unless asked otherwise, and could then be neither saved nor trained;
 - the tokenizer loses SmolLM2's split of digits, Llama 3's `ignore_merges`, Qwen2's NFC normalization and, in
@@ -224,7 +224,7 @@ def _restore_llama3_rope(path: Path, model: PreTrainedModel, factors: ReaderTens
 
 @contextmanager
 def _linked_alone(path: Path) -> Iterator[str]:
-    """A temporary folder with a link to the file alone: transformers would mix in what lies beside it."""
+    """Yield a temporary folder with a link to the file alone: transformers reads the files beside it, too."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.absolute())
         yield folder

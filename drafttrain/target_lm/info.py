@@ -8,7 +8,7 @@ from drafttrain.target_lm.model import FrozenTarget, block_number
 
 @dataclass
 class TargetInfo:
-    """What must agree between the target that made a store and the one that uses it.
+    """Identifies a target: it must agree between the one that made a store and the one that uses it.
 
     Attributes:
         architecture: class of the model.

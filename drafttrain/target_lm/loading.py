@@ -1,4 +1,4 @@
-"""Loads a target and its tokenizer, whatever way they are named, or says in one line why it cannot."""
+"""Load a target and its tokenizer from a folder, a .gguf file or the Hub; errors are one line."""
 
 import difflib
 import os
@@ -142,7 +142,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 
 def resolve_target(model: str) -> str:
-    """The folder that a target's name stands for, fetched or converted first if need be; a Hub id as it is.
+    """Return the folder of a target's name, fetched or converted first if need be; a Hub id unchanged.
 
     Raises:
         UserError: a path that does not exist, a folder without `config.json`, or a misspelt known name.
@@ -155,7 +155,7 @@ def resolve_target(model: str) -> str:
             raise UserError(f"{path}: no config.json in it; name a folder that save_pretrained wrote")
         return str(path)
     if path.exists():
-        raise UserError(f"{path}: neither a model folder nor a .gguf file")
+        raise UserError(f"{path}: must be a model folder or a .gguf file, got another file")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder")
     if "/" not in model and difflib.get_close_matches(model.lower(), [SMOLLM2], cutoff=0.8):
@@ -196,7 +196,7 @@ def _require_causal_lm(place: str, config: PreTrainedConfig) -> None:
     stored = config.architectures or []
     if config.is_encoder_decoder or (stored and not any(_is_causal(name) for name in stored)):
         what = ", ".join(stored) or config.model_type
-        raise UserError(f"{place}: {what} is not a causal language model; choose a decoder-only …ForCausalLM")
+        raise UserError(f"{place}: must be a causal language model (…ForCausalLM), got {what}")
 
 
 def _is_causal(class_name: str) -> bool:
@@ -211,7 +211,7 @@ def _device(device: str) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # unknown name; no such accelerator here
-        raise UserError(f"device {device!r} cannot be used ({_first_line(error)}); try auto") from error
+        raise UserError(f"device: {device!r} cannot be used ({_first_line(error)}); try auto") from error
 
 
 @contextmanager

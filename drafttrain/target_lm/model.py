@@ -44,7 +44,7 @@ _CONFIG_KEYS = (
 def weights_hash(model: nn.Module) -> str:
     """Hash of some evenly spaced numbers of every parameter: cheap, and a fine-tuned copy differs.
 
-    They are rounded to bf16 first: a model has the same hash in whatever type it is loaded.
+    They are rounded to bf16 first: a model has the same hash in any dtype.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
@@ -57,8 +57,8 @@ def weights_hash(model: nn.Module) -> str:
 
 @dataclass
 class TargetStates:
-    """What a forward of the target leaves behind: `tapped` [B, n, K·H] (the tapped blocks, side by side) and
-    `final` [B, n, H] (after the final norm: what the LM head reads)."""
+    """Hidden states of a forward: `tapped` [B, n, K·H] (the tapped blocks, side by side) and `final`
+    [B, n, H] (after the final norm: what the LM head reads)."""
 
     tapped: torch.Tensor
     final: torch.Tensor
@@ -189,7 +189,7 @@ class FrozenTarget:
         if self.is_packed:
             return
         if can_be_native(self.lm_head):
-            with native_team():  # else torch's threads spin behind each small operator of the check
+            with native_team():  # else torch's threads spin after each small operator of the check
                 self._make_native()
         elif can_pack(self.lm_head):
             _ = self.fingerprint
@@ -235,8 +235,8 @@ class FrozenTarget:
         """
         if not self.fits(prompt_ids, max_new_tokens):
             raise UserError(
-                f"{which} has {len(prompt_ids)} tokens, which with {max_new_tokens} new ones exceed the "
-                f"{self.config.max_position_embeddings} positions of {self.name}; remove it or lower "
+                f"{which}: prompt and new tokens must fit into the {self.config.max_position_embeddings} "
+                f"positions of {self.name}, got {len(prompt_ids)} + {max_new_tokens}; remove it or lower "
                 "max_new_tokens"
             )
 
@@ -255,7 +255,7 @@ class FrozenTarget:
         for block in blocks:
             if not -self.n_blocks <= block <= self.n_blocks:
                 raise UserError(
-                    f"{self.name} has {self.n_blocks} blocks, so tapped block {block} does not exist"
+                    f"tapped_blocks: must be within the {self.n_blocks} blocks of {self.name}, got {block}"
                 )
         self.tapped_blocks = [block_number(block, self.n_blocks) for block in blocks]
 
@@ -304,7 +304,7 @@ class FrozenTarget:
     def forward(
         self, cache: TreeCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor
     ) -> TargetStates:
-        """Runs the nodes of a tree (or the tokens of a prompt) behind each row's committed tokens.
+        """Run the nodes of a tree (or the tokens of a prompt) after each row's committed tokens.
 
         Keys and values stay in the cache's open slots until `cache.commit`.
 
@@ -403,7 +403,7 @@ class FrozenTarget:
         return self.scale_logits(self.read_head(final))
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """What some architectures do to logits after the head (Gemma soft-caps, Cohere and Granite scale)."""
+        """Scale logits as some architectures do after the head: Gemma soft-caps, Cohere and Granite scale."""
         cap = getattr(self.config, "final_logit_softcapping", None)
         if getattr(self.config, "logit_scale", None) is not None:
             logits = logits * self.config.logit_scale

@@ -1,7 +1,7 @@
 """Does this target verify trees correctly? Asked once, when it is loaded.
 
 Architectures read explicit masks and positions in ways of their own, and some read them wrongly without an
-error (ALiBi counts slots, not positions). A small tree against plain forwards tells.
+error (ALiBi counts slots, not positions). A small tree is compared with plain forwards.
 """
 
 import math
@@ -17,7 +17,7 @@ from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
 PREFIX = 12  # committed tokens before the tree
-PARENTS = (-1, 0, 0, 1, 1, 2, 3)  # the root has two children; nodes 3 and 4 are siblings, 6 lies under 3
+PARENTS = (-1, 0, 0, 1, 1, 2, 3)  # the root has two children; nodes 3 and 4 are siblings, 6 is below 3
 DEPTHS = (0, 1, 1, 2, 2, 2, 3)
 PATHS = ((0, 1, 3, 6), (0, 1, 4), (0, 2, 5))  # from the root to each leaf
 COMMITTED = PATHS[2]  # its slots are not adjacent, so that committing has to move them
@@ -42,8 +42,8 @@ def check_tree_support(target: FrozenTarget) -> None:
         unsupported.add("ALiBi")
     if unsupported:
         raise UserError(
-            f"{target.name} has {', '.join(sorted(unsupported))} layers, which cannot verify trees: use a "
-            "target with full or sliding-window attention"
+            f"{target.name}: layers must have full or sliding-window attention to verify trees, got "
+            f"{', '.join(sorted(unsupported))}; use another target"
         )
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(

@@ -146,14 +146,13 @@ def check_continued(init_from: str, stored: dict[str, Any], drafter_config: Draf
     if kind != drafter_config.kind or drafter_config.lora_rank is not None:
         asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
         raise UserError(
-            f"training.init_from: {init_from} is a drafter of kind {kind}, whose training is continued, and "
-            f"the section drafter asks for {asked}: set drafter.kind to {kind} without lora_rank"
+            f"drafter.kind: must be {kind} without lora_rank, the kind of training.init_from, got {asked}"
         )
     shape = {"anchor": stored.get("anchor", False), "kv_heads": stored.get("num_key_value_heads")}
     for key, there in shape.items():
         asked = getattr(drafter_config, key)
         if asked and asked != there:
             raise UserError(
-                f"training.init_from: {init_from} has {key} {str(there).lower()}, and the section drafter "
-                f"asks for {str(asked).lower()}: leave drafter.{key} out"
+                f"drafter.{key}: must be {str(there).lower()} as in training.init_from, got "
+                f"{str(asked).lower()}; leave it out"
             )

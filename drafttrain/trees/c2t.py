@@ -1,8 +1,8 @@
 """C2T (Huo et al. 2025): a classifier decides, node by node, what is verified and drafted on."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,23 +10,9 @@ import torch
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import top_entropy
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import Confidence, TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.ranges import setting
-
-
-class Confidence(Protocol):
-    """Predicts how likely nodes are to be accepted. On the host and in numpy: growth waits for the confidence
-    of some dozens of nodes, and an operator of torch costs more than all the arithmetic.
-
-    Attributes:
-        features: those of `features.FEATURES` that it reads.
-    """
-
-    features: Sequence[str]
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return confidences within 0 and 1, fp32 [...], from features fp32 [..., F]."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,30 @@
-"""The interface of growth policies."""
+"""The interfaces of growth policies and of the confidence that some of them use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import check_ranges
+
+
+class Confidence(Protocol):
+    """Predicts how likely nodes are to be accepted. On the host and in numpy: growth waits for the confidence
+    of some dozens of nodes, and an operator of torch costs more than all the arithmetic.
+
+    Attributes:
+        features: those of `features.FEATURES` that it reads.
+    """
+
+    features: Sequence[str]
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Return confidences within 0 and 1, fp32 [...], from features fp32 [..., F]."""
 
 
 class TreePolicy(ABC):

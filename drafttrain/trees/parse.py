@@ -9,37 +9,20 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Sequence
+from functools import reduce
+from importlib import import_module
 from typing import Any
 
-from drafttrain.trees.c2t import C2tPolicy, Confidence
-from drafttrain.trees.cape import CapePolicy
-from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
-from drafttrain.trees.eagle2 import Eagle2Policy
-from drafttrain.trees.interface import TreePolicy
-from drafttrain.trees.pct import PctPolicy
-from drafttrain.trees.sampled import SampledTreePolicy
-from drafttrain.trees.static import StaticPolicy
-from drafttrain.trees.timed import TimedPolicy
+from drafttrain.trees.interface import Confidence, TreePolicy
+from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError, did_you_mean
 
-POLICIES: dict[str, Callable[..., TreePolicy]] = {
-    "chain": ChainPolicy,
-    "static": StaticPolicy.from_k_config,
-    "paths": StaticPolicy.from_text,
-    "vct": StaticPolicy.vanilla,
-    "eagle1": StaticPolicy.eagle1,
-    "cape": CapePolicy,
-    "eagle2": Eagle2Policy,
-    "pct": PctPolicy,
-    "timed": TimedPolicy,
-    "drawn": SampledTreePolicy,
-    "c2t": C2tPolicy,
-    "c2t_chain": C2tPolicy.chain,
-    "joint": C2tPolicy.joint,
-    "dymax": C2tPolicy.dymax,
-    "dyjoint": C2tPolicy.dyjoint,
-}
+
+def policy_maker(name: str) -> Callable[..., TreePolicy]:
+    """Return the class, or the method of one, that makes the policy of this name."""
+    module, *names = POLICIES[name].split(".")
+    return reduce(getattr, names, import_module(f"drafttrain.trees.{module}"))
 
 
 def parse_policy(
@@ -63,7 +46,7 @@ def parse_policy(
         known = [*POLICIES, *others]
         hint = did_you_mean(name, known, f"choose one of {', '.join(known)}")
         raise UserError(f"tree {text!r}: there is no policy {name!r}; {hint}")
-    make = POLICIES[name]
+    make = policy_maker(name)
     settings = _calibrated(text, costs)
     for key, kind in _parameters(make).items():
         if kind is Confidence:
@@ -90,7 +73,7 @@ def uses_calibration(text: str, costs: Costs | None) -> bool:
 
 def takes_classifier(text: str) -> bool:
     """Return whether the policy of this text needs a trained classifier."""
-    return Confidence in _parameters(POLICIES[text.partition(":")[0]]).values()
+    return Confidence in _parameters(policy_maker(text.partition(":")[0])).values()
 
 
 def _parameters(make: Callable[..., TreePolicy]) -> dict[str, Any]:
@@ -106,7 +89,8 @@ def _given(text: str) -> set[str]:
 
 def _calibrated(text: str, costs: Costs | None) -> dict[str, Any]:
     """Return the settings that a policy takes from these costs. A variant made by a method takes none."""
-    make = POLICIES.get(text.partition(":")[0])
+    name = text.partition(":")[0]
+    make = policy_maker(name) if name in POLICIES else None
     is_policy = inspect.isclass(make) and issubclass(make, TreePolicy)
     return make.calibrated(costs, _given(text)) if is_policy and costs is not None else {}
 

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake the user can mend. The message is one line: what went wrong, where, how to mend it."""
+    """A mistake that the user can correct. The message is one line: what is wrong, where, and the remedy."""
 
 
 def brief(reason: object, limit: int = 200) -> str:
-    """What another library says, on one line of at most `limit` characters: whole sentences where half of it
-    or more can be kept so, else whole words. "…" stands for what is left out."""
+    """Shorten another library's message to one line of at most `limit` characters: to whole sentences if they
+    keep half of it or more, else to whole words. "…" marks what is left out."""
     text = " ".join(str(reason).split())
     if len(text) <= limit:
         return text

@@ -20,13 +20,13 @@ BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:
-    """What an error tells the user of a full disk or an unusable path, in one line; None for other errors.
+    """Describe an error of a full disk or an unusable path in one line; return None for other errors.
 
     Args:
         place: where was being written, named when the error itself does not say it (`write` never does).
     """
     if isinstance(error, OSError) and error.errno in BAD_PLACE and error.filename:
-        return f"{error.filename}: {error.strerror}; choose another place, or mend this one"
+        return f"{error.filename}: {error.strerror}; choose another place, or resolve that"
     cause: BaseException | None = error
     while cause is not None:  # safetensors and torch have error types of their own
         if getattr(cause, "errno", None) in DISK_FULL or "No space left on device" in str(cause):

@@ -28,7 +28,7 @@ class OtherLoad:
 
     def lap(self) -> float | None:
         """Return the mean number of cores taken from us since the last lap; None where the system does not
-        tell."""
+        report it."""
         before, self._last = self._last, self._read()
         if before is None or self._last is None:
             return None

@@ -61,7 +61,7 @@ def counted(
 
 class _Rate:
     """Speed of some work in the second half of the time so far, and never before the first of it was done:
-    the beginning, which loads, encodes prompts and fills caches, says little about the rest."""
+    the beginning, which loads, encodes prompts and fills caches, is not typical of the rest."""
 
     def __init__(self, begun: float):
         self.times, self.done = [begun], [0.0]

@@ -1,4 +1,4 @@
-"""What a folder was made with: content hashes of its inputs, versions, the commit of the source."""
+"""Record what a folder was made with: content hashes of its inputs, versions, the commit of the source."""
 
 import contextlib
 import functools
@@ -60,7 +60,7 @@ def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_fil
                 hashes["/".join(parts)] = file_hash(name)
     except OSError as error:
         raise UserError(
-            f"{name}: cannot be read ({error.strerror}); mend that or name another file"
+            f"{name}: cannot be read ({error.strerror}); resolve that or name another file"
         ) from None
     return fingerprint(hashes)
 

@@ -6,7 +6,8 @@ Both run `drafttrain benchmark` as users do and want the machine for themselves.
 from typing import Any
 
 from drafttrain.evaluation.benchmark import benchmark
-from drafttrain.evaluation.config import ALL, AUTOREGRESSIVE, BenchmarkConfig, MethodSpec, TaskSpec
+from drafttrain.evaluation.benchmark_config import BenchmarkConfig, MethodSpec, TaskSpec
+from drafttrain.evaluation.config import ALL, AUTOREGRESSIVE
 from studies.goals import Group, Measured, Run, Size
 
 TARGET = "smollm2-135m-instruct"

@@ -1,4 +1,4 @@
-"""Whether SEED answers as well as plain decoding does: the same trees of thoughts by both, and their success.
+"""Compare the answers of SEED with those of plain decoding: success of the same trees of thoughts.
 
     python -m studies.seed.accuracy                 all 1,319 + 145 + 100 problems: hours
     python -m studies.seed.accuracy --limit 40      40 of each task, evenly spaced: an interval alone

@@ -73,7 +73,7 @@ def ratio(found: Sequence[Grown], base: str, method: str) -> dict:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a drafted method's speed on a task is made of.
+    """The parts of a drafted method's time on a task.
 
     Attributes:
         base: seconds per token of what it is compared with.

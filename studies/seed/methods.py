@@ -75,7 +75,7 @@ def drawn(*k_config: int) -> str:
 
 @dataclass
 class Part:
-    """What the calls of the thought generator, or those of the state evaluator, took in a tree.
+    """Time and tokens of the calls of the thought generator, or of the state evaluator, in a tree.
 
     Attributes:
         seconds: with prompts.

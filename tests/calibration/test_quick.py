@@ -17,7 +17,7 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.data.prompts import PromptSet, Task
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.evaluation import evaluate as evaluation
-from drafttrain.evaluation.config import MethodSpec
+from drafttrain.evaluation.benchmark_config import MethodSpec
 from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.inference.decode import decode_all

@@ -6,14 +6,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from drafttrain.data.chat import (
-    cut_at_turns,
-    encode_conversation,
-    encode_prompt,
-    template_hash,
-    tokenizer_hash,
-)
+from drafttrain.data.chat import encode_prompt, template_hash, tokenizer_hash
 from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.loss_mask import cut_at_turns, encode_conversation
 from drafttrain.utils.errors import UserError
 from tests.templates import LINES, SPECIAL, family_tokenizer
 

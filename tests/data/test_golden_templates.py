@@ -2,8 +2,9 @@
 
 import pytest
 
-from drafttrain.data.chat import encode_conversation, encode_prompt
+from drafttrain.data.chat import encode_prompt
 from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.loss_mask import encode_conversation
 from tests.templates import family_tokenizer
 
 CHAT = [

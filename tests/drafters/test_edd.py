@@ -282,6 +282,8 @@ def test_saves_and_loads(train_head, make_target, make_drafter, tmp_path):
 
 
 def test_auto_classes_know_it_and_a_forgotten_attach_is_loud(make_target, make_drafter, tmp_path):
+    from drafttrain import load_drafter  # noqa: F401 - registers the kinds
+
     target = make_target("llama")
     drafter = make_drafter(target)
     drafter.save_pretrained(tmp_path)
@@ -356,7 +358,7 @@ def test_another_architecture_is_refused(saved, make_target):
         EddModel.load(saved, make_target("qwen2"))
     text = one_line(error)
     assert str(saved) in text
-    assert "architecture LlamaForCausalLM, and tiny qwen2 has Qwen2ForCausalLM" in text
+    assert "tiny qwen2: architecture must be LlamaForCausalLM, " in text and "got Qwen2ForCausalLM" in text
 
 
 @pytest.mark.parametrize(("key", "value"), [("hidden_size", 96), ("blocks", 6), ("vocab_size", 600)])
@@ -364,7 +366,7 @@ def test_other_sizes_are_refused_by_name(key, value, saved, make_target):
     config = json.loads((saved / "config.json").read_text())
     config["target"][key] = value
     (saved / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=f"with {key} {value}, and tiny llama has"):
+    with pytest.raises(UserError, match=f"tiny llama: {key} must be {value}, as of the .*, got "):
         EddModel.load(saved, make_target("llama"))
 
 
@@ -382,7 +384,7 @@ def test_another_tokenizer_is_refused_with_both_ids(saved, make_target):
             return getattr(target_tokenizer, name)
 
     target_tokenizer, target.tokenizer = target.tokenizer, Shifted()
-    with pytest.raises(UserError, match="whose tokenizer reads .* as .*; that of tiny llama reads") as error:
+    with pytest.raises(UserError, match="tiny llama: its tokenizer must read .* as .*, got ") as error:
         EddModel.load(saved, target)
     assert str(saved) in one_line(error)
 

@@ -12,7 +12,7 @@ from drafttrain.data.prompts import Prompt, Task, read_prompts
 from drafttrain.drafters.edd import DrafterConfig, EddConfig, EddModel
 from drafttrain.evaluation import benchmark as module
 from drafttrain.evaluation.benchmark import benchmark, limited, make_rows
-from drafttrain.evaluation.config import BenchmarkConfig, MethodSpec, TaskSpec
+from drafttrain.evaluation.benchmark_config import BenchmarkConfig, MethodSpec, TaskSpec
 from drafttrain.evaluation.metrics import Measurement, context_range
 from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
@@ -208,7 +208,7 @@ def test_too_long_prompts_end_it_or_are_counted(small, tmp_path):
     ]
     tasks = [TaskSpec("long", str(write_jsonl(tmp_path / "long.jsonl", rows)))]
     config = dataclasses.replace(small, tasks=tasks, limit=None, repeats=2)
-    with pytest.raises(UserError, match="long: prompt fits has .* exceed the 512 positions") as error:
+    with pytest.raises(UserError, match="long: prompt fits: .* must fit into the 512 positions") as error:
         benchmark(config, tmp_path / "a")
     assert "\n" not in str(error.value)
     summary = benchmark(dataclasses.replace(config, skip_long=True), tmp_path / "b")

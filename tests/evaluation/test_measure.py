@@ -256,5 +256,5 @@ def test_all_repeats_decode_the_same_prompts(tiny_target, tmp_path):
 def test_too_long_prompts_are_named(tiny_target, log):
     task = Task("long", [Prompt("fits", ["x"]), Prompt("does not", ["many words " * 200])])
     methods, _ = named("x")
-    with pytest.raises(UserError, match="long: prompt does not has .* exceed the 512 positions"):
+    with pytest.raises(UserError, match="long: prompt does not: .* must fit into the 512 positions"):
         measure(tiny_target, methods, task, log, 30)

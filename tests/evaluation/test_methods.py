@@ -3,7 +3,7 @@
 import pytest
 
 from drafttrain.evaluation import methods as module
-from drafttrain.evaluation.config import MethodSpec
+from drafttrain.evaluation.benchmark_config import MethodSpec
 from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.stock import Stock, load_stock
 from drafttrain.inference.sampling import SamplingParams

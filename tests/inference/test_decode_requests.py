@@ -1,4 +1,4 @@
-"""Continuous batching gives each request what it would get alone, whatever is drafted and whoever waits."""
+"""Continuous batching gives each request what it would get alone, for all drafts and whoever waits."""
 
 import copy
 import random

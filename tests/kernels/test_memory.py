@@ -1,4 +1,4 @@
-"""Buffers in huge pages are ordinary tensors; what is advised lies within them."""
+"""Buffers in huge pages are ordinary tensors; what is advised is within them."""
 
 from types import SimpleNamespace
 

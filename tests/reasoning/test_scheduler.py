@@ -494,7 +494,7 @@ def test_prompts_are_encoded_together_where_drafts_are_verified_together(loaded,
 
 
 def test_small_lm_drafts_unchanged(tiny_target_folder, loaded):
-    """An LM as it is, over the whole vocabulary: the target itself accepts all of its own drafts."""
+    """An untrained LM, over the whole vocabulary: the target itself accepts all of its own drafts."""
     bundle = load_bundle(tiny_target_folder, target=loaded.target, dtype="float32", device="cpu")
     assert bundle.drafter.draft_vocab_size == len(loaded.target.tokenizer)
     asked = requests(0.0)

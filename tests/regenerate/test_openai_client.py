@@ -14,8 +14,9 @@ import pytest
 import requests
 from rich.console import Console
 
-from drafttrain.data.chat import encode_conversation, encode_prompt
+from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import RegenerateConfig, ServerConfig, Source
+from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.readers import read_conversations
 from drafttrain.inference.acceptance import AcceptMatching
 from drafttrain.inference.decode import decode_all

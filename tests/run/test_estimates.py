@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from drafttrain import SpeculativeDecoder
+from drafttrain.drafters.causal_lm import CausalLmConfig
 from drafttrain.run import estimates
 from drafttrain.run.cli import main
 from drafttrain.run.estimates import fits
@@ -119,3 +121,11 @@ def test_the_same_recipe_runs_at_the_size_of_a_test(name, tiny_target_folder, tm
     prompt = "Could you please explain"
     assert decoder.generate(prompt, 12).token_ids == decoder.autoregressive(prompt, 12).token_ids
     assert (tmp_path / "run" / "bundle" / "eval.json").exists() == ("8b" in name)
+
+
+def test_a_small_lm_that_was_trained_before(tiny_target_folder, tmp_path):
+    """Its folder is a drafter's, whose kind transformers has to know."""
+    lm = AutoConfig.from_pretrained(tiny_target_folder)
+    CausalLmConfig(lm=lm.to_dict()).save_pretrained(tmp_path)
+    found, plain = (estimates._small_lm(str(place)) for place in (tmp_path, tiny_target_folder))
+    assert found.num_parameters() == plain.num_parameters() > 0

@@ -140,8 +140,8 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("drafter: {kv_heads: 0}", "drafter.kv_heads: must be >= 1, got 0"),
         ("drafter: {kind: vdm, kv_heads: -1}", "drafter.kv_heads: must be >= 1, got -1"),
         ("drafter: {init: zork}", "drafter.init: must be random or a block"),
-        ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens is 0: it must be above 0"),
-        ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped is 2.0: it must lie within 0 and 1"),
+        ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens: must be > 0, got 0"),
+        ("hidden_states: {max_skipped: 2}", "hidden_states.max_skipped: must be >= 0 and <= 1, got 2"),
         ("plan: {utilisation: 0.5}", "unknown key plan.utilisation; leave it out: --dry-run estimates no h"),
         ("evaluate: {repeats: 0}", "evaluate.repeats: must be >= 1, got 0"),
         ("evaluate: {trees: [chain]}", "tree 'chain': length is missing"),
@@ -284,7 +284,7 @@ def test_a_drafter_to_start_from_is_of_the_kind_asked_for(write):
     Path("old").mkdir()
     config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}}
     Path("old/config.json").write_text(json.dumps(config), encoding="utf-8")
-    asked = "training.init_from: old is a drafter of kind edd, .* asks for eagle: set drafter.kind to edd"
+    asked = "drafter.kind: must be edd without lora_rank, the kind of training.init_from, got eagle"
     assert re.search(asked, error_of(path, *words))
     load_recipe(path, words[:2])
     config["model_type"] = "llama"
@@ -313,10 +313,9 @@ def test_a_drafter_to_start_from_has_the_shape_asked_for(write):
         Path("old/config.json").write_text(json.dumps(config | there), encoding="utf-8")
         load_recipe(path, [*words, "--drafter.kv_heads", "3"])
         wrong = error_of(path, *words, "--drafter.kv_heads", "9")
-        assert "training.init_from: old has kv_heads 3, " in wrong
-        assert wrong.endswith("the section drafter asks for 9: leave drafter.kv_heads out")
+        assert wrong.endswith("drafter.kv_heads: must be 3 as in training.init_from, got 9; leave it out")
         if anchor:
             load_recipe(path, [*words, "--drafter.anchor", "true"])
         else:
             wrong = error_of(path, *words, "--drafter.anchor", "true")
-            assert "old has anchor false, " in wrong and wrong.endswith("leave drafter.anchor out")
+            assert "drafter.anchor: must be false as in training.init_from, got true; leave it out" in wrong

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.data.chat import encode_conversation, tokenizer_hash
+from drafttrain.data.chat import tokenizer_hash
 from drafttrain.data.config import Source
 from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.run.cli import main
 from drafttrain.self_draft import build
 from drafttrain.self_draft import tuning as self_draft

@@ -175,7 +175,7 @@ def test_accuracies_are_compared_over_pairs():
     assert result["success"] == pytest.approx({accuracy.AR: 1000 / 98, accuracy.SEED: 800 / 98})
     half = 1.96 * math.sqrt((4 + 2 + 1) - (2 - 4) ** 2 / 100) / 100
     assert result["interval"] == pytest.approx([100 * (-0.02 - half), 100 * (-0.02 + half)])
-    assert "-2.04 points" not in accuracy.line("gsm8k", result)  # too few to be said
+    assert "-2.04 points" not in accuracy.line("gsm8k", result)  # too few problems
     kept = [solved(name, 1, False, "writing", 3) for name in (accuracy.AR, accuracy.SEED)]
     result = accuracy.compare(kept, "writing")
     assert result["kept"] == {accuracy.AR: 3, accuracy.SEED: 3}

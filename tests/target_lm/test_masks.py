@@ -28,7 +28,7 @@ def test_rows_may_share_their_ancestors():
 
 
 class Config:
-    """What `attention_mask` reads of a config."""
+    """The part of a config that `attention_mask` reads."""
 
     def __init__(self, **values):
         self.__dict__.update(values)

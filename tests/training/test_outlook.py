@@ -1,4 +1,4 @@
-"""Trainings that cannot work are told before they run; those of the committed recipes are not doubted."""
+"""Trainings that cannot work give a warning before they run; those of the committed recipes give none."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
 
-from drafttrain.drafters import auto as _drafters  # noqa: F401 - so that `AutoModel` knows them
+from drafttrain.drafters import registration as _drafters  # noqa: F401 - so that `AutoModel` knows them
 from drafttrain.drafters.config import kind_of
 from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.target_lm.model import FrozenTarget

@@ -1,0 +1,22 @@
+"""The growth policies by name: module in `drafttrain.trees`, class and, for a variant, its method.
+
+Named rather than imported: recipes are checked before torch is loaded, and a reader of one needs no other.
+"""
+
+POLICIES = {
+    "chain": "chain.ChainPolicy",
+    "static": "static.StaticPolicy.from_k_config",
+    "paths": "static.StaticPolicy.from_text",
+    "vct": "static.StaticPolicy.vanilla",
+    "eagle1": "static.StaticPolicy.eagle1",
+    "cape": "cape.CapePolicy",
+    "eagle2": "eagle2.Eagle2Policy",
+    "pct": "pct.PctPolicy",
+    "timed": "timed.TimedPolicy",
+    "drawn": "sampled.SampledTreePolicy",
+    "c2t": "c2t.C2tPolicy",
+    "c2t_chain": "c2t.C2tPolicy.chain",
+    "joint": "c2t.C2tPolicy.joint",
+    "dymax": "c2t.C2tPolicy.dymax",
+    "dyjoint": "c2t.C2tPolicy.dyjoint",
+}
