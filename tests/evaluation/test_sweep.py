@@ -159,7 +159,7 @@ def test_a_later_turn_that_cannot_fit_fails_before_anything_is_decoded(tiny_bund
     decoded = []
     monkeypatch.setattr(module, "decode", lambda *args, **rest: decoded.append(1) or iter(()))
     options = {"max_new_tokens": 5, "dtype": "float32", "device": "cpu", "rows": 2}
-    with pytest.raises(UserError, match="chats: prompt 1 has .* positions of"):
+    with pytest.raises(UserError, match="chats: prompt 1: .* must fit into the .* positions of"):
         sweep(tiny_bundle, PromptSet("chats", file, turns=2), ["chain:length=2"], tmp_path / "out", **options)
     assert not decoded
 

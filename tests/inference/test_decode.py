@@ -242,7 +242,7 @@ def test_positions_are_never_exceeded(replay):
     assert (
         decode_all(target, TreeProposer(drafter, ChainPolicy(7)), [prompt] * 2, 12, stop=())[0] == [text] * 2
     )
-    with pytest.raises(UserError, match="prompt 0 has 21 tokens.* 32 positions of gpt2"):
+    with pytest.raises(UserError, match="prompt 0: .* the 32 positions of gpt2, got 21"):
         decode_all(target, proposer, [[5] * 21], 12)
 
 

@@ -175,7 +175,7 @@ def test_long_prompts_are_encoded_in_parts(llama, monkeypatch):
     [
         (Request([], 5), "prompt 1: must have at least one token, got none"),
         (Request([5], 0), "max_new_tokens: must be at least 1, got 0"),
-        (Request([5] * 500, 13), "prompt 1 has 500 tokens.* 512 positions"),
+        (Request([5] * 500, 13), "prompt 1: .* the 512 positions .*, got 500"),
     ],
 )
 def test_bad_requests(llama, request_, words):
