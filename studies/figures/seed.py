@@ -4,7 +4,7 @@ Speeds are ratios of seconds per new token on whole trees, prompts included, eve
 the same problems in turn. One tree of drafts is chosen for each verifier on tuning prompts, GSM8K's training
 split among them, before a problem is read. Pair B is SmolLM2 with the committed EDD drafter; pair
 A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 75,
-pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` 3,
+pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` more than 7,
 `accuracy_difference` some hours (`--resume` goes on with an ended run).
 """
 
