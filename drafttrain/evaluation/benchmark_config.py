@@ -102,7 +102,7 @@ class BenchmarkConfig:
         tasks: prompt sets.
         limit: prompts per task or group of it, evenly spaced. None: all.
         turns: turns of each chat at most.
-        temperatures: each is measured by itself; 0 is greedy.
+        temperatures: measured one after the other; 0 is greedy.
         repeats: interleaved repetitions.
         max_new_tokens: tokens decoded per turn at most.
         seed: of the draws at temperatures above 0.
