@@ -9,33 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from drafttrain.bundle_files import (
+    CALIBRATION,
     CLASSIFIER,
-    CONTENTS,
     EVALUATION,
-    README,
     SELF_DRAFT,
-    WEIGHTS,
     read_evaluation,
 )
-from drafttrain.calibration.calibration import FILE as CALIBRATION
-from drafttrain.calibration.calibration import Calibration
-from drafttrain.drafters.auto import load_drafter, model_class
-from drafttrain.drafters.config import PREFIX, DrafterConfig, drafter_folder, read_config
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.config import PREFIX, drafter_folder, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
 from drafttrain.trees.parse import parse_policy, uses_calibration
-from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import fingerprint, read_json
-from drafttrain.utils.provenance import content_hash
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
 
 if TYPE_CHECKING:  # a bundle without them does not import them
+    from drafttrain.calibration.calibration import Calibration
     from drafttrain.classifier.model import Classifier
     from drafttrain.self_draft.proposer import SelfDraft
 
@@ -62,13 +56,13 @@ class Bundle:
     target: FrozenTarget
     drafter: DraftModel
     tree: str
-    calibration: Calibration | None
+    calibration: "Calibration | None"
     fingerprints: dict[str, str]
     classifier: "Classifier | None" = None
     ngrams: "SelfDraft | None" = None
     name: str = "BUNDLE"
     is_given: bool = False
-    _here: Calibration | None = field(default=None, repr=False)  # the short one, once it is needed
+    _here: "Calibration | None" = field(default=None, repr=False)  # the short one, once it is needed
 
     def proposer(self, tree: str | None = None) -> Proposer:
         """Return the drafter with a growth policy, by default the fastest. `ngram` drafts from n-grams alone,
@@ -101,7 +95,7 @@ class Bundle:
         calibration = self.calibration_for(policy)
         return None if calibration is None else self._costs_of(calibration)
 
-    def calibration_for(self, policy: str) -> Calibration | None:
+    def calibration_for(self, policy: str) -> "Calibration | None":
         """Return the calibration for a growth policy on this machine.
 
         That is the stored one, unless the policy needs it and it is missing or was made on another machine,
@@ -126,7 +120,7 @@ class Bundle:
             self._here = calibration_here(*made, f"{self.name}: {problem}", stored, self.classifier)
         return self._here
 
-    def _costs_of(self, calibration: Calibration) -> Costs:
+    def _costs_of(self, calibration: "Calibration") -> Costs:
         made_for, costs = calibration.made_for.get("classifier"), calibration.costs
         own = self.classifier is not None and made_for == weights_hash(self.classifier)
         return costs if own else replace(costs, beta=None, expand=None, top_k=None)
@@ -179,16 +173,9 @@ def find_bundle(path: str | os.PathLike) -> Path:
                 return folder / "drafter"
             raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
         return folder
-    repo, _, revision = str(path).partition("@")
-    try:
-        known = [*CONTENTS, README]  # other files, such as a target's shards, are not downloaded
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=known))
-    except HFValidationError:
-        raise UserError(f"{path}: no such folder; give a bundle's folder or Hub id (user/name)") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(
-            f"{path}: no such folder; downloading it from the Hub failed ({brief(error)})"
-        ) from None
+    from drafttrain.hub import download_bundle  # for bundles that are no folder here
+
+    return download_bundle(str(path))
 
 
 def is_plain_lm(path: str | os.PathLike) -> bool:
@@ -199,33 +186,12 @@ def is_plain_lm(path: str | os.PathLike) -> bool:
     return config.exists() and not str(read_json(config).get("model_type")).startswith(PREFIX)
 
 
-def as_drafter(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
-    """Load a small LM to draft unchanged, over the whole vocabulary of the target.
-
-    Raises:
-        UserError: no LM there, or it has not the target's tokens.
-    """
-    tokens = len(target.tokenizer) if target.tokenizer else target.vocab_size  # the rows beyond are padding
-    config = DrafterConfig(kind="causal_lm", draft_vocab_size=None, model=str(path))
-    drafter = model_class(config.kind).create(target, config, torch.arange(tokens))
-    return drafter.to(target.device, target.dtype).eval()
-
-
-def drafter_hash(folder: Path) -> str:
-    """Return a hash of a bundle's drafter, independent of the other files.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
-    return fingerprint([content_hash(folder / name) for name in ("config.json", WEIGHTS)])
-
-
 def load_bundle(
     path: str | os.PathLike,
     target: FrozenTarget | str | None = None,
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
-    calibration: Calibration | str | os.PathLike | None = None,
+    calibration: "Calibration | str | os.PathLike | None" = None,
     own_calibration: bool = True,
     classifier: str | os.PathLike | None = None,
     ngrams: str | os.PathLike | None = None,
@@ -260,15 +226,15 @@ def load_bundle(
                 f"{folder}: its target cannot be loaded ({error}); name one with `target` (--target on the "
                 "command line)"
             ) from None
-    drafter = as_drafter(path, target) if small else load_drafter(folder, target, dtype=target.dtype)
+    drafter = _small_lm(path, target) if small else load_drafter(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
     is_given = calibration is not None
     results = read_evaluation(folder / EVALUATION) or {}
     if calibration is None and own_calibration and (folder / CALIBRATION).exists():
         calibration = folder
-    if calibration is not None and not isinstance(calibration, Calibration):
-        calibration = Calibration.load(calibration)
+    if isinstance(calibration, str | os.PathLike):
+        calibration = _calibration(calibration)
     if classifier is None and (folder / CLASSIFIER).exists():
         classifier = folder
     loaded = None if classifier is None else _classifier(classifier).to(target.device)
@@ -278,6 +244,18 @@ def load_bundle(
     tree = results.get("tree") or DEFAULT_TREE
     parts = target, drafter, tree, calibration, fingerprints, loaded, self_draft
     return Bundle(*parts, str(path), is_given)
+
+
+def _small_lm(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
+    from drafttrain.drafters.causal_lm import as_drafter  # for LMs that draft unchanged
+
+    return as_drafter(path, target)
+
+
+def _calibration(path: str | os.PathLike) -> "Calibration":
+    from drafttrain.calibration.calibration import Calibration  # for bundles that have one
+
+    return Calibration.load(path)
 
 
 def _classifier(folder: str | os.PathLike) -> "Classifier":

@@ -10,6 +10,7 @@ CARD = "card.json"  # the recipe's section `export`, for the card
 README = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+CALIBRATION = "calibration.json"
 CLASSIFIER, CLASSIFIER_WEIGHTS = "classifier.json", "classifier.safetensors"
 SELF_DRAFT = ("ngrams.json", "self_draft.json")  # either, or both
 EVALUATION = "eval.json"
@@ -21,7 +22,7 @@ CONTENTS = {
     CARD: "facts for this card that are in no other file: licence, data, notes",
     EVALUATION: "the raw evaluation",
     LOG: "the training log",
-    "calibration.json": "the cost of drafting and verifying on one machine, for `pct`, `timed`, `c2t`",
+    CALIBRATION: "the cost of drafting and verifying on one machine, for `pct`, `timed`, `c2t`",
     "costs.png": "plot of these costs",
     "reliability.png": "the drafter's confidence against what the target accepts",
     CLASSIFIER: "a C2T classifier, for `--tree c2t`: its shape and training",

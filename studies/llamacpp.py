@@ -24,7 +24,8 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, qu
 from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.evaluation.measure import autoregressive
 from drafttrain.evaluation.metrics import MethodRun
-from drafttrain.target_lm.fetch import SMOLLM2, download_gguf
+from drafttrain.target_lm.fetch import download_gguf
+from drafttrain.target_lm.known import SMOLLM2
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.utils.errors import UserError
 from studies import ROOT

@@ -15,6 +15,7 @@ LAYERS = (  # a module imports its own folder and what comes before it; docs/arc
     ("hidden_states", "regenerate", "calibration"),
     ("self_draft", "classifier", "training", "reasoning"),
     ("bundle_files",),
+    ("hub",),
     ("bundle",),
     ("decoder", "export"),
     ("evaluation",),

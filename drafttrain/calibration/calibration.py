@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from drafttrain.kernels.machine import describe_machine, machine_difference
+from drafttrain.kernels.machine import describe_machine, dtype_name, machine_difference
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, usable
-from drafttrain.utils.machine import dtype_name
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.quantiles import quartiles
 

@@ -1,11 +1,11 @@
-"""Drafters by their kind: created for a target, or loaded."""
+"""Drafters by their kind."""
 
 import os
 from importlib import import_module
 
 import torch
 
-from drafttrain.drafters.config import KINDS, DrafterConfig, kind_of, read_config
+from drafttrain.drafters.config import KINDS, kind_of, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.target_lm.model import FrozenTarget
 
@@ -14,21 +14,6 @@ def model_class(kind: str) -> type[DraftModel]:
     """Return the class of a kind's models."""
     module, _, name = KINDS[kind].model.partition(".")
     return getattr(import_module(f"drafttrain.drafters.{module}"), name)
-
-
-def new_drafter(target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> DraftModel:
-    """Return a drafter of a recipe's kind and shape that starts from the target, in fp32.
-
-    Args:
-        draft_ids: target ids that it can draft, ascending, [D].
-
-    Raises:
-        UserError: the target cannot have such a drafter.
-    """
-    drafter.check()
-    model = model_class(drafter.kind).create(target, drafter, draft_ids)
-    model.initialize_from(target, drafter, draft_ids)
-    return model.to(target.device)
 
 
 def load_drafter(

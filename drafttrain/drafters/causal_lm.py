@@ -4,6 +4,7 @@ loads. It reads tokens alone.
 With `lora_rank` low-rank adapters are trained in place of its weights (peft), and merged at the end.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -336,3 +337,15 @@ class CausalLmModel(DraftModel):
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
+
+
+def as_drafter(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
+    """Load a small LM to draft unchanged, over the whole vocabulary of the target.
+
+    Raises:
+        UserError: no LM there, or it has not the target's tokens.
+    """
+    tokens = len(target.tokenizer) if target.tokenizer else target.vocab_size  # the rows beyond are padding
+    config = DrafterConfig(kind="causal_lm", draft_vocab_size=None, model=str(path))
+    drafter = CausalLmModel.create(target, config, torch.arange(tokens))
+    return drafter.to(target.device, target.dtype).eval()

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.drafters.model_config import DraftModelConfig, check_identity
 from drafttrain.kernels.linear import make_native
-from drafttrain.target_lm.cpu_linear import pack_linears
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.drafter import Drafter
 from drafttrain.utils.errors import UserError, brief
@@ -150,6 +149,8 @@ class DraftModel(PreTrainedModel, ABC):
         No training after it.
         """
         if not make_native(self):
+            from drafttrain.target_lm.cpu_linear import pack_linears  # without a compiler
+
             pack_linears(self, self._same_input)
 
     def finish(self) -> None:

@@ -12,39 +12,8 @@ from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.model import FrozenTarget, block_number
 from drafttrain.utils.errors import UserError
 
-SUPPORTED_TARGETS = ("llama", "mistral", "qwen2", "qwen3")
 # What two tokenizers rarely read alike: digits, an accent, a symbol, white space.
 TOKENIZER_PROBE = "In 2024, naïve 3.14 → f(x):\n\treturn"
-
-
-def check_target(drafter: DrafterConfig, target: FrozenTarget) -> None:
-    """Validate a drafter's settings against its target.
-
-    Raises:
-        UserError: the key and its remedy.
-    """
-    if target.config.model_type not in SUPPORTED_TARGETS:
-        raise UserError(
-            f"target.model: must be one of {', '.join(SUPPORTED_TARGETS)} for {drafter.kind} drafters, got "
-            f"{target.config.model_type} ({target.name})"
-        )
-    drafter.check()
-    n = target.n_blocks
-    tapped = drafter.tapped_blocks if "tapped_blocks" in drafter.settings else []
-    init = [] if drafter.init == "random" else [drafter.init]
-    for key, blocks, last in (("tapped_blocks", tapped, n), ("init", init, n - 1)):
-        for block in blocks:
-            if not -n <= block <= last:
-                raise UserError(
-                    f"drafter.{key}: must be a block of {target.name}, {-n} to {last}, got {block}"
-                )
-    heads = target.config.num_attention_heads
-    if drafter.kv_heads is not None and heads % drafter.kv_heads:
-        divisors = ", ".join(str(n) for n in range(1, heads + 1) if not heads % n)
-        raise UserError(
-            f"drafter.kv_heads: must divide the {heads} heads of {target.name} ({divisors}), got "
-            f"{drafter.kv_heads}"
-        )
 
 
 class DraftModelConfig(PreTrainedConfig):
@@ -110,6 +79,8 @@ class DraftModelConfig(PreTrainedConfig):
         Raises:
             UserError: as `for_target`.
         """
+        from drafttrain.drafters.check import check_target  # for new drafters alone
+
         check_target(drafter, target)
         config, attention = target.config, target.blocks[0].self_attn
         own = {item.name for item in fields(cls)} & {item.name for item in fields(DrafterConfig)}

@@ -24,12 +24,12 @@ from drafttrain.evaluation.metrics import Measurement, by_context, cpu_contentio
 from drafttrain.evaluation.report import print_benchmark
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.kernels.machine import describe_machine
+from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, write_json
-from drafttrain.utils.machine import check_quiet, dtype_name
+from drafttrain.utils.machine import check_quiet
 from drafttrain.utils.provenance import git_commit, versions
 
 FORMAT_VERSION = 1  # of benchmark.json

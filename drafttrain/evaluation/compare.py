@@ -11,7 +11,7 @@ from drafttrain.evaluation.exactness import first_difference
 from drafttrain.evaluation.report import describe_difference
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.utils.machine import dtype_name
+from drafttrain.kernels.machine import dtype_name
 
 
 def compare(

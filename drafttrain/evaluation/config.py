@@ -69,9 +69,13 @@ class EvaluateConfig:
         Raises:
             UserError: there is no such policy or setting.
         """
-        from drafttrain.trees.c2t import Plain
         from drafttrain.trees.costs import EXAMPLE_COSTS
-        from drafttrain.trees.parse import parse_policy
+        from drafttrain.trees.parse import parse_policy, takes_classifier
 
         for tree in self.trees:
-            parse_policy(tree, EXAMPLE_COSTS, Plain("P"))
+            stand_in = None
+            if takes_classifier(tree):
+                from drafttrain.trees.c2t import Plain
+
+                stand_in = Plain("P")
+            parse_policy(tree, EXAMPLE_COSTS, stand_in)

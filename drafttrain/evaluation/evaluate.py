@@ -29,11 +29,11 @@ from drafttrain.evaluation.measure import (
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.stock import load_stock
-from drafttrain.kernels.machine import describe_machine
+from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import weights_hash
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, write_json
-from drafttrain.utils.machine import check_quiet, dtype_name
+from drafttrain.utils.machine import check_quiet
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash, versions
 

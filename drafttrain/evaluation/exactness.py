@@ -17,9 +17,9 @@ from drafttrain.evaluation.measure import MeasurementLog, generate_batch
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, Measurement, MethodRun
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.utils.machine import dtype_name
 
 METHODS = (AUTOREGRESSIVE, TRANSFORMERS, "drafting")
 BATCH = 8

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from drafttrain.evaluation.measure import Method, transformers_generate
 from drafttrain.kernels import dtype as probe
-from drafttrain.kernels.machine import describe_machine
+from drafttrain.kernels.machine import describe_machine, dtype_name
+from drafttrain.kernels.timings import ROWS, TORCH
 from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.files import fingerprint, read_json, write_json
-from drafttrain.utils.machine import dtype_name
 from drafttrain.utils.provenance import versions
 
 FILE = "transformers.json"  # in the folder of a measurement: the choice, which a resumed one keeps
@@ -93,11 +93,9 @@ def _candidates(target: FrozenTarget) -> list[torch.dtype]:
     text = target.config.get_text_config()
     sizes = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     ms = probe.timed(*sizes).ms
-    rows = max(probe.ROWS)
-    least = min(ms[name].get(rows, float("inf")) for name in probe.TORCH)
-    usable = [
-        dtype for name, dtype in probe.TORCH.items() if ms[name].get(rows, float("inf")) <= HOPELESS * least
-    ]
+    rows = max(ROWS)
+    least = min(ms[name].get(rows, float("inf")) for name in TORCH)
+    usable = [dtype for name, dtype in TORCH.items() if ms[name].get(rows, float("inf")) <= HOPELESS * least]
     return sorted(usable, key=lambda dtype: dtype != target.dtype)
 
 

@@ -17,19 +17,19 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import Bundle, drafter_hash, find_bundle, load_bundle
+from drafttrain.bundle import Bundle, find_bundle, load_bundle
+from drafttrain.bundle_files import CONFIG, WEIGHTS
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task
 from drafttrain.inference.decode import decode
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.kernels.machine import describe_machine
+from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import weights_hash
 from drafttrain.trees.parse import takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json, write_json
-from drafttrain.utils.machine import dtype_name
 from drafttrain.utils.progress import counted
-from drafttrain.utils.provenance import content_hash, git_commit, versions
+from drafttrain.utils.provenance import content_hash, files_hash, git_commit, versions
 
 GRID = 101  # values of accept_len over which a ratio is averaged
 FIXED = (0.25, 0.5, 0.75)  # positions in the common range at which a ratio is also reported by itself
@@ -120,7 +120,7 @@ def sweep(
     loaded = load_bundle(folder, target, dtype, device, calibration, classifier=classifier)
     dtype = dtype_name(loaded.target.dtype)  # that "auto" resolved to
     made_from = [
-        drafter_hash(folder),
+        files_hash(folder, (CONFIG, WEIGHTS)),
         target,
         dtype,
         content_hash(prompts.path),

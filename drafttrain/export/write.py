@@ -15,13 +15,13 @@ from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.drafters.config import read_config
 from drafttrain.export.card import missing_facts, write_card
 from drafttrain.export.config import ExportConfig
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.settings import SETTINGS as SELF_DRAFT
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import new_folder, require_free_disk
-from drafttrain.utils.machine import dtype_name
 
 
 def bundled_files(config: ExportConfig) -> list[str]:

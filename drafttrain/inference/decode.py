@@ -17,10 +17,9 @@ import torch
 from drafttrain.inference.acceptance import (
     AcceptanceRule,
     Accepted,
-    AcceptMatching,
-    RejectionSampling,
     SamplingRule,
     rule_for,
+    sampling_rule,
 )
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.sampling import SamplingParams
@@ -211,8 +210,7 @@ def decode_requests(
     """
     stop = frozenset(target.eos_token_ids if stop is None else stop)
     stats = DecodeStats() if stats is None else stats
-    drawing = RejectionSampling if proposer.draws else AcceptMatching
-    by_request = drawing() if accept is None else None
+    by_request = sampling_rule([], proposer.draws) if accept is None else None
     rule, waiting = accept or by_request, iter(requests)
     loop = _Loop(target, proposer, waiting, max_rows, max_len, stop, rule, stats, refill, by_request)
     team = nullcontext if target.native is None else native_team  # the caller has all threads

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from drafttrain.kernels.build import variant
-from drafttrain.utils.machine import dtype_name
 from drafttrain.utils.threads import usable_cores
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -42,6 +41,11 @@ def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> 
     if dtype is not None:
         described["dtype"] = dtype_name(dtype)
     return described
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the recorded name of a dtype, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def machine_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:

@@ -15,11 +15,11 @@ from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_gre
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.text import TextStream
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, usable, write_json
-from drafttrain.utils.machine import dtype_name
 
 FORMAT_VERSION = 1
 LEAST = -100.0  # log-probability at which impossible drafts are noted

@@ -7,16 +7,17 @@ from typing import Any
 
 from rich.console import Console
 
-from drafttrain.bundle import drafter_hash, find_bundle, load_bundle
+from drafttrain.bundle import find_bundle, load_bundle
+from drafttrain.bundle_files import CONFIG, WEIGHTS
 from drafttrain.classifier.config import ClassifierConfig, ClassifierStageConfig, DumpConfig
 from drafttrain.classifier.data import NothingToLearn
 from drafttrain.classifier.dump import finished_shards, write_trees
 from drafttrain.classifier.train import train_classifier
 from drafttrain.data.prompts import read_prompts
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.report.pictures import draw_classifier
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.machine import dtype_name
-from drafttrain.utils.provenance import content_hash
+from drafttrain.utils.provenance import content_hash, files_hash
 
 TREES = "trees"  # folder of the labelled trees, beside the classifier
 
@@ -43,7 +44,7 @@ def dump_trees(
     loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
     settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
     made_from = {
-        "drafter": drafter_hash(folder),
+        "drafter": files_hash(folder, (CONFIG, WEIGHTS)),
         "prompts": content_hash(config.prompts.path),
         "target": target,
         "dtype": dtype_name(loaded.target.dtype),

@@ -26,7 +26,8 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.run.recipe import PlanConfig, Recipe
 from drafttrain.run.stages import drafter_shape, recorded_place, stored_blocks
 from drafttrain.target_lm.config import stored_bytes
-from drafttrain.target_lm.fetch import is_known, known_folder
+from drafttrain.target_lm.fetch import known_folder
+from drafttrain.target_lm.known import is_known
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.outlook import doubts
 from drafttrain.utils.errors import UserError

@@ -18,6 +18,7 @@ from drafttrain.data.config import Source
 from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
+from drafttrain.target_lm.known import is_known
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, sha256_file, write_json
 
@@ -49,9 +50,9 @@ def recorded_place(folder: Path) -> Path | None:
 
 def target_model(recipe: Recipe) -> str:
     """Return what `load_target` is to load: the recipe's name, or the folder where that name can mean two."""
-    from drafttrain.target_lm.fetch import fetch_target, is_known
-
     if is_known(recipe.target.model) and recipe.target.source == "hub":
+        from drafttrain.target_lm.fetch import fetch_target
+
         return str(fetch_target(recipe.target.model, "hub"))
     return recipe.target.model
 
@@ -98,8 +99,8 @@ def settle(recipe: Recipe, begun: dict[str, Any], work: "Work | None" = None) ->
         if dtype == "auto":
             dtype = begun.get("target", {}).get("dtype", "auto")
         if dtype == "auto":
+            from drafttrain.kernels.machine import dtype_name
             from drafttrain.target_lm.loading import choose_dtype
-            from drafttrain.utils.machine import dtype_name
 
             dtype = dtype_name(choose_dtype(target_model(recipe), "auto", target.device, work))
         settled.target = dataclasses.replace(target, dtype=dtype)

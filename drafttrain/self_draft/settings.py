@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drafttrain.kernels.machine import describe_machine, machine_difference
+from drafttrain.kernels.machine import describe_machine, dtype_name, machine_difference
 from drafttrain.self_draft.candidates import CandidateModel
 from drafttrain.self_draft.corpus_cache import FILE as CORPUS
 from drafttrain.self_draft.corpus_cache import CorpusCache
@@ -14,7 +14,6 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import CostCurve
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, write_json
-from drafttrain.utils.machine import dtype_name
 
 SETTINGS = "self_draft.json"
 FORMAT_VERSION = 1

@@ -18,7 +18,7 @@ from drafttrain.calibration.timing import WARM_UP, measure_verification
 from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.kernels.machine import describe_machine
+from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.self_draft.candidates import CandidateModel, Features
 from drafttrain.self_draft.config import TuneConfig
 from drafttrain.self_draft.corpus_cache import CorpusCache
@@ -26,7 +26,7 @@ from drafttrain.self_draft.proposer import SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS, SelfDraftSettings, corpus_hash
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.machine import OtherLoad, check_quiet, dtype_name
+from drafttrain.utils.machine import OtherLoad, check_quiet
 from drafttrain.utils.progress import counted
 
 CONTEXT = 256  # committed tokens before the timed forwards

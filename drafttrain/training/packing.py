@@ -5,14 +5,17 @@ and so does a resumed run.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import datasets
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from drafttrain.hidden_states.store import HiddenStateStore
 from drafttrain.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from drafttrain.hidden_states.store import HiddenStateStore
 
 
 def document_lengths(corpus: datasets.Dataset) -> list[int]:
@@ -70,7 +73,7 @@ class PackedRows(Dataset):
         corpus: datasets.Dataset,
         row_length: int,
         seed: int,
-        store: HiddenStateStore | None = None,
+        store: "HiddenStateStore | None" = None,
     ):
         self.corpus, self.row_length, self.store = corpus.with_format("numpy"), row_length, store
         lengths = document_lengths(corpus)

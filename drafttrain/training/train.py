@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast
@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from drafttrain.data.corpus import load_corpus
-from drafttrain.drafters.auto import load_drafter, new_drafter
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
-from drafttrain.hidden_states.store import HiddenStateStore
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import dtype_for, load_target
@@ -40,6 +40,9 @@ from drafttrain.training.validation import Validation
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import new_folder, read_json, require_free_disk, write_json
 from drafttrain.utils.progress import counted
+
+if TYPE_CHECKING:
+    from drafttrain.hidden_states.store import HiddenStateStore
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
 TRAINING_ARGS = "training_args.bin"  # its arguments, in every checkpoint
@@ -270,9 +273,13 @@ def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Op
     return MuonWithAdamW(drafter, config.lr, config.adam_betas, config.weight_decay)
 
 
-def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> HiddenStateStore | None:
+def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> "HiddenStateStore | None":
     """Open the stored states of a corpus split, checked against target and corpus; None for online."""
-    return None if folder is None else HiddenStateStore.open(Path(folder) / name, target_info(target), split)
+    if folder is None:
+        return None
+    from drafttrain.hidden_states.store import HiddenStateStore  # for offline training
+
+    return HiddenStateStore.open(Path(folder) / name, target_info(target), split)
 
 
 def planned_steps(config: TrainingConfig, n_rows: int, world_size: int) -> int:

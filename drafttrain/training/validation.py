@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import default_collate
 
-from drafttrain.data.prompts import read_prompts
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
@@ -108,6 +107,8 @@ def validation_prompts(
         UserError: none fits into the target's positions together with `eval_new_tokens`.
     """
     if config.eval_prompts:
+        from drafttrain.data.prompts import read_prompts  # the readers of all formats
+
         prompts = (prompt.token_ids(target.tokenizer) for prompt in read_prompts(config.eval_prompts))
     else:
         prompts = (_beginning(document) for document in rows.corpus.with_format(None))

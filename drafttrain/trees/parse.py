@@ -72,8 +72,9 @@ def uses_calibration(text: str, costs: Costs | None) -> bool:
 
 
 def takes_classifier(text: str) -> bool:
-    """Return whether the policy of this text needs a trained classifier."""
-    return Confidence in _parameters(policy_maker(text.partition(":")[0])).values()
+    """Return whether the policy of this text needs a trained classifier; an unknown one needs none."""
+    name = text.partition(":")[0]
+    return name in POLICIES and Confidence in _parameters(policy_maker(name)).values()
 
 
 def _parameters(make: Callable[..., TreePolicy]) -> dict[str, Any]:

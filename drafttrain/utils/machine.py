@@ -81,11 +81,6 @@ def check_quiet(refuse: bool, seconds: float = 2.0) -> str | None:
     return problem
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the recorded name of a dtype, such as "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
-
-
 def _usable_cpus() -> set[int]:
     """Return the logical CPUs in the process's affinity mask."""
     if not hasattr(os, "sched_getaffinity"):  # macOS, Windows

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import importlib.metadata
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,15 @@ def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_fil
             f"{name}: cannot be read ({error.strerror}); resolve that or name another file"
         ) from None
     return fingerprint(hashes)
+
+
+def files_hash(folder: Path, names: Iterable[str]) -> str:
+    """Return a hash of some files of a folder, independent of the others.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    return fingerprint([content_hash(folder / name) for name in names])
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

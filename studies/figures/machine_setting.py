@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from drafttrain.bundle import Bundle, load_bundle
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.utils.machine import dtype_name
 
 DRAFTER = Path("model_cards/smollm2-135m-edd")
 RECIPE = "recipes/quickstart.yaml"

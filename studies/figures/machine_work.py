@@ -12,6 +12,7 @@ from datasets import Dataset, DatasetDict
 
 from drafttrain.hidden_states.collect import collect_states
 from drafttrain.hidden_states.store import HiddenStateStore
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.run.recipe import load_recipe
 from drafttrain.run.speeds import measure_speeds
 from drafttrain.target_lm.config import CollectConfig
@@ -22,7 +23,6 @@ from drafttrain.training.packing import PackedRows
 from drafttrain.training.speed import train_some
 from drafttrain.training.train import start_drafter
 from drafttrain.utils.files import write_json
-from drafttrain.utils.machine import dtype_name
 from studies.figures import limits
 from studies.figures.machine_setting import (
     RECIPE,

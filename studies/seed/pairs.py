@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from drafttrain.bundle import as_drafter, is_plain_lm, load_bundle
+from drafttrain.bundle import is_plain_lm, load_bundle
+from drafttrain.drafters.causal_lm import as_drafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget

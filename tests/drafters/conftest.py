@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttrain.drafters.auto import new_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel
 from drafttrain.target_lm.model import FrozenTarget

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from drafttrain.drafters.auto import load_drafter, new_drafter
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.causal_lm import CausalLmModel
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.training.optimizer import MuonWithAdamW

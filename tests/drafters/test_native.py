@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafttrain.drafters.auto import new_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.kernels import blocks
 from drafttrain.kernels.linear import NativeLinear, is_available

@@ -8,7 +8,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from drafttrain.drafters.auto import new_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.export.card import model_card, read_facts, read_settings, write_card
 from drafttrain.export.config import ExportConfig

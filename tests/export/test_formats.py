@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from drafttrain.drafters.auto import load_drafter, new_drafter
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.export.formats import FORMATS, export_to, import_from, validate
 from drafttrain.export.formats.layout import full_head

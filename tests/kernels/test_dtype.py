@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from drafttrain.kernels import dtype
+from drafttrain.kernels import dtype, probe, timings
 from drafttrain.kernels.build import variant
 from drafttrain.kernels.dtype import Timings, choose, fastest_dtype, resolve_dtype, slow_warning
 from drafttrain.utils.errors import UserError
@@ -38,7 +38,8 @@ def machine(tmp_path, monkeypatch):
     variant()
     monkeypatch.setenv("DRAFTTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(dtype, "timed", TIMED)
-    monkeypatch.setattr(dtype, "variant", lambda: None)
+    for module in (timings, probe):
+        monkeypatch.setattr(module, "variant", lambda: None)
     probed = []
 
     def start(*results: Timings) -> list[tuple[int, ...]]:
@@ -50,7 +51,7 @@ def machine(tmp_path, monkeypatch):
             probed.append((hidden, intermediate, threads))
             return left.pop(0)
 
-        monkeypatch.setattr(dtype, "measure", measure)
+        monkeypatch.setattr(probe, "measure", measure)
         monkeypatch.setattr(dtype, "_known", {})
         monkeypatch.setattr(dtype, "_reported", set())
         return probed
@@ -199,10 +200,10 @@ def test_results_are_kept(machine, tmp_path, monkeypatch):
         on_another_machine(sizes)
     for change in (
         lambda: monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2"),
-        lambda: monkeypatch.setattr(dtype, "variant", lambda: "avx2"),
+        lambda: monkeypatch.setattr(timings, "variant", lambda: "avx2"),
         lambda: monkeypatch.setattr(torch, "__version__", "9"),
         lambda: monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"),
-        lambda: monkeypatch.setattr(dtype, "describe_machine", lambda device: {"processor": "other"}),
+        lambda: monkeypatch.setattr(timings, "describe_machine", lambda device: {"processor": "other"}),
     ):
         change()
         on_another_machine()
@@ -281,36 +282,36 @@ class Load:
 
 
 def stub_products(monkeypatch, fp32: Delayed, bf16: Delayed, load: Load | None = None) -> None:
-    monkeypatch.setattr(dtype, "OtherLoad", lambda: load or Load())
+    monkeypatch.setattr(probe, "OtherLoad", lambda: load or Load())
     layers = {"float32": [fp32], "bfloat16": [bf16]}
-    monkeypatch.setattr(dtype, "_products", lambda hidden, width: {k: list(v) for k, v in layers.items()})
+    monkeypatch.setattr(probe, "_products", lambda hidden, width: {k: list(v) for k, v in layers.items()})
 
 
 def test_a_hopeless_candidate_is_not_waited_for(monkeypatch):
     slow = Delayed(0.1)
     stub_products(monkeypatch, Delayed(0.002), slow)
-    found = dtype.measure(64, 128, torch.get_num_threads())
+    found = probe.measure(64, 128, torch.get_num_threads())
     assert found.ms["float32"].keys() == set(ROWS) and found.ms["bfloat16"].keys() == {1}
     assert len(slow.seconds) == 50 - 4  # a first call and three that are timed
 
 
 def test_repeats_that_differ_disturb(monkeypatch):
     stub_products(monkeypatch, Delayed(0.001), Delayed(0.001, 0.001, 0.02))
-    assert dtype.measure(64, 128, torch.get_num_threads()).disturbed == "its repeats differ too much"
+    assert probe.measure(64, 128, torch.get_num_threads()).disturbed == "its repeats differ too much"
 
 
 def test_other_processes_disturb(monkeypatch):
     for load, problem in ((Load(1.3), "other processes took 1.3 of its 1 cores"), (Load(None), None)):
         stub_products(monkeypatch, Delayed(0.002), Delayed(0.002), load)
-        assert dtype.measure(64, 128, threads=1).disturbed == problem
+        assert probe.measure(64, 128, threads=1).disturbed == problem
 
 
 def test_native_kernels_are_timed_for_a_few_rows(monkeypatch):
     stub_products(monkeypatch, Delayed(0.001), Delayed(0.002))
-    products = dtype._products
+    products = probe._products
     native = {"native float32": [Delayed(0.002)], "native bfloat16": [Delayed(0.0005)]}
-    monkeypatch.setattr(dtype, "_products", lambda *sizes: products(*sizes) | native)
-    found = dtype.measure(64, 128, torch.get_num_threads())
+    monkeypatch.setattr(probe, "_products", lambda *sizes: products(*sizes) | native)
+    found = probe.measure(64, 128, torch.get_num_threads())
     assert all(found.ms[name].keys() == {1, 16} for name in native)
     assert choose("decoding", found.ms).dtype == torch.bfloat16
     assert choose("products", found.ms).dtype == torch.float32
@@ -319,11 +320,12 @@ def test_native_kernels_are_timed_for_a_few_rows(monkeypatch):
 @pytest.mark.parametrize("sizes", [(64, 128), (96, 40)])
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_real_probe(machine, monkeypatch, tmp_path, sizes, kernels):
-    measure = dtype.measure
+    measure = probe.measure
     machine()
-    monkeypatch.setattr(dtype, "measure", measure)
+    monkeypatch.setattr(probe, "measure", measure)
     if kernels:
-        monkeypatch.setattr(dtype, "variant", variant)
+        for module in (timings, probe):
+            monkeypatch.setattr(module, "variant", variant)
     before, seed = torch.get_num_threads(), torch.get_rng_state()
     found = fastest_dtype("decoding", *sizes, threads=1)
     assert found.dtype in (torch.float32, torch.bfloat16) and found.reason.startswith("dtype: ")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.config import PromptSet, Source
-from drafttrain.drafters.auto import new_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.drafters.auto import load_drafter, new_drafter
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError

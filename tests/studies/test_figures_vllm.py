@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafttrain.drafters.auto import load_drafter, new_drafter
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer

@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drafttrain.target_lm import fetch
-from drafttrain.target_lm.fetch import SMOLLM2, fetch_target, is_known, read_record
+from drafttrain.target_lm.fetch import fetch_target
+from drafttrain.target_lm.known import SMOLLM2, is_known, read_record
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import sha256_file
 

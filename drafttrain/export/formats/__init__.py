@@ -24,10 +24,10 @@ from drafttrain.drafters.config import kind_of, read_config
 from drafttrain.drafters.model_config import check_identity
 from drafttrain.export.formats import causal_lm, eagle, layout, medusa
 from drafttrain.export.formats.layout import Config, Layout
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.machine import dtype_name
 
 DTYPES = tuple(map(dtype_name, layout.FLOATS))
 FORMATS = {"causal-lm": causal_lm, "eagle": eagle, "medusa": medusa}

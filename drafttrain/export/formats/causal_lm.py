@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.export.formats import layout
 from drafttrain.export.formats.layout import IDS, LAYERS, OWN, SPECIAL, Config, Layout, Shapes, Tensors
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.machine import dtype_name
 
 NAME, KINDS, SERVE = "a causal LM of a known kind", ("vdm", "causal_lm"), "draft_model"
 REQUIRED = {

@@ -6,9 +6,9 @@ norm is the one before the MLP.
 
 from drafttrain.export.formats import layout
 from drafttrain.export.formats.layout import IDS, LAYERS, OWN, SIZES, SPECIAL, Config, Layout, Tensors
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.machine import dtype_name
 
 NAME, KINDS, SERVE = "in EAGLE-1's layout", ("eagle",), "eagle"
 REQUIRED = {**LAYERS, "bias": bool}  # of fc

@@ -24,10 +24,10 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedToke
 from drafttrain.drafters import registration as _drafters  # noqa: F401 - so that `AutoModel` knows them
 from drafttrain.drafters.config import kind_of
 from drafttrain.drafters.model_config import DraftModelConfig
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import new_folder, read_json, require_free_disk
-from drafttrain.utils.machine import dtype_name
 
 WEIGHTS = "model.safetensors"
 OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact

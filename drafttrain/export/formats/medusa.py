@@ -7,8 +7,8 @@ tokens.
 
 from drafttrain.export.formats import layout
 from drafttrain.export.formats.layout import IDS, OWN, Config, Layout, Shapes, Tensors
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.utils.machine import dtype_name
 
 NAME, KINDS, SERVE = "MEDUSA heads for vLLM", ("medusa",), "medusa"
 REQUIRED = {

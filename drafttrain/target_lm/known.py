@@ -1,0 +1,21 @@
+"""Targets known by name, and the record in the folder of one that was fetched."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from drafttrain.utils.files import read_json
+
+SMOLLM2 = "smollm2-135m-instruct"
+RECORD = "target.json"
+
+
+def is_known(name: str) -> bool:
+    """Return whether `fetch_target` knows the model by this name."""
+    return name.lower() == SMOLLM2
+
+
+def read_record(folder: str | os.PathLike) -> dict[str, Any] | None:
+    """The `target.json` of a fetched folder (name, source, sha256, sizes, versions); None without one."""
+    path = Path(folder) / RECORD
+    return read_json(path) if path.is_file() else None
