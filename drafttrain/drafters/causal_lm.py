@@ -240,6 +240,11 @@ class CausalLmModel(DraftModel):
         else:
             self._read(state, tokens, counts)
 
+    def prune(
+        self, state: CausalLmState, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor
+    ) -> None:
+        state.cache.advance(keep)  # the root's key depends on verified tokens alone
+
     def _read(self, state: CausalLmState, tokens: torch.Tensor, counts: torch.Tensor) -> None:
         """Run tokens [B, n] after those in the cache, which keeps counts[b] of them."""
         cache, n = state.cache, tokens.shape[1]

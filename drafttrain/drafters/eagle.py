@@ -103,6 +103,11 @@ class EagleModel(LayeredDrafter):
     def prefix(self, state: KvCache, length: int, room: int, tapped: torch.Tensor) -> KvCache:
         return super().prefix(state, length - 1, room, tapped)  # the first token has not been read
 
+    def prune(self, state: KvCache, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor) -> None:
+        outputs = state.carried[OUTPUTS]  # [1, n, H]; `update` forgets them
+        super().prune(state, root, tapped, keep)
+        state.carried[OUTPUTS] = outputs[:, keep]
+
     def draft_inputs(
         self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:

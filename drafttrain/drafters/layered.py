@@ -303,6 +303,12 @@ class LayeredDrafter(DraftModel):
             state.write(i, slots, *layer.keys_values(layer.input_layernorm(x), cos, sin))
         state.lengths = state.lengths + counts
 
+    @torch.no_grad()
+    def prune(self, state: KvCache, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor) -> None:
+        start = state.lengths
+        self.update(state, root[None], tapped[None], torch.ones_like(start))  # into the root's slot
+        state.keep_open(keep, start)
+
     def draft_inputs(
         self, state: Any, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:

@@ -144,6 +144,22 @@ class KvCache:
                 slots_first.index_put_((self.rows, goal), slots_first[self.rows, source])
         self.lengths = self.lengths + counts
 
+    def advance(self, keep: torch.Tensor) -> None:
+        """Commit the root of the tree in the slots after the verified ones, and keep some of its other nodes
+        in flight: they move to the slots right after it (PipeDec, §3.4.3). For a cache with one row.
+
+        Args:
+            keep: nodes of the tree, ascending, without the root, int64 [w].
+        """
+        self.keep_open(keep, self.lengths)
+        self.lengths = self.lengths + 1
+
+    def keep_open(self, keep: torch.Tensor, start: torch.Tensor) -> None:
+        """Move the nodes `keep` [w] of a tree in the slots from `start` [1] on to those from start + 1 on."""
+        goal = torch.arange(1, len(keep) + 1, device=keep.device)  # [w]
+        if len(keep) and not torch.equal(goal, keep):
+            self.kv.index_copy_(4, start + goal, self.kv.index_select(4, start + keep))
+
     def _lengthen(self, slots: int) -> None:
         """Make room for this many slots, and for more soon."""
         if slots <= self.max_len:

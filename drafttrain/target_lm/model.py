@@ -88,6 +88,16 @@ def run_packed(
     return out.last_hidden_state
 
 
+def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor:
+    """Scale logits as some architectures do after the head: Gemma soft-caps, Cohere and Granite scale."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    if getattr(config, "logit_scale", None) is not None:
+        logits = logits * config.logit_scale
+    if getattr(config, "logits_scaling", None) is not None:
+        logits = logits / config.logits_scaling
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 def block_number(block: int, n_blocks: int) -> int:
     """A block's number from 0. `n_blocks` stands for the state after the final norm, as in `hidden_states` of
     transformers; negative numbers count from the end."""
@@ -408,13 +418,8 @@ class FrozenTarget:
         return self.scale_logits(self.read_head(final))
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Scale logits as some architectures do after the head: Gemma soft-caps, Cohere and Granite scale."""
-        cap = getattr(self.config, "final_logit_softcapping", None)
-        if getattr(self.config, "logit_scale", None) is not None:
-            logits = logits * self.config.logit_scale
-        if getattr(self.config, "logits_scaling", None) is not None:
-            logits = logits / self.config.logits_scaling
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        """Scale and cap logits as the model does after the head."""
+        return scale_logits(self.config, logits)
 
     def new_cache(self, batch: int, max_len: int) -> TreeCache:
         dtype = self.dtype if self.native is None else torch.float

@@ -36,8 +36,12 @@ def can_run_natively(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
     )
 
 
-def native_blocks(base: PreTrainedModel, config: PreTrainedConfig) -> NativeBlocks:
-    """Describe a language model, whose linear layers are native already, to the native library."""
+def native_blocks(base: PreTrainedModel, config: PreTrainedConfig, final: bool = True) -> NativeBlocks:
+    """Describe a language model, whose linear layers are native already, to the native library.
+
+    Args:
+        final: whether it has the norm after the blocks.
+    """
     attention, norm = base.layers[0].self_attn, base.layers[0].input_layernorm
 
     def rope(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +51,7 @@ def native_blocks(base: PreTrainedModel, config: PreTrainedConfig) -> NativeBloc
 
     return NativeBlocks(
         [_parts(block, _window(config, i)) for i, block in enumerate(base.layers)],
-        base.norm.weight,
+        base.norm.weight if final else None,
         config.num_attention_heads,
         config.num_key_value_heads,
         attention.head_dim,

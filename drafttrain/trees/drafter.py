@@ -44,6 +44,16 @@ class Drafter(Protocol):
         """Append what the target has verified: tokens [B, m] and their tapped states [B, m, K·H], of which
         the first counts[b] are valid in row b. Called after the prompt and after each verification."""
 
+    def prune(self, state: Any, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor) -> None:
+        """Append the tree's root, which has been expanded and is now verified, and keep what is known of
+        other nodes, which become the first ones of the next tree. For a state of one sequence.
+
+        Args:
+            root: its token, int64 [1].
+            tapped: the target's tapped states there, [1, K·H].
+            keep: nodes of the tree, ascending, without the root, int64 [w].
+        """
+
     def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities [B, f, D] (fp32, draft vocabulary) of the tokens after the nodes frontier
         [B, f].

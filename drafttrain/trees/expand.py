@@ -44,6 +44,22 @@ def add_children(
     )
 
 
+def next_layer(
+    tree: TokenTree, frontier: torch.Tensor, log_probs: torch.Tensor, tokens: torch.Tensor, width: int
+) -> TokenTree:
+    """Append the `width` most probable of some children of the deepest layer, by joint log-probability
+    (PipeDec, §3.3.3), in breadth-first order; all of them where there are fewer.
+
+    Args:
+        frontier: the nodes with children, int64 [B, f].
+        log_probs, tokens: of the children, fp32 and int64 [B, f, c].
+    """
+    joint = tree.joint_log_probs().gather(1, frontier)[:, :, None] + log_probs  # [B, f, c]
+    best = joint.flatten(1).topk(min(width, joint[0].numel())).indices.sort(1).values  # [B, w]
+    parents = frontier.gather(1, best // log_probs.shape[2])  # [B, w]
+    return tree.append(parents, tokens.flatten(1).gather(1, best), log_probs.flatten(1).gather(1, best))
+
+
 def top_entropy(log_probs: torch.Tensor) -> torch.Tensor:
     """Return the entropy in nats over the 1000 most probable tokens, without renormalizing, fp32 [...]; over
     all of a smaller vocabulary (C2T paper, eq. 3).

@@ -4,7 +4,7 @@ A chain is a tree. This module knows neither target nor drafter.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -213,6 +213,17 @@ class TokenTree:
             return self
         orphaned = (self.ancestors() & ~keep[:, None]).any(-1)  # [B, n]
         return self._keep(~orphaned)
+
+    def below(self, nodes: torch.Tensor) -> "TokenTree":
+        """Return the sub-trees under these nodes, int64 [B], which become the roots: depths and joint
+        log-probabilities count from there. Nodes are renumbered in the same order (PipeDec, §3.3.4)."""
+        n, nodes = self.width, nodes[:, None]  # [B, 1]
+        column = nodes[:, None].expand(-1, n, 1)  # [B, n, 1]
+        found = self._keep(self.ancestors().gather(2, column)[:, :, 0])
+        found.parents[:, 0], found.log_probs[:, 0], found.entropies[:, 0] = -1, 0.0, 0.0
+        joint = found.joint_log_probs() - self.joint_log_probs().gather(1, nodes)  # [B, w]
+        depths = (found.depths - self.depths.gather(1, nodes)).clamp(min=0)  # [B, w]; 0 for padding
+        return replace(found, depths=depths, _joint=joint)
 
     def _moved_drawn_from(self, order: torch.Tensor, padding: torch.Tensor) -> DrawnFrom:
         probs, ids = self.drawn_from.probs, self.drawn_from.ids  # [B, n, K]

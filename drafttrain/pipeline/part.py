@@ -1,0 +1,231 @@
+"""A range of a target's blocks, loaded alone: what one stage of a pipeline holds of it.
+
+The part is the same architecture with fewer blocks, so transformers' own modules run it, or the native
+library where it knows them. The first part has the embeddings, the last one the final norm and the head (a
+tied matrix is in both).
+"""
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from drafttrain.kernels.blocks import NativeBlocks
+from drafttrain.kernels.linear import NativeLinear, make_native
+from drafttrain.target_lm import attention
+from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.masks import allowed_slots, attention_mask
+from drafttrain.target_lm.model import scale_logits
+from drafttrain.target_lm.native import can_run_natively, native_blocks
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+NEEDED = ("layers", "embed_tokens", "norm", "rotary_emb")  # by these names a model is cut
+
+
+class TargetPart:
+    """Blocks of a frozen target, run over the nodes of a tree after a cache of its own.
+
+    Args:
+        model: the blocks, and the embeddings, norm and head where it has them.
+        blocks: their numbers in the whole target.
+        n_blocks: of the whole target.
+        taps: numbers in the whole target of blocks whose outputs are wanted; those of other parts are left
+            out. The number of blocks stands for the state after the final norm.
+    """
+
+    def __init__(self, model: PreTrainedModel, blocks: range, n_blocks: int, taps: Sequence[int] = ()):
+        self.model, self.blocks, self.n_blocks = model.eval().requires_grad_(False), blocks, n_blocks
+        self.config, self.base = model.config, model.base_model
+        self.is_first, self.is_last = blocks.start == 0, blocks.stop == n_blocks
+        self.taps = [tap for tap in taps if tap in blocks or (self.is_last and tap == n_blocks)]
+        attention.use(model)
+        self.native: NativeBlocks | None = None
+        self.head: nn.Module = model.get_output_embeddings()
+        self._tapped: dict[int, torch.Tensor] = {}
+        for tap in self.taps:
+            if tap < n_blocks:
+                self.base.layers[tap - blocks.start].register_forward_hook(self._keep(tap))
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.layers[0].input_layernorm.weight.device
+
+    def _keep(self, tap: int) -> Callable:
+        def hook(module: nn.Module, args, output) -> None:
+            self._tapped[tap] = output[0] if isinstance(output, tuple) else output  # [1, n, H]
+
+        return hook
+
+    def pack(self) -> None:
+        """Run natively from now on, where the library knows the architecture."""
+        if can_run_natively(self.base, self.config) and make_native(self.base):
+            self.native = native_blocks(self.base, self.config, final=self.is_last)
+            if self.is_last:
+                self.head = NativeLinear(self.head.weight, self.head.bias)
+
+    def new_cache(self, max_len: int) -> TreeCache:
+        weight = self.base.layers[0].input_layernorm.weight
+        dtype = torch.float if self.native is not None else weight.dtype
+        cache = TreeCache(len(self.blocks), 1, max_len, dtype, weight.device)
+        cache.allocate(self.config.num_key_value_heads, self.base.layers[0].self_attn.head_dim)
+        return cache
+
+    @torch.no_grad()
+    def run(
+        self,
+        cache: TreeCache,
+        x: torch.Tensor,
+        depths: torch.Tensor,
+        ancestors: torch.Tensor,
+        first: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the nodes first … first + n - 1 of a tree, whose earlier nodes have been run.
+
+        Args:
+            x: tokens int64 [1, n] for the first part, else the states after the part before, [1, n, H].
+            depths: of the nodes, int64 [n].
+            ancestors: bool [n, first + n], each node's ancestors and itself.
+
+        Returns:
+            states after the last block (in the last part after the final norm), [1, n, H], and the tapped
+            ones, [1, n, taps · H].
+        """
+        n = depths.shape[0]
+        view = cache.reserve(first + n)
+        slots = cache.lengths[:, None] + first + torch.arange(n, device=depths.device)  # [1, n]
+        positions = cache.lengths[:, None] + depths  # [1, n]
+        if self.is_first:
+            x = self.base.embed_tokens(x)  # [1, n, H]
+        if self.native is not None:
+            inner = [tap - self.blocks.start for tap in self.taps if tap < self.n_blocks]
+            x = x.float().clone()  # overwritten by the blocks
+            nodes = cache.nodes(positions, slots, ancestors)
+            tapped, final = self.native(x, nodes, view, taps=inner, final=self.is_last)
+            out = x if final is None else final
+            return out, torch.cat([tapped, out], -1) if len(inner) < len(self.taps) else tapped
+        cache.open_at(slots, view)
+        allowed = allowed_slots(cache.lengths, ancestors, view)  # [1, n, view]
+        kv_positions = torch.arange(view, device=depths.device)[None]  # [1, view]
+        if getattr(self.config, "sliding_window", None):
+            kv_positions = self._positions(cache, view, first, slots, positions)
+        out = self.base(
+            inputs_embeds=x,
+            attention_mask=attention_mask(allowed, kv_positions, positions, self.config, x.dtype),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        found = [out if tap == self.n_blocks else self._tapped.pop(tap) for tap in self.taps]
+        return out, torch.cat(found, -1) if found else out[..., :0]
+
+    @staticmethod
+    def _positions(
+        cache: TreeCache, view: int, first: int, slots: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the positions of the tokens in all slots in view [1, view], which the cache carries for the
+        nodes in flight."""
+        known = cache.carried.get("positions", positions[:, :0])[:, :first]  # [1, first]
+        cache.carried["positions"] = torch.cat([known, positions], 1)  # [1, first + n]
+        verified = torch.arange(view - cache.carried["positions"].shape[1], device=slots.device)[None]
+        return torch.cat([verified, cache.carried["positions"]], 1)  # [1, view]
+
+    def logits(self, final: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of states after the final norm [..., H]; of the last part."""
+        return scale_logits(self.config, self.head(final))
+
+
+def load_part(
+    place: str,
+    blocks: range,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    taps: Sequence[int] = (),
+) -> TargetPart:
+    """Load some blocks of a target from its folder. Only their tensors are read.
+
+    Raises:
+        UserError: the target cannot be cut, has no such blocks, or its weights are missing, damaged or no
+            safetensors.
+    """
+    config = AutoConfig.from_pretrained(place)
+    n_blocks = config.num_hidden_layers
+    if not 0 <= blocks.start < blocks.stop <= n_blocks:
+        raise UserError(
+            f"stages.blocks: must be within the {n_blocks} blocks of {place}, got {blocks.start} to "
+            f"{blocks.stop - 1}"
+        )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_config_of(config, blocks), dtype=dtype)
+    base = model.base_model
+    if missing := [name for name in NEEDED if not hasattr(base, name)]:
+        raise UserError(
+            f"{place}: must have blocks that can be cut apart, got a {type(model).__name__} without "
+            f"{missing[0]}; use a model of the Llama, Mistral or Qwen kind"
+        )
+    is_first, is_last = blocks.start == 0, blocks.stop == n_blocks
+    if not is_first:
+        base.embed_tokens = nn.Identity()
+    if not is_last:
+        base.norm = model.lm_head = nn.Identity()
+    base.rotary_emb = type(base.rotary_emb)(config=model.config)  # its buffers are computed, not stored
+    sources = {
+        name: _source(name, base.base_model_prefix or "model", blocks.start) for name in model.state_dict()
+    }
+    tensors = _read(Path(place), sources, tied=bool(config.tie_word_embeddings))
+    model.load_state_dict(
+        {name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True, strict=False
+    )
+    return TargetPart(model.to(device), blocks, n_blocks, taps)
+
+
+def _config_of(config: PreTrainedConfig, blocks: range) -> PreTrainedConfig:
+    part = copy.deepcopy(config)
+    part.num_hidden_layers = len(blocks)
+    if getattr(config, "layer_types", None):
+        part.layer_types = config.layer_types[blocks.start : blocks.stop]
+    return part
+
+
+def _source(name: str, prefix: str, first: int) -> str:
+    """Return the name in the whole target's checkpoint of a tensor of the part."""
+    found = re.match(rf"({re.escape(prefix)}\.layers\.)(\d+)(\..*)", name)
+    return f"{found[1]}{int(found[2]) + first}{found[3]}" if found else name
+
+
+def _read(folder: Path, sources: Mapping[str, str], tied: bool) -> dict[str, torch.Tensor]:
+    """Read tensors by their names in the checkpoint."""
+    if (folder / INDEX).exists():
+        files = read_json(folder / INDEX)["weight_map"]
+    elif (folder / SINGLE).exists():
+        with _opened(folder / SINGLE) as file:
+            files = dict.fromkeys(file.keys(), SINGLE)
+    else:
+        raise UserError(f"{folder}: must hold safetensors, got none; save the model with save_pretrained")
+    embeddings = next((name for name in files if name.endswith("embed_tokens.weight")), None)
+    wanted = {}
+    for name, source in sources.items():
+        if source not in files and tied and name == "lm_head.weight":
+            source = embeddings
+        if source not in files:
+            raise UserError(f"{folder}: no weights for {source}; the checkpoint is incomplete")
+        wanted[name] = source
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted({files[source] for source in wanted.values()}):
+        with _opened(folder / path) as file:
+            read = {s: file.get_tensor(s) for s in {*wanted.values()} if files[s] == path}
+        found |= {name: read[source] for name, source in wanted.items() if source in read}
+    return found
+
+
+def _opened(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); fetch it again") from error

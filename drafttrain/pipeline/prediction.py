@@ -1,0 +1,142 @@
+"""The dynamic prediction tree (PipeDec, §3.3): grown by a layer in each timestep, cut by each token of the
+target.
+
+A layer has the `width` most probable nodes, by joint log-probability B = M log P, of `children` candidates
+for each node of the layer above. What the target says after the root either is one of the root's children (a
+hit: what is not below that child leaves the tree) or is not (a miss: the tree begins again with that token).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.expand import next_layer
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class Layer:
+    """New nodes of the deepest layer.
+
+    Attributes:
+        tokens: int64 [m].
+        parents: their indices in the tree, int64 [m]; -1 for the root.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+
+
+class PredictionTree:
+    """A drafter's tree after one sequence. One timestep is `expand`, then `advance` if the target has spoken,
+    then `grow`.
+
+    Candidates of the deepest layer are kept when all of its children leave the tree, so that it grows again
+    without another forward of the drafter (ours; the paper does not say what happens then).
+
+    Args:
+        state: the drafter's, for the text before the root.
+        root: the last emitted token.
+        width: nodes of a layer at most.
+        children: candidates for each node.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        state: Any,
+        root: int,
+        width: int,
+        children: int,
+        device: torch.device | str = "cpu",
+    ):
+        self.drafter, self.state, self.width, self.device = drafter, state, width, device
+        self.children = min(children, drafter.draft_vocab_size)
+        self._restart(root)
+
+    @property
+    def root(self) -> int:
+        """Return the token of the root."""
+        return int(self.tree.tokens[0, 0])
+
+    @property
+    def depth(self) -> int:
+        """Return the depth of the deepest layer; 0 for a root alone."""
+        return int(self.tree.depths[0, -1])
+
+    def frontier(self) -> torch.Tensor:
+        """Return the nodes of the deepest layer, int64 [f]."""
+        return (self.tree.depths[0] == self.tree.depths[0, -1]).nonzero()[:, 0]
+
+    def expand(self) -> int:
+        """Run the drafter over the deepest layer, unless that has been done; return the number of nodes."""
+        nodes = self.frontier()
+        if self._known[nodes[0]]:
+            return 0
+        log_probs, ids = self.drafter.top(self.state, self.tree, nodes[None], self.children)  # [1, f, c]
+        self._log_probs[nodes], self._tokens[nodes] = log_probs[0], self.drafter.to_target(ids)[0]
+        self._known[nodes] = True
+        return len(nodes)
+
+    def grow(self, max_depth: int) -> Layer | None:
+        """Append the next layer, if the deepest one has been expanded and is not at `max_depth`; return it,
+        else None. After a restart it is the root that is new."""
+        if self._is_fresh:
+            self._is_fresh = False
+            return Layer(self.tree.tokens[0], self.tree.parents[0])
+        nodes = self.frontier()
+        if self.depth >= max_depth or not self._known[nodes[0]]:
+            return None
+        before = self.tree.width
+        log_probs, tokens = self._log_probs[nodes][None], self._tokens[nodes][None]  # [1, f, c]
+        self.tree = next_layer(self.tree, nodes[None], log_probs, tokens, self.width)
+        added = self.tree.width - before
+        self._log_probs = torch.cat([self._log_probs, self._log_probs.new_zeros(added, self.children)])
+        self._tokens = torch.cat([self._tokens, self._tokens.new_zeros(added, self.children)])
+        self._known = torch.cat([self._known, self._known.new_zeros(added)])
+        return Layer(self.tree.tokens[0, before:], self.tree.parents[0, before:])
+
+    def child(self, token: int) -> int | None:
+        """Return the root's child with this token; None for a miss."""
+        return child_of_root(self.tree, token)
+
+    def advance(self, token: int, tapped: torch.Tensor) -> bool:
+        """Go on after the token that the target has emitted after the root; return whether it is a hit.
+
+        Args:
+            tapped: the target's tapped states at the root, [1, K·H].
+        """
+        hit = self.child(token)
+        keep = below(self.tree, hit)
+        self.drafter.prune(self.state, self.tree.tokens[:, 0], tapped, keep)
+        if hit is None:
+            self._restart(token)
+            return False
+        self.tree = self.tree.below(torch.tensor([hit], device=keep.device))
+        self._log_probs, self._tokens, self._known = (
+            kept[keep] for kept in (self._log_probs, self._tokens, self._known)
+        )
+        return True
+
+    def _restart(self, token: int) -> None:
+        root = torch.tensor([token], device=self.device)  # [1]
+        self.tree = TokenTree.root_only(root)
+        self._tokens = root.new_zeros(1, self.children)  # [n, c] candidates after each node
+        self._log_probs = self._tokens.float()  # [n, c]
+        self._known = torch.zeros(1, dtype=torch.bool)  # [n] whether a node has been expanded
+        self._is_fresh = True
+
+
+def child_of_root(tree: TokenTree, token: int) -> int | None:
+    """Return the child of a tree's root with this token, None without one."""
+    found = ((tree.tokens[0] == token) & (tree.parents[0] == 0)).nonzero()[:, 0]
+    return int(found[0]) if len(found) else None
+
+
+def below(tree: TokenTree, node: int | None) -> torch.Tensor:
+    """Return a node and all nodes below it, int64 [w], ascending; nothing for None."""
+    if node is None:
+        return tree.tokens.new_zeros(0)
+    return tree.ancestors()[0, :, node].nonzero()[:, 0]

@@ -1,0 +1,311 @@
+"""What each rank of a pipeline does for one prompt: encode it, then decode in one of three modes.
+
+`pp`: a token passes all stages before the next one begins. `stpp`: so does a whole tree of drafts, whose
+accepted path is emitted. `pipedec`: in each timestep every stage works on another layer of one tree, whose
+root is the token that leaves the last stage next (PipeDec, §3.4); a timestep is computing, a broadcast of
+what the last stage has found, and sending.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from drafttrain.inference.acceptance import AcceptanceRule, SamplingRule, rule_for
+from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.sampling import Sampler
+from drafttrain.inference.session import NOT_FINITE
+from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.stage import Flow, Stage
+from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.interface import TreePolicy
+
+NOTHING = -2  # in place of a token: none has left the last stage in this timestep
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who does what.
+
+    Attributes:
+        groups: ranks that work on one layer of the tree, one after the other, from the first blocks to the
+            last; every rank is in one group, but for a drafter that is alone.
+        drafter: rank that drafts, alone or beside a stage.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    drafter: int = 0
+
+    @property
+    def stages(self) -> list[int]:
+        """Ranks with blocks, in order."""
+        return [rank for group in self.groups for rank in group]
+
+    def before(self, rank: int) -> int | None:
+        """The stage before this one, None for the first."""
+        place = self.stages.index(rank)
+        return self.stages[place - 1] if place else None
+
+    def after(self, rank: int) -> int | None:
+        """The stage after this one, None for the last."""
+        place = self.stages.index(rank) + 1
+        return self.stages[place] if place < len(self.stages) else None
+
+    def begins(self, rank: int) -> bool:
+        """Whether this is the first of its group."""
+        return any(group[0] == rank for group in self.groups)
+
+    def ends(self, rank: int) -> bool:
+        """Whether this is the last of its group."""
+        return any(group[-1] == rank for group in self.groups)
+
+
+@dataclass
+class Request:
+    """One prompt.
+
+    Attributes:
+        tokens: of the prompt.
+        max_new_tokens: limit of the output.
+        stop: tokens that end it.
+        sampling: how tokens are drawn.
+        width, children: of the prediction tree.
+        depth: layers of a static tree at most.
+    """
+
+    tokens: Sequence[int]
+    max_new_tokens: int
+    stop: Collection[int] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    width: int = 4
+    children: int = 4
+    depth: int = 5
+
+
+@dataclass
+class Output:
+    """The outcome at a rank.
+
+    Attributes:
+        tokens: emitted.
+        hits: how many of them were in the tree when they left the last stage.
+        timesteps: after the prompt.
+    """
+
+    tokens: list[int]
+    hits: int = 0
+    timesteps: int = 0
+
+
+@dataclass
+class Member:
+    """A rank: its blocks, its drafter, or both.
+
+    Attributes:
+        policy: how static trees grow, for `stpp`.
+        taps: blocks whose states the drafter reads, and the rank that each of them is on.
+        room: tokens of the longest sequence, drafts included.
+    """
+
+    rank: int
+    layout: Layout
+    stage: Stage | None = None
+    drafter: Drafter | None = None
+    policy: TreePolicy | None = None
+    taps: Sequence[tuple[int, int]] = ()
+    room: int = 2048
+
+    @property
+    def tap_ranks(self) -> list[int]:
+        """Ranks that send states to the drafter, in the order of their blocks."""
+        return sorted({rank for _, rank in self.taps}, key=self.layout.stages.index)
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.layout.stages[-1]
+
+    def pick(self, state: torch.Tensor, request: Request, position: int) -> int:
+        """Return the target's token after a state [H], at this position of the output; NOT_FINITE for NaN."""
+        logits = self.stage.part.logits(state[None])[None]  # [1, 1, V]
+        place = torch.tensor([[position]])
+        token = int(Sampler([request.sampling]).pick(logits.float(), place))
+        return token if bool(logits[0, 0, token].isfinite()) else NOT_FINITE
+
+
+def pipedec(me: Member, request: Request) -> Program:
+    """Decode with a tree in flight; return an `Output`."""
+    token, tree = yield from _prefill(me, request)
+    output, flow = Output([token]), None
+    while not _is_done(output.tokens, request):
+        # what the timestep before has sent, or at the beginning the root
+        left = request.max_new_tokens - len(output.tokens)
+        layer = None if tree is None else tree.grow(left - 1)  # nothing is needed after the last token
+        flow = yield from _transmit(me, flow, None if layer is None else Flow(layer.tokens, layer.parents))
+        output.timesteps += 1
+        if tree is not None:
+            tree.expand()
+        out = yield from _compute(me, flow)
+        found = NOTHING
+        if me.is_last and out is not None:
+            found = me.pick(out.x[0], request, len(output.tokens))
+        [token] = yield Broadcast(me.layout.stages[-1], [found])
+        flow = out if me.stage is not None and me.layout.ends(me.rank) else None
+        if token == NOTHING:
+            continue
+        output.tokens.append(token)
+        if _is_done(output.tokens, request):
+            break
+        tapped = yield from _collect(me, None if me.stage is None else me.stage.root_tapped())
+        if me.stage is not None:
+            flow = me.stage.advance(token, flow)
+        if tree is not None:
+            output.hits += tree.advance(token, tapped)
+    return output
+
+
+def pp(me: Member, request: Request) -> Program:
+    """Decode a token at a time; return an `Output`."""
+    token, _ = yield from _prefill(me, request)
+    output = Output([token])
+    while not _is_done(output.tokens, request):
+        output.timesteps += len(me.layout.groups)
+        found = NOTHING
+        if me.stage is not None:
+            flow = Flow(torch.tensor([token]), torch.tensor([-1]))
+            if (before := me.layout.before(me.rank)) is not None:
+                flow = yield Receive(before)
+            out = me.stage.compute(flow)
+            if me.is_last:
+                found = me.pick(out.x[0], request, len(output.tokens))
+            else:
+                yield Send(me.layout.after(me.rank), out)
+        [token] = yield Broadcast(me.layout.stages[-1], [found])
+        output.tokens.append(token)
+        if me.stage is not None:
+            me.stage.advance(token)
+    return output
+
+
+def stpp(me: Member, request: Request) -> Program:
+    """Decode with a static tree of drafts for each forward; return an `Output`."""
+    token, tree = yield from _prefill(me, request)
+    state, output, layout = None if tree is None else tree.state, Output([token]), me.layout
+    accept = rule_for([request.sampling], draws=False)
+    if isinstance(accept, SamplingRule):
+        accept.emitted = [1]  # the first token is drawn
+    while not _is_done(output.tokens, request):
+        output.timesteps += len(layout.groups)
+        flow = None
+        if me.drafter is not None:
+            drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
+            flow = Flow(drafts.tokens[0], drafts.parents[0])
+            if me.rank != layout.stages[0]:
+                yield Send(layout.stages[0], flow)
+        found = []
+        if me.stage is not None:
+            if me.rank == layout.stages[0] and me.drafter is None:
+                flow = yield Receive(layout.drafter)
+            elif me.rank != layout.stages[0]:
+                flow = yield Receive(layout.before(me.rank))
+            out = me.stage.compute_tree(flow)
+            if me.is_last:
+                found = _judge(me.stage, out, accept, request.depth)
+            else:
+                yield Send(layout.after(me.rank), out)
+        token, count, *rest = yield Broadcast(layout.stages[-1], found, 2 + 2 * (request.depth + 1))
+        path, drafted = rest[:count], rest[request.depth + 1 :][: count - 1]
+        for place, emitted in enumerate([*drafted, token]):
+            if not _is_done(output.tokens, request):
+                output.tokens.append(emitted)
+                output.hits += place < len(drafted)
+        if _is_done(output.tokens, request):
+            break
+        tapped = yield from _collect(me, None if me.stage is None else me.stage.tapped[0, path])
+        if me.stage is not None:
+            me.stage.commit(path)
+        if me.drafter is not None:
+            verified = drafts.tokens[:, path]  # [1, m]
+            me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
+    return output
+
+
+def _judge(stage: Stage, out: Flow, accept: AcceptanceRule, depth: int) -> list[int]:
+    """Return the target's token after the accepted path, the number of its nodes, the nodes, and the tokens
+    of all but the root; both lists have room for a path of `depth` drafts."""
+    logits = stage.part.logits(out.x)[None]  # [1, n, V]
+    found = accept(stage.tree, logits.float())
+    count, token = int(found.counts), int(found.next_token)
+    path = found.path[0, :count].tolist()
+    if not bool(logits[0, path[-1], token].isfinite()):
+        token = NOT_FINITE
+    drafted, room = stage.tree.tokens[0, path[1:]].tolist(), depth + 1
+    return [token, count, *path, *[0] * (room - count), *drafted, *[0] * (room - len(drafted))]
+
+
+def _is_done(tokens: Sequence[int], request: Request) -> bool:
+    return len(tokens) >= request.max_new_tokens or tokens[-1] in (*request.stop, NOT_FINITE)
+
+
+def _prefill(me: Member, request: Request) -> Program:
+    """Encode the prompt, stage after stage; return its first token and, at the drafter, the tree."""
+    found, tapped, prompt = NOTHING, None, torch.tensor(request.tokens)
+    if me.stage is not None:
+        me.stage.reset()
+        x, before = prompt, me.layout.before(me.rank)
+        if before is not None:
+            x = (yield Receive(before)).x
+        out, tapped = me.stage.prefill(x)
+        if me.is_last:
+            found = me.pick(out[-1], request, 0)
+        else:
+            yield Send(me.layout.after(me.rank), Flow(prompt, prompt, out))
+    [token] = yield Broadcast(me.layout.stages[-1], [found])
+    tapped = yield from _collect(me, tapped)
+    if me.drafter is None:
+        return token, None
+    state = me.drafter.new_state(1, me.room)
+    me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
+    return token, PredictionTree(me.drafter, state, token, request.width, request.children)
+
+
+def _compute(me: Member, flow: Flow | None) -> Program:
+    """Run what has come through this rank's blocks; in a group after the rank before it."""
+    if me.stage is None:
+        return None
+    if not me.layout.begins(me.rank):
+        flow = yield Receive(me.layout.before(me.rank))
+    out = None if flow is None else me.stage.compute(flow)
+    if not me.layout.ends(me.rank):
+        yield Send(me.layout.after(me.rank), out)
+    return out
+
+
+def _transmit(me: Member, out: Flow | None, layer: Flow | None) -> Program:
+    """Send what has been computed to the next group, and a new layer to the first; return what has come."""
+    layout, first = me.layout, me.layout.stages[0]
+    if me.drafter is not None and me.rank != first:
+        yield Send(first, layer)
+    if me.stage is None:
+        return None
+    if layout.ends(me.rank) and not me.is_last:
+        yield Send(layout.after(me.rank), out)
+    if me.rank == first:
+        return layer if me.drafter is not None else (yield Receive(layout.drafter))
+    return (yield Receive(layout.before(me.rank))) if layout.begins(me.rank) else None
+
+
+def _collect(me: Member, tapped: torch.Tensor | None) -> Program:
+    """Send tapped states [m, taps · H] to the drafter; there return those of all blocks that it reads."""
+    ranks, drafter = me.tap_ranks, me.layout.drafter
+    if me.rank in ranks and me.rank != drafter:
+        yield Send(drafter, Flow(torch.zeros(0), torch.zeros(0), tapped))
+    if me.drafter is None:
+        return None
+    parts: dict[int, Any] = {}
+    for rank in ranks:
+        whole = tapped if rank == me.rank else (yield Receive(rank)).x
+        parts[rank] = iter(whole.chunk(sum(owner == rank for _, owner in me.taps), -1))
+    # in the order in which the drafter reads them, which need not be that of the stages
+    return torch.cat([next(parts[rank]) for _, rank in me.taps], -1) if parts else torch.zeros(1, 0)

@@ -1,0 +1,106 @@
+"""What a pipeline would do with a text that is known: greedy and seeded texts do not depend on the drafts, so
+one process can grow the trees of any number of stages against a text, without the target's blocks.
+
+The hits are those of the real run: a layer that enters the first group in timestep t leaves the last of n
+groups at the end of timestep t + n - 1, and the token that it leaves with is the text's. `tests/pipeline`
+holds both equal.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.trees.drafter import Drafter
+
+
+@dataclass
+class Timestep:
+    """What happens in one timestep.
+
+    Attributes:
+        drafted: nodes that the drafter expands.
+        nodes: those that each group runs, from the first group to the last; 0: it rests.
+        token: whether a token leaves the last group.
+        hit: whether it was in the tree.
+    """
+
+    drafted: int
+    nodes: list[int]
+    token: bool = False
+    hit: bool = False
+
+
+@dataclass
+class Trace:
+    """All timesteps of a text, the prompt's encoding excluded.
+
+    Attributes:
+        steps: in order.
+    """
+
+    steps: list[Timestep] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that left the last group."""
+        return sum(step.token for step in self.steps)
+
+    @property
+    def hits(self) -> int:
+        """Those of them that were in the tree."""
+        return sum(step.hit for step in self.steps)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the tokens that were in the tree; the last one is not looked for."""
+        return self.hits / max(self.tokens - 1, 1)
+
+    @property
+    def timesteps_per_token(self) -> float:
+        return len(self.steps) / max(self.tokens, 1)
+
+
+@torch.no_grad()
+def replay(
+    drafter: Drafter,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    tapped: torch.Tensor,
+    groups: int,
+    width: int,
+    children: int,
+) -> Trace:
+    """Grow the prediction trees of a pipeline of `groups` layers in flight against a text.
+
+    Args:
+        text: tokens after the prompt.
+        tapped: the target's tapped states at all tokens of both but the last, [n, K·H].
+        width, children: of the tree.
+    """
+    n, trace, place, entered = len(prompt), Trace(), 0, deque([1])  # entered: the timestep of each layer
+    state = drafter.new_state(1, n + len(text) + groups)
+    ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
+    drafter.update(state, ids, tapped[None, :n], torch.tensor([n], device=tapped.device))
+    tree = PredictionTree(drafter, state, text[0], width, children, tapped.device)
+    tree.grow(0)  # the root is the first to enter
+    while place + 1 < len(text):
+        now = len(trace.steps) + 1
+        sizes = tree.tree.depths[0].bincount().tolist()
+        nodes = [0] * groups
+        for size, begun in zip(sizes, entered):
+            if now - begun < groups:
+                nodes[now - begun] = size
+        trace.steps.append(step := Timestep(tree.expand(), nodes))
+        if now == entered[0] + groups - 1:
+            place, step.token = place + 1, True
+            if place + 1 == len(text):
+                break
+            step.hit = tree.advance(text[place], tapped[None, n + place - 1])
+            entered.popleft()
+            entered = deque(list(entered)[: tree.depth + 1] if step.hit else [])
+        if tree.grow(len(text) - place - 2) is not None:
+            entered.append(now + 1)
+    return trace

@@ -1,0 +1,151 @@
+"""Seconds that a pipeline takes on hardware that is described by numbers: discrete events over drafter,
+stages and links, for one request or several.
+
+What is computed is taken from a trace of what really happens (`replay.py`) or from an acceptance length; only
+the time is simulated.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from drafttrain.pipeline.replay import Trace
+from drafttrain.trees.costs import CostCurve
+from drafttrain.utils.errors import UserError
+
+DRAFTER, PIPELINE = "drafter", "pipeline"
+Job = tuple[str, float]  # the resource that it holds, and for how many seconds
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between two stages.
+
+    Attributes:
+        gbit: bandwidth, 10^9 bits a second.
+        seconds: latency of a message.
+        bytes: of a token's states.
+    """
+
+    gbit: float
+    seconds: float
+    bytes: int
+
+    def __call__(self, tokens: int) -> float:
+        """Return the seconds of a message with the states of some tokens; 0 for none."""
+        return self.seconds + 8 * self.bytes * tokens / (self.gbit * 1e9) if tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What a pipeline runs on.
+
+    Attributes:
+        stages: seconds of each group of stages by the number of tokens, transfers within the group included.
+        links: between them, one fewer.
+        draft: seconds of a drafting step by expanded nodes, the transfer to the first stage included.
+        sync: seconds of the broadcast at the end of a timestep.
+    """
+
+    stages: Sequence[CostCurve]
+    links: Sequence[Link]
+    draft: CostCurve
+    sync: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.links) != len(self.stages) - 1:
+            raise UserError(
+                f"links: must be one fewer than the {len(self.stages)} stages, got {len(self.links)}; give "
+                "one for each pair of neighbours"
+            )
+
+    def computing(self, group: int, tokens: int) -> float:
+        """Return the seconds of a group for some tokens; 0 for none."""
+        return self.stages[group](tokens) if tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """A job that was done.
+
+    Attributes:
+        request: its number.
+        resource: what it held.
+        start, end: in seconds.
+    """
+
+    request: int
+    resource: str
+    start: float
+    end: float
+
+
+def through(machines: Machines, tokens: int) -> Iterator[Job]:
+    """Yield the jobs of a forward of some tokens through all stages."""
+    for group in range(len(machines.stages)):
+        yield f"stage {group}", machines.computing(group, tokens)
+        if group < len(machines.links):
+            yield f"link {group}", machines.links[group](tokens)
+
+
+def pp_jobs(machines: Machines, tokens: int) -> Iterator[Job]:
+    """Yield the jobs of plain pipelining for an output: every token passes all stages before the next one."""
+    for _ in range(tokens):
+        yield from through(machines, 1)
+
+
+def stpp_jobs(machines: Machines, rounds: Iterable[tuple[Sequence[int], int]]) -> Iterator[Job]:
+    """Yield the jobs of a static tree (the paper's STPP).
+
+    Args:
+        rounds: of each round the nodes that each drafting step expands, and the nodes that are verified, root
+            included.
+    """
+    for drafted, nodes in rounds:
+        for expanded in drafted:
+            yield DRAFTER, machines.draft(expanded)
+        yield from through(machines, nodes)
+
+
+def timestep_seconds(machines: Machines, drafted: int, nodes: Sequence[int]) -> float:
+    """Return the seconds of a timestep of PipeDec (§2.4): drafter and stages work side by side; when all
+    stages are done they send."""
+    computing = max(machines.computing(group, n) for group, n in enumerate(nodes))
+    sending = max((link(n) for link, n in zip(machines.links, nodes)), default=0.0)
+    return max(machines.draft(drafted) if drafted else 0.0, computing + sending) + machines.sync
+
+
+def pipedec_jobs(machines: Machines, trace: Trace) -> Iterator[Job]:
+    """Yield the one job of PipeDec for an output: it has all stages until it ends."""
+    yield PIPELINE, sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
+
+
+def run(requests: Sequence[Iterable[Job]], at_once: int = 1) -> list[Event]:
+    """Run requests, `at_once` of them together; a resource takes what comes first.
+
+    A request begins when one before it has ended. Its jobs follow each other.
+    """
+    jobs = [iter(request) for request in requests]
+    free: dict[str, float] = {}
+    events: list[Event] = []
+    ready = [(0.0, number) for number in range(min(at_once, len(jobs)))]
+    following = len(ready)
+    while ready:
+        now, number = heapq.heappop(ready)
+        job = next(jobs[number], None)
+        if job is None:
+            if following < len(jobs):
+                heapq.heappush(ready, (now, following))
+                following += 1
+            continue
+        resource, seconds = job
+        start = max(now, free.get(resource, 0.0))
+        free[resource] = end = start + seconds
+        events.append(Event(number, resource, start, end))
+        heapq.heappush(ready, (end, number))
+    return events
+
+
+def total_seconds(events: Sequence[Event]) -> float:
+    """Return when the last job ends."""
+    return max((event.end for event in events), default=0.0)

@@ -1,0 +1,130 @@
+"""A stage of the pipeline: some blocks of the target, and what it knows of the prediction tree.
+
+Every stage keeps the part of the tree whose layers have reached it, and keys and values for it behind the
+verified ones (PipeDec, §3.2: the cache of the model and the cache of the tree). A token of the target commits
+the root everywhere and cuts the tree in the same way everywhere, so nothing but the token has to be told.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.pipeline.part import TargetPart
+from drafttrain.pipeline.prediction import below, child_of_root
+from drafttrain.target_lm.masks import causal
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class Flow:
+    """A layer of the tree on its way through the stages.
+
+    Attributes:
+        tokens: int64 [m].
+        parents: indices of the parents in the tree, int64 [m]; -1 for the root.
+        x: states after the blocks behind it, [m, H]; None before the first stage.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    x: torch.Tensor | None = None
+
+
+class Stage:
+    """Blocks, their cache and their part of the tree, for one sequence at a time.
+
+    Args:
+        room: tokens of the longest sequence, drafts included.
+    """
+
+    def __init__(self, part: TargetPart, room: int):
+        self.part, self.room = part, room
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new sequence."""
+        self.cache = self.part.new_cache(self.room)
+        self.tree: TokenTree | None = None  # None until the root has come
+        self.tapped: torch.Tensor | None = None  # at the tree's nodes [1, n, taps · H]
+
+    def prefill(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a prompt and commit it.
+
+        Args:
+            x: its tokens int64 [n] in the first stage, else its states [n, H].
+
+        Returns:
+            states [n, H] and tapped states [n, taps · H].
+        """
+        n = len(x)
+        order = torch.arange(n, device=self.part.device)
+        out, tapped = self.part.run(self.cache, x[None], order, causal(n, order.device))
+        self.cache.commit(order[None], order.new_tensor([n]))
+        self.cache.carried.clear()
+        return out[0], tapped[0]
+
+    def compute(self, flow: Flow) -> Flow:
+        """Run a layer through the blocks; its keys and values stay in the tree's part of the cache."""
+        added, tokens = len(flow.tokens), flow.tokens[None]  # [1, m]
+        if self.tree is None:
+            self.tree, self.tapped = TokenTree.root_only(flow.tokens), None
+        else:
+            self.tree = self.tree.append(
+                flow.parents[None], tokens, torch.zeros_like(tokens, dtype=torch.float)
+            )
+        before = self.tree.width - added
+        out, tapped = self.part.run(
+            self.cache,
+            tokens if self.part.is_first else flow.x[None],
+            self.tree.depths[0, before:],
+            self.tree.ancestors()[0, before:],
+            before,
+        )
+        self.tapped = tapped if self.tapped is None else torch.cat([self.tapped, tapped], 1)
+        return Flow(flow.tokens, flow.parents, out[0])
+
+    def compute_tree(self, flow: Flow) -> Flow:
+        """Run a whole tree through the blocks, root first."""
+        tokens, parents = flow.tokens.tolist(), flow.parents.tolist()
+        self.tree = TokenTree.from_lists([tokens], [parents], flow.tokens.device)
+        x = flow.tokens[None] if self.part.is_first else flow.x[None]
+        out, self.tapped = self.part.run(self.cache, x, self.tree.depths[0], self.tree.ancestors()[0])
+        return Flow(flow.tokens, flow.parents, out[0])
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the nodes of an accepted path, root first, and forget the others of the tree."""
+        nodes = torch.tensor([path], device=self.part.device)  # [1, m]
+        self.cache.commit(nodes, nodes.new_tensor([len(path)]))
+        self.cache.carried.clear()
+
+    def advance(self, token: int, out: Flow | None = None) -> Flow | None:
+        """Go on after the target's token after the root: commit the root, cut the tree.
+
+        Args:
+            out: what this stage has just computed, the deepest layer of its tree.
+
+        Returns:
+            what is left of `out`, with the indices of the new tree; None if nothing is.
+        """
+        before, hit = (
+            self.tree.width - (0 if out is None else len(out.tokens)),
+            child_of_root(self.tree, token),
+        )
+        keep = below(self.tree, hit)  # [w]
+        self.cache.advance(keep)
+        if "positions" in self.cache.carried:
+            self.cache.carried["positions"] = self.cache.carried["positions"][:, keep]
+        if hit is None:
+            self.tree = self.tapped = None
+            return None
+        self.tree, self.tapped = self.tree.below(keep[:1]), self.tapped[:, keep]
+        if out is None or before > keep[-1]:
+            return None
+        left = keep[keep >= before]  # of the layer
+        parents = self.tree.parents[0, len(keep) - len(left) :]
+        return Flow(out.tokens[left - before], parents, out.x[left - before])
+
+    def root_tapped(self) -> torch.Tensor:
+        """Return the tapped states at the tree's root, [1, taps · H]."""
+        return self.tapped[:, 0]

@@ -1,0 +1,77 @@
+"""Tiny targets in folders, cut into stages."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+
+from drafttrain.pipeline.part import load_part
+from drafttrain.pipeline.program import Layout, Member
+from drafttrain.pipeline.stage import Stage
+from drafttrain.target_lm.model import FrozenTarget
+from tests.conftest import tiny_model, tiny_tokenizer
+
+ROOM = 128
+
+
+@pytest.fixture(scope="session")
+def folders(tiny_llama, tiny_qwen2, tmp_path_factory) -> dict[str, Path]:
+    """Folders of tiny targets by family; Mistral's sees 6 positions."""
+    tokenizer = tiny_tokenizer()
+
+    class Windowed(MistralConfig):
+        def __init__(self, **settings):
+            super().__init__(**{"sliding_window": 6, **settings})
+
+    models = {
+        "llama": tiny_llama[0],
+        "qwen2": tiny_qwen2[0],
+        "mistral": tiny_model(Windowed, MistralForCausalLM, tokenizer),
+    }
+    found = {}
+    for name, model in models.items():
+        found[name] = tmp_path_factory.mktemp("targets") / name
+        model.save_pretrained(found[name])
+        tokenizer.save_pretrained(found[name])
+    return found
+
+
+@pytest.fixture(scope="session")
+def whole(folders) -> Callable[..., FrozenTarget]:
+    """The whole target of a family, in fp32."""
+
+    def load(family: str, taps=()) -> FrozenTarget:
+        model = AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float)
+        return FrozenTarget(model, None, family, taps)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def members(folders) -> Callable[..., list[Member]]:
+    """All ranks of a pipeline: `cuts` has the number of blocks of each stage, `groups` that of stages in each
+    group. The drafter is on rank 0, beside the first stage unless it is `alone`."""
+
+    def make(
+        family, cuts, drafter=None, taps=(), groups=None, native=False, alone=False, policy=None
+    ) -> list[Member]:
+        ranks = list(range(alone, len(cuts) + alone))
+        sizes, parts = list(groups or [1] * len(cuts)), []
+        grouped = tuple(tuple(ranks[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes)))
+        layout, first = Layout(grouped), 0
+        for n in cuts:
+            part = load_part(str(folders[family]), range(first, first + n), torch.float, taps=taps)
+            if native:
+                part.pack()
+            parts.append(part)
+            first += n
+        owners = [next(r for r, p in zip(ranks, parts) if tap in p.taps) for tap in taps]
+        places = [None] * alone + [Stage(part, ROOM) for part in parts]
+        return [
+            Member(rank, layout, stage, drafter if rank == 0 else None, policy, list(zip(taps, owners)), ROOM)
+            for rank, stage in enumerate(places)
+        ]
+
+    return make

@@ -1,0 +1,186 @@
+"""A pipeline writes the text of the whole target, whatever is drafted and wherever it is cut."""
+
+import random
+
+import pytest
+import torch
+
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
+from drafttrain.inference.acceptance import rule_for
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.kernels.build import variant
+from drafttrain.pipeline.program import Request, pipedec, pp, stpp
+from drafttrain.pipeline.transport import run_locally
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.eagle2 import Eagle2Policy
+from tests.decoding import ReplayDrafter
+
+NEW = 24
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=3)
+
+
+class Replay(ReplayDrafter):
+    """Drafts what the target will write, where it is right."""
+
+    def prune(self, state, root, tapped, keep):
+        self.update(state, root[None], tapped[None], torch.ones(1, dtype=torch.long))
+
+
+def replaying(target, text, right):
+    """A drafter that is right at the positions marked in `right`."""
+    return Replay(target, [text], lambda row, position: right[position])
+
+
+@pytest.fixture(scope="module")
+def texts(whole, prompts):
+    """What plain decoding of the whole target writes, by family, prompt and parameters."""
+    known = {}
+
+    def write(family, number, sampling=GREEDY, new=NEW):
+        key = family, number, sampling, new
+        if key not in known:
+            rule = rule_for([sampling], draws=False)
+            target = whole(family)
+            [known[key]], _ = decode_all(target, NoProposer(), [prompts[number]], new, stop=(), accept=rule)
+        return known[key]
+
+    return write
+
+
+def decode(mode, members, prompt, sampling=GREEDY, width=4, children=4, new=NEW, stop=(), depth=5):
+    """Return the output at rank 0; all ranks have the same tokens."""
+    request = Request(prompt, new, stop, sampling, width, children, depth)
+    outputs = run_locally([mode(member, request) for member in members])
+    assert all(output.tokens == outputs[0].tokens for output in outputs)
+    return outputs[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("cuts", [(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)])
+def test_one_token_at_a_time(members, texts, prompts, family, cuts):
+    pipeline = members(family, cuts)
+    for number, prompt in enumerate(prompts):
+        for sampling in (GREEDY, SAMPLED):
+            found = decode(pp, pipeline, prompt, sampling)
+            assert found.tokens == texts(family, number, sampling)
+            assert found.timesteps == (NEW - 1) * len(cuts)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("cuts", [(4,), (2, 2), (1, 1, 1, 1)])
+@pytest.mark.parametrize("quality", ["right", "wrong", "half"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_tree_in_flight(members, whole, texts, prompts, family, cuts, quality, alone):
+    taps = [0, 2]
+    target, rng = whole(family, taps), random.Random(1)
+    for number, prompt in enumerate(prompts):
+        for sampling in (GREEDY, SAMPLED):
+            expected = texts(family, number, sampling)
+            coin = [rng.random() < 0.5 for _ in range(200)]
+            right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
+            drafter = replaying(target, [*prompt, *expected], right)
+            pipeline = members(family, cuts, drafter, taps, alone=alone)
+            found = decode(
+                pipedec, pipeline, prompt, sampling, width=rng.choice([1, 3]), children=rng.choice([1, 4])
+            )
+            assert found.tokens == expected
+            n = len(cuts)
+            if quality == "right" and n > 1:  # a hit is a timestep
+                assert found.hits == NEW - 2 and found.timesteps == n + NEW - 2
+            if quality == "wrong":  # a miss is n
+                assert found.hits == 0 and found.timesteps == n * (NEW - 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("cuts", [(4,), (2, 1, 1)])
+@pytest.mark.parametrize("policy", [ChainPolicy(3), Eagle2Policy(3, 4, 8)])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_static_tree(members, whole, texts, prompts, family, cuts, policy, alone):
+    target, rng = whole(family, [0, 2]), random.Random(2)
+    for number, prompt in enumerate(prompts):
+        for sampling in (GREEDY, SAMPLED):
+            expected = texts(family, number, sampling)
+            coin = [rng.random() < 0.7 for _ in range(200)]
+            drafter = replaying(target, [*prompt, *expected], coin)
+            pipeline = members(family, cuts, drafter, [0, 2], alone=alone, policy=policy)
+            found = decode(stpp, pipeline, prompt, sampling, depth=policy.max_depth)
+            assert found.tokens == expected and found.timesteps < len(cuts) * NEW and found.hits > 0
+
+
+@pytest.mark.parametrize("groups", [(2, 2), (1, 3), (3, 1), (4,)])
+def test_groups_share_a_layer(members, whole, texts, prompts, groups):
+    target, expected = whole("llama", [0, 2]), texts("llama", 0)
+    drafter = Replay(target, [[*prompts[0], *expected]], lambda *_: True)
+    pipeline = members("llama", (1, 1, 1, 1), drafter, [0, 2], groups=groups)
+    found = decode(pipedec, pipeline, prompts[0])
+    assert found.tokens == expected and found.timesteps == len(groups) + NEW - 2
+
+
+@pytest.mark.parametrize("kind", ["edd", "anchored", "vdm", "eagle", "causal_lm"])
+@pytest.mark.parametrize("native", [False, True])
+def test_every_kind_of_drafter(members, whole, folders, texts, prompts, kind, native):
+    if native and variant() is None:
+        pytest.skip("no native kernels here")
+    settings = {
+        "anchored": {"kind": "edd", "anchor": True},
+        "causal_lm": {"kind": kind, "model": str(folders["llama"])},
+    }
+    config = DrafterConfig(**settings.get(kind, {"kind": kind}), draft_vocab_size=None)
+    target = whole("llama")
+    drafter = new_drafter(target, config, torch.arange(512)).eval()
+    reads = getattr(drafter.config, "tapped_blocks", [])
+    taps = [tap % target.n_blocks if tap < 0 else tap for tap in reads]
+    if native:
+        drafter.pack()
+    hits = 0
+    for number, prompt in enumerate(prompts):
+        for width, children in ((1, 1), (5, 8)):
+            found = decode(
+                pipedec,
+                members("llama", (2, 1, 1), drafter, taps, native=native),
+                prompt,
+                GREEDY,
+                width,
+                children,
+            )
+            assert found.tokens == texts("llama", number)
+            hits += found.hits
+    if kind == "causal_lm":  # the target drafts for itself
+        assert hits == 2 * len(prompts) * (NEW - 2)
+
+
+def test_a_stop_token_inside_the_tree(members, whole, texts, prompts):
+    expected = texts("llama", 2)
+    drafter = Replay(whole("llama", [1]), [[*prompts[2], *expected]], lambda *_: True)
+    pipeline = members("llama", (2, 2), drafter, [1])
+    stop = expected[7]
+    end = expected.index(stop) + 1
+    assert decode(pipedec, pipeline, prompts[2], stop=[stop]).tokens == expected[:end]
+    for new in (1, 2, 3):
+        assert (
+            decode(pipedec, members("llama", (2, 2), drafter, [1]), prompts[2], new=new).tokens
+            == expected[:new]
+        )
+
+
+@pytest.mark.parametrize("quality", [True, False])
+def test_the_committed_keys_are_those_of_a_plain_forward(members, whole, texts, prompts, quality):
+    target, expected = whole("llama", [1]), texts("llama", 0)
+    drafter = Replay(target, [[*prompts[0], *expected]], lambda *_: quality)
+    pipeline = members("llama", (1, 2, 1), drafter, [1])
+    decode(pipedec, pipeline, prompts[0])
+    text = torch.tensor([[*prompts[0], *expected]])
+    plain = target.model(input_ids=text, use_cache=True).past_key_values
+    for member in pipeline:
+        cache = member.stage.cache
+        n = int(cache.lengths[0])
+        assert n >= len(prompts[0]) + NEW - 2
+        for place, block in enumerate(member.stage.part.blocks):
+            keys, values = cache.keys_values(place, n)
+            layer = plain.layers[block]
+            torch.testing.assert_close(keys, layer.keys[:, :, :n], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(values, layer.values[:, :, :n], atol=1e-4, rtol=1e-4)
