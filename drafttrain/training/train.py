@@ -21,10 +21,10 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from drafttrain.data.corpus import load_corpus
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
+from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.info import target_info

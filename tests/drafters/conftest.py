@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel
+from drafttrain.drafters.new import new_drafter
 from drafttrain.target_lm.model import FrozenTarget
 
 ROPES = {

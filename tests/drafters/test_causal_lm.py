@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.causal_lm import CausalLmModel
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.training.optimizer import MuonWithAdamW
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError

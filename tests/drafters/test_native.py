@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import KINDS, DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.kernels import blocks
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.trees.tree import TokenTree

@@ -8,8 +8,8 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.export.card import model_card, read_facts, read_settings, write_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.write import export

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.export.formats import FORMATS, export_to, import_from, validate
 from drafttrain.export.formats.layout import full_head
 from drafttrain.run import cli

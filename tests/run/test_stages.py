@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.config import PromptSet, Source
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import KINDS, DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError
 from studies.edd import bench as bench_module

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.target_lm.loading import load_target
