@@ -5,9 +5,10 @@ once it has loaded a bundle of the tests' tiny target and decoded with it (in a 
 probe of a machine's first start is left out); `imports_to_train` those that `drafttrain run RECIPE --only
 train` has imported when it ends, recipe and stages included, the corpus being there. `package_lines` counts
 the package's Python files, empty lines and comments included. The speeds are tokens per second of the present
-package over those of the last commit before the rebuild, both in processes of their own that alternate (`studies/rebuild_speed.py`): the median over rounds, the lower one of drafted and
-plain decoding and of training with and without stored states. Estimated minutes at full size on 2 cores:
-`decode_speed` 9, `train_speed` 15, `regenerate_speed` 8, `suite_s` its own value.
+package over those of the last commit before the rebuild, both in processes of their own that alternate
+(`studies/rebuild_speed.py`): the median over rounds, the lower one of drafted and plain decoding and of
+training with and without stored states. Estimated minutes at full size on 2 cores: `decode_speed` 9,
+`train_speed` 15, `regenerate_speed` 8, `suite_s` its own value.
 """
 
 import contextlib
