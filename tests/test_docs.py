@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.pipeline.config import PipelineConfig
 from drafttrain.reasoning.config import ReasonConfig
 from drafttrain.run import cli
 from drafttrain.run.recipe import Recipe, _check_keys, load_recipe, load_settings
@@ -22,6 +23,7 @@ BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 FENCE = re.compile(r"```.*?```", re.DOTALL)
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_/0-9]*|you/[\w-]+|…")  # BUNDLE, FILE, USER/NAME
 SCRIPTS = ("bash", "python", "torchrun", "deepspeed")
+SETTINGS = {"reason": ReasonConfig, "pipeline": PipelineConfig}  # what their recipes hold
 ELSEWHERE = ("source", "hf", "vllm")  # programs of others
 
 
@@ -48,8 +50,8 @@ def parse(words: list[str]):
     args = cli.parse(words)
     recipe = None
     if "recipe" in args and not PLACEHOLDER.fullmatch(args.recipe):
-        if args.command == "reason":
-            recipe = load_settings(ReasonConfig, args.recipe, args.overrides)
+        if args.command in SETTINGS:
+            recipe = load_settings(SETTINGS[args.command], args.recipe, args.overrides)
         else:
             recipe = load_recipe(args.recipe, args.overrides)
     return args, recipe
@@ -65,7 +67,7 @@ def made_by(words: list[str]) -> list[str]:
         return []
     args, recipe = parse(words[1:])
     if recipe is not None:
-        return [recipe.out if args.command == "reason" else recipe.output]
+        return [recipe.out if args.command in SETTINGS else recipe.output]
     return [getattr(args, name) for name in ("out", "trees", "trace") if name in args]
 
 

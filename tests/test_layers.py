@@ -13,7 +13,7 @@ LAYERS = (  # a module imports its own folder and what comes before it; docs/arc
     ("drafters",),
     ("inference",),
     ("hidden_states", "regenerate", "calibration"),
-    ("self_draft", "classifier", "training", "reasoning"),
+    ("self_draft", "classifier", "training", "reasoning", "pipeline"),
     ("bundle_files",),
     ("hub",),
     ("bundle",),

@@ -13,14 +13,26 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.loading import load_tokenizer
 from drafttrain.target_lm.masks import allowed_slots, attention_mask
-from drafttrain.target_lm.model import scale_logits
+from drafttrain.target_lm.model import (
+    FrozenTarget,
+    scale_logits,
+    target_fingerprint,
+    tensors_hash,
+)
 from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
@@ -183,6 +195,46 @@ def load_part(
         {name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True, strict=False
     )
     return TargetPart(model.to(device), blocks, n_blocks, taps)
+
+
+def load_shell(place: str, dtype: torch.dtype) -> FrozenTarget:
+    """Load what a drafter reads of its target: config, tokenizer, embeddings, head, and the identity of the
+    weights; the blocks stay on disk.
+
+    Raises:
+        UserError: as `load_part`.
+    """
+    config = AutoConfig.from_pretrained(place)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    outer = {id(embeddings.weight), id(head.weight), *map(id, head.parameters())}
+    names = [name for name, weight in model.named_parameters() if id(weight) in outer]
+    tensors = _read(Path(place), {name: name for name in names}, tied=False)
+    model.load_state_dict({name: t.to(dtype) for name, t in tensors.items()}, assign=True, strict=False)
+    model.tie_weights()
+    target = FrozenTarget(model, load_tokenizer(place), place)
+    stored = sorted(name for name, _ in model.named_parameters())
+    weights = tensors_hash((name, _read(Path(place), {name: name}, tied=False)[name]) for name in stored)
+    target.__dict__["fingerprint"] = target_fingerprint(weights, target.config)
+    return target
+
+
+def stop_tokens(place: str, eos: int) -> tuple[int, ...]:
+    """Return every token that ends a generation of the target in this folder.
+
+    Args:
+        eos: the tokenizer's.
+    """
+    found = {eos}
+    for reader in (AutoConfig, GenerationConfig):
+        try:
+            ids = reader.from_pretrained(place).eos_token_id
+        except OSError:  # a folder need not have a generation config
+            continue
+        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return tuple(sorted(found))
 
 
 def _config_of(config: PreTrainedConfig, blocks: range) -> PreTrainedConfig:

@@ -6,6 +6,7 @@ root is the token that leaves the last stage next (PipeDec, §3.4); a timestep i
 what the last stage has found, and sending.
 """
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,10 +101,34 @@ class Output:
 
 
 @dataclass
+class Pace:
+    """A declared time for which a device is held, in place of that of this machine.
+
+    Attributes:
+        seconds: that a piece of work takes; None: as long as it does here.
+        held, late: how many pieces there were, and how many took longer than declared.
+    """
+
+    seconds: float | None = None
+    held: int = 0
+    late: int = 0
+
+    def wait(self, started: float) -> None:
+        """Sleep until a piece of work that was started then may end."""
+        if self.seconds is None:
+            return
+        left = started + self.seconds - time.perf_counter()
+        self.held, self.late = self.held + 1, self.late + (left < 0)
+        if left > 0:
+            time.sleep(left)
+
+
+@dataclass
 class Member:
     """A rank: its blocks, its drafter, or both.
 
     Attributes:
+        stage_pace, draft_pace: of its stage and of a drafting step.
         policy: how static trees grow, for `stpp`.
         taps: blocks whose states the drafter reads, and the rank that each of them is on.
         room: tokens of the longest sequence, drafts included.
@@ -116,6 +141,8 @@ class Member:
     policy: TreePolicy | None = None
     taps: Sequence[tuple[int, int]] = ()
     room: int = 2048
+    stage_pace: Pace = field(default_factory=Pace)
+    draft_pace: Pace = field(default_factory=Pace)
 
     @property
     def tap_ranks(self) -> list[int]:
@@ -144,8 +171,9 @@ def pipedec(me: Member, request: Request) -> Program:
         layer = None if tree is None else tree.grow(left - 1)  # nothing is needed after the last token
         flow = yield from _transmit(me, flow, None if layer is None else Flow(layer.tokens, layer.parents))
         output.timesteps += 1
-        if tree is not None:
-            tree.expand()
+        started = time.perf_counter()
+        if tree is not None and tree.expand():
+            me.draft_pace.wait(started)
         out = yield from _compute(me, flow)
         found = NOTHING
         if me.is_last and out is not None:
@@ -176,7 +204,9 @@ def pp(me: Member, request: Request) -> Program:
             flow = Flow(torch.tensor([token]), torch.tensor([-1]))
             if (before := me.layout.before(me.rank)) is not None:
                 flow = yield Receive(before)
+            started = time.perf_counter()
             out = me.stage.compute(flow)
+            me.stage_pace.wait(started)
             if me.is_last:
                 found = me.pick(out.x[0], request, len(output.tokens))
             else:
@@ -199,7 +229,11 @@ def stpp(me: Member, request: Request) -> Program:
         output.timesteps += len(layout.groups)
         flow = None
         if me.drafter is not None:
+            started = time.perf_counter()
             drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
+            for _ in range(int(drafts.depths.max())):  # a step for each layer
+                me.draft_pace.wait(started)
+                started = time.perf_counter()
             flow = Flow(drafts.tokens[0], drafts.parents[0])
             if me.rank != layout.stages[0]:
                 yield Send(layout.stages[0], flow)
@@ -209,7 +243,9 @@ def stpp(me: Member, request: Request) -> Program:
                 flow = yield Receive(layout.drafter)
             elif me.rank != layout.stages[0]:
                 flow = yield Receive(layout.before(me.rank))
+            started = time.perf_counter()
             out = me.stage.compute_tree(flow)
+            me.stage_pace.wait(started)
             if me.is_last:
                 found = _judge(me.stage, out, accept, request.depth)
             else:
@@ -276,7 +312,10 @@ def _compute(me: Member, flow: Flow | None) -> Program:
         return None
     if not me.layout.begins(me.rank):
         flow = yield Receive(me.layout.before(me.rank))
-    out = None if flow is None else me.stage.compute(flow)
+    out, started = None, time.perf_counter()
+    if flow is not None:
+        out = me.stage.compute(flow)
+        me.stage_pace.wait(started)
     if not me.layout.ends(me.rank):
         yield Send(me.layout.after(me.rank), out)
     return out

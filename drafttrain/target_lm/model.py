@@ -6,7 +6,7 @@ an explicit mask and explicit positions, and the LM head is applied by us to the
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,17 +41,27 @@ _CONFIG_KEYS = (
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Hash of some evenly spaced numbers of every parameter: cheap, and a fine-tuned copy differs.
+    """Hash of some evenly spaced numbers of every parameter: cheap, and a fine-tuned copy differs."""
+    return tensors_hash(sorted(model.named_parameters()))
+
+
+def tensors_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Hash of some evenly spaced numbers of tensors, given in the order of their names.
 
     They are rounded to bf16 first: a model has the same hash in any dtype.
     """
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
+    for name, weight in tensors:
         step = -(-weight.numel() // 64)
         sample = weight.detach().flatten()[::step].to("cpu", torch.bfloat16)  # [<= 64]
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
+
+
+def target_fingerprint(weights: str, config: PreTrainedConfig) -> str:
+    """Return the fingerprint of a target by the hash of its weights and what else decides a forward."""
+    return fingerprint([weights, {key: getattr(config, key, None) for key in _CONFIG_KEYS}])
 
 
 @dataclass
@@ -180,8 +190,7 @@ class FrozenTarget:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the weights and of what decides a forward besides them."""
-        config = {key: getattr(self.config, key, None) for key in _CONFIG_KEYS}
-        return fingerprint([weights_hash(self.model), config])
+        return target_fingerprint(weights_hash(self.model), self.config)
 
     @cached_property
     def tokenizer_hash(self) -> str | None:

@@ -1,0 +1,150 @@
+"""The keys of a recipe of `drafttrain pipeline`."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.ranges import check_ranges, setting
+
+
+@dataclass
+class StagesConfig:
+    """How the target is cut.
+
+    Attributes:
+        ranks: processes with blocks of the target, in order.
+        blocks: of each of them. null: balanced by the bytes that a token reads, the head's included.
+        groups: ranks that work on one layer of the tree, one after the other, as numbers of ranks: [2, 2] are
+            two groups of two. null: every rank is a group.
+        threads: of each rank. null: the cores that this process may use, shared among the ranks of a machine.
+    """
+
+    ranks: int = setting(2, ge=1)
+    blocks: list[int] | None = setting(None, ge=1)
+    groups: list[int] | None = setting(None, ge=1)
+    threads: int | None = setting(None, ge=1)
+
+    def check(self) -> None:
+        """Validate the settings.
+
+        Raises:
+            UserError: a value out of range, or lists that do not add up.
+        """
+        check_ranges(self, "stages")
+        if self.blocks is not None and len(self.blocks) != self.ranks:
+            raise UserError(
+                f"stages.blocks: must have {self.ranks} numbers, as stages.ranks, got {self.blocks}"
+            )
+        if self.groups is not None and sum(self.groups) != self.ranks:
+            raise UserError(f"stages.groups: must add up to stages.ranks ({self.ranks}), got {self.groups}")
+
+
+@dataclass(frozen=True)
+class PaceConfig:
+    """Times for which stages and drafter hold their device, in place of those of this machine: what has been
+    computed earlier is held back until then.
+
+    Attributes:
+        stage_ms: of a stage, whatever the layer. null: as long as it takes.
+        draft_ms: of a drafting step. null: as long as it takes.
+    """
+
+    stage_ms: float | None = setting(None, ge=0, lt=math.inf)
+    draft_ms: float | None = setting(None, ge=0, lt=math.inf)
+
+
+@dataclass(frozen=True)
+class DrawConfig:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: the smallest set of most probable tokens that together have this probability.
+        top_k: at most this many of the most probable tokens. null: all.
+        seed: of the draws.
+    """
+
+    temperature: float = setting(0.0, ge=0, lt=math.inf)
+    top_p: float = setting(1.0, gt=0, le=1)
+    top_k: int | None = setting(None, ge=1)
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class PipelineConfig:
+    """A run of `drafttrain pipeline`: prompts decoded by a target that is spread over processes.
+
+    Attributes:
+        target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
+        drafter: folder or Hub id of a bundle, or of a small LM that drafts untrained. null: none (pp).
+        dtype: what target and drafter compute in.
+        mode: pipedec (a tree in flight, every stage on another layer of it), stpp (a static tree passes all
+            stages, then the next one) or pp (a token at a time).
+        width: nodes of a layer of the tree in flight at most.
+        children: candidates for each of its nodes.
+        tree: the static tree of stpp, as in evaluate.trees.
+        stages: how the target is cut.
+        drafter_rank: the drafter is beside the first stage, or alone in a process of its own.
+        prompts: a file of prompts, the first turn of each.
+        limit: number of prompts to take. null: all.
+        max_new_tokens: limit of every answer.
+        sampling: how tokens are drawn.
+        pace: declared times of stages and drafter.
+        timeout_s: seconds after which a rank that is not heard of counts as lost.
+        out: folder of the results.
+    """
+
+    target: str
+    drafter: str | None = None
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    mode: Literal["pipedec", "stpp", "pp"] = "pipedec"
+    width: int = setting(4, ge=1)
+    children: int = setting(4, ge=1)
+    tree: str = "chain:length=4"
+    stages: StagesConfig = field(default_factory=StagesConfig)
+    drafter_rank: Literal["beside", "alone"] = "beside"
+    prompts: str
+    limit: int | None = setting(None, ge=1)
+    max_new_tokens: int = setting(128, ge=1)
+    sampling: DrawConfig = field(default_factory=DrawConfig)
+    pace: PaceConfig = field(default_factory=PaceConfig)
+    timeout_s: float = setting(60.0, gt=0, lt=math.inf)
+    out: str
+
+    def check(self) -> None:
+        """Validate all sections.
+
+        Raises:
+            UserError: a value out of range, lists that do not add up, or a mode that needs a drafter.
+        """
+        check_ranges(self)
+        check_ranges(self.sampling, "sampling")
+        check_ranges(self.pace, "pace")
+        self.stages.check()
+        if self.drafter is None and self.mode != "pp":
+            raise UserError(f"drafter: must be set for mode {self.mode}, got null; name one, or take mode pp")
+        if self.drafter_rank == "alone" and self.drafter is None:
+            raise UserError("drafter_rank: must be beside without a drafter, got alone")
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.stages.ranks + (self.drafter_rank == "alone")
+
+
+def balanced(n_blocks: int, ranks: int, head: float) -> list[int]:
+    """Return blocks for each rank that take about equally long.
+
+    Args:
+        head: the last rank's head, in blocks.
+
+    Raises:
+        UserError: there are more ranks than blocks.
+    """
+    if ranks > n_blocks:
+        raise UserError(f"stages.ranks: must be <= {n_blocks}, the target's blocks, got {ranks}")
+    share = (n_blocks + head) / ranks
+    last = min(max(1, round(share - head)), n_blocks - ranks + 1) if ranks > 1 else n_blocks
+    rest, others = n_blocks - last, ranks - 1
+    return [rest // others + (i < rest % others) for i in range(others)] + [last]

@@ -1,0 +1,110 @@
+"""`drafttrain pipeline` starts its ranks, writes what they decode, and says in one line what is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.pipeline.config import PipelineConfig, balanced
+from drafttrain.run.cli import main
+from drafttrain.run.recipe import load_settings
+from drafttrain.utils.errors import UserError
+
+RECIPE = "recipes/tiny/pipeline/smollm2-2.yaml"
+
+
+@pytest.fixture
+def words(tiny_target_folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [
+        {"id": f"p{i}", "prompt": text} for i, text in enumerate(("Why is the sky blue?", "Count to ten."))
+    ]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    place = {"--target": tiny_target_folder, "--prompts": prompts, "--out": tmp_path / "out"}
+    return [RECIPE, *(str(word) for pair in place.items() for word in pair)]
+
+
+@pytest.mark.parametrize("mode", ["pipedec", "stpp"])
+def test_it_decodes_what_the_whole_target_decodes(words, tiny_bundle, tiny_target, tmp_path, mode, capfd):
+    more = ["--drafter", str(tiny_bundle), "--mode", mode, "--stages.ranks", "3"]
+    assert main(["pipeline", *words, *more]) == 0
+    assert f"mode {mode}, prompts 2" in capfd.readouterr().out
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())
+    config = load_settings(PipelineConfig, words[0], words[1:])
+    from drafttrain.run.pipeline import _prompts
+
+    ids = [request.tokens for _, request in _prompts(config, config.target)]
+    plain, _ = decode_all(tiny_target, NoProposer(), ids, config.max_new_tokens)
+    assert [row["token_ids"] for row in rows] == plain
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["tokens"] == sum(map(len, plain)) and summary["machine"]["threads"] == 1
+
+
+@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
+    """One line on every other rank, and no process is left."""
+    more = ["--stages.ranks", "2", "--max_new_tokens", "400", "--timeout_s", "4", "--pace.stage_ms", "50"]
+    command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, *more]
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    files = [open(tmp_path / f"{rank}.txt", "w+") for rank in range(2)]
+    ranks = [
+        subprocess.Popen(command, env={**place, "RANK": str(rank)}, stdout=file, stderr=file)
+        for rank, file in enumerate(files)
+    ]
+    try:
+        time.sleep(15)  # they decode by now: 400 tokens of 100 ms
+        assert all(rank.poll() is None for rank in ranks)
+        ranks[1].send_signal(lost)
+        began = time.monotonic()
+        assert ranks[0].wait(timeout=30) == 2 and time.monotonic() - began < 4 + 5
+        files[0].seek(0)
+        lines = [line for line in files[0].read().splitlines() if "rank 0" in line]
+        assert len(lines) == 1 and "lost a connection" in lines[0] and "Traceback" not in lines[0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["--mode", "pipedec"], "drafter: must be set for mode pipedec, got null"),
+        (["--width", "0"], "width: must be >= 1, got 0"),
+        (["--stages.ranks", "0"], "stages.ranks: must be >= 1, got 0"),
+        (
+            ["--stages.blocks", "[1, 2, 1]"],
+            "stages.blocks: must have 2 numbers, as stages.ranks, got [1, 2, 1]",
+        ),
+        (["--stages.groups", "[3]"], "stages.groups: must add up to stages.ranks (2), got [3]"),
+        (["--pace.stage_ms", "-1"], "pace.stage_ms: must be >= 0 and < inf, got -1"),
+        (["--pace.draft_ms", ".nan"], "pace.draft_ms: must be >= 0 and < inf, got nan"),
+        (["--drafter_rank", "alone"], "drafter_rank: must be beside without a drafter, got alone"),
+        (["--sampling.top_p", "0"], "sampling.top_p: must be > 0 and <= 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_one_line(words, more, problem, capsys):
+    assert main(["pipeline", *words, *more]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and problem in lines[0]
+
+
+def test_blocks_are_balanced():
+    assert balanced(30, 2, 8.0) == [19, 11] and balanced(4, 1, 3.0) == [4]
+    for n, ranks, head in ((30, 14, 8.0), (80, 14, 1.0), (5, 5, 9.0), (4, 3, 0.0)):
+        blocks = balanced(n, ranks, head)
+        assert sum(blocks) == n and min(blocks) >= 1 and len(blocks) == ranks
+        assert max(blocks[:-1]) - min(blocks[:-1]) <= 1
+    with pytest.raises(UserError, match="stages.ranks: must be <= 4, the target's blocks, got 5"):
+        balanced(4, 5, 1.0)
