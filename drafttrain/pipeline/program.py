@@ -7,9 +7,9 @@ what the last stage has found, and sending.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -123,12 +123,35 @@ class Pace:
             time.sleep(left)
 
 
+class Task(NamedTuple):
+    """Something that a rank has done, as the paper's tuples (Appendix B) with times: computing (C, type,
+    node, timestep), the sending or the receiving half of a transfer (T, source, destination, timestep), or
+    the end of a timestep (V, finish, node, timestep). The drafter is node 0, the i-th stage node i.
+
+    Attributes:
+        kind: "C", "send", "receive" or "V".
+        what: "pre", "dec" or "sync" of C, "finish" of V, and the source of a transfer.
+        node: of C and V, and the destination of a transfer.
+        seq: the timestep; 0 is the prompt's.
+        start, end: seconds.
+    """
+
+    kind: str
+    what: str | int
+    node: int
+    seq: int
+    start: float
+    end: float
+
+
 @dataclass
 class Member:
     """A rank: its blocks, its drafter, or both.
 
     Attributes:
         stage_pace, draft_pace: of its stage and of a drafting step.
+        log: what it has done for the last request in mode pipedec.
+        clock: seconds, the same for all ranks of a machine.
         policy: how static trees grow, for `stpp`.
         taps: blocks whose states the drafter reads, and the rank that each of them is on.
         room: tokens of the longest sequence, drafts included.
@@ -143,6 +166,17 @@ class Member:
     room: int = 2048
     stage_pace: Pace = field(default_factory=Pace)
     draft_pace: Pace = field(default_factory=Pace)
+    log: list[Task] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def node(self) -> int:
+        """The number of its stage from 1 on; 0 without one."""
+        return 0 if self.stage is None else self.layout.stages.index(self.rank) + 1
+
+    def done(self, kind: str, what: str | int, node: int, seq: int, start: float) -> None:
+        """Log a task that ends now."""
+        self.log.append(Task(kind, what, node, seq, start, self.clock()))
 
     @property
     def tap_ranks(self) -> list[int]:
@@ -169,28 +203,46 @@ def pipedec(me: Member, request: Request) -> Program:
         # what the timestep before has sent, or at the beginning the root
         left = request.max_new_tokens - len(output.tokens)
         layer = None if tree is None else tree.grow(left - 1)  # nothing is needed after the last token
-        flow = yield from _transmit(me, flow, None if layer is None else Flow(layer.tokens, layer.parents))
+        layer = None if layer is None else Flow(layer.tokens, layer.parents)
+        flow = yield from _transmit(me, flow, layer, output.timesteps)
         output.timesteps += 1
-        started = time.perf_counter()
-        if tree is not None and tree.expand():
-            me.draft_pace.wait(started)
-        out = yield from _compute(me, flow)
+        if tree is not None:
+            _draft(me, tree, output.timesteps)
+        out = yield from _compute(me, flow, output.timesteps)
         found = NOTHING
         if me.is_last and out is not None:
             found = me.pick(out.x[0], request, len(output.tokens))
         [token] = yield Broadcast(me.layout.stages[-1], [found])
         flow = out if me.stage is not None and me.layout.ends(me.rank) else None
-        if token == NOTHING:
-            continue
-        output.tokens.append(token)
-        if _is_done(output.tokens, request):
-            break
-        tapped = yield from _collect(me, None if me.stage is None else me.stage.root_tapped())
-        if me.stage is not None:
-            flow = me.stage.advance(token, flow)
-        if tree is not None:
-            output.hits += tree.advance(token, tapped)
+        if token != NOTHING:
+            output.tokens.append(token)
+            if _is_done(output.tokens, request):
+                break
+            flow, is_hit = yield from _synchronize(me, token, tree, flow, output.timesteps)
+            output.hits += is_hit
+        me.done("V", "finish", me.node, output.timesteps, me.clock())
     return output
+
+
+def _draft(me: Member, tree: PredictionTree, seq: int) -> None:
+    started, clock = time.perf_counter(), me.clock()
+    if tree.expand():
+        me.draft_pace.wait(started)
+        me.done("C", "dec", 0, seq, clock)
+
+
+def _synchronize(me: Member, token: int, tree: PredictionTree | None, flow: Flow | None, seq: int) -> Program:
+    """Go on after the token that has left the last stage (PipeDec, §3.4.3); return what is left of this
+    rank's output, and at the drafter whether it is a hit."""
+    tapped = yield from _collect(me, None if me.stage is None else me.stage.root_tapped())
+    started = me.clock()
+    if me.stage is not None:
+        flow = me.stage.advance(token, flow)
+        me.done("C", "sync", me.node, seq, started)
+    is_hit = tree is not None and tree.advance(token, tapped)
+    if tree is not None and me.stage is None:
+        me.done("C", "sync", 0, seq, started)
+    return flow, is_hit
 
 
 def pp(me: Member, request: Request) -> Program:
@@ -287,16 +339,19 @@ def _is_done(tokens: Sequence[int], request: Request) -> bool:
 def _prefill(me: Member, request: Request) -> Program:
     """Encode the prompt, stage after stage; return its first token and, at the drafter, the tree."""
     found, tapped, prompt = NOTHING, None, torch.tensor(request.tokens)
+    me.log.clear()
     if me.stage is not None:
         me.stage.reset()
         x, before = prompt, me.layout.before(me.rank)
         if before is not None:
-            x = (yield Receive(before)).x
+            x = (yield from _take(me, before, me.node - 1, 0)).x
+        started = me.clock()
         out, tapped = me.stage.prefill(x)
+        me.done("C", "pre", me.node, 0, started)
         if me.is_last:
             found = me.pick(out[-1], request, 0)
         else:
-            yield Send(me.layout.after(me.rank), Flow(prompt, prompt, out))
+            yield from _give(me, me.layout.after(me.rank), Flow(prompt, prompt, out), me.node, 0)
     [token] = yield Broadcast(me.layout.stages[-1], [found])
     tapped = yield from _collect(me, tapped)
     if me.drafter is None:
@@ -306,33 +361,65 @@ def _prefill(me: Member, request: Request) -> Program:
     return token, PredictionTree(me.drafter, state, token, request.width, request.children)
 
 
-def _compute(me: Member, flow: Flow | None) -> Program:
+def _compute(me: Member, flow: Flow | None, seq: int) -> Program:
     """Run what has come through this rank's blocks; in a group after the rank before it."""
     if me.stage is None:
         return None
     if not me.layout.begins(me.rank):
-        flow = yield Receive(me.layout.before(me.rank))
-    out, started = None, time.perf_counter()
+        flow = yield from _take(me, me.layout.before(me.rank), me.node - 1, seq)
+    out, started, clock = None, time.perf_counter(), me.clock()
     if flow is not None:
         out = me.stage.compute(flow)
         me.stage_pace.wait(started)
+        me.done("C", "dec", me.node, seq, clock)
     if not me.layout.ends(me.rank):
-        yield Send(me.layout.after(me.rank), out)
+        yield from _give(me, me.layout.after(me.rank), out, me.node, seq)
     return out
 
 
-def _transmit(me: Member, out: Flow | None, layer: Flow | None) -> Program:
-    """Send what has been computed to the next group, and a new layer to the first; return what has come."""
+def _transmit(me: Member, out: Flow | None, layer: Flow | None, seq: int) -> Program:
+    """Send what has been computed to the next group, and a new layer to the first; return what has come.
+
+    Every other node receives before it sends, so that none is in two transfers at once (Appendix A).
+    """
+    if me.node % 2:
+        yield from _pass_on(me, out, layer, seq)
+        return (yield from _fetch(me, layer, seq))
+    found = yield from _fetch(me, layer, seq)
+    yield from _pass_on(me, out, layer, seq)
+    return found
+
+
+def _pass_on(me: Member, out: Flow | None, layer: Flow | None, seq: int) -> Program:
     layout, first = me.layout, me.layout.stages[0]
     if me.drafter is not None and me.rank != first:
-        yield Send(first, layer)
-    if me.stage is None:
+        yield from _give(me, first, layer, 0, seq)
+    elif me.stage is not None and layout.ends(me.rank) and not me.is_last:
+        yield from _give(me, layout.after(me.rank), out, me.node, seq)
+
+
+def _fetch(me: Member, layer: Flow | None, seq: int) -> Program:
+    layout = me.layout
+    if me.stage is None or not layout.begins(me.rank):
         return None
-    if layout.ends(me.rank) and not me.is_last:
-        yield Send(layout.after(me.rank), out)
-    if me.rank == first:
-        return layer if me.drafter is not None else (yield Receive(layout.drafter))
-    return (yield Receive(layout.before(me.rank))) if layout.begins(me.rank) else None
+    if me.node > 1:
+        return (yield from _take(me, layout.before(me.rank), me.node - 1, seq))
+    return layer if me.drafter is not None else (yield from _take(me, layout.drafter, 0, seq))
+
+
+def _give(me: Member, to: int, flow: Flow | None, source: int, seq: int) -> Program:
+    started = me.clock()
+    yield Send(to, flow)
+    if flow is not None:
+        me.done("send", source, source + 1, seq, started)
+
+
+def _take(me: Member, rank: int, source: int, seq: int) -> Program:
+    started = me.clock()
+    flow = yield Receive(rank)
+    if flow is not None:
+        me.done("receive", source, source + 1, seq, started)
+    return flow
 
 
 def _collect(me: Member, tapped: torch.Tensor | None) -> Program:

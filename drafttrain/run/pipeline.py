@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from drafttrain.drafters.model import DraftModel
     from drafttrain.pipeline.program import Layout, Member, Output, Request
 
+DRAFT_SLOTS = 64  # of a cache, for trees in flight
+SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
 GRACE = 5.0  # seconds in which other ranks may say why they end, too
 
 
@@ -85,9 +87,6 @@ def _wait(ranks: Sequence[subprocess.Popen], seconds: float) -> None:
         time.sleep(0.05)
 
 
-SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
-
-
 def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
     """Be one rank of a pipeline, whose others are started elsewhere.
 
@@ -113,7 +112,8 @@ def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
     place = resolve_target(config.target)
     dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
     prompts = _prompts(config, place)
-    me = load_member(config, place, dtype, rank)
+    room = max(len(request.tokens) for _, request in prompts) + config.max_new_tokens + DRAFT_SLOTS
+    me = load_member(config, place, dtype, rank, room)
     ranks = Ranks(rank, config.world_size, config.timeout_s)
     ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
     me.stage_pace, me.draft_pace = (
@@ -133,8 +133,11 @@ def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
     return _write(config, rows, dtype, threads, late / max(held, 1)) if rank == 0 else None
 
 
-def load_member(config: PipelineConfig, place: str, dtype: "torch.dtype", rank: int) -> "Member":
+def load_member(config: PipelineConfig, place: str, dtype: "torch.dtype", rank: int, room: int) -> "Member":
     """Load what a rank needs of target and drafter.
+
+    Args:
+        room: tokens for which caches get room at once; longer ones take time.
 
     Raises:
         UserError: the target cannot be cut so, or the drafter does not fit it or keeps no tree in flight.
@@ -158,7 +161,7 @@ def load_member(config: PipelineConfig, place: str, dtype: "torch.dtype", rank: 
     drafter = _drafter(config, place, dtype) if config.drafter and rank == layout.drafter else None
     taps = _taps(config, n_blocks)
     owners = [next(r for r, end in zip(layout.stages, ends) if tap < end or end == n_blocks) for tap in taps]
-    stage, room = None, target_config.max_position_embeddings
+    stage = None
     if rank in layout.stages:
         i = layout.stages.index(rank)
         part = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps)
@@ -218,6 +221,8 @@ def _drafter(config: PipelineConfig, place: str, dtype: "torch.dtype") -> "Draft
 
 
 def _prompts(config: PipelineConfig, place: str) -> list[tuple[str, "Request"]]:
+    from transformers import AutoConfig
+
     from drafttrain.data.prompts import read_prompts
     from drafttrain.inference.params import SamplingParams
     from drafttrain.pipeline.part import stop_tokens
@@ -227,10 +232,17 @@ def _prompts(config: PipelineConfig, place: str) -> list[tuple[str, "Request"]]:
 
     tokenizer, sampling = load_tokenizer(place), SamplingParams(**asdict(config.sampling))
     depth = parse_policy(config.tree).max_depth if config.mode == "stpp" else 0
+    limit = AutoConfig.from_pretrained(place).get_text_config().max_position_embeddings
     found, stop = [], stop_tokens(place, tokenizer.eos_token_id)
     for prompt in read_prompts(config.prompts, config.limit):
         shape = config.width, config.children, depth
         ids = prompt.token_ids(tokenizer)
+        if len(ids) + config.max_new_tokens > limit:
+            raise UserError(
+                f"{prompt.id}: prompt and new tokens must fit into the {limit} positions of "
+                f"{config.target}, got {len(ids)} + {config.max_new_tokens}; remove it or lower "
+                "max_new_tokens"
+            )
         found.append((prompt.id, Request(ids, config.max_new_tokens, stop, sampling, *shape)))
     return found
 

@@ -1,5 +1,6 @@
 """A pipeline writes the text of the whole target, whatever is drafted and wherever it is cut."""
 
+import itertools
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.kernels.build import variant
+from drafttrain.pipeline.check import problems
 from drafttrain.pipeline.program import Request, pipedec, pp, stpp
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.trees.chain import ChainPolicy
@@ -151,6 +153,31 @@ def test_every_kind_of_drafter(members, whole, folders, texts, prompts, kind, na
             hits += found.hits
     if kind == "causal_lm":  # the target drafts for itself
         assert hits == 2 * len(prompts) * (NEW - 2)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("groups", [(1, 1, 1, 1), (2, 2), (1, 3)])
+def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, groups):
+    rng, clock = random.Random(4), itertools.count()
+    text = [*prompts[0], *texts("llama", 0)]
+    drafter = replaying(whole("llama", [0, 2]), text, [rng.random() < 0.7 for _ in range(200)])
+    pipeline = members("llama", (1, 1, 1, 1), drafter, [0, 2], groups=groups, alone=alone)
+    for member in pipeline:
+        member.clock = lambda: float(next(clock))
+    decode(pipedec, pipeline, prompts[0])
+    logs = [member.log for member in pipeline]
+    assert problems(logs, groups) == []
+    tasks = [task for log in logs for task in log]
+    assert {task.kind for task in tasks} == {"C", "send", "receive", "V"}
+    sent = {(task.what, task.seq) for task in tasks if task.kind == "send"}
+    for task in tasks:
+        without = [[other for other in log if other is not task] for log in logs]
+        early = [[other._replace(start=-1.0) if other is task else other for other in log] for log in logs]
+        is_source = task.what == "dec" and 0 < task.node and (task.node, task.seq) in sent
+        if task.kind in ("send", "receive") or is_source:  # others need it
+            assert problems(without, groups), task
+        if task.what in ("dec", "sync") and task.seq > 1:
+            assert problems(early, groups), task
 
 
 def test_a_stop_token_inside_the_tree(members, whole, texts, prompts):

@@ -1,0 +1,108 @@
+"""Prove that a log of tasks keeps the paper's rules: the dependencies of Appendix B (Algorithm 4), and that
+no node is in two transfers at once (Appendix A, Algorithms 2 and 3).
+
+The ranks here follow a fixed order in place of the paper's schedulers. One dependency is weaker: after a
+token the paper waits until all nodes have synchronized, (V, finish, all, seq); here a node waits until all
+have computed and it has synchronized itself, as it reads nothing of what others do then.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from drafttrain.pipeline.program import Task
+
+
+def problems(logs: Sequence[Sequence[Task]], groups: Sequence[int]) -> list[str]:
+    """Return what is wrong in the logs of all ranks for one request, a line each; nothing for a right log.
+
+    Args:
+        groups: stages of each group.
+    """
+    return _Log([task for log in logs for task in log], groups).problems()
+
+
+class _Log:
+    def __init__(self, tasks: Sequence[Task], groups: Sequence[int]):
+        self.tasks, self.n = tasks, sum(groups)
+        self.ends = {sum(groups[: i + 1]) for i in range(len(groups))}  # last node of each group
+        self.computing = {(task.what, task.node, task.seq): task for task in tasks if task.kind == "C"}
+        self.sent = {(task.what, task.seq): task for task in tasks if task.kind == "send"}
+        self.received = {(task.what, task.seq): task for task in tasks if task.kind == "receive"}
+        self.finished: dict[int, float] = {}  # timestep -> when all nodes had computed
+        for task in tasks:
+            if task.kind == "C" and task.what == "dec":
+                self.finished[task.seq] = max(self.finished.get(task.seq, task.end), task.end)
+        self.has_drafter_transfers = any(source == 0 for source, _ in self.sent)
+        self.found: list[str] = []
+
+    def problems(self) -> list[str]:
+        if keys := self.sent.keys() ^ self.received.keys():
+            self.found.append(
+                f"transfers: sent and received must be the same, got one half of {sorted(keys)}"
+            )
+        for (what, node, seq), task in self.computing.items():
+            if what == "pre":
+                self._needs(task, node > 1 and ("transfer", node - 1, 0))
+            elif what == "dec":
+                self._decoding(task, node, seq)
+            else:  # sync: the token is known once the last stage has computed
+                self._needs(task, ("computing", self.n, seq))
+                self._needs(task, (("dec", node, seq) in self.computing) and ("computing", node, seq))
+        for (source, seq), task in self.sent.items():
+            self._transfer(task, source, seq)
+        self._one_transfer_at_a_time()
+        return self.found
+
+    def _decoding(self, task: Task, node: int, seq: int) -> None:
+        if seq > 1:  # [5], [8], [12]
+            self._after(task, self.finished.get(seq - 1), f"(V, finish, all, {seq - 1})")
+            self._needs(task, ("sync", node, seq - 1) in self.computing and ("own", node, seq - 1, "sync"))
+        if node == 0:
+            return
+        if node - 1 in self.ends or node == 1:  # the first of its group: what was sent after the timestep
+            first = node == 1 and not self.has_drafter_transfers
+            self._needs(task, not first and ("transfer", node - 1, seq - 1))
+        else:  # [4]
+            self._needs(task, ("transfer", node - 1, seq))
+
+    def _transfer(self, task: Task, source: int, seq: int) -> None:
+        if source == 0:
+            return
+        what = "pre" if seq == 0 else "dec"
+        self._needs(task, ("computing", source, seq, what))
+        if source in self.ends and ("sync", source, seq) in self.computing:  # [12]: what is left is sent
+            self._needs(task, ("computing", source, seq, "sync"))
+
+    def _needs(self, task: Task, need: tuple | bool) -> None:
+        if not need:
+            return
+        kind, node, seq, *what = need
+        if kind == "transfer":
+            before = self.received.get((node, seq))
+            name = f"(T, {node}, {node + 1}, {seq})"
+        else:
+            key = (what[0] if what else "dec", node, seq)
+            before, name = self.computing.get(key), f"(C, {', '.join(map(str, key))})"
+        self._after(task, None if before is None else before.end, name)
+
+    def _after(self, task: Task, end: float | None, name: str) -> None:
+        where = f"({task.kind}, {task.what}, {task.node}, {task.seq})"
+        if end is None:
+            self.found.append(f"{where}: needs {name}, which is not there")
+        elif task.start < end and not (task.kind == "receive"):
+            self.found.append(f"{where}: must begin after {name}, got {task.start:.6f} before {end:.6f}")
+
+    def _one_transfer_at_a_time(self) -> None:
+        """A sender is taken until what it sends is gone, a receiver from when it is sent until it has it."""
+        taken: dict[int, list[tuple[float, float]]] = {}
+        for key, sent in self.sent.items():
+            taken.setdefault(sent.what, []).append((sent.start, sent.end))
+            if (received := self.received.get(key)) is not None:
+                begin = max(sent.start, received.start)
+                taken.setdefault(received.node, []).append((begin, received.end))
+        for node, spans in taken.items():
+            for (_, end), (start, _) in pairwise(sorted(spans)):
+                if start < end:
+                    self.found.append(
+                        f"node {node}: must be in one transfer at a time, got two at {start:.6f}"
+                    )
