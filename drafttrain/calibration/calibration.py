@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from drafttrain.kernels.machine import describe_machine, dtype_name, machine_difference
+from drafttrain.kernels.difference import machine_difference
+from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.utils.errors import UserError

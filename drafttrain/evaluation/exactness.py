@@ -18,8 +18,8 @@ from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, Measurem
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.kernels.machine import dtype_name
-from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.stock import load_stock_model
 
 METHODS = (AUTOREGRESSIVE, TRANSFORMERS, "drafting")
 BATCH = 8

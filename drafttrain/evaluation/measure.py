@@ -24,8 +24,8 @@ from drafttrain.evaluation.metrics import Measurement, MethodRun
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.sampling import SamplingParams
-from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import usable
 from drafttrain.utils.machine import OtherLoad

@@ -18,8 +18,9 @@ from drafttrain.inference.sampling import SamplingParams
 from drafttrain.self_draft.lookahead import Lookahead
 from drafttrain.self_draft.prompt_lookup import PromptLookup
 from drafttrain.self_draft.settings import load_self_draft
-from drafttrain.target_lm.loading import load_model_like, load_tokenizer
+from drafttrain.target_lm.loading import load_tokenizer
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
+from drafttrain.target_lm.stock import load_model_like
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash

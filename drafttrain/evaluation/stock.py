@@ -12,8 +12,8 @@ from drafttrain.evaluation.measure import Method, transformers_generate
 from drafttrain.kernels import dtype as probe
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.kernels.timings import ROWS, TORCH
-from drafttrain.target_lm.loading import load_stock_model
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.utils.files import fingerprint, read_json, write_json
 from drafttrain.utils.provenance import versions
 

@@ -66,7 +66,7 @@ def rule_for(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
 
 
 def sampling_rule(sampling: Sequence[SamplingParams], draws: bool) -> "SamplingRule":
-    """Return the exact rule that can sample, whatever the temperatures; arguments as `rule_for`."""
+    """Return the exact rule that can sample at any temperature; arguments as `rule_for`."""
     if not draws:
         return AcceptMatching(sampling)
     from drafttrain.inference.rejection import RejectionSampling  # for drawn candidates alone

@@ -175,26 +175,6 @@ class TreeProposer(Proposer):
         return time.perf_counter()
 
 
-class PerSequence(Proposer):
-    """Base of proposers whose state is a list with an item for each sequence, and which run no model."""
-
-    def select_rows(self, state: list, rows: torch.Tensor) -> list:
-        selected: list = []
-        for place, row in enumerate(rows.tolist()):
-            is_first = row not in rows[:place].tolist()
-            selected.append(state[row] if is_first else copy.deepcopy(state[row]))
-        return selected
-
-    def append_rows(self, state: list, other: list) -> list:
-        return [*state, *other]
-
-    def join(self, states: Sequence[list]) -> list:
-        return [item for state in states for item in state]
-
-    def split(self, joined: list, states: Sequence[list]) -> None:
-        """Do nothing: the items were changed in place."""
-
-
 class NoProposer(Proposer):
     """Drafts nothing, which makes the decode loop plain autoregressive decoding."""
 

@@ -3,7 +3,6 @@
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,8 +13,6 @@ CPUINFO = Path("/proc/cpuinfo")
 # instruction sets that the speed of matrix products depends on, as /proc/cpuinfo spells them
 FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16")
 FEATURES += ("amx_bf16", "amx_int8", "asimd", "asimddp", "sve", "i8mm", "bf16")
-# what timings taken on one machine must share with another to hold there
-IDENTITY = ("processor", "features", "torch_isa", "onednn_isa", "kernel", "gpu", "threads")
 
 
 def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> dict[str, str | int | None]:
@@ -46,17 +43,6 @@ def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the recorded name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
-
-
-def machine_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
-    """Compare two descriptions; return the first difference that decides about timings, as "name recorded,
-    and this is here", or None. What an older record lacks counts as a difference."""
-    for name in IDENTITY:
-        if name not in recorded and name in here:
-            return f"{name} unknown, and this is {here[name]}"
-        if recorded.get(name) != here.get(name):
-            return f"{name} {recorded.get(name)}, and this is {here.get(name)}"
-    return None
 
 
 def _processor() -> str:

@@ -46,7 +46,7 @@ class PaceConfig:
     computed earlier is held back until then.
 
     Attributes:
-        stage_ms: of a stage, whatever the layer. null: as long as it takes.
+        stage_ms: of a stage, for any number of nodes. null: as long as it takes.
         draft_ms: of a drafting step. null: as long as it takes.
     """
 

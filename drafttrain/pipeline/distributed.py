@@ -45,13 +45,13 @@ class Ranks:
             with lost_ranks(self.rank, _whom(command)):
                 answer = self._execute(command)
 
-    def agree(self, what: str, told: str) -> None:
+    def agree(self, what: str, fingerprint: str) -> None:
         """Compare something with what rank 0 has.
 
         Raises:
             UserError: it differs.
         """
-        own = [int(told[i : i + 8], 16) for i in range(0, len(told), 8)]  # of a hexadecimal fingerprint
+        own = [int(fingerprint[i : i + 8], 16) for i in range(0, len(fingerprint), 8)]  # hexadecimal digits
         with lost_ranks(self.rank, "hear from rank 0"):
             other = self._execute(Broadcast(0, own, len(own)))
         if own != other:

@@ -2,8 +2,8 @@
 target.
 
 A layer has the `width` most probable nodes, by joint log-probability B = M log P, of `children` candidates
-for each node of the layer above. What the target says after the root either is one of the root's children (a
-hit: what is not below that child leaves the tree) or is not (a miss: the tree begins again with that token).
+for each node of the layer above. The target's token after the root either is one of the root's children (a
+hit: only what is below that child stays) or is not (a miss: the tree begins again with that token).
 """
 
 from dataclasses import dataclass

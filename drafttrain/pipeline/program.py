@@ -1,9 +1,9 @@
-"""What each rank of a pipeline does for one prompt: encode it, then decode in one of three modes.
+"""The program of each rank for one prompt: encode it, then decode in one of three modes.
 
 `pp`: a token passes all stages before the next one begins. `stpp`: so does a whole tree of drafts, whose
 accepted path is emitted. `pipedec`: in each timestep every stage works on another layer of one tree, whose
 root is the token that leaves the last stage next (PipeDec, §3.4); a timestep is computing, a broadcast of
-what the last stage has found, and sending.
+the token that has left the last stage, and sending.
 """
 
 import time
@@ -45,21 +45,21 @@ class Layout:
         return [rank for group in self.groups for rank in group]
 
     def before(self, rank: int) -> int | None:
-        """The stage before this one, None for the first."""
+        """Return the stage before this one, None for the first."""
         place = self.stages.index(rank)
         return self.stages[place - 1] if place else None
 
     def after(self, rank: int) -> int | None:
-        """The stage after this one, None for the last."""
+        """Return the stage after this one, None for the last."""
         place = self.stages.index(rank) + 1
         return self.stages[place] if place < len(self.stages) else None
 
     def begins(self, rank: int) -> bool:
-        """Whether this is the first of its group."""
+        """Return whether this is the first of its group."""
         return any(group[0] == rank for group in self.groups)
 
     def ends(self, rank: int) -> bool:
-        """Whether this is the last of its group."""
+        """Return whether this is the last of its group."""
         return any(group[-1] == rank for group in self.groups)
 
 

@@ -1,5 +1,5 @@
-"""What a pipeline would do with a text that is known: greedy and seeded texts do not depend on the drafts, so
-one process can grow the trees of any number of stages against a text, without the target's blocks.
+"""Replay a pipeline against a known text: greedy and seeded texts do not depend on the drafts, so one process
+can grow the trees of any number of stages against a text, without the target's blocks.
 
 The hits are those of the real run: a layer that enters the first group in timestep t leaves the last of n
 groups at the end of timestep t + n - 1, and the token that it leaves with is the text's. `tests/pipeline`
@@ -18,7 +18,7 @@ from drafttrain.trees.drafter import Drafter
 
 @dataclass
 class Timestep:
-    """What happens in one timestep.
+    """The work of one timestep.
 
     Attributes:
         drafted: nodes that the drafter expands.

@@ -38,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Machines:
-    """What a pipeline runs on.
+    """The machines of a pipeline.
 
     Attributes:
         stages: seconds of each group of stages by the number of tokens, transfers within the group included.

@@ -1,8 +1,8 @@
-"""A stage of the pipeline: some blocks of the target, and what it knows of the prediction tree.
+"""A stage of the pipeline: some blocks of the target, and its part of the prediction tree.
 
-Every stage keeps the part of the tree whose layers have reached it, and keys and values for it behind the
-verified ones (PipeDec, §3.2: the cache of the model and the cache of the tree). A token of the target commits
-the root everywhere and cuts the tree in the same way everywhere, so nothing but the token has to be told.
+Every stage keeps the layers of the tree that have reached it, with their keys and values after the verified
+ones (PipeDec, §3.2: the cache of the model and the cache of the tree). A token of the target commits the root
+everywhere and cuts the tree in the same way everywhere, so nothing but the token has to be sent.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Flow:
     Attributes:
         tokens: int64 [m].
         parents: indices of the parents in the tree, int64 [m]; -1 for the root.
-        x: states after the blocks behind it, [m, H]; None before the first stage.
+        x: states after the last stage it has passed, [m, H]; None before the first.
     """
 
     tokens: torch.Tensor

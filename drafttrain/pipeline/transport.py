@@ -1,7 +1,6 @@
-"""What ranks say to each other, and a transport that steps all of them in one process, always in the same
-order.
+"""Messages between ranks, and a transport that steps all ranks in one process, always in the same order.
 
-A rank's program is a generator: it yields what it wants to say or to hear and is sent the answer. So the same
+A rank's program is a generator: it yields its messages and requests, and is sent the answers. So the same
 program runs over `torch.distributed` and, without any, in a test.
 """
 
@@ -23,14 +22,14 @@ class Send:
 
 @dataclass
 class Receive:
-    """Wait for what another rank sends; the answer is that."""
+    """Wait for a message of another rank; the answer is that."""
 
     source: int
 
 
 @dataclass
 class Broadcast:
-    """Wait until all ranks are here; the answer is what the source says.
+    """Wait until all ranks are here; the answer is the values of the source.
 
     Attributes:
         values: of the source; ignored elsewhere.
@@ -47,7 +46,7 @@ Program = Generator[Command, Any, Any]
 
 
 def run_locally(programs: Sequence[Program]) -> list[Any]:
-    """Run the programs of all ranks by turns and return their results.
+    """Run the programs of all ranks alternately and return their results.
 
     Raises:
         RuntimeError: all wait for each other.

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DRAFT_SLOTS = 64  # of a cache, for trees in flight
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
+PARENT = "DRAFTTRAIN_PARENT"  # environment variable: the process that has started a rank
 GRACE = 5.0  # seconds in which other ranks may say why they end, too
 
 
@@ -46,10 +48,28 @@ def pipeline(args: argparse.Namespace) -> int | None:
     world_size = int(os.environ.get("WORLD_SIZE", "0"))
     if world_size != config.world_size:
         raise UserError(f"WORLD_SIZE: must be {config.world_size}, as the recipe's stages, got {world_size}")
-    summary = run_rank(config, int(os.environ["RANK"]))
+    _end_with(os.environ.get(PARENT))
+    try:
+        summary = run_rank(config, int(os.environ["RANK"]))
+    except UserError as error:
+        print(f"drafttrain: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # the threads of a lost connection would abort the process at its end
     if summary is not None:
         print(", ".join(f"{key.replace('_', ' ')} {summary[key]}" for key in SHOWN), flush=True)
     return None
+
+
+def _end_with(parent: str | None) -> None:
+    """End this process when the one that has started it has ended."""
+    if parent is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def start(world_size: int, words: Sequence[str]) -> int:
@@ -62,9 +82,11 @@ def start(world_size: int, words: Sequence[str]) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    address[PARENT] = str(os.getpid())
     command = [sys.executable, "-m", "drafttrain.run.cli", *words]
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)})
+        # in a session of its own: Ctrl-C ends this process, which ends them
+        subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}, start_new_session=True)
         for rank in range(world_size)
     ]
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from drafttrain.inference.proposer import PerSequence
+from drafttrain.inference.per_sequence import PerSequence
 from drafttrain.self_draft.candidates import Candidates, Features
 from drafttrain.self_draft.context_cache import BRANCH
 from drafttrain.trees.tree import TokenTree

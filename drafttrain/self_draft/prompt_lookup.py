@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.inference.proposer import PerSequence
+from drafttrain.inference.per_sequence import PerSequence
 from drafttrain.trees.tree import TokenTree
 
 

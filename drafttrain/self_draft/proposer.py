@@ -18,7 +18,7 @@ from typing import get_type_hints
 
 import torch
 
-from drafttrain.inference.proposer import PerSequence
+from drafttrain.inference.per_sequence import PerSequence
 from drafttrain.self_draft.candidates import CandidateModel, Candidates, Features, Sources, grow
 from drafttrain.self_draft.context_cache import ACCEPTED, BRANCH, PROMPT, RECYCLED, ContextCache
 from drafttrain.self_draft.corpus_cache import CorpusCache

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drafttrain.kernels.machine import describe_machine, dtype_name, machine_difference
+from drafttrain.kernels.difference import machine_difference
+from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.self_draft.candidates import CandidateModel
 from drafttrain.self_draft.corpus_cache import FILE as CORPUS
 from drafttrain.self_draft.corpus_cache import CorpusCache

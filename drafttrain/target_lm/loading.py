@@ -53,7 +53,7 @@ def load_target(
     tokenizer = load_tokenizer(place)
     if isinstance(dtype, str) and dtype != STORED:
         dtype = dtype_for(_load_config(place), dtype, _device(device), work)
-    language_model = _load_model(place, dtype).to(_device(device))
+    language_model = load_model(place, dtype).to(_device(device))
     rows = language_model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
@@ -109,29 +109,6 @@ def _check_trees(target: FrozenTarget) -> None:
     check_tree_support(target)
 
 
-def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
-    """A second copy of a target's model, as transformers loads it, without what we do to ours for speed. The
-    target's own where it was not loaded from a folder or the Hub.
-
-    Raises:
-        UserError: it is no longer there.
-    """
-    place = target.model.name_or_path
-    return load_model_like(place, target) if place else target.model
-
-
-def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
-    """Any causal LM as transformers loads it, in a target's type and on its device.
-
-    Args:
-        model: what `load_target` takes.
-
-    Raises:
-        UserError: as `load_target`.
-    """
-    return _load_model(resolve_target(model), target.dtype).to(target.device).eval()
-
-
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """Loads a target's tokenizer; takes the same names as `load_target`.
 
@@ -177,7 +154,8 @@ def _load_config(place: str) -> PreTrainedConfig:
     return config
 
 
-def _load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
+def load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
+    """Load the causal LM in a folder; arguments and errors as `load_target`, without "auto"."""
     config = _load_config(place)
     wanted = "auto" if dtype == STORED else dtype  # as transformers calls it
     with _one_line_errors(place, "weights"):

@@ -34,8 +34,9 @@ from drafttrain.export.formats import FORMATS, export_to, import_from
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
-from drafttrain.target_lm.loading import load_stock_model, load_target
+from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError

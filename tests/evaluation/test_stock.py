@@ -7,7 +7,8 @@ from drafttrain.evaluation import stock as module
 from drafttrain.evaluation.metrics import MethodRun
 from drafttrain.evaluation.stock import PROMPT, convert, load_stock
 from drafttrain.kernels import dtype as probe
-from drafttrain.target_lm.loading import load_stock_model, load_target
+from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.utils.files import read_json
 
 IDS = list(range(3, 203))

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from drafttrain.kernels import machine
-from drafttrain.kernels.machine import describe_machine, machine_difference
+from drafttrain.kernels.difference import machine_difference
+from drafttrain.kernels.machine import describe_machine
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""A pipeline writes the text of the whole target, whatever is drafted and wherever it is cut."""
+"""A pipeline writes the text of the whole target, for any drafts and any cut."""
 
 import itertools
 import random
@@ -39,7 +39,7 @@ def replaying(target, text, right):
 
 @pytest.fixture(scope="module")
 def texts(whole, prompts):
-    """What plain decoding of the whole target writes, by family, prompt and parameters."""
+    """Texts of plain decoding of the whole target, by family, prompt and parameters."""
     known = {}
 
     def write(family, number, sampling=GREEDY, new=NEW):

@@ -8,7 +8,8 @@ import torch
 
 from drafttrain.bundle import load_bundle
 from drafttrain.inference.decode import decode_all
-from drafttrain.inference.proposer import NoProposer, PerSequence
+from drafttrain.inference.per_sequence import PerSequence
+from drafttrain.inference.proposer import NoProposer
 from drafttrain.report.trace import Trace, trace
 from drafttrain.run.cli import main
 from drafttrain.self_draft.hybrid import HybridProposer

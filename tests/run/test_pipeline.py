@@ -1,4 +1,4 @@
-"""`drafttrain pipeline` starts its ranks, writes what they decode, and says in one line what is wrong."""
+"""`drafttrain pipeline` starts its ranks, writes what they decode, and reports mistakes in one line."""
 
 import json
 import os

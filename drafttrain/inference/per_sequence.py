@@ -1,0 +1,28 @@
+"""Proposers that keep an item for each sequence."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+
+from drafttrain.inference.proposer import Proposer
+
+
+class PerSequence(Proposer):
+    """Base of proposers whose state is a list with an item for each sequence, and which run no model."""
+
+    def select_rows(self, state: list, rows: torch.Tensor) -> list:
+        selected: list = []
+        for place, row in enumerate(rows.tolist()):
+            is_first = row not in rows[:place].tolist()
+            selected.append(state[row] if is_first else copy.deepcopy(state[row]))
+        return selected
+
+    def append_rows(self, state: list, other: list) -> list:
+        return [*state, *other]
+
+    def join(self, states: Sequence[list]) -> list:
+        return [item for state in states for item in state]
+
+    def split(self, joined: list, states: Sequence[list]) -> None:
+        """Do nothing: the items were changed in place."""

@@ -1,0 +1,29 @@
+"""Models as transformers loads them, without what drafttrain does to its own for speed."""
+
+from transformers import PreTrainedModel
+
+from drafttrain.target_lm.loading import load_model, resolve_target
+from drafttrain.target_lm.model import FrozenTarget
+
+
+def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
+    """A second copy of a target's model, as transformers loads it, without what we do to ours for speed. The
+    target's own where it was not loaded from a folder or the Hub.
+
+    Raises:
+        UserError: it is no longer there.
+    """
+    place = target.model.name_or_path
+    return load_model_like(place, target) if place else target.model
+
+
+def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
+    """Any causal LM as transformers loads it, in a target's type and on its device.
+
+    Args:
+        model: what `load_target` takes.
+
+    Raises:
+        UserError: as `load_target`.
+    """
+    return load_model(resolve_target(model), target.dtype).to(target.device).eval()
