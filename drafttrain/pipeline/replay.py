@@ -14,6 +14,7 @@ import torch
 
 from drafttrain.pipeline.prediction import PredictionTree
 from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.tree import TokenTree
 
 
 @dataclass
@@ -61,6 +62,70 @@ class Trace:
     @property
     def timesteps_per_token(self) -> float:
         return len(self.steps) / max(self.tokens, 1)
+
+
+@dataclass
+class Round:
+    """A static tree and its verification.
+
+    Attributes:
+        drafted: nodes that each drafting step expands.
+        nodes: nodes that are verified, root included.
+        hits: of its tokens those of the text that were in it.
+    """
+
+    drafted: list[int]
+    nodes: int
+    hits: int
+
+
+@torch.no_grad()
+def replay_static(
+    drafter: Drafter,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    tapped: torch.Tensor,
+    depth: int,
+    width: int,
+    children: int,
+) -> list[Round]:
+    """Grow static trees of `depth` layers against a text, each layer as in the tree in flight; arguments as
+    `replay`."""
+    n, rounds, place = len(prompt), [], 0
+    state, ids = (
+        drafter.new_state(1, n + len(text) + depth * width),
+        torch.tensor([[*prompt, *text]]),
+    )  # [1, t]
+    ids = ids.to(tapped.device)
+
+    def read(first: int, last: int) -> None:
+        count = ids.new_tensor([last - first])
+        drafter.update(state, ids[:, first:last], tapped[None, first:last], count)
+
+    read(0, n)
+    while place + 1 < len(text):
+        tree, drafted = PredictionTree(drafter, state, text[place], width, children, tapped.device), []
+        tree.grow(0)  # the root
+        for _ in range(min(depth, len(text) - place - 1)):
+            drafted.append(tree.expand())
+            tree.grow(depth)
+        hits = _followed(tree.tree, text[place + 1 :])
+        rounds.append(Round(drafted, tree.tree.width, hits))
+        emitted = min(hits + 1, len(text) - place - 1)  # the target's own token after them
+        read(n + place, n + place + min(hits + 1, emitted))
+        place += emitted
+    return rounds
+
+
+def _followed(tree: TokenTree, text: Sequence[int]) -> int:
+    """Return how many tokens of a text, from its first one on, are a path of the tree."""
+    tokens, parents, node = tree.tokens[0].tolist(), tree.parents[0].tolist(), 0
+    for i, token in enumerate(text):
+        found = [j for j, above in enumerate(parents) if above == node and tokens[j] == token]
+        if not found:
+            return i
+        node = found[0]
+    return len(text)
 
 
 @torch.no_grad()

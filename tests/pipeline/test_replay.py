@@ -5,10 +5,15 @@ import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
+from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.proposer import TreeProposer
 from drafttrain.pipeline.program import Request, pipedec
-from drafttrain.pipeline.replay import replay
+from drafttrain.pipeline.replay import replay, replay_static
 from drafttrain.pipeline.transport import run_locally
+from drafttrain.trees.expand import next_layer
+from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.tree import TokenTree
 
 NEW = 24
 
@@ -41,3 +46,36 @@ def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, child
             if len(cuts) == 1:
                 assert trace.hits == 0  # the next layer is not there yet when the root's token is
     assert hits or kind != "causal_lm"
+
+
+@pytest.mark.parametrize(("depth", "width", "children"), [(1, 1, 1), (3, 4, 3), (4, 6, 512)])
+def test_static_trees_emit_the_text(whole, prompts, depth, width, children):
+    """Against decoding with a policy that grows the same trees."""
+    target = whole("llama", [0])
+    drafter = new_drafter(
+        target, DrafterConfig(tapped_blocks=[0], draft_vocab_size=None), torch.arange(512)
+    ).eval()
+    target.tap(drafter.config.tapped_blocks)
+
+    class Policy(TreePolicy):
+        max_depth = depth
+        sizes = []
+
+        def grow(self, drafter, state, root):
+            tree, frontier = TokenTree.root_only(root), torch.zeros(1, 1, dtype=torch.long)
+            for _ in range(depth):
+                log_probs, ids = drafter.top(state, tree, frontier, children)
+                before = tree.width
+                tree = next_layer(tree, frontier, log_probs, drafter.to_target(ids), width)
+                frontier = torch.arange(before, tree.width)[None]
+            self.sizes.append(tree.width)
+            return tree
+
+    policy = Policy()
+    policy.sizes.clear()
+    [text], stats = decode_all(target, TreeProposer(drafter, policy), [prompts[2]], NEW, stop=())
+    ids = torch.tensor([[*prompts[2], *text]])
+    tapped = target.encode(ids, torch.zeros_like(ids)).tapped[0]
+    rounds = replay_static(drafter, prompts[2], text, tapped, depth, width, children)
+    assert len(rounds) == stats.steps == len(policy.sizes)
+    assert [one.nodes for one in rounds][: -depth or None] == policy.sizes[: len(rounds) - depth]

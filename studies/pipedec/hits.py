@@ -1,0 +1,92 @@
+"""Hits of trees in flight by stages, width and children (PipeDec, Figures 4 to 6 in counts).
+
+    python -m studies.pipedec.hits --limit 8
+
+Texts are decoded greedily once; the trees of any pipeline are then grown against them
+(`drafttrain/pipeline/replay.py`), which gives the hits and timesteps of the real run. Beside them static trees
+with as many layers of the same width.
+"""
+
+import itertools
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from drafttrain.data.prompts import read_prompts, spread
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.pipeline.replay import replay, replay_static
+from drafttrain.utils.files import write_json
+from studies import arguments
+from studies.seed.pairs import Pair, load_pair
+
+PROMPTS = "data/tuning_prompts.jsonl"
+GROUPS, WIDTHS, CHILDREN = (2, 4, 7, 14, 21), (1, 2, 4, 8, 16, 32), (2, 4, 16)
+
+
+@dataclass
+class Text:
+    """A prompt, the target's answer, and its tapped states at all their tokens [n, K·H]."""
+
+    prompt: list[int]
+    answer: list[int]
+    tapped: torch.Tensor
+
+
+def texts_of(pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Text]:
+    """Decode prompts greedily with the target alone."""
+    answers, _ = decode_all(pair.target, NoProposer(), prompts, new_tokens)
+    pair.target.tap(getattr(pair.drafter.config, "tapped_blocks", []))
+    found = []
+    for prompt, answer in zip(prompts, answers):
+        ids = torch.tensor([[*prompt, *answer]], device=pair.target.device)  # [1, n]
+        found.append(Text(list(prompt), answer, pair.target.encode(ids, torch.zeros_like(ids)).tapped[0]))
+    return found
+
+
+def count(pair: Pair, texts: Sequence[Text], groups: int, width: int, children: int) -> dict[str, Any]:
+    """Return hits and timesteps of a pipeline of so many groups over all texts, and hits of static trees."""
+    tokens = hits = steps = nodes = static_hits = static_nodes = rounds = 0
+    for text in texts:
+        known = text.prompt, text.answer, text.tapped
+        trace = replay(pair.drafter, *known, groups, width, children)
+        tokens, hits, steps = tokens + trace.tokens, hits + trace.hits, steps + len(trace.steps)
+        nodes += sum(map(sum, (step.nodes for step in trace.steps)))
+        found = replay_static(pair.drafter, *known, groups, width, children)
+        static_hits, rounds = static_hits + sum(one.hits for one in found), rounds + len(found)
+        static_nodes += sum(one.nodes for one in found)
+    return {
+        "groups": groups,
+        "width": width,
+        "children": children,
+        "tokens": tokens,
+        "hit_rate": round(hits / max(tokens - len(texts), 1), 4),
+        "timesteps_per_token": round(steps / max(tokens, 1), 4),
+        "nodes_per_timestep": round(nodes / max(steps, 1), 3),
+        "static_share": round(static_hits / max(tokens, 1), 4),  # of tokens that were in a static tree
+        "static_nodes": round(static_nodes / max(rounds, 1), 3),
+    }
+
+
+def study(args: Namespace) -> None:
+    pair = load_pair("A" if args.target else "B", args.target, args.bundle, args.dtype)
+    chosen = spread(read_prompts(args.prompts), args.limit)
+    prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
+    texts, rows = texts_of(pair, prompts, args.new_tokens), []
+    for groups, width, children in itertools.product(PROMPTS = "data/tuning_prompts.jsonl"
+GROUPS, WIDTHS, CHILDREN):
+        rows.append(count(pair, texts, groups, width, children))
+        print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+        write_json(args.out / f"hits_{pair.name}.json", rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    names = ("bundle", "target", "prompts", "limit", "new_tokens", "dtype")
+    return arguments.run(study, __doc__, argv, names, "runs/pipedec", prompts=PROMPTS, dtype="bfloat16")
+
+
+if __name__ == "__main__":
+    arguments.start(main)
