@@ -3,8 +3,8 @@
     python -m studies.pipedec.hits --limit 8
 
 Texts are decoded greedily once; the trees of any pipeline are then grown against them
-(`drafttrain/pipeline/replay.py`), which gives the hits and timesteps of the real run. Beside them static trees
-with as many layers of the same width.
+(`drafttrain/pipeline/replay.py`), which gives the hits and timesteps of the real run. Beside them static
+trees with as many layers of the same width.
 """
 
 import itertools
@@ -76,8 +76,7 @@ def study(args: Namespace) -> None:
     chosen = spread(read_prompts(args.prompts), args.limit)
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
     texts, rows = texts_of(pair, prompts, args.new_tokens), []
-    for groups, width, children in itertools.product(PROMPTS = "data/tuning_prompts.jsonl"
-GROUPS, WIDTHS, CHILDREN):
+    for groups, width, children in itertools.product(GROUPS, WIDTHS, CHILDREN):
         rows.append(count(pair, texts, groups, width, children))
         print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
         write_json(args.out / f"hits_{pair.name}.json", rows)
