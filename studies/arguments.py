@@ -54,6 +54,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "seconds": {"type": positive, "default": 120, "metavar": "N", "help": "to record"},
     "pictures": {"default": "docs/results", "metavar": "DIR", "help": "folder of the SVG files"},
+    "recipe": {"required": True, "metavar": "RECIPE", "help": "of drafttrain pipeline"},
+    "repeats": {"type": positive, "default": 3, "metavar": "N", "help": "timings of each kind"},
+    "set": {
+        "action": "append",
+        "default": [],
+        "metavar": "KEY=VALUE",
+        "help": "a key of the recipe; may be repeated",
+    },
     "resume": {"action": "store_true", "help": "go on with an interrupted run's raw data"},
 }
 

@@ -247,7 +247,7 @@ def _synchronize(me: Member, token: int, tree: PredictionTree | None, flow: Flow
 
 def pp(me: Member, request: Request) -> Program:
     """Decode a token at a time; return an `Output`."""
-    token, _ = yield from _prefill(me, request)
+    token, _ = yield from _prefill(me, request, drafts=False)
     output = Output([token])
     while not _is_done(output.tokens, request):
         output.timesteps += len(me.layout.groups)
@@ -336,7 +336,7 @@ def _is_done(tokens: Sequence[int], request: Request) -> bool:
     return len(tokens) >= request.max_new_tokens or tokens[-1] in (*request.stop, NOT_FINITE)
 
 
-def _prefill(me: Member, request: Request) -> Program:
+def _prefill(me: Member, request: Request, drafts: bool = True) -> Program:
     """Encode the prompt, stage after stage; return its first token and, at the drafter, the tree."""
     found, tapped, prompt = NOTHING, None, torch.tensor(request.tokens)
     me.log.clear()
@@ -353,6 +353,8 @@ def _prefill(me: Member, request: Request) -> Program:
         else:
             yield from _give(me, me.layout.after(me.rank), Flow(prompt, prompt, out), me.node, 0)
     [token] = yield Broadcast(me.layout.stages[-1], [found])
+    if not drafts:
+        return token, None
     tapped = yield from _collect(me, tapped)
     if me.drafter is None:
         return token, None

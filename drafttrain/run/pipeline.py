@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from drafttrain.drafters.model import DraftModel
+    from drafttrain.pipeline.distributed import Ranks
     from drafttrain.pipeline.program import Layout, Member, Output, Request
 
 DRAFT_SLOTS = 64  # of a cache, for trees in flight
@@ -44,11 +46,12 @@ def pipeline(args: argparse.Namespace) -> int | None:
 
     config = load_settings(PipelineConfig, args.recipe, args.overrides)
     if "RANK" not in os.environ:
-        return start(config.world_size, ["pipeline", args.recipe, *args.overrides])
+        words = ["-m", "drafttrain.run.cli", "pipeline", args.recipe, *args.overrides]
+        return start(config.world_size, [sys.executable, *words])
     world_size = int(os.environ.get("WORLD_SIZE", "0"))
     if world_size != config.world_size:
         raise UserError(f"WORLD_SIZE: must be {config.world_size}, as the recipe's stages, got {world_size}")
-    _end_with(os.environ.get(PARENT))
+    end_with_parent()
     try:
         summary = run_rank(config, int(os.environ["RANK"]))
     except UserError as error:
@@ -59,9 +62,9 @@ def pipeline(args: argparse.Namespace) -> int | None:
     return None
 
 
-def _end_with(parent: str | None) -> None:
-    """End this process when the one that has started it has ended."""
-    if parent is None:
+def end_with_parent() -> None:
+    """End this rank when the process that has started it by `start` has ended."""
+    if (parent := os.environ.get(PARENT)) is None:
         return
 
     def watch() -> None:
@@ -72,8 +75,9 @@ def _end_with(parent: str | None) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def start(world_size: int, words: Sequence[str]) -> int:
-    """Start all ranks of a command on this machine and wait for them; when one fails the others end.
+def start(world_size: int, command: Sequence[str]) -> int:
+    """Start all ranks on this machine, each by this command, and wait for them; when one fails the others
+    end.
 
     Returns:
         the exit status: that of the first rank that failed.
@@ -83,7 +87,6 @@ def start(world_size: int, words: Sequence[str]) -> int:
         port = free.getsockname()[1]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
     address[PARENT] = str(os.getpid())
-    command = [sys.executable, "-m", "drafttrain.run.cli", *words]
     ranks = [
         # in a session of its own: Ctrl-C ends this process, which ends them
         subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}, start_new_session=True)
@@ -109,11 +112,49 @@ def _wait(ranks: Sequence[subprocess.Popen], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
-    """Be one rank of a pipeline, whose others are started elsewhere.
+@dataclass
+class Joined:
+    """A rank that is connected to the others. All ranks make the same calls, in the same order.
 
-    Returns:
-        at rank 0 the summary, which is in `out` too.
+    Attributes:
+        prompts: of the recipe, by their ids.
+    """
+
+    me: "Member"
+    ranks: "Ranks"
+    prompts: list[tuple[str, "Request"]]
+    dtype: "torch.dtype"
+    threads: int
+
+    def decode(self, mode: str, request: "Request") -> "Output":
+        """Decode a prompt in a mode.
+
+        Raises:
+            UserError: another rank is lost.
+        """
+        from drafttrain.pipeline.program import pipedec, pp, stpp
+
+        modes: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp}
+        return self.ranks.run(modes[mode](self.me, request))
+
+    def late(self) -> float:
+        """Return the share of all ranks' paced pieces of work that took longer than declared."""
+        paces = self.me.stage_pace, self.me.draft_pace
+        held, late = self.ranks.total([sum(pace.held for pace in paces), sum(pace.late for pace in paces)])
+        return late / max(held, 1)
+
+    def machine(self) -> dict[str, Any]:
+        """Describe this machine, as one rank uses it."""
+        import torch
+
+        from drafttrain.kernels.machine import describe_machine
+
+        return {**describe_machine(torch.device("cpu"), self.dtype), "threads": self.threads}
+
+
+@contextmanager
+def join(config: PipelineConfig, rank: int) -> Iterator[Joined]:
+    """Be one rank of a pipeline, whose others are started elsewhere.
 
     Raises:
         UserError: target, drafter or prompts cannot be used, the ranks differ, or one of them is lost.
@@ -122,13 +163,12 @@ def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
 
     from drafttrain.kernels.team import native_team
     from drafttrain.pipeline.distributed import Ranks
-    from drafttrain.pipeline.program import Pace, pipedec, pp, stpp
+    from drafttrain.pipeline.program import Pace
     from drafttrain.target_lm.loading import choose_dtype, resolve_target
     from drafttrain.utils.files import fingerprint
     from drafttrain.utils.provenance import versions
     from drafttrain.utils.threads import usable_cores
 
-    modes: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp}
     threads = config.stages.threads or max(1, usable_cores() // config.world_size)
     torch.set_num_threads(threads)
     place = resolve_target(config.target)
@@ -141,18 +181,30 @@ def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
     me.stage_pace, me.draft_pace = (
         Pace(None if ms is None else ms / 1e3) for ms in (config.pace.stage_ms, config.pace.draft_ms)
     )
-    rows = []
     with native_team(threads):
-        for name, request in prompts:
+        yield Joined(me, ranks, prompts, dtype, threads)
+    ranks.close()
+
+
+def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
+    """Decode all prompts of a recipe as one of its ranks.
+
+    Returns:
+        at rank 0 the summary, which is in `out` too.
+
+    Raises:
+        UserError: as `join`.
+    """
+    rows = []
+    with join(config, rank) as pipeline:
+        for name, request in pipeline.prompts:
             started = time.perf_counter()
-            output = ranks.run(modes[config.mode](me, request))
+            output = pipeline.decode(config.mode, request)
             rows.append(_row(name, output, time.perf_counter() - started))
             if rank == 0:
                 print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", flush=True)
-    paces = me.stage_pace, me.draft_pace
-    held, late = ranks.total([sum(pace.held for pace in paces), sum(pace.late for pace in paces)])
-    ranks.close()
-    return _write(config, rows, dtype, threads, late / max(held, 1)) if rank == 0 else None
+        late, machine = pipeline.late(), pipeline.machine()
+    return _write(config, rows, machine, late) if rank == 0 else None
 
 
 def load_member(config: PipelineConfig, place: str, dtype: "torch.dtype", rank: int, room: int) -> "Member":
@@ -189,7 +241,7 @@ def load_member(config: PipelineConfig, place: str, dtype: "torch.dtype", rank: 
         part = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps)
         part.pack()
         stage = Stage(part, room)
-    policy = parse_policy(config.tree) if config.mode == "stpp" else None
+    policy = parse_policy(config.tree) if drafter else None
     return Member(rank, layout, stage, drafter, policy, list(zip(taps, owners)), room)
 
 
@@ -253,7 +305,7 @@ def _prompts(config: PipelineConfig, place: str) -> list[tuple[str, "Request"]]:
     from drafttrain.trees.parse import parse_policy
 
     tokenizer, sampling = load_tokenizer(place), SamplingParams(**asdict(config.sampling))
-    depth = parse_policy(config.tree).max_depth if config.mode == "stpp" else 0
+    depth = parse_policy(config.tree).max_depth
     limit = AutoConfig.from_pretrained(place).get_text_config().max_position_embeddings
     found, stop = [], stop_tokens(place, tokenizer.eos_token_id)
     for prompt in read_prompts(config.prompts, config.limit):
@@ -281,15 +333,8 @@ def _row(name: str, output: "Output", seconds: float) -> dict[str, Any]:
 
 
 def _write(
-    config: PipelineConfig,
-    rows: Sequence[dict[str, Any]],
-    dtype: "torch.dtype",
-    threads: int,
-    late: float,
+    config: PipelineConfig, rows: Sequence[dict[str, Any]], machine: dict[str, Any], late: float
 ) -> dict[str, Any]:
-    import torch
-
-    from drafttrain.kernels.machine import describe_machine
     from drafttrain.utils.files import write_json
 
     out = Path(config.out)
@@ -303,7 +348,7 @@ def _write(
         "hit_rate": round(sum(row["hits"] for row in rows) / max(judged, 1), 4),
         "timesteps_per_token": round(sum(row["timesteps"] for row in rows) / max(tokens - len(rows), 1), 4),
         "late": round(late, 4),  # share of the paced pieces of work that took longer than declared
-        "machine": {**describe_machine(torch.device("cpu"), dtype), "threads": threads},
+        "machine": machine,
     }
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", list(rows))
