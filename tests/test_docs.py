@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.pipeline.config import PipelineConfig
+from drafttrain.pipeline.config import PipelineConfig, SimulateConfig
 from drafttrain.reasoning.config import ReasonConfig
 from drafttrain.run import cli
 from drafttrain.run.recipe import Recipe, _check_keys, load_recipe, load_settings
@@ -23,7 +23,7 @@ BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 FENCE = re.compile(r"```.*?```", re.DOTALL)
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_/0-9]*|you/[\w-]+|…")  # BUNDLE, FILE, USER/NAME
 SCRIPTS = ("bash", "python", "torchrun", "deepspeed")
-SETTINGS = {"reason": ReasonConfig, "pipeline": PipelineConfig}  # what their recipes hold
+SETTINGS = {"reason": ReasonConfig, "pipeline": PipelineConfig, "simulate": SimulateConfig}
 ELSEWHERE = ("source", "hf", "vllm")  # programs of others
 
 

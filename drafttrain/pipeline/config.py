@@ -148,3 +148,83 @@ def balanced(n_blocks: int, ranks: int, head: float) -> list[int]:
     last = min(max(1, round(share - head)), n_blocks - ranks + 1) if ranks > 1 else n_blocks
     rest, others = n_blocks - last, ranks - 1
     return [rest // others + (i < rest % others) for i in range(others)] + [last]
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """A connection between two stages.
+
+    Attributes:
+        gbit: bandwidth, 10^9 bits a second.
+        ms: latency of a message.
+    """
+
+    gbit: float = setting(10.0, gt=0, lt=math.inf)
+    ms: float = setting(0.1, ge=0, lt=math.inf)
+
+
+@dataclass(kw_only=True)
+class SimulateConfig:
+    """A run of `drafttrain simulate`: real hits, and the time that pipelines would take.
+
+    Attributes:
+        target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
+        drafter: folder or Hub id of a bundle, or of a small LM that drafts untrained.
+        dtype: what target and drafter compute in.
+        prompts: a file of prompts, the first turn of each.
+        limit: number of prompts to take. null: all.
+        max_new_tokens: limit of every answer.
+        sampling: how tokens are drawn.
+        stages: numbers of stages to simulate.
+        width: nodes of a layer of the tree in flight at most.
+        children: candidates for each of its nodes.
+        link: between neighbours.
+        target_ms: milliseconds of the whole target by tokens, as pairs such as [[1, 400], [32, 400]]. null:
+            measured here.
+        draft_ms: milliseconds of a drafting step by expanded nodes, as pairs. null: measured here.
+        sync_ms: of the broadcast at the end of a timestep.
+        threads: for what is measured here.
+        out: folder of the results.
+    """
+
+    target: str
+    drafter: str
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    prompts: str
+    limit: int | None = setting(None, ge=1)
+    max_new_tokens: int = setting(128, ge=2)
+    sampling: DrawConfig = field(default_factory=DrawConfig)
+    stages: list[int] = setting(default_factory=lambda: [2, 4, 7, 14], ge=1)
+    width: int = setting(8, ge=1)
+    children: int = setting(8, ge=1)
+    link: LinkConfig = field(default_factory=LinkConfig)
+    target_ms: list[list[float]] | None = None
+    draft_ms: list[list[float]] | None = None
+    sync_ms: float = setting(0.5, ge=0, lt=math.inf)
+    threads: int = setting(1, ge=1)
+    out: str
+
+    def check(self) -> None:
+        """Validate all sections.
+
+        Raises:
+            UserError: a value out of range, or a curve that is none.
+        """
+        check_ranges(self)
+        check_ranges(self.sampling, "sampling")
+        check_ranges(self.link, "link")
+        if not self.stages:
+            raise UserError("stages: must have at least one number, got []")
+        for name in ("target_ms", "draft_ms"):
+            if (curve := getattr(self, name)) is not None:
+                _check_curve(name, curve)
+
+
+def _check_curve(name: str, curve: list[list[float]]) -> None:
+    if not curve or any(len(point) != 2 for point in curve):
+        raise UserError(f"{name}: must be pairs of a size and its milliseconds, got {curve}")
+    sizes, times = [point[0] for point in curve], [point[1] for point in curve]
+    if sizes != sorted(set(sizes)) or not all(size >= 1 for size in sizes):
+        raise UserError(f"{name}: must have ascending sizes from 1 on, got {sizes}")
+    if times != sorted(times) or not all(0 < ms < math.inf for ms in times):
+        raise UserError(f"{name}: must have positive, finite milliseconds that do not fall, got {times}")

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from drafttrain.drafters.model import DraftModel
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
@@ -195,6 +196,19 @@ def load_part(
         {name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True, strict=False
     )
     return TargetPart(model.to(device), blocks, n_blocks, taps)
+
+
+def require_frontier(drafter: DraftModel, name: str) -> None:
+    """Require a drafter that can draft any number of tokens ahead.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if drafter.max_depth is not None:
+        raise UserError(
+            f"drafter: must draft any number of tokens ahead, got {name}, which drafts at most "
+            f"{drafter.max_depth}; use EDD, EAGLE, VDM or a small LM"
+        )
 
 
 def load_shell(place: str, dtype: torch.dtype) -> FrozenTarget:

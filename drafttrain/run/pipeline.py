@@ -278,18 +278,14 @@ def _drafter(config: PipelineConfig, place: str, dtype: "torch.dtype") -> "Draft
     from drafttrain.bundle import find_bundle, is_plain_lm
     from drafttrain.drafters.auto import load_drafter
     from drafttrain.drafters.causal_lm import as_drafter
-    from drafttrain.pipeline.part import load_shell
+    from drafttrain.pipeline.part import load_shell, require_frontier
 
     shell = load_shell(place, dtype)
     if is_plain_lm(config.drafter):
         drafter = as_drafter(config.drafter, shell)
     else:
         drafter = load_drafter(find_bundle(config.drafter), shell, dtype)
-    if drafter.max_depth is not None:
-        raise UserError(
-            f"drafter: must draft any number of tokens ahead, got {config.drafter}, which drafts at most "
-            f"{drafter.max_depth}; use EDD, EAGLE, VDM or a small LM"
-        )
+    require_frontier(drafter, config.drafter)
     drafter.pack()
     return drafter
 

@@ -10,14 +10,11 @@ trees with as many layers of the same width.
 import itertools
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from drafttrain.data.prompts import read_prompts, spread
-from drafttrain.inference.decode import decode_all
-from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.params import SamplingParams
+from drafttrain.pipeline.outlook import KnownText, known_texts
 from drafttrain.pipeline.replay import replay, replay_static
 from drafttrain.utils.files import write_json
 from studies import arguments
@@ -27,28 +24,8 @@ PROMPTS = "data/tuning_prompts.jsonl"
 GROUPS, WIDTHS, CHILDREN = (2, 4, 7, 14, 21), (1, 2, 4, 8, 16, 32), (2, 4, 16)
 
 
-@dataclass
-class Text:
-    """A prompt, the target's answer, and its tapped states at all their tokens [n, K·H]."""
-
-    prompt: list[int]
-    answer: list[int]
-    tapped: torch.Tensor
-
-
-def texts_of(pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Text]:
-    """Decode prompts greedily with the target alone."""
-    answers, _ = decode_all(pair.target, NoProposer(), prompts, new_tokens)
-    pair.target.tap(getattr(pair.drafter.config, "tapped_blocks", []))
-    found = []
-    for prompt, answer in zip(prompts, answers):
-        ids = torch.tensor([[*prompt, *answer]], device=pair.target.device)  # [1, n]
-        found.append(Text(list(prompt), answer, pair.target.encode(ids, torch.zeros_like(ids)).tapped[0]))
-    return found
-
-
-def count(pair: Pair, texts: Sequence[Text], groups: int, width: int, children: int) -> dict[str, Any]:
-    """Return hits and timesteps of a pipeline of so many groups over all texts, and hits of static trees."""
+def count(pair: Pair, texts: Sequence[KnownText], groups: int, width: int, children: int) -> dict[str, Any]:
+    """Return hits and timesteps of a pipeline of this many groups over all texts, and hits of static trees."""
     tokens = hits = steps = nodes = static_hits = static_nodes = rounds = 0
     for text in texts:
         known = text.prompt, text.answer, text.tapped
@@ -75,7 +52,8 @@ def study(args: Namespace) -> None:
     pair = load_pair("A" if args.target else "B", args.target, args.bundle, args.dtype)
     chosen = spread(read_prompts(args.prompts), args.limit)
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
-    texts, rows = texts_of(pair, prompts, args.new_tokens), []
+    taps, rows = getattr(pair.drafter.config, "tapped_blocks", []), []
+    texts = known_texts(pair.target, taps, prompts, args.new_tokens, SamplingParams())
     for groups, width, children in itertools.product(GROUPS, WIDTHS, CHILDREN):
         rows.append(count(pair, texts, groups, width, children))
         print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)

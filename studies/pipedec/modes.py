@@ -4,8 +4,8 @@
     python -m studies.pipedec.modes --recipe recipes/pipeline/smollm2-2.yaml --limit 4 --set stages.ranks=14 \
         --set drafter_rank=alone --set pace.stage_ms=40 --set pace.draft_ms=10
 
-Every rank is a process with its own cores, or with `pace` a device that is held for declared times. Seconds are
-those of decoding with the prompt; a timing of a mode is followed by one of the next mode, and the order
+Every rank is a process with its own cores, or with `pace` a device that is held for declared times. Seconds
+are those of decoding with the prompt; a timing of a mode is followed by one of the next mode, and the order
 changes with each prompt and repeat.
 """
 

@@ -40,6 +40,7 @@ use and measure:
   generate       generate text, each iteration's tokens in their own color
   reason         grow trees of thoughts for the problems of a task
   pipeline       decode with a target that is spread over processes
+  simulate       count the hits of pipelines and simulate their speed
   benchmark      measure drafting methods against plain decoding
   report         write one HTML page with the figures of measurements
   push           publish a bundle on the Hugging Face Hub

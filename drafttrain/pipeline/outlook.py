@@ -1,0 +1,141 @@
+"""How fast a pipeline would be, by the number of its stages: real hits and simulated time.
+
+Texts are decoded once. Trees in flight and static trees are then grown against them for any number of stages,
+and their time is simulated for given machines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.sampling import SamplingParams
+from drafttrain.pipeline.replay import replay, replay_static
+from drafttrain.pipeline.simulate import (
+    Link,
+    Machines,
+    pipedec_jobs,
+    pp_jobs,
+    run,
+    stpp_jobs,
+    total_seconds,
+)
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.drafter import Drafter
+
+STATIC = ((1, 2), (1, 4), (2, 3), (4, 4), (4, 8))  # width and depth of the static trees that are tried
+
+
+@dataclass
+class KnownText:
+    """A prompt and the target's answer.
+
+    Attributes:
+        tapped: the target's tapped states at all their tokens, [n, K·H].
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    tapped: torch.Tensor
+
+
+@dataclass
+class Row:
+    """Seconds per token of a pipeline with some number of stages.
+
+    Attributes:
+        hit_rate: of the tree in flight.
+        static: width and depth of the fastest static tree.
+    """
+
+    stages: int
+    pp: float
+    stpp: float
+    pipedec: float
+    hit_rate: float
+    timesteps_per_token: float
+    static: tuple[int, int]
+
+
+def known_texts(
+    target: FrozenTarget,
+    taps: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    sampling: SamplingParams,
+) -> list[KnownText]:
+    """Decode prompts with the target alone, and encode the texts for a drafter that reads blocks `taps`."""
+    answers, _ = decode_all(target, NoProposer(), prompts, new_tokens, sampling=[sampling] * len(prompts))
+    target.tap(taps)
+    found = []
+    for prompt, answer in zip(prompts, answers):
+        ids = torch.tensor([[*prompt, *answer]], device=target.device)  # [1, n]
+        found.append(KnownText(list(prompt), answer, target.encode(ids, torch.zeros_like(ids)).tapped[0]))
+    return found
+
+
+def machines(stages: int, target: CostCurve, draft: CostCurve, link: Link, sync: float) -> Machines:
+    """Return equal stages of a target whose whole forward takes `target` seconds by tokens."""
+    share = CostCurve(target.sizes, tuple(seconds / stages for seconds in target.seconds))
+    return Machines([share] * stages, [link] * (stages - 1), draft, sync)
+
+
+def outlook(
+    drafter: Drafter, texts: Sequence[KnownText], described: Machines, width: int, children: int
+) -> Row:
+    """Simulate all modes for one number of stages, over all texts."""
+    stages = len(described.stages)
+    traces = [replay(drafter, t.prompt, t.answer, t.tapped, stages, width, children) for t in texts]
+    tokens = sum(trace.tokens for trace in traces)
+    best = None
+    for size, depth in STATIC:
+        rounds = [
+            [(one.drafted, one.nodes) for one in replay_static(drafter, *_known(t), depth, size, children)]
+            for t in texts
+        ]
+        seconds = sum(total_seconds(run([stpp_jobs(described, found)])) for found in rounds)
+        if best is None or seconds < best[0]:
+            best = seconds, (size, depth)
+    in_flight = sum(total_seconds(run([pipedec_jobs(described, trace)])) for trace in traces)
+    plain = sum(total_seconds(run([pp_jobs(described, trace.tokens)])) for trace in traces)
+    return Row(
+        stages,
+        plain / tokens,
+        best[0] / tokens,
+        in_flight / tokens,
+        sum(trace.hits for trace in traces) / max(tokens - len(traces), 1),
+        sum(len(trace.steps) for trace in traces) / tokens,
+        best[1],
+    )
+
+
+def _known(text: KnownText) -> tuple[list[int], list[int], torch.Tensor]:
+    return text.prompt, text.answer, text.tapped
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table, with the least number of stages from which `pipedec` wins."""
+    lines = [
+        "| stages | PP, ms | STPP, ms | PipeDec, ms | over PP | over STPP | hits | timesteps per token |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        times = f"{1e3 * row.pp:.1f} | {1e3 * row.stpp:.1f} | {1e3 * row.pipedec:.1f}"
+        gains = f"{row.pp / row.pipedec:.2f} | {row.stpp / row.pipedec:.2f}"
+        lines.append(
+            f"| {row.stages} | {times} | {gains} | {row.hit_rate:.3f} | {row.timesteps_per_token:.2f} |"
+        )
+    wins = [row.stages for row in rows if row.pipedec < row.stpp]
+    end = (
+        f"PipeDec beats the best static tree from {wins[0]} stages on" if wins else "static trees stay ahead"
+    )
+    return "\n".join([*lines, "", end])
+
+
+def as_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows for JSON."""
+    return [asdict(row) for row in rows]

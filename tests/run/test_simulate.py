@@ -1,0 +1,51 @@
+"""`drafttrain simulate` on tiny targets: a table, its file, and mistakes in one line."""
+
+import json
+
+import pytest
+
+from drafttrain.run.cli import main
+
+RECIPE = "recipes/tiny/pipeline/simulate.yaml"
+
+
+@pytest.fixture
+def words(tiny_target_folder, tiny_bundle, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "p", "prompt": "Why is the sky blue?"}) + "\n")
+    place = {"--target": tiny_target_folder, "--drafter": tiny_bundle, "--prompts": prompts}
+    pairs = {**place, "--out": tmp_path / "out", "--dtype": "float32"}
+    return [RECIPE, *(str(word) for pair in pairs.items() for word in pair)]
+
+
+@pytest.mark.parametrize("more", [[], ["--target_ms", "null", "--draft_ms", "null"]])
+def test_a_table_by_stages(words, more, tmp_path, capsys):
+    assert main(["simulate", *words, *more]) == 0
+    out = capsys.readouterr().out
+    assert "| 1 |" in out and "| 3 |" in out
+    found = json.loads((tmp_path / "out" / "simulation.json").read_text())
+    one, three = found["rows"]
+    assert one["hit_rate"] == 0 and one["timesteps_per_token"] == 1
+    assert three["timesteps_per_token"] == pytest.approx(3 - 2 * three["hit_rate"], abs=0.4)
+    if not more:  # 400 ms for any number of tokens, 2 links, 11 tokens
+        assert one["pp"] == pytest.approx(0.4) and three["pp"] == pytest.approx(0.4, rel=1e-2)
+        assert three["pipedec"] < three["pp"] + 0.01
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["--stages", "[]"], "stages: must have at least one number, got []"),
+        (["--stages", "[2, 0]"], "stages: must be >= 1, got [2, 0]"),
+        (["--target_ms", "[[1, 2, 3]]"], "target_ms: must be pairs of a size and its milliseconds, got [[1"),
+        (["--target_ms", "[[4, 2], [1, 3]]"], "target_ms: must have ascending sizes from 1 on, got [4"),
+        (["--draft_ms", "[[1, 2], [4, 1]]"], "draft_ms: must have positive, finite milliseconds that do not"),
+        (["--draft_ms", "[[1, .nan]]"], "draft_ms: must have positive, finite milliseconds that do not fall"),
+        (["--link.gbit", "0"], "link.gbit: must be > 0 and < inf, got 0"),
+        (["--max_new_tokens", "9999"], "prompt and new tokens must fit into the 512 positions"),
+    ],
+)
+def test_wrong_settings_are_one_line(words, more, problem, capsys):
+    assert main(["simulate", *words, *more]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drafttrain")]
+    assert len(lines) == 1 and problem in lines[0]
