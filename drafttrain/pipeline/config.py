@@ -1,4 +1,4 @@
-"""The keys of a recipe of `drafttrain pipeline`."""
+"""The keys of recipes of `drafttrain pipeline` and `drafttrain simulate`."""
 
 import math
 from dataclasses import dataclass, field
@@ -71,6 +71,19 @@ class DrawConfig:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class LinkConfig:
+    """A connection between two stages.
+
+    Attributes:
+        gbit: bandwidth, 10^9 bits a second.
+        ms: latency of a message.
+    """
+
+    gbit: float = setting(10.0, gt=0, lt=math.inf)
+    ms: float = setting(0.1, ge=0, lt=math.inf)
+
+
 @dataclass(kw_only=True)
 class PipelineConfig:
     """A run of `drafttrain pipeline`: prompts decoded by a target that is spread over processes.
@@ -91,6 +104,7 @@ class PipelineConfig:
         max_new_tokens: limit of every answer.
         sampling: how tokens are drawn.
         pace: declared times of stages and drafter.
+        link: a slower network between the ranks of one machine. null: none.
         timeout_s: seconds after which a rank that is not heard of counts as lost.
         out: folder of the results.
     """
@@ -109,6 +123,7 @@ class PipelineConfig:
     max_new_tokens: int = setting(128, ge=1)
     sampling: DrawConfig = field(default_factory=DrawConfig)
     pace: PaceConfig = field(default_factory=PaceConfig)
+    link: LinkConfig | None = None
     timeout_s: float = setting(60.0, gt=0, lt=math.inf)
     out: str
 
@@ -121,6 +136,8 @@ class PipelineConfig:
         check_ranges(self)
         check_ranges(self.sampling, "sampling")
         check_ranges(self.pace, "pace")
+        if self.link is not None:
+            check_ranges(self.link, "link")
         self.stages.check()
         if self.drafter is None and self.mode != "pp":
             raise UserError(f"drafter: must be set for mode {self.mode}, got null; name one, or take mode pp")
@@ -148,19 +165,6 @@ def balanced(n_blocks: int, ranks: int, head: float) -> list[int]:
     last = min(max(1, round(share - head)), n_blocks - ranks + 1) if ranks > 1 else n_blocks
     rest, others = n_blocks - last, ranks - 1
     return [rest // others + (i < rest % others) for i in range(others)] + [last]
-
-
-@dataclass(frozen=True)
-class LinkConfig:
-    """A connection between two stages.
-
-    Attributes:
-        gbit: bandwidth, 10^9 bits a second.
-        ms: latency of a message.
-    """
-
-    gbit: float = setting(10.0, gt=0, lt=math.inf)
-    ms: float = setting(0.1, ge=0, lt=math.inf)
 
 
 @dataclass(kw_only=True)

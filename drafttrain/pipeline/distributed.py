@@ -1,17 +1,19 @@
 """Programs of ranks over `torch.distributed`: every rank is a process, on one machine or several."""
 
 import datetime
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.utils.errors import UserError
 
-HEADER = 4  # numbers before a message: whether there is one, its nodes, and the shape of its states
+HEADER = 5  # numbers before a message: whether there is one, its nodes, the shape of its states, its time
 
 
 class Ranks:
@@ -21,14 +23,15 @@ class Ranks:
 
     Args:
         timeout_s: seconds after which a rank that is not heard of counts as lost.
+        link: of a slower network in place of this machine's, for ranks that share a clock; None: none.
     """
 
-    def __init__(self, rank: int, world_size: int, timeout_s: float, address: str = "env://"):
-        self.rank = rank
+    def __init__(self, rank: int, world_size: int, timeout_s: float, link: Link | None = None):
+        self.rank, self.link = rank, link
         self._pending: list[tuple[dist.Work, torch.Tensor]] = []
         limit = datetime.timedelta(seconds=timeout_s)
         with lost_ranks(rank, "join"):
-            dist.init_process_group("gloo", address, limit, world_size, rank)
+            dist.init_process_group("gloo", "env://", limit, world_size, rank)
 
     def run(self, program: Program) -> Any:
         """Run a rank's program to its end and return its result.
@@ -83,7 +86,7 @@ class Ranks:
         parts = [header]
         if flow is not None:
             rows, width = (0, 0) if flow.x is None else flow.x.shape
-            header[:] = torch.tensor([1, len(flow.tokens), rows, width])
+            header[:] = torch.tensor([1, len(flow.tokens), rows, width, time.monotonic_ns()])
             if len(flow.tokens):
                 parts.append(torch.stack([flow.tokens, flow.parents]))  # [2, m]
             if rows and width:
@@ -93,7 +96,7 @@ class Ranks:
     def _receive(self, source: int) -> Flow | None:
         header = torch.zeros(HEADER, dtype=torch.long)
         dist.recv(header, source)
-        there, n, rows, width = header.tolist()
+        there, n, rows, width, sent = header.tolist()
         if not there:
             return None
         nodes, x = torch.zeros(2, n, dtype=torch.long), torch.zeros(rows, width)
@@ -101,6 +104,8 @@ class Ranks:
             dist.recv(nodes, source)
         if rows and width:
             dist.recv(x, source)
+        if self.link is not None:
+            time.sleep(max(0.0, sent / 1e9 + self.link(max(n, rows)) - time.monotonic()))
         return Flow(nodes[0], nodes[1], x)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from drafttrain.drafters.model import DraftModel
     from drafttrain.pipeline.distributed import Ranks
     from drafttrain.pipeline.program import Layout, Member, Output, Request
+    from drafttrain.pipeline.simulate import Link
 
 DRAFT_SLOTS = 64  # of a cache, for trees in flight
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
@@ -176,7 +177,7 @@ def join(config: PipelineConfig, rank: int) -> Iterator[Joined]:
     prompts = _prompts(config, place)
     room = max(len(request.tokens) for _, request in prompts) + config.max_new_tokens + DRAFT_SLOTS
     me = load_member(config, place, dtype, rank, room)
-    ranks = Ranks(rank, config.world_size, config.timeout_s)
+    ranks = Ranks(rank, config.world_size, config.timeout_s, _link(config, place))
     ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
     me.stage_pace, me.draft_pace = (
         Pace(None if ms is None else ms / 1e3) for ms in (config.pace.stage_ms, config.pace.draft_ms)
@@ -184,6 +185,17 @@ def join(config: PipelineConfig, rank: int) -> Iterator[Joined]:
     with native_team(threads):
         yield Joined(me, ranks, prompts, dtype, threads)
     ranks.close()
+
+
+def _link(config: PipelineConfig, place: str) -> "Link | None":
+    from transformers import AutoConfig
+
+    from drafttrain.pipeline.simulate import Link
+
+    if config.link is None:
+        return None
+    hidden = AutoConfig.from_pretrained(place).get_text_config().hidden_size
+    return Link(config.link.gbit, config.link.ms / 1e3, 2 * hidden)  # states would travel in 16 bits
 
 
 def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:

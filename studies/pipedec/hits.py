@@ -25,7 +25,7 @@ GROUPS, WIDTHS, CHILDREN = (2, 4, 7, 14, 21), (1, 2, 4, 8, 16, 32), (2, 4, 16)
 
 
 def count(pair: Pair, texts: Sequence[KnownText], groups: int, width: int, children: int) -> dict[str, Any]:
-    """Return hits and timesteps of a pipeline of this many groups over all texts, and hits of static trees."""
+    """Return hits and timesteps of a pipeline of some groups over all texts, and hits of static trees."""
     tokens = hits = steps = nodes = static_hits = static_nodes = rounds = 0
     for text in texts:
         known = text.prompt, text.answer, text.tapped
