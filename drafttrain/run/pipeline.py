@@ -170,7 +170,8 @@ def join(config: PipelineConfig, rank: int) -> Iterator[Joined]:
     from drafttrain.utils.provenance import versions
     from drafttrain.utils.threads import usable_cores
 
-    threads = config.stages.threads or max(1, usable_cores() // config.world_size)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))  # ranks on this machine
+    threads = config.stages.threads or max(1, usable_cores() // here)
     torch.set_num_threads(threads)
     place = resolve_target(config.target)
     dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
