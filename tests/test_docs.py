@@ -61,6 +61,8 @@ def made_by(words: list[str]) -> list[str]:
     """Files and folders that a command of a page leaves behind."""
     if words[0] in ("torchrun", "deepspeed", "bash"):
         recipes = [word for word in words if word.startswith("recipes/") and word.endswith(".yaml")]
+        if "scripts/pipeline.py" in words:
+            return [load_settings(PipelineConfig, recipe).out for recipe in recipes]
         recipes += ["recipes/quickstart.yaml"] if "scripts/quickstart.sh" in words else []
         return [load_recipe(recipe).output for recipe in recipes]
     if words[0] != "drafttrain" or "--keys" in words or "--dry-run" in words:
