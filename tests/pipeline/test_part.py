@@ -1,0 +1,125 @@
+"""Parts of a target: their states are those of the whole, they hold nothing else, and damage is one line."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from drafttrain.kernels.build import variant
+from drafttrain.pipeline.part import load_part, load_shell, stop_tokens
+from drafttrain.target_lm.loading import load_target
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+CUTS = [(4,), (1, 3), (2, 1, 1)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("native", [False, True])
+def test_a_tree_has_the_states_of_the_whole(folders, whole, family, cuts, native):
+    if native and variant() is None:
+        pytest.skip("no native kernels here")
+    target, first = whole(family, [1, 2]), 0
+    prompt = torch.randint(3, 512, (1, 9))
+    tree = TokenTree.from_lists([[5, 6, 7, 8, 9, 10]], [[-1, 0, 0, 1, 1, 2]], prompt.device)
+    order = torch.arange(9)
+    cache = target.new_cache(1, 32)
+    target.forward(cache, prompt, order, torch.ones(9, 9, dtype=torch.bool).tril())
+    cache.commit(order[None], torch.tensor([9]))
+    expected = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
+    x, y, tapped = prompt, tree.tokens, []
+    for n in cuts:
+        part = load_part(str(folders[family]), range(first, first + n), torch.float, taps=[1, 2])
+        if native:
+            part.pack()
+        own = part.new_cache(4)  # grows
+        x, _ = part.run(own, x, order, torch.ones(9, 9, dtype=torch.bool).tril())
+        own.commit(order[None], torch.tensor([9]))
+        own.carried.clear()
+        # in two calls, as layers of a tree in flight come
+        head, early = part.run(own, y[:, :3], tree.depths[0, :3], tree.ancestors()[0, :3, :3])
+        rest, late = part.run(own, y[:, 3:], tree.depths[0, 3:], tree.ancestors()[0, 3:], 3)
+        y = torch.cat([head, rest], 1)
+        tapped.append(torch.cat([early, late], 1))
+        first += n
+    torch.testing.assert_close(y, expected.final, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(tapped, -1), expected.tapped, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(part.logits(y), target.head(expected.final), atol=1e-3, rtol=1e-3)
+
+
+def test_a_part_holds_its_own_tensors_alone(folders):
+    stored = load_file(folders["llama"] / "model.safetensors")
+    sizes = []
+    for blocks in (range(0, 1), range(1, 3), range(3, 4)):
+        part = load_part(str(folders["llama"]), blocks, torch.float)
+        names = {name for name, _ in part.model.named_parameters()}
+        assert all(not weight.is_meta for weight in part.model.parameters())
+        assert ("model.embed_tokens.weight" in names) == (blocks.start == 0)
+        assert ("lm_head.weight" in names) == ("model.norm.weight" in names) == (blocks.stop == 4)
+        sizes.append(sum(weight.numel() for weight in part.model.parameters()))
+    assert sum(sizes) == sum(weight.numel() for weight in stored.values())
+
+
+def test_a_tied_head_is_the_embeddings(folders, tmp_path):
+    model = load_target(str(folders["llama"]), dtype="float32", device="cpu").model
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tmp_path)
+    part = load_part(str(tmp_path), range(3, 4), torch.float)
+    assert torch.equal(part.head.weight, model.get_input_embeddings().weight)
+
+
+def test_the_shell_has_the_identity_of_the_whole(folders):
+    whole, shell = (
+        load_target(str(folders["qwen2"]), dtype="float32"),
+        load_shell(str(folders["qwen2"]), torch.float),
+    )
+    assert shell.fingerprint == whole.fingerprint and shell.tokenizer_hash == whole.tokenizer_hash
+    assert torch.equal(shell.lm_head.weight, whole.lm_head.weight)
+    assert torch.equal(shell.embed.weight, whole.embed.weight)
+    assert all(weight.is_meta for weight in shell.blocks.parameters())
+    assert set(stop_tokens(str(folders["qwen2"]), 2)) == whole.eos_token_ids
+
+
+def copied(folder, place):
+    shutil.copytree(folder, place)
+    return place
+
+
+def test_damaged_folders_are_one_line(folders, tmp_path):
+    def fails(name, change, message):
+        place = copied(folders["llama"], tmp_path / name)
+        change(place)
+        with pytest.raises(UserError, match=message) as raised:
+            load_part(str(place), range(0, 2), torch.float)
+        assert "\n" not in str(raised.value)
+
+    fails("none", lambda place: (place / "model.safetensors").unlink(), "must hold safetensors, got none")
+    fails("cut", lambda place: (place / "model.safetensors").write_bytes(b"12345678"), "cannot be read")
+
+    def without(place):
+        tensors = load_file(place / "model.safetensors")
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        save_file(tensors, place / "model.safetensors", {"format": "pt"})
+
+    fails("less", without, "no weights for model.layers.1.mlp.up_proj.weight; the checkpoint is incomplete")
+
+    def sharded(place):
+        index = {"weight_map": {name: "gone.safetensors" for name in load_file(place / "model.safetensors")}}
+        (place / "model.safetensors").unlink()
+        (place / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    fails("shard", sharded, "gone.safetensors: cannot be read")
+
+
+def test_what_cannot_be_cut(folders, tmp_path):
+    with pytest.raises(UserError, match="stages.blocks: must be within the 4 blocks of .*, got 3 to 4"):
+        load_part(str(folders["llama"]), range(3, 5), torch.float)
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=32)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="must have blocks that can be cut apart, got a GPT2LMHeadModel"):
+        load_part(str(tmp_path), range(0, 1), torch.float)
