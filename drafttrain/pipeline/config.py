@@ -97,6 +97,7 @@ class PipelineConfig:
         width: nodes of a layer of the tree in flight at most.
         children: candidates for each of its nodes.
         tree: the static tree of stpp, as in evaluate.trees.
+        concurrency: prompts at a time; pp and stpp fill the stages with them, pipedec takes them in turn.
         stages: how the target is cut.
         drafter_rank: the drafter is beside the first stage, or alone in a process of its own.
         prompts: a file of prompts, the first turn of each.
@@ -116,6 +117,7 @@ class PipelineConfig:
     width: int = setting(4, ge=1)
     children: int = setting(4, ge=1)
     tree: str = "chain:length=4"
+    concurrency: int = setting(1, ge=1)
     stages: StagesConfig = field(default_factory=StagesConfig)
     drafter_rank: Literal["beside", "alone"] = "beside"
     prompts: str

@@ -16,22 +16,19 @@ from drafttrain.utils.errors import UserError
 HEADER = 5  # numbers before a message: whether there is one, its nodes, the shape of its states, its time
 
 
-class Ranks:
-    """This process's connection to the others.
+class Channel:
+    """The messages of one of several programs that a rank runs at the same time, each in a thread.
 
     Sends go on while the next layer is computed: a message is kept until it has been taken.
 
     Args:
-        timeout_s: seconds after which a rank that is not heard of counts as lost.
+        tag: of the channel, the same on all ranks.
         link: of a slower network in place of this machine's, for ranks that share a clock; None: none.
     """
 
-    def __init__(self, rank: int, world_size: int, timeout_s: float, link: Link | None = None):
-        self.rank, self.link = rank, link
+    def __init__(self, rank: int, world_size: int, tag: int, link: Link | None):
+        self.rank, self.world_size, self.tag, self.link = rank, world_size, tag, link
         self._pending: list[tuple[dist.Work, torch.Tensor]] = []
-        limit = datetime.timedelta(seconds=timeout_s)
-        with lost_ranks(rank, "join"):
-            dist.init_process_group("gloo", "env://", limit, world_size, rank)
 
     def run(self, program: Program) -> Any:
         """Run a rank's program to its end and return its result.
@@ -46,7 +43,81 @@ class Ranks:
             except StopIteration as end:
                 return end.value
             with lost_ranks(self.rank, _whom(command)):
-                answer = self._execute(command)
+                answer = self.execute(command)
+
+    def execute(self, command: Send | Receive | Broadcast) -> Any:
+        """Carry out one command of a program and return the answer."""
+        if isinstance(command, Send):
+            return self._send(command.to, command.what)
+        if isinstance(command, Receive):
+            return self._receive(command.source)
+        values = list(command.values) if self.rank == command.source else [0] * command.size
+        said = torch.tensor(values)  # [size]
+        if self.tag == 0:
+            dist.broadcast(said, command.source)
+        elif self.rank != command.source:  # collectives of several threads would mix
+            dist.recv(said, command.source, tag=self.tag)
+        else:
+            self._isend([said] * (self.world_size - 1), [r for r in range(self.world_size) if r != self.rank])
+        return said.tolist()
+
+    def _send(self, to: int, flow: Flow | None) -> None:
+        header = torch.zeros(HEADER, dtype=torch.long)
+        parts = [header]
+        if flow is not None:
+            rows, width = (0, 0) if flow.x is None else flow.x.shape
+            header[:] = torch.tensor([1, len(flow.tokens), rows, width, time.monotonic_ns()])
+            if len(flow.tokens):
+                parts.append(torch.stack([flow.tokens, flow.parents]))  # [2, m]
+            if rows and width:
+                parts.append(flow.x.float().contiguous())  # [rows, width]
+        self._isend(parts, [to] * len(parts))
+
+    def _isend(self, parts: Sequence[torch.Tensor], to: Sequence[int]) -> None:
+        self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
+        self._pending += [(dist.isend(part, rank, tag=self.tag), part) for part, rank in zip(parts, to)]
+
+    def _receive(self, source: int) -> Flow | None:
+        header = torch.zeros(HEADER, dtype=torch.long)
+        dist.recv(header, source, tag=self.tag)
+        there, n, rows, width, sent = header.tolist()
+        if not there:
+            return None
+        nodes, x = torch.zeros(2, n, dtype=torch.long), torch.zeros(rows, width)
+        if n:
+            dist.recv(nodes, source, tag=self.tag)
+        if rows and width:
+            dist.recv(x, source, tag=self.tag)
+        if self.link is not None:
+            time.sleep(max(0.0, sent / 1e9 + self.link(max(n, rows)) - time.monotonic()))
+        return Flow(nodes[0], nodes[1], x)
+
+    def finish(self) -> None:
+        """Wait until everything sent has been taken."""
+        for work, _ in self._pending:
+            work.wait()
+
+
+class Ranks:
+    """This process's connection to the others.
+
+    Args:
+        timeout_s: seconds after which a rank that is not heard of counts as lost.
+        link: as `Channel` takes it.
+    """
+
+    def __init__(self, rank: int, world_size: int, timeout_s: float, link: Link | None = None):
+        self.rank, self.world_size, self.link = rank, world_size, link
+        limit = datetime.timedelta(seconds=timeout_s)
+        with lost_ranks(rank, "join"):
+            dist.init_process_group("gloo", "env://", limit, world_size, rank)
+        self._channels = {0: Channel(rank, world_size, 0, link)}
+
+    def channel(self, tag: int = 0) -> Channel:
+        """Return the channel with this tag."""
+        if tag not in self._channels:
+            self._channels[tag] = Channel(self.rank, self.world_size, tag, self.link)
+        return self._channels[tag]
 
     def agree(self, what: str, fingerprint: str) -> None:
         """Compare something with what rank 0 has.
@@ -56,7 +127,7 @@ class Ranks:
         """
         own = [int(fingerprint[i : i + 8], 16) for i in range(0, len(fingerprint), 8)]  # hexadecimal digits
         with lost_ranks(self.rank, "hear from rank 0"):
-            other = self._execute(Broadcast(0, own, len(own)))
+            other = self.channel().execute(Broadcast(0, own, len(own)))
         if own != other:
             raise UserError(
                 f"rank {self.rank}: {what}: must be those of rank 0, got others; start all ranks with the "
@@ -70,49 +141,11 @@ class Ranks:
             dist.all_reduce(sums)
         return sums.tolist()
 
-    def _execute(self, command: Send | Receive | Broadcast) -> Any:
-        if isinstance(command, Send):
-            return self._send(command.to, command.what)
-        if isinstance(command, Receive):
-            return self._receive(command.source)
-        values = list(command.values) if self.rank == command.source else [0] * command.size
-        said = torch.tensor(values)  # [size]
-        dist.broadcast(said, command.source)
-        return said.tolist()
-
-    def _send(self, to: int, flow: Flow | None) -> None:
-        self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
-        header = torch.zeros(HEADER, dtype=torch.long)
-        parts = [header]
-        if flow is not None:
-            rows, width = (0, 0) if flow.x is None else flow.x.shape
-            header[:] = torch.tensor([1, len(flow.tokens), rows, width, time.monotonic_ns()])
-            if len(flow.tokens):
-                parts.append(torch.stack([flow.tokens, flow.parents]))  # [2, m]
-            if rows and width:
-                parts.append(flow.x.float().contiguous())  # [rows, width]
-        self._pending += [(dist.isend(part, to), part) for part in parts]
-
-    def _receive(self, source: int) -> Flow | None:
-        header = torch.zeros(HEADER, dtype=torch.long)
-        dist.recv(header, source)
-        there, n, rows, width, sent = header.tolist()
-        if not there:
-            return None
-        nodes, x = torch.zeros(2, n, dtype=torch.long), torch.zeros(rows, width)
-        if n:
-            dist.recv(nodes, source)
-        if rows and width:
-            dist.recv(x, source)
-        if self.link is not None:
-            time.sleep(max(0.0, sent / 1e9 + self.link(max(n, rows)) - time.monotonic()))
-        return Flow(nodes[0], nodes[1], x)
-
     def close(self) -> None:
         """End the connection once everything sent has been taken."""
         with lost_ranks(self.rank, "end"):
-            for work, _ in self._pending:
-                work.wait()
+            for channel in self._channels.values():
+                channel.finish()
             dist.barrier()
         dist.destroy_process_group()
 

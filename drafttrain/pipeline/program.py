@@ -6,9 +6,10 @@ root is the token that leaves the last stage next (PipeDec, §3.4); a timestep i
 the token that has left the last stage, and sending.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -152,6 +153,7 @@ class Member:
         stage_pace, draft_pace: of its stage and of a drafting step.
         log: what it has done for the last request in mode pipedec.
         clock: seconds, the same for all ranks of a machine.
+        device: held while something is computed: members of several requests share it.
         policy: how static trees grow, for `stpp`.
         taps: blocks whose states the drafter reads, and the rank that each of them is on.
         room: tokens of the longest sequence, drafts included.
@@ -168,6 +170,13 @@ class Member:
     draft_pace: Pace = field(default_factory=Pace)
     log: list[Task] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
+
+    device: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def twin(self) -> "Member":
+        """Return a member for another request at the same time: weights, paces and device are shared."""
+        stage = None if self.stage is None else Stage(self.stage.part, self.stage.room)
+        return replace(self, stage=stage, log=[])
 
     @property
     def node(self) -> int:
@@ -256,12 +265,13 @@ def pp(me: Member, request: Request) -> Program:
             flow = Flow(torch.tensor([token]), torch.tensor([-1]))
             if (before := me.layout.before(me.rank)) is not None:
                 flow = yield Receive(before)
-            started = time.perf_counter()
-            out = me.stage.compute(flow)
-            me.stage_pace.wait(started)
-            if me.is_last:
-                found = me.pick(out.x[0], request, len(output.tokens))
-            else:
+            with me.device:
+                started = time.perf_counter()
+                out = me.stage.compute(flow)
+                me.stage_pace.wait(started)
+                if me.is_last:
+                    found = me.pick(out.x[0], request, len(output.tokens))
+            if not me.is_last:
                 yield Send(me.layout.after(me.rank), out)
         [token] = yield Broadcast(me.layout.stages[-1], [found])
         output.tokens.append(token)
@@ -281,11 +291,12 @@ def stpp(me: Member, request: Request) -> Program:
         output.timesteps += len(layout.groups)
         flow = None
         if me.drafter is not None:
-            started = time.perf_counter()
-            drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
-            for _ in range(int(drafts.depths.max())):  # a step for each layer
-                me.draft_pace.wait(started)
+            with me.device:
                 started = time.perf_counter()
+                drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
+                for _ in range(int(drafts.depths.max())):  # a step for each layer
+                    me.draft_pace.wait(started)
+                    started = time.perf_counter()
             flow = Flow(drafts.tokens[0], drafts.parents[0])
             if me.rank != layout.stages[0]:
                 yield Send(layout.stages[0], flow)
@@ -295,12 +306,13 @@ def stpp(me: Member, request: Request) -> Program:
                 flow = yield Receive(layout.drafter)
             elif me.rank != layout.stages[0]:
                 flow = yield Receive(layout.before(me.rank))
-            started = time.perf_counter()
-            out = me.stage.compute_tree(flow)
-            me.stage_pace.wait(started)
-            if me.is_last:
-                found = _judge(me.stage, out, accept, request.depth)
-            else:
+            with me.device:
+                started = time.perf_counter()
+                out = me.stage.compute_tree(flow)
+                me.stage_pace.wait(started)
+                if me.is_last:
+                    found = _judge(me.stage, out, accept, request.depth)
+            if not me.is_last:
                 yield Send(layout.after(me.rank), out)
         token, count, *rest = yield Broadcast(layout.stages[-1], found, 2 + 2 * (request.depth + 1))
         path, drafted = rest[:count], rest[request.depth + 1 :][: count - 1]
@@ -315,7 +327,8 @@ def stpp(me: Member, request: Request) -> Program:
             me.stage.commit(path)
         if me.drafter is not None:
             verified = drafts.tokens[:, path]  # [1, m]
-            me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
+            with me.device:
+                me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
     return output
 
 
@@ -345,12 +358,13 @@ def _prefill(me: Member, request: Request, drafts: bool = True) -> Program:
         x, before = prompt, me.layout.before(me.rank)
         if before is not None:
             x = (yield from _take(me, before, me.node - 1, 0)).x
-        started = me.clock()
-        out, tapped = me.stage.prefill(x)
-        me.done("C", "pre", me.node, 0, started)
-        if me.is_last:
-            found = me.pick(out[-1], request, 0)
-        else:
+        with me.device:
+            started = me.clock()
+            out, tapped = me.stage.prefill(x)
+            me.done("C", "pre", me.node, 0, started)
+            if me.is_last:
+                found = me.pick(out[-1], request, 0)
+        if not me.is_last:
             yield from _give(me, me.layout.after(me.rank), Flow(prompt, prompt, out), me.node, 0)
     [token] = yield Broadcast(me.layout.stages[-1], [found])
     if not drafts:
@@ -359,7 +373,8 @@ def _prefill(me: Member, request: Request, drafts: bool = True) -> Program:
     if me.drafter is None:
         return token, None
     state = me.drafter.new_state(1, me.room)
-    me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
+    with me.device:
+        me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
     return token, PredictionTree(me.drafter, state, token, request.width, request.children)
 
 

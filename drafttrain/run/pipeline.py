@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -136,7 +137,32 @@ class Joined:
         from drafttrain.pipeline.program import pipedec, pp, stpp
 
         modes: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp}
-        return self.ranks.run(modes[mode](self.me, request))
+        return self.ranks.channel().run(modes[mode](self.me, request))
+
+    def decode_all(self, mode: str, requests: "Sequence[Request]", at_once: int) -> "list[Output]":
+        """Decode prompts, `at_once` of them at the same time: while one waits for a stage, others use it.
+
+        Raises:
+            UserError: another rank is lost.
+        """
+        from drafttrain.kernels.team import native_team
+        from drafttrain.pipeline.program import pp, stpp
+
+        if at_once == 1 or mode == "pipedec":  # which has all stages for one prompt
+            return [self.decode(mode, request) for request in requests]
+        members = [self.me.twin() for _ in range(at_once)]
+        outputs: list[Output | None] = [None] * len(requests)
+
+        def work(turn: int) -> None:
+            with native_team(self.threads):
+                for i in range(turn, len(requests), at_once):
+                    program = {"pp": pp, "stpp": stpp}[mode](members[turn], requests[i])
+                    outputs[i] = self.ranks.channel(turn + 1).run(program)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            for done in [pool.submit(work, turn) for turn in range(at_once)]:
+                done.result()
+        return outputs
 
     def late(self) -> float:
         """Return the share of all ranks' paced pieces of work that took longer than declared."""
@@ -210,14 +236,20 @@ def run_rank(config: PipelineConfig, rank: int) -> dict[str, Any] | None:
     """
     rows = []
     with join(config, rank) as pipeline:
-        for name, request in pipeline.prompts:
-            started = time.perf_counter()
-            output = pipeline.decode(config.mode, request)
-            rows.append(_row(name, output, time.perf_counter() - started))
-            if rank == 0:
-                print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", flush=True)
+        started = time.perf_counter()
+        if config.concurrency > 1:
+            outputs = pipeline.decode_all(config.mode, [r for _, r in pipeline.prompts], config.concurrency)
+            rows = [_row(name, output) for (name, _), output in zip(pipeline.prompts, outputs)]
+        else:
+            for name, request in pipeline.prompts:
+                begun = time.perf_counter()
+                output = pipeline.decode(config.mode, request)
+                rows.append(_row(name, output, time.perf_counter() - begun))
+                if rank == 0:
+                    print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", flush=True)
+        seconds = time.perf_counter() - started
         late, machine = pipeline.late(), pipeline.machine()
-    return _write(config, rows, machine, late) if rank == 0 else None
+    return _write(config, rows, seconds, machine, late) if rank == 0 else None
 
 
 def load_member(config: PipelineConfig, place: str, dtype: "torch.dtype", rank: int, room: int) -> "Member":
@@ -330,19 +362,24 @@ def _prompts(config: PipelineConfig, place: str) -> list[tuple[str, "Request"]]:
     return found
 
 
-def _row(name: str, output: "Output", seconds: float) -> dict[str, Any]:
-    return {
+def _row(name: str, output: "Output", seconds: float | None = None) -> dict[str, Any]:
+    row = {
         "prompt": name,
         "token_ids": output.tokens,
         "timesteps": output.timesteps,
         "hits": output.hits,
-        "seconds": round(seconds, 6),
-        "tokens_per_second": round(len(output.tokens) / seconds, 3),
     }
+    if seconds is not None:  # of a prompt that was alone
+        row |= {"seconds": round(seconds, 6), "tokens_per_second": round(len(output.tokens) / seconds, 3)}
+    return row
 
 
 def _write(
-    config: PipelineConfig, rows: Sequence[dict[str, Any]], machine: dict[str, Any], late: float
+    config: PipelineConfig,
+    rows: Sequence[dict[str, Any]],
+    seconds: float,
+    machine: dict[str, Any],
+    late: float,
 ) -> dict[str, Any]:
     from drafttrain.utils.files import write_json
 
@@ -353,7 +390,7 @@ def _write(
         "mode": config.mode,
         "prompts": len(rows),
         "tokens": tokens,
-        "tokens_per_second": round(tokens / sum(row["seconds"] for row in rows), 3),
+        "tokens_per_second": round(tokens / seconds, 3),
         "hit_rate": round(sum(row["hits"] for row in rows) / max(judged, 1), 4),
         "timesteps_per_token": round(sum(row["timesteps"] for row in rows) / max(tokens - len(rows), 1), 4),
         "late": round(late, 4),  # share of the paced pieces of work that took longer than declared

@@ -47,7 +47,7 @@ def main(folder: Path, jobs: Path) -> None:
         member = Member(rank, layout, stage, drafter, ChainPolicy(3), [(0, 1), (2, 3)], 128)
         sampling = SamplingParams(**job["sampling"])
         request = Request(job["prompt"], job["new"], (), sampling, job["width"], job["children"], 3)
-        output = ranks.run(MODES[job["mode"]](member, request))
+        output = ranks.channel().run(MODES[job["mode"]](member, request))
         results.append([output.tokens, output.hits, output.timesteps])
     assert ranks.total([1, rank]) == [4, 6]
     ranks.close()

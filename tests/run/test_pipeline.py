@@ -30,9 +30,12 @@ def words(tiny_target_folder, tmp_path):
     return [RECIPE, *(str(word) for pair in place.items() for word in pair)]
 
 
-@pytest.mark.parametrize("mode", ["pipedec", "stpp"])
-def test_it_decodes_what_the_whole_target_decodes(words, tiny_bundle, tiny_target, tmp_path, mode, capfd):
+@pytest.mark.parametrize(("mode", "at_once"), [("pipedec", 1), ("stpp", 2)])
+def test_it_decodes_what_the_whole_target_decodes(
+    words, tiny_bundle, tiny_target, tmp_path, mode, at_once, capfd
+):
     more = ["--drafter", str(tiny_bundle), "--mode", mode, "--stages.ranks", "3"]
+    more += ["--concurrency", str(at_once), "--link", "{gbit: 10, ms: 0.5}"]
     assert main(["pipeline", *words, *more]) == 0
     assert f"mode {mode}, prompts 2" in capfd.readouterr().out
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
