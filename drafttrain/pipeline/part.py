@@ -70,6 +70,10 @@ class TargetPart:
     def device(self) -> torch.device:
         return self.base.layers[0].input_layernorm.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.layers[0].input_layernorm.weight.dtype
+
     def _keep(self, tap: int) -> Callable:
         def hook(module: nn.Module, args, output) -> None:
             self._tapped[tap] = output[0] if isinstance(output, tuple) else output  # [1, n, H]
@@ -84,9 +88,8 @@ class TargetPart:
                 self.head = NativeLinear(self.head.weight, self.head.bias)
 
     def new_cache(self, max_len: int) -> TreeCache:
-        weight = self.base.layers[0].input_layernorm.weight
-        dtype = torch.float if self.native is not None else weight.dtype
-        cache = TreeCache(len(self.blocks), 1, max_len, dtype, weight.device)
+        dtype = torch.float if self.native is not None else self.dtype
+        cache = TreeCache(len(self.blocks), 1, max_len, dtype, self.device)
         cache.allocate(self.config.num_key_value_heads, self.base.layers[0].self_attn.head_dim)
         return cache
 

@@ -190,6 +190,7 @@ def join(config: PipelineConfig, rank: int) -> Iterator[Joined]:
 
     from drafttrain.kernels.team import native_team
     from drafttrain.pipeline.distributed import Ranks
+    from drafttrain.pipeline.probe import check_cut, probe, probe_ids
     from drafttrain.pipeline.program import Pace
     from drafttrain.target_lm.loading import choose_dtype, resolve_target
     from drafttrain.utils.files import fingerprint
@@ -210,6 +211,9 @@ def join(config: PipelineConfig, rank: int) -> Iterator[Joined]:
         Pace(None if ms is None else ms / 1e3) for ms in (config.pace.stage_ms, config.pace.draft_ms)
     )
     with native_team(threads):
+        if config.probe:
+            ids = probe_ids(place)
+            check_cut(me, ranks.channel().run(probe(me, ids)), place, ids)
         yield Joined(me, ranks, prompts, dtype, threads)
     ranks.close()
 

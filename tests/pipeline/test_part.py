@@ -10,6 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline.part import load_part, load_shell, stop_tokens
+from drafttrain.pipeline.probe import check_cut, probe, probe_ids
+from drafttrain.pipeline.transport import run_locally
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
@@ -83,6 +85,24 @@ def test_the_shell_has_the_identity_of_the_whole(folders):
     assert torch.equal(shell.embed.weight, whole.embed.weight)
     assert all(weight.is_meta for weight in shell.blocks.parameters())
     assert set(stop_tokens(str(folders["qwen2"]), 2)) == whole.eos_token_ids
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_probe_compares_the_stages_with_the_whole(folders, members, native):
+    place = str(folders["qwen2"])
+    ids, pipeline = probe_ids(place), members("qwen2", (1, 2, 1), native=native)
+
+    def logits():
+        return run_locally([probe(member, ids) for member in pipeline])
+
+    first, second, found = logits()
+    assert first is None and second is None
+    check_cut(pipeline[-1], found, place, ids)
+    pipeline[1].stage.part.model.get_submodule("model.layers.0.input_layernorm").weight.data *= 1.05
+    pipeline[1].stage.part.native = None
+    if not native:  # whose weights are copies
+        with pytest.raises(UserError, match="its stages must give the logits of the whole target, got ones"):
+            check_cut(pipeline[-1], logits()[-1], place, ids)
 
 
 def copied(folder, place):

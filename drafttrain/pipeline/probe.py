@@ -1,0 +1,77 @@
+"""Does the cut target give the logits of the whole one? Asked once, when all ranks have loaded their parts.
+
+A small tree after a prefix goes through the stages; the last rank compares its logits with those of transformers'
+own blocks in fp32, which it loads one after the other, so that it never holds more than one of them.
+"""
+
+import torch
+from transformers import AutoConfig
+
+from drafttrain.pipeline.part import TargetPart, load_part
+from drafttrain.pipeline.program import Member
+from drafttrain.pipeline.stage import Flow
+from drafttrain.pipeline.transport import Program, Receive, Send
+from drafttrain.target_lm.masks import causal
+from drafttrain.target_lm.tree_check import PARENTS, PREFIX, ROUNDED_TOLERANCE, TOLERANCE
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+
+def probe_ids(place: str) -> torch.Tensor:
+    """Return the tokens of the probe, the prefix first, int64 [p + n]."""
+    vocabulary = AutoConfig.from_pretrained(place).get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocabulary, (PREFIX + len(PARENTS),), generator=generator)
+
+
+def probe(me: Member, ids: torch.Tensor) -> Program:
+    """Run the probe through the stages; return its logits [n, V] at the last one, None elsewhere."""
+    if me.stage is None:
+        return None
+    prefix, tree = Flow(ids[:PREFIX], ids[:PREFIX]), Flow(ids[PREFIX:], torch.tensor(PARENTS))
+    me.stage.reset()
+    if (before := me.layout.before(me.rank)) is not None:
+        prefix, tree = (yield Receive(before)), (yield Receive(before))
+    states, _ = me.stage.prefill(prefix.tokens if prefix.x is None else prefix.x)
+    out = me.stage.compute_tree(tree)
+    if me.is_last:
+        return me.stage.part.logits(out.x).float()
+    yield Send(me.layout.after(me.rank), Flow(prefix.tokens, prefix.parents, states))
+    yield Send(me.layout.after(me.rank), out)
+    return None
+
+
+@torch.no_grad()
+def whole_logits(place: str, ids: torch.Tensor) -> torch.Tensor:
+    """Return the logits of the probe [n, V] by the stock blocks in fp32, each loaded for itself."""
+    tree = TokenTree.from_lists([ids[PREFIX:].tolist()], [list(PARENTS)], ids.device)
+    x, y, order = ids[None, :PREFIX], tree.tokens, torch.arange(PREFIX)
+    part: TargetPart | None = None
+    for block in range(AutoConfig.from_pretrained(place).get_text_config().num_hidden_layers):
+        part = load_part(place, range(block, block + 1), torch.float)
+        cache = part.new_cache(PREFIX + tree.width)
+        x, _ = part.run(cache, x, order, causal(PREFIX, ids.device))
+        cache.commit(order[None], order.new_tensor([PREFIX]))
+        cache.carried.clear()
+        y, _ = part.run(cache, y, tree.depths[0], tree.ancestors()[0])
+    return part.logits(y[0])
+
+
+def check_cut(me: Member, found: torch.Tensor | None, place: str, ids: torch.Tensor) -> None:
+    """Compare the logits of the stages with those of the whole target; at the last rank.
+
+    Raises:
+        UserError: they differ by more than rounding.
+    """
+    if found is None:
+        return
+    expected = whole_logits(place, ids)  # [n, V]
+    error = float((found - expected).square().mean(-1).sqrt().max() / expected.std())
+    part = me.stage.part
+    exact = part.native is not None or found.dtype == part.dtype
+    tolerance = TOLERANCE if exact else ROUNDED_TOLERANCE
+    if not error <= tolerance:  # NaN fails too
+        raise UserError(
+            f"rank {me.rank}: {place}: its stages must give the logits of the whole target, got ones that "
+            f"differ by {error:.2g} of their standard deviation; see that all ranks have the same files"
+        )
