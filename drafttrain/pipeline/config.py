@@ -106,8 +106,8 @@ class PipelineConfig:
         sampling: how tokens are drawn.
         pace: declared times of stages and drafter.
         link: a slower network between the ranks of one machine. null: none.
-        probe: compare the logits of the stages with those of the whole target, whose blocks the last rank loads
-            one by one, before anything is decoded.
+        probe: compare the logits of the stages with those of the whole target, whose blocks the last rank
+            loads one by one, before anything is decoded.
         timeout_s: seconds after which a rank that is not heard of counts as lost.
         out: folder of the results.
     """

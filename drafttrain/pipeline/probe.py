@@ -1,7 +1,7 @@
 """Does the cut target give the logits of the whole one? Asked once, when all ranks have loaded their parts.
 
-A small tree after a prefix goes through the stages; the last rank compares its logits with those of transformers'
-own blocks in fp32, which it loads one after the other, so that it never holds more than one of them.
+A small tree after a prefix goes through the stages; the last rank compares its logits with those of
+transformers' own blocks in fp32, which it loads one after the other, so that it never holds more than one.
 """
 
 import torch
