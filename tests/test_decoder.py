@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams

@@ -23,7 +23,7 @@ BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 FENCE = re.compile(r"```.*?```", re.DOTALL)
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_/0-9]*|you/[\w-]+|…")  # BUNDLE, FILE, USER/NAME
 SCRIPTS = ("bash", "python", "torchrun", "deepspeed")
-SETTINGS = {"reason": ReasonConfig, "pipeline": PipelineConfig, "simulate": SimulateConfig}
+SETTINGS = {"reason": ReasonConfig, "pipeline": PipelineConfig}  # what their recipes hold
 ELSEWHERE = ("source", "hf", "vllm")  # programs of others
 
 
@@ -51,7 +51,11 @@ def parse(words: list[str]):
     recipe = None
     if "recipe" in args and not PLACEHOLDER.fullmatch(args.recipe):
         if args.command in SETTINGS:
-            recipe = load_settings(SETTINGS[args.command], args.recipe, args.overrides)
+            recipe = load_settings(
+                SETTINGS[args.command] if "simulate" not in args else SimulateConfig,
+                args.recipe,
+                args.overrides,
+            )
         else:
             recipe = load_recipe(args.recipe, args.overrides)
     return args, recipe

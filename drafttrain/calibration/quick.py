@@ -17,7 +17,7 @@ from drafttrain.calibration.judged import Decoding, JudgedChains, drafter_facts,
 from drafttrain.calibration.replay import RecordedTrees, best_rate
 from drafttrain.calibration.timing import fitting_context, measure_costs
 from drafttrain.data.chat import encode_prompt
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.build import SOURCE
 from drafttrain.kernels.machine import describe_machine

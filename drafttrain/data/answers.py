@@ -11,7 +11,7 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.data.template import TEMPLATE_OPTIONS, render, template_of
 from drafttrain.utils.errors import UserError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.data.template import adapt_roles, render, template_of
 
 # Texts whose ids differ between tokenizers that share a vocabulary: digits, spaces, scripts, special tokens.

@@ -11,8 +11,9 @@ from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import tokenizer_hash
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.loss_mask import cut_at_turns
+from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 

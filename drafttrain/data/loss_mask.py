@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.answers import answer_spans, end_of_turn_text
 from drafttrain.data.chat import tokenize
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
+from drafttrain.data.message import Message
 from drafttrain.data.template import adapt_roles, render, template_of
 from drafttrain.utils.errors import UserError
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import PromptSet
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.data.prompt_rows import flatten, group_of, is_known, prompt_turns
 from drafttrain.data.rows import well_formed
 from drafttrain.data.streams import (

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.data.config import Format
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.documents import clean_document
+from drafttrain.data.message import Message
 from drafttrain.data.rows import row_to_conversation
 from drafttrain.data.streams import JSON_LINES, TEXT, Stream, open_streams, read_text, read_values
 from drafttrain.utils.errors import UserError

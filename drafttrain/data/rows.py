@@ -10,8 +10,9 @@ import re
 from collections import Counter
 from typing import Any
 
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.html import html_to_markdown, is_html_answer
+from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError
 
 _ROLES = {

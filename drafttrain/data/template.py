@@ -7,7 +7,7 @@ from functools import lru_cache
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError, brief
 
 # Llama-3.1 and later print today's date into the system prompt unless they get another one; a corpus must not

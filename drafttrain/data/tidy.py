@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
+from drafttrain.data.message import Message
 
 
 def tidy(conversation: Conversation, repairs: Counter, skipped: Counter | None = None) -> Conversation | None:

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import encode_prompt
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.inference.decode import Row
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError

@@ -1,4 +1,4 @@
-"""The keys of recipes of `drafttrain pipeline` and `drafttrain simulate`."""
+"""The keys of recipes of `drafttrain pipeline`."""
 
 import math
 from dataclasses import dataclass, field
@@ -174,7 +174,7 @@ def balanced(n_blocks: int, ranks: int, head: float) -> list[int]:
 
 @dataclass(kw_only=True)
 class SimulateConfig:
-    """A run of `drafttrain simulate`: real hits, and the time that pipelines would take.
+    """A run of `drafttrain pipeline --simulate`: real hits, and the time that pipelines would take.
 
     Attributes:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.

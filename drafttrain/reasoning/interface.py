@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.inference.params import SamplingParams
 
 

@@ -18,7 +18,7 @@ from itertools import islice
 
 import torch
 
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.inference.acceptance import AcceptanceRule, rule_for
 from drafttrain.inference.decode import Request, Row, check_request, emit, trim
 from drafttrain.inference.many import propose_many, update_many, verify_many

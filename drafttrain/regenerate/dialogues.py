@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
+from drafttrain.data.message import Message
 from drafttrain.data.tidy import tidy
 from drafttrain.inference.decode import Request
 

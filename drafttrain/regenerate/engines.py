@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.answers import end_of_turn_text
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import ServerConfig
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.data.template import template_of
 from drafttrain.inference.decode import Request, decode_requests
 from drafttrain.inference.proposer import NoProposer

@@ -18,7 +18,8 @@ from rich.markup import escape
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import encode_prompt
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
+from drafttrain.data.message import Message
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.regenerate.dialogues import (

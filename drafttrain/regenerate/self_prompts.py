@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.data.overlap import fold
 from drafttrain.data.template import render
 from drafttrain.inference.decode import Request

@@ -101,8 +101,11 @@ GROUPS = {
             ),
         ),
         "reason": Command("reason", "recipes/reasoning/gsm8k.yaml --task.limit 4"),
-        "pipeline": Command("pipeline", "recipes/pipeline/smollm2-2.yaml --limit 4"),
-        "simulate": Command("simulate", "recipes/pipeline/simulate.yaml --limit 4"),
+        "pipeline": Command(
+            "pipeline",
+            "recipes/pipeline/smollm2-2.yaml --limit 4",
+            (RECIPE, "RECIPE --simulate [--section.key VALUE ...]"),
+        ),
         "benchmark": Command(
             "tools",
             "--method model_cards/smollm2-135m-edd --method prompt_lookup \\\n"

@@ -239,18 +239,20 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add_keys(parser)
 
 
-def add_keys(parser: argparse.ArgumentParser, settings: Callable[[], type] | None = None) -> None:
+def add_keys(
+    parser: argparse.ArgumentParser, settings: Callable[[argparse.Namespace], type] | None = None
+) -> None:
     """Add `--keys`, which explains the keys of a recipe and ends, as `--help` does.
 
     Args:
-        settings: returns the dataclass of another kind of recipe.
+        settings: returns the dataclass of another kind of recipe, by the arguments before it.
     """
 
     class PrintKeys(argparse.Action):
         def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
             from drafttrain.run.recipe import Recipe, explain_keys
 
-            print(explain_keys(values, settings() if settings else Recipe))
+            print(explain_keys(values, settings(namespace) if settings else Recipe))
             parser.exit()
 
     text = "explain the keys of a recipe, or of one section"

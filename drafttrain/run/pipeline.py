@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafttrain.pipeline.config import PipelineConfig, balanced
+from drafttrain.pipeline.config import PipelineConfig, SimulateConfig, balanced
 from drafttrain.run.commands import add_keys
 from drafttrain.run.options import option
 from drafttrain.utils.errors import UserError
@@ -39,13 +39,18 @@ GRACE = 5.0  # seconds in which other ranks may say why they end, too
 
 def pipeline_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "RECIPE", "YAML file; --key VALUE or --section.key VALUE overrides a value")
-    add_keys(parser, lambda: PipelineConfig)
+    text = "count hits and simulate time instead, by a recipe such as recipes/pipeline/simulate.yaml"
+    option(parser, "--simulate", text, action="store_true")
+    add_keys(parser, lambda given: SimulateConfig if "simulate" in given else PipelineConfig)
 
 
 def pipeline(args: argparse.Namespace) -> int | None:
     """Decode with a target that is spread over processes."""
     from drafttrain.run.recipe import load_settings
+    from drafttrain.run.simulate import simulate
 
+    if "simulate" in args:
+        return simulate(args.recipe, args.overrides)
     config = load_settings(PipelineConfig, args.recipe, args.overrides)
     if "RANK" not in os.environ:
         words = ["-m", "drafttrain.run.cli", "pipeline", args.recipe, *args.overrides]

@@ -18,7 +18,7 @@ PREFIX_TOKENS = 8192  # of encoded prompts that are kept
 
 def reason_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "RECIPE", "YAML file; --key VALUE or --section.key VALUE overrides a value")
-    add_keys(parser, _settings)
+    add_keys(parser, lambda given: _settings())
 
 
 def _settings() -> type:

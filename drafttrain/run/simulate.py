@@ -1,13 +1,11 @@
-"""`drafttrain simulate`: how fast a pipeline would be, by the number of its stages."""
+"""`drafttrain pipeline --simulate`: how fast a pipeline would be, by the number of its stages."""
 
-import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafttrain.pipeline.config import SimulateConfig
-from drafttrain.run.commands import add_keys
-from drafttrain.run.options import option
 
 if TYPE_CHECKING:
     from drafttrain.drafters.model import DraftModel
@@ -17,13 +15,12 @@ if TYPE_CHECKING:
 CONTEXT, ROUNDS = 256, 7  # of what is measured here
 
 
-def simulate_options(parser: argparse.ArgumentParser) -> None:
-    option(parser, "RECIPE", "YAML file; --key VALUE or --section.key VALUE overrides a value")
-    add_keys(parser, lambda: SimulateConfig)
+def simulate(recipe: str, overrides: Sequence[str]) -> None:
+    """Count the hits of pipelines and simulate their speed; print a table by the number of stages.
 
-
-def simulate(args: argparse.Namespace) -> None:
-    """Count the hits of pipelines and simulate their speed."""
+    Raises:
+        UserError: recipe, target, drafter or prompts cannot be used.
+    """
     import torch
 
     from drafttrain.data.prompts import read_prompts
@@ -34,7 +31,7 @@ def simulate(args: argparse.Namespace) -> None:
     from drafttrain.run.recipe import load_settings
     from drafttrain.utils.files import write_json
 
-    config = load_settings(SimulateConfig, args.recipe, args.overrides)
+    config = load_settings(SimulateConfig, recipe, overrides)
     prompts = read_prompts(config.prompts, config.limit)
     target, drafter = _load(config)
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]

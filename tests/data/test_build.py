@@ -9,9 +9,10 @@ from rich.console import Console
 from drafttrain.data import build
 from drafttrain.data.build import build_corpus
 from drafttrain.data.config import CorpusConfig, Source
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import load_corpus
 from drafttrain.data.loss_mask import encode_conversation
+from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import disk_problem
 

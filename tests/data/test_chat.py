@@ -7,8 +7,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drafttrain.data.chat import encode_prompt, template_hash, tokenizer_hash
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.loss_mask import cut_at_turns, encode_conversation
+from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError
 from tests.templates import LINES, SPECIAL, family_tokenizer
 

@@ -3,8 +3,9 @@
 import pytest
 
 from drafttrain.data.chat import encode_prompt
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.loss_mask import encode_conversation
+from drafttrain.data.message import Message
 from tests.templates import family_tokenizer
 
 CHAT = [

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import PromptSet
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.data.prompt_rows import CODE_REQUEST, MBPP_REQUEST, MMLU_REQUEST
 from drafttrain.data.prompts import Prompt, Task, first_of_each, read_prompts
 from drafttrain.utils.errors import UserError

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
+from drafttrain.data.message import Message
 from drafttrain.data.tidy import split_groups, tidy
 
 NAMES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
-from drafttrain.data.conversation import Message
+from drafttrain.data.message import Message
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.eagle import EagleConfig, EagleModel
 from drafttrain.inference.acceptance import accept_greedy

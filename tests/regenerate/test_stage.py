@@ -13,8 +13,8 @@ from rich.console import Console
 
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import RegenerateConfig, Source
-from drafttrain.data.conversation import Message
 from drafttrain.data.loss_mask import encode_conversation
+from drafttrain.data.message import Message
 from drafttrain.data.readers import read_conversations
 from drafttrain.inference.acceptance import AcceptMatching
 from drafttrain.inference.decode import decode_all

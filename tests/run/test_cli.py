@@ -40,7 +40,6 @@ use and measure:
   generate       generate text, each iteration's tokens in their own color
   reason         grow trees of thoughts for the problems of a task
   pipeline       decode with a target that is spread over processes
-  simulate       count the hits of pipelines and simulate their speed
   benchmark      measure drafting methods against plain decoding
   report         write one HTML page with the figures of measurements
   push           publish a bundle on the Hugging Face Hub
@@ -140,9 +139,9 @@ def test_a_removed_command_names_its_replacement(name, capsys):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ([], "COMMAND: must be one of 17, got none; see drafttrain --help"),
-        (["trian"], "COMMAND: must be one of 17, got trian; did you mean train?"),
-        (["x"], "COMMAND: must be one of 17, got x; see drafttrain --help"),
+        ([], "COMMAND: must be one of 18, got none; see drafttrain --help"),
+        (["trian"], "COMMAND: must be one of 18, got trian; did you mean train?"),
+        (["x"], "COMMAND: must be one of 18, got x; see drafttrain --help"),
         (["run"], "the following arguments are required: RECIPE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such recipe file"),
         (["quickstart", "--minutes", "0"], "--minutes: must be >= 2 and finite, got 0; 2 is enough for"),
@@ -274,7 +273,7 @@ def test_mistakes(words, expected, folder, capsys):
 def test_mistake_in_a_real_process():
     done = python("-m", "drafttrain.run.cli", "trian")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("drafttrain: COMMAND: must be one of 17, got trian; did you mean train?")
+    assert done.stderr.startswith("drafttrain: COMMAND: must be one of 18, got trian; did you mean train?")
     assert done.stderr.count("\n") == 1
 
 

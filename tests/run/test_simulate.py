@@ -1,4 +1,4 @@
-"""`drafttrain simulate` on tiny targets: a table, its file, and mistakes in one line."""
+"""`drafttrain pipeline --simulate` on tiny targets: a table, its file, and mistakes in one line."""
 
 import json
 
@@ -20,7 +20,7 @@ def words(tiny_target_folder, tiny_bundle, tmp_path):
 
 @pytest.mark.parametrize("more", [[], ["--target_ms", "null", "--draft_ms", "null"]])
 def test_a_table_by_stages(words, more, tmp_path, capsys):
-    assert main(["simulate", *words, *more]) == 0
+    assert main(["pipeline", "--simulate", *words, *more]) == 0
     out = capsys.readouterr().out
     assert "| 1 |" in out and "| 3 |" in out
     found = json.loads((tmp_path / "out" / "simulation.json").read_text())
@@ -46,6 +46,6 @@ def test_a_table_by_stages(words, more, tmp_path, capsys):
     ],
 )
 def test_wrong_settings_are_one_line(words, more, problem, capsys):
-    assert main(["simulate", *words, *more]) == 2
+    assert main(["pipeline", "--simulate", *words, *more]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drafttrain")]
     assert len(lines) == 1 and problem in lines[0]

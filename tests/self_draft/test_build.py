@@ -11,8 +11,9 @@ import pytest
 
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.data.config import Source
-from drafttrain.data.conversation import Conversation, Message
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.loss_mask import encode_conversation
+from drafttrain.data.message import Message
 from drafttrain.run.cli import main
 from drafttrain.self_draft import build
 from drafttrain.self_draft import tuning as self_draft
