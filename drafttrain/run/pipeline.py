@@ -40,7 +40,7 @@ GRACE = 5.0  # seconds in which other ranks may say why they end, too
 def pipeline_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "RECIPE", "YAML file; --key VALUE or --section.key VALUE overrides a value")
     text = "count hits and simulate time instead, by a recipe such as recipes/pipeline/simulate.yaml"
-    option(parser, "--simulate", text, action="store_true")
+    option(parser, "--simulate", text)
     add_keys(parser, lambda given: SimulateConfig if "simulate" in given else PipelineConfig)
 
 
