@@ -50,7 +50,7 @@ def measure_round(part: str, side: str, tree: Path, folder: Path) -> Rates:
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, str(ROOT / ROUND), part, side, str(folder)]
+    command = [sys.executable, str(ROOT / ROUND), part, side, str(folder.resolve())]
     with open(folder / "log.txt", "w") as log:
         done = subprocess.run(
             command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
