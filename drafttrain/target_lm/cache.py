@@ -45,9 +45,9 @@ class KvCache:
     def allocate(self, heads: int, dim: int) -> None:
         """Make the buffer once the sizes of keys are known (configs name them differently)."""
         if self.kv is None:
-            shape = (self.n_layers, 2, self.capacity, heads, 0, dim)
-            nothing = torch.empty(shape, dtype=self.dtype, device=self.device)
-            self._set_buffer(_with_room(nothing, self.max_len))
+            # not in huge pages: a short prompt would fault in, and clear, the room of all that may follow
+            shape = (self.n_layers, 2, self.capacity, heads, self.max_len, dim)
+            self._set_buffer(torch.zeros(shape, dtype=self.dtype, device=self.device))
 
     def reserve(self, n: int) -> int:
         """Make room for n slots after each row's verified ones; return how many slots are then in view."""
