@@ -14,14 +14,16 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["EddConfig", "EddModel", "SamplingParams", "SpeculativeDecoder", "load_drafter"]
 _HOMES = {
     "EddConfig": "drafttrain.drafters.edd",
     "EddModel": "drafttrain.drafters.edd",
     "load_drafter": "drafttrain.drafters.registration",
+    "PipelineConfig": "drafttrain.pipeline.config",
+    "PipelineDecoder": "drafttrain.pipeline_decoder",
     "SamplingParams": "drafttrain.inference.sampling",
     "SpeculativeDecoder": "drafttrain.decoder",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.inference.text import OutputText, Prompt, encode, shown
+from drafttrain.inference.text import OutputText, Prompt, encode, is_batch, shown
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.utils.errors import UserError
@@ -245,7 +244,7 @@ class SpeculativeDecoder:
         Args:
             stats: receives counts and times.
         """
-        prompts = list(prompt) if _is_batch(prompt) else [prompt]
+        prompts = list(prompt) if is_batch(prompt) else [prompt]
         return self._pieces(prompts, max_new_tokens, self.proposer, stats, _sampling(sampling, draws), stop)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -264,14 +263,14 @@ class SpeculativeDecoder:
         sampling: SamplingParams,
         stop: str | Sequence[str],
     ) -> Result | list[Result]:
-        stats, prompts = DecodeStats(), list(prompt) if _is_batch(prompt) else [prompt]
+        stats, prompts = DecodeStats(), list(prompt) if is_batch(prompt) else [prompt]
         results = [Result("", [], "", stats) for _ in prompts]
         for piece in self._pieces(prompts, max_new_tokens, proposer, stats, sampling, stop):
             result = results[piece.prompt]
             result.text += piece.text
             result.token_ids += piece.token_ids
             result.finish_reason = piece.finish_reason or ""
-        return results if _is_batch(prompt) else results[0]
+        return results if is_batch(prompt) else results[0]
 
     def _pieces(
         self,
@@ -291,15 +290,6 @@ class SpeculativeDecoder:
                 text, tokens = texts[row.number].push(row)
                 drafted = min(len(tokens), row.drafted)
                 yield Piece(text, tokens, drafted, row.finish_reason, row.number)
-
-
-def _is_batch(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Return whether this is a list of prompts: of texts, of chats, or of token ids."""
-    if isinstance(prompt, torch.Tensor):
-        return prompt.ndim == 2 and len(prompt) > 1
-    if isinstance(prompt, str | Mapping) or not isinstance(prompt, Sequence) or not len(prompt):
-        return False
-    return all(isinstance(one, str | list | tuple | torch.Tensor) for one in prompt)
 
 
 def _strings(stop: object) -> Sequence[str]:

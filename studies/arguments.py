@@ -26,6 +26,7 @@ def positive(text: str) -> int:
 OPTIONS: dict[str, dict[str, Any]] = {
     "bundle": {"default": BUNDLE, "metavar": "DIR", "help": "the drafter"},
     "target": {"metavar": "MODEL", "help": "default: the target that the bundle names"},
+    "drafter": {"required": True, "metavar": "MODEL", "help": "a small LM of the target's tokenizer"},
     "calibration": {"metavar": "DIR", "help": "default: the bundle's"},
     "classifier": {"metavar": "DIR", "help": "default: the bundle's"},
     "ngrams": {"default": BUNDLE, "metavar": "DIR", "help": "an n-gram cache"},
@@ -56,6 +57,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pictures": {"default": "docs/results", "metavar": "DIR", "help": "folder of the SVG files"},
     "recipe": {"required": True, "metavar": "RECIPE", "help": "of drafttrain pipeline"},
     "repeats": {"type": positive, "default": 3, "metavar": "N", "help": "timings of each kind"},
+    "cut": {
+        "action": "append",
+        "default": [],
+        "metavar": "MODE=N,N",
+        "help": "blocks of each rank in a mode; may be repeated",
+    },
     "set": {
         "action": "append",
         "default": [],

@@ -17,7 +17,7 @@ LAYERS = (  # a module imports its own folder and what comes before it; docs/arc
     ("bundle_files",),
     ("hub",),
     ("bundle",),
-    ("decoder", "export"),
+    ("decoder", "pipeline_decoder", "export"),
     ("evaluation",),
     ("report",),
     ("run",),

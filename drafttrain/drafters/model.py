@@ -62,6 +62,7 @@ class DraftModel(PreTrainedModel, ABC):
     soft_prompts = False
     first_token = True
     attends = True
+    prune: Callable | None = None  # `Drafter.prune`, where a tree in flight can be kept
     _same_input = (("k_proj", "v_proj"), ("gate_proj", "up_proj"))  # no queries: soft prompts have none
 
     draft_to_target: torch.Tensor  # int64 [D]

@@ -1,6 +1,7 @@
 """Prompts to tokens, and tokens to text as they arrive."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -8,14 +9,21 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.message import Message
 from drafttrain.inference.decode import Row
-from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 
 # A user's text, a chat ({"role", "content"} dicts or Messages), or token ids, which are used unchanged.
 Prompt = str | Sequence[Message | Mapping] | Sequence[int] | torch.Tensor
 
 
-def encode(target: FrozenTarget, prompt: Prompt) -> list[int]:
+class Vocabulary(Protocol):
+    """A target, or what a stage of a pipeline knows of it."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase | None
+    vocab_size: int
+
+
+def encode(target: Vocabulary, prompt: Prompt) -> list[int]:
     """Return a prompt's token ids. A text becomes one user turn of the chat template, if there is one.
 
     Raises:
@@ -47,6 +55,15 @@ def encode(target: FrozenTarget, prompt: Prompt) -> list[int]:
     if tokenizer.chat_template:
         return encode_prompt(tokenizer, [Message("user", prompt)])
     return tokenizer(prompt)["input_ids"]
+
+
+def is_batch(prompt: Prompt | Sequence[Prompt]) -> bool:
+    """Return whether this is a list of prompts: of texts, of chats, or of token ids."""
+    if isinstance(prompt, torch.Tensor):
+        return prompt.ndim == 2 and len(prompt) > 1
+    if isinstance(prompt, str | Mapping) or not isinstance(prompt, Sequence) or not len(prompt):
+        return False
+    return all(isinstance(one, str | list | tuple | torch.Tensor) for one in prompt)
 
 
 def _no_prompt(prompt: object) -> UserError:

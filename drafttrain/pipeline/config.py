@@ -100,7 +100,7 @@ class PipelineConfig:
         concurrency: prompts at a time; pp and stpp fill the stages with them, pipedec takes them in turn.
         stages: how the target is cut.
         drafter_rank: the drafter is beside the first stage, or alone in a process of its own.
-        prompts: a file of prompts, the first turn of each.
+        prompts: a file of prompts, the first turn of each. null: a program gives them.
         limit: number of prompts to take. null: all.
         max_new_tokens: limit of every answer.
         sampling: how tokens are drawn.
@@ -109,7 +109,7 @@ class PipelineConfig:
         probe: compare the logits of the stages with those of the whole target, whose blocks the last rank
             loads one by one, before anything is decoded.
         timeout_s: seconds after which a rank that is not heard of counts as lost.
-        out: folder of the results.
+        out: folder of the results. null: a program takes them.
     """
 
     target: str
@@ -122,7 +122,7 @@ class PipelineConfig:
     concurrency: int = setting(1, ge=1)
     stages: StagesConfig = field(default_factory=StagesConfig)
     drafter_rank: Literal["beside", "alone"] = "beside"
-    prompts: str
+    prompts: str | None = None
     limit: int | None = setting(None, ge=1)
     max_new_tokens: int = setting(128, ge=1)
     sampling: DrawConfig = field(default_factory=DrawConfig)
@@ -130,7 +130,7 @@ class PipelineConfig:
     link: LinkConfig | None = None
     probe: bool = True
     timeout_s: float = setting(60.0, gt=0, lt=math.inf)
-    out: str
+    out: str | None = None
 
     def check(self) -> None:
         """Validate all sections.
@@ -192,6 +192,8 @@ class SimulateConfig:
             measured here.
         draft_ms: milliseconds of a drafting step by expanded nodes, as pairs. null: measured here.
         sync_ms: of the broadcast at the end of a timestep.
+        costs: costs.json of `drafttrain pipeline --calibrate`, in place of target_ms, draft_ms and sync_ms;
+            its stages together are the whole target. null: none.
         threads: for what is measured here.
         out: folder of the results.
     """
@@ -210,6 +212,7 @@ class SimulateConfig:
     target_ms: list[list[float]] | None = None
     draft_ms: list[list[float]] | None = None
     sync_ms: float = setting(0.5, ge=0, lt=math.inf)
+    costs: str | None = None
     threads: int = setting(1, ge=1)
     out: str
 
@@ -227,6 +230,10 @@ class SimulateConfig:
         for name in ("target_ms", "draft_ms"):
             if (curve := getattr(self, name)) is not None:
                 _check_curve(name, curve)
+                if self.costs is not None:
+                    raise UserError(
+                        f"{name}: must not be given beside costs, got {curve}; remove one of them"
+                    )
 
 
 def _check_curve(name: str, curve: list[list[float]]) -> None:

@@ -141,6 +141,14 @@ class Ranks:
             dist.all_reduce(sums)
         return sums.tolist()
 
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return the numbers of all ranks, equally many of each."""
+        own = torch.tensor(list(numbers), dtype=torch.double)
+        parts = [torch.zeros_like(own) for _ in range(self.world_size)]
+        with lost_ranks(self.rank, "gather"):
+            dist.all_gather(parts, own)
+        return [part.tolist() for part in parts]
+
     def close(self) -> None:
         """End the connection once everything sent has been taken."""
         with lost_ranks(self.rank, "end"):

@@ -177,19 +177,8 @@ def load_part(
             f"stages.blocks: must be within the {n_blocks} blocks of {place}, got {blocks.start} to "
             f"{blocks.stop - 1}"
         )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_config_of(config, blocks), dtype=dtype)
+    model = _without_weights(place, config, blocks, dtype)
     base = model.base_model
-    if missing := [name for name in NEEDED if not hasattr(base, name)]:
-        raise UserError(
-            f"{place}: must have blocks that can be cut apart, got a {type(model).__name__} without "
-            f"{missing[0]}; use a model of the Llama, Mistral or Qwen kind"
-        )
-    is_first, is_last = blocks.start == 0, blocks.stop == n_blocks
-    if not is_first:
-        base.embed_tokens = nn.Identity()
-    if not is_last:
-        base.norm = model.lm_head = nn.Identity()
     base.rotary_emb = type(base.rotary_emb)(config=model.config)  # its buffers are computed, not stored
     sources = {
         name: _source(name, base.base_model_prefix or "model", blocks.start) for name in model.state_dict()
@@ -202,11 +191,15 @@ def load_part(
 
 
 def require_frontier(drafter: DraftModel, name: str) -> None:
-    """Require a drafter that can draft any number of tokens ahead.
+    """Require a drafter that can draft any number of tokens ahead, and keep a tree in flight.
 
     Raises:
         UserError: it cannot.
     """
+    if drafter.prune is None:
+        raise UserError(
+            f"drafter: must keep a tree in flight, got {name} without prune; write it, or use mode pp"
+        )
     if drafter.max_depth is not None:
         raise UserError(
             f"drafter: must draft any number of tokens ahead, got {name}, which drafts at most "
@@ -252,6 +245,32 @@ def stop_tokens(place: str, eos: int) -> tuple[int, ...]:
             continue
         found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
     return tuple(sorted(found))
+
+
+def part_bytes(place: str, blocks: range, dtype: torch.dtype) -> int:
+    """Return the bytes of the weights of some blocks, with the embeddings, norm and head of the first and the
+    last; nothing is loaded."""
+    model = _without_weights(place, AutoConfig.from_pretrained(place), blocks, dtype)
+    return sum(weight.numel() * weight.element_size() for weight in {*model.parameters()})
+
+
+def _without_weights(
+    place: str, config: PreTrainedConfig, blocks: range, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return the part's modules on the meta device."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_config_of(config, blocks), dtype=dtype)
+    base = model.base_model
+    if missing := [name for name in NEEDED if not hasattr(base, name)]:
+        raise UserError(
+            f"{place}: must have blocks that can be cut apart, got a {type(model).__name__} without "
+            f"{missing[0]}; use a model of the Llama, Mistral or Qwen kind"
+        )
+    if blocks.start > 0:
+        base.embed_tokens = nn.Identity()
+    if blocks.stop < config.num_hidden_layers:
+        base.norm = model.lm_head = nn.Identity()
+    return model
 
 
 def _config_of(config: PreTrainedConfig, blocks: range) -> PreTrainedConfig:

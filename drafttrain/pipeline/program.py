@@ -94,11 +94,13 @@ class Output:
         tokens: emitted.
         hits: how many of them were in the tree when they left the last stage.
         timesteps: after the prompt.
+        seconds: after the prompt and the first token.
     """
 
     tokens: list[int]
     hits: int = 0
     timesteps: int = 0
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass
@@ -207,7 +209,7 @@ class Member:
 def pipedec(me: Member, request: Request) -> Program:
     """Decode with a tree in flight; return an `Output`."""
     token, tree = yield from _prefill(me, request)
-    output, flow = Output([token]), None
+    output, flow, began = Output([token]), None, me.clock()
     while not _is_done(output.tokens, request):
         # what the timestep before has sent, or at the beginning the root
         left = request.max_new_tokens - len(output.tokens)
@@ -230,6 +232,7 @@ def pipedec(me: Member, request: Request) -> Program:
             flow, is_hit = yield from _synchronize(me, token, tree, flow, output.timesteps)
             output.hits += is_hit
         me.done("V", "finish", me.node, output.timesteps, me.clock())
+    output.seconds = me.clock() - began
     return output
 
 
@@ -257,7 +260,7 @@ def _synchronize(me: Member, token: int, tree: PredictionTree | None, flow: Flow
 def pp(me: Member, request: Request) -> Program:
     """Decode a token at a time; return an `Output`."""
     token, _ = yield from _prefill(me, request, drafts=False)
-    output = Output([token])
+    output, began = Output([token]), me.clock()
     while not _is_done(output.tokens, request):
         output.timesteps += len(me.layout.groups)
         found = NOTHING
@@ -277,6 +280,7 @@ def pp(me: Member, request: Request) -> Program:
         output.tokens.append(token)
         if me.stage is not None:
             me.stage.advance(token)
+    output.seconds = me.clock() - began
     return output
 
 
@@ -284,7 +288,7 @@ def stpp(me: Member, request: Request) -> Program:
     """Decode with a static tree of drafts for each forward; return an `Output`."""
     token, tree = yield from _prefill(me, request)
     state, output, layout = None if tree is None else tree.state, Output([token]), me.layout
-    accept = rule_for([request.sampling], draws=False)
+    accept, began = rule_for([request.sampling], draws=False), me.clock()
     if isinstance(accept, SamplingRule):
         accept.emitted = [1]  # the first token is drawn
     while not _is_done(output.tokens, request):
@@ -329,6 +333,7 @@ def stpp(me: Member, request: Request) -> Program:
             verified = drafts.tokens[:, path]  # [1, m]
             with me.device:
                 me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
+    output.seconds = me.clock() - began
     return output
 
 

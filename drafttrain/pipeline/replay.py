@@ -7,13 +7,16 @@ holds both equal.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from drafttrain.inference.session import DRAFT_SLOTS
 from drafttrain.pipeline.prediction import PredictionTree
 from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
 
@@ -79,7 +82,39 @@ class Round:
     hits: int
 
 
-@torch.no_grad()
+class _Counting:
+    """A drafter that notes how many nodes each of its steps expands."""
+
+    def __init__(self, drafter: Drafter):
+        self._drafter, self.sizes = drafter, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def top(
+        self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.sizes.append(frontier.shape[1])
+        return self._drafter.top(state, tree, frontier, k)
+
+    def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(frontier.shape[1])
+        return self._drafter.expand(state, tree, frontier)
+
+
+def replay_policy(
+    drafter: Drafter, prompt: Sequence[int], text: Sequence[int], tapped: torch.Tensor, policy: TreePolicy
+) -> list[Round]:
+    """Grow static trees by a policy against a text; arguments as `replay`."""
+
+    def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
+        counting = _Counting(drafter)
+        tree = policy.grow(counting, state, torch.tensor([root], device=tapped.device))
+        return tree, counting.sizes
+
+    return _rounds(drafter, prompt, text, tapped, grow, DRAFT_SLOTS)
+
+
 def replay_static(
     drafter: Drafter,
     prompt: Sequence[int],
@@ -91,12 +126,36 @@ def replay_static(
 ) -> list[Round]:
     """Grow static trees of `depth` layers against a text, each layer as in the tree in flight; arguments as
     `replay`."""
+
+    def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
+        tree, drafted = PredictionTree(drafter, state, root, width, children, tapped.device), []
+        tree.grow(0)  # the root
+        for _ in range(min(depth, left)):
+            drafted.append(tree.expand())
+            tree.grow(depth)
+        return tree.tree, drafted
+
+    return _rounds(drafter, prompt, text, tapped, grow, depth * width)
+
+
+@torch.no_grad()
+def _rounds(
+    drafter: Drafter,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    tapped: torch.Tensor,
+    grow: Callable[[Any, int, int], tuple[TokenTree, list[int]]],
+    max_nodes: int,
+) -> list[Round]:
+    """Grow a tree after each verification.
+
+    Args:
+        grow: returns a tree, and the nodes of each drafting step, by the drafter's state, the root's token
+            and how many tokens of the text follow.
+    """
     n, rounds, place = len(prompt), [], 0
-    state, ids = (
-        drafter.new_state(1, n + len(text) + depth * width),
-        torch.tensor([[*prompt, *text]]),
-    )  # [1, t]
-    ids = ids.to(tapped.device)
+    state = drafter.new_state(1, n + len(text) + max_nodes)
+    ids = torch.tensor([[*prompt, *text]], device=tapped.device)  # [1, t]
 
     def read(first: int, last: int) -> None:
         count = ids.new_tensor([last - first])
@@ -104,15 +163,12 @@ def replay_static(
 
     read(0, n)
     while place + 1 < len(text):
-        tree, drafted = PredictionTree(drafter, state, text[place], width, children, tapped.device), []
-        tree.grow(0)  # the root
-        for _ in range(min(depth, len(text) - place - 1)):
-            drafted.append(tree.expand())
-            tree.grow(depth)
-        hits = _followed(tree.tree, text[place + 1 :])
-        rounds.append(Round(drafted, tree.tree.width, hits))
-        emitted = min(hits + 1, len(text) - place - 1)  # the target's own token after them
-        read(n + place, n + place + min(hits + 1, emitted))
+        left = len(text) - place - 1
+        tree, drafted = grow(state, text[place], left)
+        hits = _followed(tree, text[place + 1 :])
+        rounds.append(Round(drafted, tree.width, hits))
+        emitted = min(hits + 1, left)  # the target's own token after them
+        read(n + place, n + place + emitted)
         place += emitted
     return rounds
 

@@ -6,7 +6,7 @@ the time is simulated.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from drafttrain.pipeline.replay import Trace
@@ -42,15 +42,19 @@ class Machines:
 
     Attributes:
         stages: seconds of each group of stages by the number of tokens, transfers within the group included.
-        links: between them, one fewer.
+        links: between them, one fewer: seconds by the number of tokens.
         draft: seconds of a drafting step by expanded nodes, the transfer to the first stage included.
-        sync: seconds of the broadcast at the end of a timestep.
+        sync: seconds of the end of a timestep, the broadcast above all.
+        broadcast: seconds of the broadcast of a token in `pp` and `stpp`.
+        beside: whether the drafter is on the machine of the first stage, so that one waits for the other.
     """
 
     stages: Sequence[CostCurve]
-    links: Sequence[Link]
+    links: Sequence[Callable[[int], float]]
     draft: CostCurve
     sync: float = 0.0
+    broadcast: float = 0.0
+    beside: bool = False
 
     def __post_init__(self) -> None:
         if len(self.links) != len(self.stages) - 1:
@@ -62,6 +66,10 @@ class Machines:
     def computing(self, group: int, tokens: int) -> float:
         """Return the seconds of a group for some tokens; 0 for none."""
         return self.stages[group](tokens) if tokens else 0.0
+
+    def sending(self, group: int, tokens: int) -> float:
+        """Return the seconds of what a group sends to the next one; 0 for no tokens."""
+        return self.links[group](tokens) if tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,9 @@ def through(machines: Machines, tokens: int) -> Iterator[Job]:
     for group in range(len(machines.stages)):
         yield f"stage {group}", machines.computing(group, tokens)
         if group < len(machines.links):
-            yield f"link {group}", machines.links[group](tokens)
+            yield f"link {group}", machines.sending(group, tokens)
+    if machines.broadcast:
+        yield "broadcast", machines.broadcast
 
 
 def pp_jobs(machines: Machines, tokens: int) -> Iterator[Job]:
@@ -110,9 +120,14 @@ def stpp_jobs(machines: Machines, rounds: Iterable[tuple[Sequence[int], int]]) -
 def timestep_seconds(machines: Machines, drafted: int, nodes: Sequence[int]) -> float:
     """Return the seconds of a timestep of PipeDec (§2.4): drafter and stages work side by side; when all
     stages are done they send."""
-    computing = max(machines.computing(group, n) for group, n in enumerate(nodes))
-    sending = max((link(n) for link, n in zip(machines.links, nodes)), default=0.0)
-    return max(machines.draft(drafted) if drafted else 0.0, computing + sending) + machines.sync
+    computing = [machines.computing(group, n) for group, n in enumerate(nodes)]
+    drafting = machines.draft(drafted) if drafted else 0.0
+    if machines.beside:
+        computing[0] += drafting
+    sending = max(
+        (machines.sending(group, nodes[group]) for group in range(len(machines.links))), default=0.0
+    )
+    return max(drafting, max(computing) + sending) + machines.sync
 
 
 def pipedec_jobs(machines: Machines, trace: Trace) -> Iterator[Job]:

@@ -1,14 +1,17 @@
 """`drafttrain pipeline --simulate`: how fast a pipeline would be, by the number of its stages."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafttrain.pipeline.config import SimulateConfig
+from drafttrain.utils.errors import UserError
 
 if TYPE_CHECKING:
     from drafttrain.drafters.model import DraftModel
+    from drafttrain.pipeline.measure import PipelineCosts
     from drafttrain.target_lm.model import FrozenTarget
     from drafttrain.trees.costs import CostCurve
 
@@ -37,14 +40,14 @@ def simulate(recipe: str, overrides: Sequence[str]) -> None:
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         target.check_length(tokens, config.max_new_tokens, prompt.id)
-    costs = _costs(config, target, drafter)
+    *costs, sync = _costs(config, target, drafter)
     taps = getattr(drafter.config, "tapped_blocks", [])
     sampling = SamplingParams(**asdict(config.sampling))
     texts = known_texts(target, taps, ids, config.max_new_tokens, sampling)
     link = Link(config.link.gbit, config.link.ms / 1e3, 2 * target.hidden_size)  # states travel in 16 bits
     rows = []
     for stages in config.stages:
-        described = machines(stages, *costs, link, config.sync_ms / 1e3)
+        described = machines(stages, *costs, link, sync)
         rows.append(outlook(drafter, texts, described, config.width, config.children))
     machine = describe_machine(torch.device("cpu"), target.dtype)
     curves = {
@@ -67,19 +70,23 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
 
 def _costs(
     config: SimulateConfig, target: "FrozenTarget", drafter: "DraftModel"
-) -> tuple["CostCurve", "CostCurve"]:
-    """Return seconds of the target by tokens and of a drafting step by nodes: given, or measured here."""
+) -> tuple["CostCurve", "CostCurve", float]:
+    """Return seconds of the target by tokens, of a drafting step by nodes and of the end of a timestep:
+    given, or measured here or by `drafttrain pipeline --calibrate`."""
     import torch
 
     from drafttrain.calibration.timing import fitting_context, measure_costs
     from drafttrain.trees.costs import CostCurve
 
-    found = []
+    if config.costs is not None:
+        costs = read_costs(config.costs)
+        return costs.target(), costs.drafter(), costs.sync
+    found, sync = [], config.sync_ms / 1e3
     for points in (config.target_ms, config.draft_ms):
         sizes = points and tuple(int(size) for size, _ in points)
         found.append(points and CostCurve(sizes, tuple(ms / 1e3 for _, ms in points)))
     if None not in found:
-        return found[0], found[1]
+        return found[0], found[1], sync
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
@@ -88,4 +95,29 @@ def _costs(
     finally:
         torch.set_num_threads(before)
     curves = [curve.cost() for [curve] in measured]
-    return found[0] or curves[0], found[1] or curves[1]
+    return found[0] or curves[0], found[1] or curves[1], sync
+
+
+def read_costs(path: str) -> "PipelineCosts":
+    """Read what `drafttrain pipeline --calibrate` has written.
+
+    Raises:
+        UserError: it is no such file, or not of positive, finite seconds.
+    """
+    from drafttrain.pipeline.measure import PipelineCosts
+    from drafttrain.utils.files import read_json
+
+    found = read_json(path)
+    names = [one.name for one in fields(PipelineCosts)]
+    if missing := [name for name in names if name not in found]:
+        raise UserError(
+            f"costs: must be a file of drafttrain pipeline --calibrate, got {path} without {missing[0]}"
+        )
+    costs = PipelineCosts(**{name: found[name] for name in names})
+    rows = [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone]
+    if not all(len(row) == len(costs.sizes) and all(0 < s < math.inf for s in row) for row in rows):
+        raise UserError(
+            f"costs: must have positive, finite seconds for each of {len(costs.sizes)} sizes, got others in "
+            f"{path}; calibrate again"
+        )
+    return costs

@@ -25,6 +25,7 @@ from studies.figures import (
     c2t,
     drafters,
     machine,
+    pipedec,
     report,
     seed,
     self_draft,
@@ -43,6 +44,7 @@ TOPICS = {
     "machine": machine.GROUPS,
     "structure": structure.GROUPS,
     "seed": seed.GROUPS,
+    "pipedec": pipedec.GROUPS,
     "baselines": [*drafters.GROUPS, *vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
 }
 
@@ -56,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
-    text = "prompts of each task at most, for trees, c2t, self-draft, machine, seed, baselines"
+    text = "prompts of each task at most, for trees, c2t, self-draft, machine, seed, pipedec, baselines"
     parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
     parser.add_argument("--oanc", metavar="FILE", help="OANC's oanc_written_2.zip, for self-draft")
-    text = "prompts of a further task for c2t, such as alpaca=questions.jsonl; may be repeated"
+    text = "a further task's prompts: for c2t such as alpaca=FILE, for pipedec wmt14=FILE; may be repeated"
     parser.add_argument("--prompts", action="append", default=[], metavar="NAME=FILE", help=text)
-    text = "a larger target and a small LM that drafts for it, for seed"
+    text = "a larger target and a small LM that drafts for it, for seed, pipedec"
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFTER"), help=text)
     parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
     args = parser.parse_args(argv)
@@ -74,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.oanc and not Path(args.oanc).exists():
         parser.error(f"--oanc: {args.oanc} does not exist")
     more = dict(item.partition("=")[::2] for item in args.prompts)
-    if more and args.topic != "c2t":
-        parser.error("--prompts is for topic c2t")
+    if more and args.topic not in ("c2t", "pipedec"):
+        parser.error("--prompts is for topics c2t and pipedec")
     for name, path in more.items():
         if not name.isidentifier() or name in c2t.TASKS:
             parser.error(f"--prompts {name}={path}: name a task of your own, in letters")

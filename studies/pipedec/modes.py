@@ -1,78 +1,172 @@
 """PP, STPP and PipeDec on the same ranks, prompt by prompt in turn (PipeDec, Figure 5).
 
     python -m studies.pipedec.modes --recipe recipes/pipeline/smollm2-2.yaml --limit 8
+    python -m studies.pipedec.modes --recipe recipes/pipeline/smollm2-2.yaml --limit 8 --cut pp=19,11 \
+        --cut pipedec=16,14
     python -m studies.pipedec.modes --recipe recipes/pipeline/smollm2-2.yaml --limit 4 --set stages.ranks=14 \
         --set drafter_rank=alone --set pace.stage_ms=40 --set pace.draft_ms=10
 
 Every rank is a process with its own cores, or with `pace` a device that is held for declared times. Seconds
 are those of decoding with the prompt; a timing of a mode is followed by one of the next mode, and the order
-changes with each prompt and repeat.
+changes with each prompt and repeat. Every prompt is written to modes.json in --out; --resume goes on.
 """
 
 import os
 import statistics
+import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from drafttrain.pipeline.config import PipelineConfig
-from drafttrain.run.pipeline import end_with_parent, join, start
+from drafttrain.pipeline_decoder import PipelineDecoder
+from drafttrain.run.pipeline import end_with_parent, start
 from drafttrain.run.recipe import load_settings
-from drafttrain.utils.files import write_json
-from studies import arguments
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json, write_json
+from studies import ROOT, arguments
+from studies.pipedec.ratios import Name, ratio
 
 MODES = ("pp", "stpp", "pipedec")
+RAW = "modes.json"
 
 
 def study(args: Namespace) -> None:
-    words = [f"--{pair}" for pair in args.set]
-    words += ["--limit", str(args.limit)] if args.limit else []
-    config = load_settings(PipelineConfig, args.recipe, words)
     if "RANK" not in os.environ:
+        config = settings(args)
         command = [sys.executable, "-m", "studies.pipedec.modes", *sys.argv[1:]]
         if start(config.world_size, command):
             sys.exit(2)
         return
     end_with_parent()
-    rank = int(os.environ["RANK"])
-    with join(config, rank) as pipeline:
-        rows = []
-        for repeat in range(args.repeats):
+    measure(settings(args), cuts(args.cut), args.repeats, args.out / RAW, args.resume)
+
+
+def settings(args: Namespace) -> PipelineConfig:
+    """Return the recipe with what is laid over it."""
+    words = [f"--{pair}" for pair in args.set]
+    words += ["--limit", str(args.limit)] if args.limit else []
+    return load_settings(PipelineConfig, args.recipe, words)
+
+
+def cuts(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the blocks of each rank by mode, from texts such as pp=19,11.
+
+    Raises:
+        UserError: it is none of that form.
+    """
+    found = {}
+    for text in texts:
+        mode, _, numbers = text.partition("=")
+        if mode not in MODES or not all(number.isdecimal() for number in numbers.split(",")):
+            raise UserError(f"--cut: must be like pp=19,11 with one of {', '.join(MODES)}, got {text}")
+        found[mode] = [int(number) for number in numbers.split(",")]
+    return found
+
+
+def measure(
+    config: PipelineConfig, cut: Mapping[str, Sequence[int]], repeats: int, path: Path, resume: bool
+) -> None:
+    """Decode all prompts in all modes as one of the ranks; rank 0 writes the file and shows the ratios."""
+    found = read_json(path) if resume and path.exists() else {"rows": []}
+    done = {(row["prompt"], row["repeat"]) for row in found["rows"]}
+    with PipelineDecoder(config) as pipeline:
+        by_mode = {mode: pipeline.recut(cut[mode]) if mode in cut else pipeline for mode in MODES}
+        for mode, decoder in by_mode.items():  # the first forwards of a process are slow
+            decoder.decode(mode, pipeline.prompts[0][1])
+        found["machine"] = pipeline.machine()
+        for repeat in range(repeats):
             for number, (name, request) in enumerate(pipeline.prompts):
+                if (name, repeat) in done:
+                    continue
                 for turn in range(len(MODES)):
                     mode = MODES[(turn + number + repeat) % len(MODES)]
                     began = time.perf_counter()
-                    output = pipeline.decode(mode, request)
+                    output = by_mode[mode].decode(mode, request)
                     seconds = time.perf_counter() - began
                     row = {"prompt": name, "repeat": repeat, "mode": mode, **vars(output)}
-                    rows.append({**row, "seconds": seconds})
-            if rank == 0:
-                write_json(args.out / "modes.json", {"machine": pipeline.machine(), "rows": rows})
-        late = pipeline.late()
-    if rank == 0:
-        show(rows, late)
+                    found["rows"].append({**row, "decoding": output.seconds, "seconds": seconds})
+                if pipeline.rank == 0:
+                    write_json(path, found)
+                    print(f"repeat {repeat + 1}, {number + 1} of {len(pipeline.prompts)}", flush=True)
+        found["late"] = pipeline.late()
+    if pipeline.rank == 0:
+        write_json(path, found)
+        show(found["rows"], found["late"])
+
+
+def run_modes(
+    recipe: str,
+    prompts: Path,
+    keys: Mapping[str, Any],
+    cut: Mapping[str, Sequence[int]],
+    repeats: int,
+    out: Path,
+) -> dict[str, Any]:
+    """Start all ranks, and return what they have measured; a folder that has some of it is gone on with.
+
+    Args:
+        keys: of the recipe, laid over it.
+
+    Raises:
+        UserError: a rank has failed.
+    """
+    words = [f"{key}={value}" for key, value in {**keys, "prompts": prompts, "limit": "null"}.items()]
+    command = [
+        sys.executable,
+        "-m",
+        "studies.pipedec.modes",
+        "--recipe",
+        recipe,
+        "--out",
+        str(out),
+        "--resume",
+    ]
+    command += ["--repeats", str(repeats), *(part for word in words for part in ("--set", word))]
+    for mode, blocks in cut.items():
+        command += ["--cut", f"{mode}={','.join(map(str, blocks))}"]
+    if status := subprocess.run(command, cwd=ROOT, stdout=2).returncode:
+        raise UserError(f"{out}: the ranks must end with 0, got {status}; see their messages above")
+    return read_json(out / RAW)
+
+
+def per_token(rows: Sequence[dict[str, Any]], mode: str, what: str = "seconds") -> dict[Name, float]:
+    """Return the seconds per token of each prompt in a mode, the median over repeats.
+
+    Args:
+        what: "seconds", or "decoding" for those after the prompt and its token.
+    """
+    taken: dict[Name, list[float]] = {}
+    for row in rows:
+        tokens = len(row["tokens"]) - (what == "decoding")
+        if row["mode"] == mode and tokens:
+            task, _, prompt = row["prompt"].partition("/")
+            taken.setdefault((task, prompt), []).append(row[what] / tokens)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
 def show(rows: Sequence[dict[str, Any]], late: float) -> None:
-    """Print tokens per second of each mode over those of PP, medians over prompts of medians over repeats."""
-    names = sorted({row["prompt"] for row in rows})
-
-    def rate(name: str, mode: str) -> float:
-        chosen = [row for row in rows if (row["prompt"], row["mode"]) == (name, mode)]
-        return statistics.median(len(row["tokens"]) / row["seconds"] for row in chosen)
-
+    """Print the speed of each mode over that of PP, and whether all have written the same."""
+    base = per_token(rows, "pp")
     for mode in MODES[1:]:
-        ratios = [rate(name, mode) / rate(name, "pp") for name in names]
-        print(f"{mode}: {statistics.median(ratios):.3f} times the tokens/s of pp ({len(names)} prompts)")
-    texts = {(row["prompt"], tuple(row["tokens"])) for row in rows}
-    print(f"texts are {'the same' if len(texts) == len(names) else 'different'} in all modes; ", end="")
+        found = ratio(base, per_token(rows, mode))
+        interval = "{:.3f} to {:.3f}".format(*found["interval"])
+        print(f"{mode}: {found['value']:.3f} ({interval}) times as fast as pp ({len(base)} prompts)")
+    print(f"texts are {'the same' if same_texts(rows) else 'different'} in all modes; ", end="")
     print(f"{late:.2%} of the paced pieces of work were late")
 
 
+def same_texts(rows: Sequence[dict[str, Any]]) -> bool:
+    """Return whether every prompt has one text in all modes and repeats."""
+    texts = {(row["prompt"], tuple(row["tokens"])) for row in rows}
+    return len(texts) == len({row["prompt"] for row in rows})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("recipe", "limit", "repeats", "set")
+    names = ("recipe", "limit", "repeats", "set", "cut", "resume")
     return arguments.run(study, __doc__, argv, names, "runs/pipedec")
 
 

@@ -8,11 +8,12 @@ from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import TreeProposer
-from drafttrain.pipeline.program import Request, pipedec
-from drafttrain.pipeline.replay import replay, replay_static
+from drafttrain.pipeline.program import Request, pipedec, stpp
+from drafttrain.pipeline.replay import replay, replay_policy, replay_static
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.trees.expand import next_layer
 from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.tree import TokenTree
 
 NEW = 24
@@ -79,3 +80,23 @@ def test_static_trees_emit_the_text(whole, prompts, depth, width, children):
     rounds = replay_static(drafter, prompts[2], text, tapped, depth, width, children)
     assert len(rounds) == stats.steps == len(policy.sizes)
     assert [one.nodes for one in rounds][: -depth or None] == policy.sizes[: len(rounds) - depth]
+
+
+@pytest.mark.parametrize(
+    ("tree", "drafted"),
+    [("chain:length=3", [1, 1, 1]), ("eagle2:top_k=2,max_depth=3,total=4", [1, 2, 2])],
+)
+def test_a_policy_replayed_has_the_rounds_of_the_pipeline(members, whole, prompts, tree, drafted):
+    target, policy = whole("llama", [0]), parse_policy(tree)
+    drafter = new_drafter(
+        target, DrafterConfig(tapped_blocks=[0], draft_vocab_size=None), torch.arange(512)
+    ).eval()
+    target.tap(drafter.config.tapped_blocks)
+    pipeline = members("llama", (2, 2), drafter, [0], policy=policy)
+    request = Request(prompts[2], NEW, (), SamplingParams(), depth=policy.max_depth)
+    output = run_locally([stpp(member, request) for member in pipeline])[0]
+    ids = torch.tensor([[*prompts[2], *output.tokens]])
+    tapped = target.encode(ids, torch.zeros_like(ids)).tapped[0]
+    rounds = replay_policy(drafter, prompts[2], output.tokens, tapped, policy)
+    assert 2 * len(rounds) == output.timesteps and sum(one.hits for one in rounds) == output.hits
+    assert all(one.drafted == drafted for one in rounds)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,18 @@ def test_resting_stages_cost_nothing():
     assert timestep_seconds(m, 1, [1, 0, 0]) == pytest.approx(
         max(m.draft(1), m.stages[0](1) + m.links[0](1)) + 0.004
     )
+
+
+def test_a_drafter_beside_the_first_stage_and_a_broadcast_take_their_time():
+    m = machines(3, sync=0.004)
+    beside = replace(m, beside=True, broadcast=0.002)
+    first = m.draft(2) + m.stages[0](2)
+    rest = max(m.stages[1](1), m.stages[2](1))
+    sending = max(m.links[0](2), m.links[1](1))
+    assert timestep_seconds(beside, 2, [2, 1, 1]) == pytest.approx(max(first, rest) + sending + 0.004)
+    assert timestep_seconds(beside, 0, [2, 1, 1]) == pytest.approx(timestep_seconds(m, 0, [2, 1, 1]))
+    token = sum(stage(1) for stage in m.stages) + sum(link(1) for link in m.links)
+    assert total_seconds(run([pp_jobs(beside, 9)])) == pytest.approx(9 * (token + 0.002), rel=1e-12)
 
 
 def test_links_have_to_match_the_stages():

@@ -9,11 +9,13 @@ import time
 
 import pytest
 
+from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.pipeline.config import PipelineConfig, balanced
 from drafttrain.run.cli import main
 from drafttrain.run.recipe import load_settings
+from drafttrain.run.simulate import read_costs
 from drafttrain.utils.errors import UserError
 
 RECIPE = "recipes/tiny/pipeline/smollm2-2.yaml"
@@ -40,9 +42,7 @@ def test_it_decodes_what_the_whole_target_decodes(
     assert f"mode {mode}, prompts 2" in capfd.readouterr().out
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
     config = load_settings(PipelineConfig, words[0], words[1:])
-    from drafttrain.run.pipeline import _prompts
-
-    ids = [request.tokens for _, request in _prompts(config, config.target)]
+    ids = [prompt.token_ids(tiny_target.tokenizer) for prompt in read_prompts(config.prompts)]
     plain, _ = decode_all(tiny_target, NoProposer(), ids, config.max_new_tokens)
     assert [row["token_ids"] for row in rows] == plain
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -99,6 +99,73 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
     ],
 )
 def test_wrong_settings_are_one_line(words, more, problem, capsys):
+    assert main(["pipeline", *words, *more]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and problem in lines[0]
+
+
+def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
+    more = ["--drafter", str(tiny_bundle), "--mode", "pipedec", "--pace.stage_ms", "4", "--limit", "1"]
+    assert main(["pipeline", *words, *more, "--calibrate"]) == 0
+    path = tmp_path / "out" / "costs.json"
+    assert f"{path}" in capfd.readouterr().out
+    costs = read_costs(str(path))
+    for group in (*costs.groups, *costs.alone, costs.judging):
+        assert len(group) == len(costs.sizes) and all(0.004 <= seconds < 0.1 for seconds in group)
+    assert 0 < costs.hop[0] < 0.1 and 0 < costs.broadcast < 0.1 and 0 < costs.sync < 0.1 and costs.beside
+    assert costs.machines("pipedec").sync == costs.sync and costs.machines("pp").broadcast == costs.broadcast
+    assert costs.target()(1) == pytest.approx(sum(group[0] for group in costs.groups))
+
+    simulated = ["recipes/tiny/pipeline/simulate.yaml", *words[1:-2], "--out", str(tmp_path / "simulated")]
+    simulated += ["--drafter", str(tiny_bundle), "--dtype", "float32", "--costs", str(path)]
+    declared = ["--target_ms", "null", "--draft_ms", "null"]
+    assert main(["pipeline", "--simulate", *simulated, *declared]) == 0
+    found = json.loads((tmp_path / "simulated" / "simulation.json").read_text())
+    assert found["rows"][0]["pp"] == pytest.approx(costs.target()(1))
+    assert main(["pipeline", "--simulate", *simulated]) == 2
+    assert "target_ms: must not be given beside costs" in capfd.readouterr().err
+    values = json.loads(path.read_text())
+    for name, broken in (("draft", [0.0] * len(costs.sizes)), ("judging", [float("inf")]), ("hop", None)):
+        kept = {key: value for key, value in values.items() if key != name}
+        path.write_text(json.dumps(kept if broken is None else kept | {name: broken}))
+        assert main(["pipeline", "--simulate", *simulated, *declared]) == 2
+        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("drafttrain")]
+        assert len(lines) == 1 and "costs: must" in lines[0]
+
+
+def test_a_dry_run_shows_what_each_rank_would_hold(words, tiny_bundle, tiny_target, tmp_path, capsys):
+    more = [
+        "--drafter",
+        str(tiny_bundle),
+        "--stages.ranks",
+        "3",
+        "--drafter_rank",
+        "alone",
+        "--mode",
+        "pipedec",
+    ]
+    assert main(["pipeline", *words, *more, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:6]]
+    assert [row[1] for row in rows] == ["none", "0 to 1", "2 to 2", "3 to 3"]
+    whole = sum(weight.numel() * 4 for weight in {*tiny_target.model.parameters()})
+    tied = tiny_target.model.config.tie_word_embeddings
+    again = tied * tiny_target.vocab_size * tiny_target.hidden_size * 4  # on the first and on the last
+    assert sum(float(row[2]) for row in rows) == pytest.approx((whole + again) / 1e6, abs=0.2)
+    assert float(rows[0][4]) > 0 and not any(float(row[4]) for row in rows[1:])
+    assert "3.00 at 1.0" in lines[-1] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["--calibrate", "--dry-run"], "--calibrate: must not be given beside --dry-run"),
+        (["--calibrate"], "drafter: must be set for --calibrate, got null"),
+        (["--prompts", "null"], "prompts: must be set, got null"),
+        (["--dry-run", "--stages.ranks", "9"], "stages.ranks: must be <= 4, the target's blocks, got 9"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(words, more, problem, capsys):
     assert main(["pipeline", *words, *more]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and problem in lines[0]

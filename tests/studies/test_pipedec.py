@@ -1,12 +1,36 @@
 """The studies of PipeDec on tiny models."""
 
-import pytest
+import json
+import os
+import subprocess
+import sys
 
+import pytest
+import torch
+
+from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import known_texts
-from studies.pipedec import hits, modes
-from studies.seed.pairs import Pair
+from drafttrain.pipeline.part import load_part
+from drafttrain.pipeline.replay import replay
+from drafttrain.utils.errors import UserError
+from studies.figures import pipedec_counts
+from studies.pipedec import (
+    algorithm1,
+    counts,
+    fault,
+    hits,
+    memory,
+    mismatches,
+    modes,
+    tasks,
+    top_k,
+    tuning,
+    upkeep,
+)
+from studies.pipedec.ratios import ratio
+from studies.seed.pairs import Pair, load_pair
 
 
 def test_hits_grow_with_width_and_fall_with_stages(tiny_target, tiny_bundle):
@@ -23,25 +47,189 @@ def test_hits_grow_with_width_and_fall_with_stages(tiny_target, tiny_bundle):
         assert 1 <= row["timesteps_per_token"] <= groups and row["nodes_per_timestep"] > 0
 
 
-def test_ratios_are_medians_over_prompts(capsys):
+def test_ratios_are_means_over_tasks_of_medians_over_repeats(capsys):
     rates = {"pp": (10, 10, 40), "stpp": (20, 5, 10), "pipedec": (30, 30, 40)}
     rows = [
-        {"prompt": str(i), "repeat": repeat, "mode": mode, "tokens": [1] * 120, "seconds": 120 / rate[i]}
+        {
+            "prompt": f"{'ab'[i > 1]}/{i}",
+            "repeat": repeat,
+            "mode": mode,
+            "tokens": [1] * 121,
+            "seconds": 121 / rate[i] * (1, 1, 9)[repeat],
+            "decoding": 120 / rate[i],
+        }
         for mode, rate in rates.items()
         for i in range(3)
-        for repeat in range(2)
+        for repeat in range(3)
     ]
+    assert modes.per_token(rows, "pp") == pytest.approx({("a", "0"): 0.1, ("a", "1"): 0.1, ("b", "2"): 0.025})
+    assert modes.per_token(rows, "pp", "decoding") == pytest.approx(modes.per_token(rows, "pp"))
     modes.show(rows, 0.25)
     out = capsys.readouterr().out
-    assert "stpp: 0.500 times" in out and "pipedec: 3.000 times" in out and "25.00%" in out
+    static = (0.2 / 0.25 + 0.025 / 0.1) / 2
+    assert (
+        f"stpp: {static:.3f} (" in out and "pipedec: 2.000 (2.000 to 2.000) times" in out and "25.00%" in out
+    )
     assert "the same" in out
-    rows[0]["tokens"] = [2] * 120
+    rows[0]["tokens"] = [2] * 121
     modes.show(rows, 0.0)
     assert "different" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("study", [hits, modes])
+def test_an_interval_covers_prompts_of_each_task():
+    base = {("a", str(i)): 2.0 + i for i in range(8)} | {("b", "0"): 3.0}
+    found = ratio(base, dict.fromkeys(base, 1.0))
+    assert found["tasks"] == {"a": 5.5, "b": 3.0} and found["value"] == 4.25
+    assert (2 + 3) / 2 <= found["interval"][0] < 4.25 < found["interval"][1] <= (9 + 3) / 2
+    assert ratio(base, base) == {"value": 1.0, "interval": [1.0, 1.0], "tasks": {"a": 1.0, "b": 1.0}}
+
+
+@pytest.fixture
+def pair(tiny_target, tiny_bundle):
+    return Pair("B", tiny_target, load_drafter(tiny_bundle, tiny_target))
+
+
+@pytest.fixture
+def some_tasks():
+    rows = {"a": ["Why is the sky blue?", "Count to ten."], "b": ["What is new?"]}
+    return {task: [Prompt(str(i), [text]) for i, text in enumerate(texts)] for task, texts in rows.items()}
+
+
+def test_prompts_written_are_those_read(some_tasks, tiny_target, tmp_path):
+    tasks.write_prompts(some_tasks, tmp_path / "prompts.jsonl")
+    found = tasks.read_written(tmp_path / "prompts.jsonl", tiny_target.tokenizer)
+    assert found == {
+        (task, one.id): one.token_ids(tiny_target.tokenizer)
+        for task, own in some_tasks.items()
+        for one in own
+    }
+    assert tasks.sizes(some_tasks) == {"a": 2, "b": 1}
+    everything = tasks.read_tasks({"wmt14": str(tmp_path / "prompts.jsonl")}, 3)
+    assert tasks.sizes(everything) == {**dict.fromkeys(tasks.FILES, 3), "wmt14": 3}
+    assert "wmt14" not in tasks.read_tasks({})
+
+
+def test_counted_trees_give_figures_and_are_not_grown_twice(
+    tiny_target_folder, some_tasks, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pipedec_counts, "SEEDS", range(2))
+    pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
+    found = pipedec_counts.figures(pair, some_tasks, tmp_path, 12)
+    assert set(found) == set(pipedec_counts.FIGURES)
+    for name, row in found.items():
+        assert row["value"] > 0, name
+    shape = ("flight", None, 14, pipedec_counts.WIDTH, pipedec_counts.CHILDREN)
+    rows = [
+        counts.Counted(**json.loads(line)) for line in (tmp_path / "counts.jsonl").read_text().splitlines()
+    ]
+    [own] = [one for one in rows if one.shape == shape and (one.task, one.prompt) == ("b", "0")]
+    text = counts.texts(pair, some_tasks, 12, counts.GREEDY, tmp_path / "greedy.json")["b", "0"]
+    trace = replay(pair.drafter, text.prompt, text.answer, text.tapped, 14, *shape[3:])
+    assert own.trace() == trace and own.hits == trace.hits and own.tokens == len(text.answer) - 1
+    hits = sum(one.hits for one in rows if one.shape == shape)
+    looked_for = sum(one.tokens - 1 for one in rows if one.shape == shape)
+    assert counts.hit_rate(rows, shape) == pytest.approx(hits / looked_for)
+    monkeypatch.setattr(counts, "_grow", None)  # everything is there
+    assert pipedec_counts.figures(pair, some_tasks, tmp_path, 12) == found
+
+
+def test_all_modes_write_the_targets_texts(pair, tiny_target_folder, some_tasks):
+    prompts = [one.token_ids(pair.target.tokenizer) for one in some_tasks["a"]]
+    rows = mismatches.compare(pair, str(tiny_target_folder), prompts, 8, stages=(1, 3))
+    assert [row["differ"] for row in rows] == [0] * (2 * 2 * 3) and {row["texts"] for row in rows} == {2}
+
+
+def test_a_small_lm_that_is_the_target_has_all_its_tokens(tiny_target_folder):
+    found = top_k.compare(str(tiny_target_folder), str(tiny_target_folder), "float32", 400)
+    assert found["long"]["positions"] == 400 and found["short"]["positions"] == 25 * 80
+    assert all(set(row["accuracy"].values()) == {1.0} for row in found.values())
+
+
+def test_upkeep_is_measured_on_a_full_tree(pair, tiny_target_folder, monkeypatch):
+    monkeypatch.setattr(upkeep, "LAYERS", 5)
+    monkeypatch.setattr(upkeep, "WIDTH", 3)
+    stage, tree = upkeep.grown(pair, load_part(str(tiny_target_folder), range(2), torch.float))
+    assert tree.depth == 5 and stage.tree.width == tree.tree.width == 1 + 5 * 3
+    found = upkeep.upkeep(pair, str(tiny_target_folder), 1)
+    assert set(found) == {"stage", "drafter"} and all(0 < seconds < 1 for seconds in found.values())
+
+
+@pytest.fixture
+def recipe(tiny_target_folder, tiny_bundle, some_tasks, tmp_path):
+    """The tiny recipe with its places, as arguments of a study."""
+    tasks.write_prompts(some_tasks, tmp_path / "prompts.jsonl")
+    places = {"target": tiny_target_folder, "drafter": tiny_bundle, "prompts": tmp_path / "prompts.jsonl"}
+    pairs = [f"{key}={value}" for key, value in {**places, "out": tmp_path, "limit": "null"}.items()]
+    return [
+        "--recipe",
+        "recipes/tiny/pipeline/smollm2-2.yaml",
+        *(w for pair in pairs for w in ("--set", pair)),
+    ]
+
+
+def run(study, *words, rank=None):
+    place = {**os.environ} | ({} if rank is None else {"RANK": str(rank)})
+    subprocess.run(
+        [sys.executable, "-m", f"studies.pipedec.{study}", *map(str, words)], check=True, env=place
+    )
+
+
+def test_modes_are_measured_in_turn_and_gone_on_with(recipe, tmp_path):
+    words = [*recipe, "--repeats", 1, "--cut", "pp=1,3", "--out", tmp_path / "modes"]
+    run("modes", *words)
+    found = json.loads((tmp_path / "modes" / "modes.json").read_text())
+    assert len(found["rows"]) == 3 * 3 and modes.same_texts(found["rows"])
+    assert all(0 < row["decoding"] < row["seconds"] for row in found["rows"])
+    run("modes", *words[:-4], "--repeats", 2, "--out", tmp_path / "modes", "--resume")
+    more = json.loads((tmp_path / "modes" / "modes.json").read_text())
+    assert more["rows"][:9] == found["rows"] and len(more["rows"]) == 18
+
+
+def test_memory_of_a_rank_is_about_its_share(recipe):
+    done = subprocess.run(
+        [sys.executable, "-m", "studies.pipedec.memory", *recipe],
+        env={**os.environ, "RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    row = json.loads(done.stdout.strip().splitlines()[-1])
+    assert row["share"] > 0 and row["bytes"] > 0
+
+
+def test_a_cut_has_a_mode_and_numbers():
+    assert modes.cuts(["pp=19,11", "stpp=1,2,3"]) == {"pp": [19, 11], "stpp": [1, 2, 3]}
+    for wrong in ("19,11", "pp=", "xx=1,2", "pp=1,-2"):
+        with pytest.raises(UserError, match="--cut: must be like pp=19,11"):
+            modes.cuts([wrong])
+
+
+@pytest.mark.parametrize("study", [hits, modes, tuning, mismatches, upkeep, memory, fault, top_k])
 def test_studies_explain_themselves(study, capsys):
     with pytest.raises(SystemExit) as end:
         study.main(["--help"])
     assert end.value.code == 0 and f"python -m {study.__name__}" in capsys.readouterr().out
+
+
+def test_algorithm_1_is_attention_over_both_caches():
+    generator = torch.Generator().manual_seed(0)
+    heads, dim, n = 3, 4, 5
+    past = tuple(torch.randn(heads, n, dim, generator=generator) for _ in range(2))
+    weights = [torch.randn(heads * dim, heads * dim, generator=generator) for _ in range(4)]
+    cache, shown = algorithm1.TwoLevelCache(past), []
+    for added in (1, 3, 2):  # layers of a tree
+        h = torch.randn(added, heads * dim, generator=generator)
+        before = sum(len(one) for one in shown)
+        mask = torch.rand(added, before + added, generator=generator) < 0.4
+        mask[:, before:] = ~torch.eye(added, dtype=torch.bool)
+        found = algorithm1.dynamic_tree_attention(h, cache, weights, mask)
+        shown.append(h)
+        q, k, v = (
+            (x @ w).view(-1, heads, dim).transpose(0, 1)
+            for x, w in zip((h, torch.cat(shown), torch.cat(shown)), weights)
+        )
+        k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
+        allowed = torch.cat([torch.ones(added, n, dtype=torch.bool), ~mask], 1)
+        expected = algorithm1.one_cache_attention(q, k, v, allowed).transpose(0, 1).reshape(added, -1)
+        torch.testing.assert_close(found, expected @ weights[3])
+    assert cache.predict[0].shape == (heads, 6, dim) and cache.past is past

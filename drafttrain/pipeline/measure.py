@@ -1,0 +1,254 @@
+"""Measure a pipeline on its own ranks: what `simulate.py` has to know of its machines.
+
+Stages are timed while all of them work, as in `pipedec`, and while the others wait, as in `pp` and `stpp`:
+ranks of one machine share its memory. What a timestep takes besides computing comes from decoding.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafttrain.pipeline.distributed import Ranks
+from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.program import Member, Request, pipedec
+from drafttrain.pipeline.simulate import Machines
+from drafttrain.pipeline.stage import Flow
+from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
+from drafttrain.trees.costs import CostCurve
+
+SIZES = (1, 2, 3, 4, 6, 8, 16, 32)  # tokens
+CONTEXT, ROUNDS, WARM_UP = 128, 7, 2
+NO_TOKEN = -1  # none of the drafter's: a tree that goes on after it begins again
+Work = tuple[
+    Callable[[int], None], Callable[[int], None]
+]  # what precedes the timing of a size, what is timed
+
+
+@dataclass
+class PipelineCosts:
+    """Seconds of a pipeline's parts.
+
+    Attributes:
+        sizes: numbers of tokens.
+        groups: of each group of stages by tokens while all ranks work, [groups][sizes].
+        alone: the same while the others wait.
+        judging: the last group with the logits of all tokens, while the others wait, [sizes].
+        draft: a drafting step by expanded nodes while all ranks work, [sizes].
+        draft_alone: the same while the others wait.
+        hop: a message between neighbours by tokens, [sizes].
+        broadcast: of a token to all ranks.
+        sync: of a timestep besides computing, the mean over decoded prompts.
+        beside: whether the drafter is on the first stage's rank.
+    """
+
+    sizes: list[int]
+    groups: list[list[float]]
+    alone: list[list[float]]
+    judging: list[float]
+    draft: list[float]
+    draft_alone: list[float]
+    hop: list[float]
+    broadcast: float
+    sync: float
+    beside: bool
+
+    def machines(self, mode: str) -> Machines:
+        """Describe the machines for a mode."""
+        if mode == "pipedec":  # what is sent is part of `sync`
+            links = [lambda tokens: 0.0] * (len(self.groups) - 1)
+            groups = [self._curve(one) for one in self.groups]
+            return Machines(groups, links, self._curve(self.draft), self.sync, beside=self.beside)
+        last = self.judging if mode == "stpp" else self.alone[-1]
+        groups = [self._curve(one) for one in (*self.alone[:-1], last)]
+        links = [self._curve(self.hop)] * (len(groups) - 1)
+        return Machines(groups, links, self._curve(self.draft_alone), broadcast=self.broadcast)
+
+    def target(self) -> CostCurve:
+        """Return seconds of all groups together by tokens."""
+        return self._curve([sum(one) for one in zip(*self.groups)])
+
+    def drafter(self) -> CostCurve:
+        """Return seconds of a drafting step by nodes."""
+        return self._curve(self.draft)
+
+    def _curve(self, seconds: Sequence[float]) -> CostCurve:
+        rising = [max(seconds[: i + 1]) for i in range(len(seconds))]  # a machine's noise may let it fall
+        return CostCurve(self.sizes, rising)
+
+
+@torch.no_grad()
+def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) -> PipelineCosts:
+    """Measure a pipeline; all ranks call it.
+
+    Args:
+        requests: to be decoded for `sync`.
+        hidden: size of the target's states.
+    """
+    stage, judge, draft = (
+        _stage_work(me, hidden),
+        _stage_work(me, hidden, judges=True),
+        _draft_work(me, hidden),
+    )
+    layout, n = me.layout, len(SIZES)
+    together = _times(ranks, stage or draft)
+    drafting = _times(ranks, draft or stage)  # beside a stage it takes turns with that
+    in_turn = [_times(ranks, stage if me.rank == rank else None) for rank in layout.stages]
+    judging = _times(ranks, judge if me.is_last else None)
+    draft_alone = _times(ranks, draft)
+    hop = _hops(me, ranks, hidden)
+    broadcast = _broadcast(me, ranks)
+    sync = statistics.fmean([second for one in requests for second in _ends(me, ranks, one)])
+    alone = in_turn[layout.stages.index(me.rank)] if stage else [0.0] * n
+    rows = ranks.gather([*together, *alone, *judging, *drafting, *draft_alone, *hop, broadcast, sync])
+
+    def of(rank: int, part: int) -> list[float]:
+        return rows[rank][part * n : (part + 1) * n]
+
+    hop = of(layout.stages[0], 5)
+
+    def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
+        parts = [of(rank, part) for rank in members]
+        if last is not None:
+            parts[-1] = of(members[-1], last)
+        return [sum(seconds) + (len(parts) - 1) * hop[i] for i, seconds in enumerate(zip(*parts))]
+
+    return PipelineCosts(
+        list(SIZES),
+        [group(members, 0) for members in layout.groups],
+        [group(members, 1) for members in layout.groups],
+        group(layout.groups[-1], 1, last=2),
+        of(layout.drafter, 3),
+        of(layout.drafter, 4),
+        hop,
+        *rows[layout.drafter][-2:],
+        layout.drafter in layout.stages,
+    )
+
+
+def _times(ranks: Ranks, work: Work | None) -> list[float]:
+    """Return this rank's median seconds by size, 0 without work; all ranks begin together."""
+    taken: dict[int, list[float]] = {size: [] for size in SIZES}
+    for turn in range(WARM_UP + ROUNDS):
+        for size in SIZES:
+            if work is not None:
+                work[0](size)
+            ranks.total([0])
+            started = time.perf_counter()
+            if work is not None:
+                work[1](size)
+            if turn >= WARM_UP:
+                taken[size].append(time.perf_counter() - started)
+    return [statistics.median(taken[size]) if work is not None else 0.0 for size in SIZES]
+
+
+def _stage_work(me: Member, hidden: int, judges: bool = False) -> Work | None:
+    """Return a forward of a stage over some nodes below a root; at the last one with a token, or with the
+    logits of all nodes."""
+    if me.stage is None:
+        return None
+    stage, request = me.stage, Request([], 0)
+    inputs = _states(stage.part.is_first, CONTEXT, hidden)
+    stage.reset()
+    stage.prefill(inputs)
+
+    def run(size: int) -> None:
+        started = time.perf_counter()
+        out = stage.compute_tree(_star(size, None if stage.part.is_first else inputs[:size]))
+        if me.is_last and judges:
+            stage.part.logits(out.x)
+        elif me.is_last:
+            me.pick(out.x[0], request, 0)
+        me.stage_pace.wait(started)
+
+    return (lambda size: None), run
+
+
+def _draft_work(me: Member, hidden: int) -> Work | None:
+    """Return a drafting step over a layer of some nodes."""
+    if me.drafter is None:
+        return None
+    tapped = torch.zeros(CONTEXT, len(me.taps) * hidden, dtype=me.drafter.dtype)
+    tokens = torch.arange(CONTEXT)[None]  # [1, n]
+    state = me.drafter.new_state(1, CONTEXT + 8 * len(SIZES) * (WARM_UP + ROUNDS))
+    me.drafter.update(state, tokens, tapped[None], torch.tensor([CONTEXT]))
+    trees: list[PredictionTree] = []
+
+    def prepare(size: int) -> None:
+        if trees:
+            trees.pop().advance(NO_TOKEN, tapped[:1])
+        trees.append(PredictionTree(me.drafter, state, 0, size, size))
+        trees[0].grow(0)  # the root
+        trees[0].expand()
+        trees[0].grow(1)
+
+    def run(size: int) -> None:
+        started = time.perf_counter()
+        trees[0].expand()
+        trees[0].grow(2)
+        me.draft_pace.wait(started)
+
+    return prepare, run
+
+
+def _hops(me: Member, ranks: Ranks, hidden: int) -> list[float]:
+    """Return the seconds of a message from the first stage to the second, half of those to and fro; zeros at
+    other ranks and for a single stage."""
+    stages = me.layout.stages
+    if len(stages) < 2 or me.rank not in stages[:2]:
+        return [0.0] * len(SIZES)
+    sends, other = me.rank == stages[0], stages[1] if me.rank == stages[0] else stages[0]
+
+    def to_and_fro(size: int) -> Program:
+        flow = _star(size, _states(False, size, hidden))
+        for is_sending in (sends, not sends):
+            if is_sending:
+                yield Send(other, flow)
+            else:
+                yield Receive(other)
+
+    taken: dict[int, list[float]] = {size: [] for size in SIZES}
+    for turn in range(WARM_UP + ROUNDS):
+        for size in SIZES:
+            started = time.perf_counter()
+            ranks.channel().run(to_and_fro(size))
+            if turn >= WARM_UP:
+                taken[size].append((time.perf_counter() - started) / 2)
+    return [statistics.median(taken[size]) for size in SIZES]
+
+
+def _broadcast(me: Member, ranks: Ranks) -> float:
+    taken = []
+    for _ in range(WARM_UP + ROUNDS):
+        ranks.total([0])
+        started = time.perf_counter()
+        ranks.channel().execute(Broadcast(me.layout.stages[-1], [0]))
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[WARM_UP:])
+
+
+def _ends(me: Member, ranks: Ranks, request: Request) -> list[float]:
+    """Decode a prompt; return the seconds of each timestep but the first besides what the slowest rank
+    computed."""
+    output = ranks.channel().run(pipedec(me, request))
+    computed, ended = [0.0] * (output.timesteps + 1), [0.0] * (output.timesteps + 1)
+    for task in me.log:
+        if task.kind == "C" and task.what == "dec":
+            computed[task.seq] += task.end - task.start
+        elif task.kind == "V":
+            ended[task.seq] = task.end
+    slowest = [max(one) for one in zip(*ranks.gather(computed))]
+    return [ended[i] - ended[i - 1] - slowest[i] for i in range(2, output.timesteps)]
+
+
+def _states(tokens: bool, n: int, hidden: int) -> torch.Tensor:
+    """Return input of a stage: tokens int64 [n], or states [n, H]."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.arange(n) if tokens else torch.randn(n, hidden, generator=generator)
+
+
+def _star(size: int, x: torch.Tensor | None) -> Flow:
+    """Return a root with children, with states x [size, H]."""
+    return Flow(torch.arange(size), torch.tensor([-1] + [0] * (size - 1)), x)

@@ -1,0 +1,348 @@
+"""`PipelineDecoder`: text in, text out, with a target that is spread over processes.
+
+Every rank runs the same program and makes the same calls in the same order; torchrun says who is who:
+
+    from drafttrain import PipelineConfig, PipelineDecoder
+
+    with PipelineDecoder(PipelineConfig(target="smollm2-135m-instruct", mode="pp")) as decoder:
+        print(decoder.generate("Why is the sky blue?").text)
+"""
+
+import copy
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from drafttrain.bundle import find_bundle, is_plain_lm
+from drafttrain.data.prompts import read_prompts
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.causal_lm import as_drafter
+from drafttrain.drafters.config import read_config
+from drafttrain.drafters.model import DraftModel
+from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.session import NOT_FINITE
+from drafttrain.inference.text import Prompt, TextStream, encode, is_batch
+from drafttrain.kernels.machine import describe_machine
+from drafttrain.kernels.team import native_team
+from drafttrain.pipeline.config import PipelineConfig, balanced
+from drafttrain.pipeline.distributed import Ranks
+from drafttrain.pipeline.part import load_part, load_shell, require_frontier, stop_tokens
+from drafttrain.pipeline.probe import check_cut, probe, probe_ids
+from drafttrain.pipeline.program import Layout, Member, Output, Pace, Request, pipedec, pp, stpp
+from drafttrain.pipeline.simulate import Link
+from drafttrain.pipeline.stage import Stage
+from drafttrain.target_lm.loading import choose_dtype, load_tokenizer, resolve_target
+from drafttrain.target_lm.model import block_number
+from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint
+from drafttrain.utils.provenance import versions
+from drafttrain.utils.threads import usable_cores
+
+DRAFT_SLOTS = 64  # of a cache, for trees in flight
+ROOM = 2048  # tokens for which caches get room where prompts are not known yet
+MODES: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp}
+
+
+@dataclass
+class PipelineResult:
+    """The output for one prompt.
+
+    Attributes:
+        text: the new text, without special tokens.
+        token_ids: the new tokens, including a stop token.
+        finish_reason: "stop" or "length".
+        hits: tokens that had been drafted.
+        timesteps: after the prompt.
+        seconds: from the prompt on.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    hits: int
+    timesteps: int
+    seconds: float
+
+
+class PipelineDecoder:
+    """One rank of a pipeline, connected to the others.
+
+    Args:
+        config: the same at all ranks.
+        rank: this process's; None: RANK says it.
+
+    Attributes:
+        me: what this rank has of target and drafter.
+        prompts: of the config's file, by their ids.
+        name, tokenizer, vocab_size, hidden_size, positions: of the target.
+
+    Raises:
+        UserError: target, drafter or prompts cannot be used, the ranks differ, or one of them is lost.
+    """
+
+    def __init__(self, config: PipelineConfig, rank: int | None = None):
+        config.check()
+        self.config, self.rank = config, _rank(config) if rank is None else rank
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))  # ranks on this machine
+        self.threads = config.stages.threads or max(1, usable_cores() // here)
+        torch.set_num_threads(self.threads)
+        self.place = resolve_target(config.target)
+        self.dtype = choose_dtype(self.place, config.dtype, "cpu", "decoding")
+        target = AutoConfig.from_pretrained(self.place).get_text_config()
+        self.name, self.tokenizer = config.target, load_tokenizer(self.place)
+        self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
+        self.positions = target.max_position_embeddings
+        self.stop = stop_tokens(self.place, self.tokenizer.eos_token_id)
+        self.prompts = list(self._read_prompts())
+        longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)
+        self.room = longest + config.max_new_tokens + DRAFT_SLOTS
+        self.me = load_member(config, self.place, self.dtype, self.rank, self.room)
+        # states would travel in 16 bits
+        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 2 * self.hidden_size)
+        self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
+        self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
+        paces = config.pace.stage_ms, config.pace.draft_ms
+        self.me.stage_pace, self.me.draft_pace = (Pace(None if ms is None else ms / 1e3) for ms in paces)
+        self._open = ExitStack()
+        self._open.enter_context(native_team(self.threads))
+        if config.probe:
+            ids = probe_ids(self.place)
+            check_cut(self.me, self.ranks.channel().run(probe(self.me, ids)), self.place, ids)
+
+    def __enter__(self) -> "PipelineDecoder":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self._open.close()
+        if error is None:  # else others may be gone, or wait for something else
+            self.ranks.close()
+
+    @property
+    def blocks(self) -> list[int]:
+        """Return the number of blocks of each stage."""
+        return cut(self.config, AutoConfig.from_pretrained(self.place).get_text_config())
+
+    def recut(self, blocks: Sequence[int]) -> "PipelineDecoder":
+        """Return a decoder over the same connection whose stages have other blocks, loaded beside these."""
+        other = copy.copy(self)
+        other.config = copy.deepcopy(self.config)
+        other.config.stages.blocks = list(blocks)
+        other.me = load_member(other.config, self.place, self.dtype, self.rank, self.room)
+        other.me.stage_pace, other.me.draft_pace = self.me.stage_pace, self.me.draft_pace
+        return other
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> PipelineResult | list[PipelineResult]:
+        """Decode a prompt, or each of a list in turn; the output is that of the whole target alone.
+
+        Args:
+            max_new_tokens, sampling: in place of the config's.
+
+        Raises:
+            UserError: a prompt is empty or too long, ranks were given different ones, or one is lost.
+        """
+        prompts = list(prompt) if is_batch(prompt) else [prompt]
+        requests = [
+            self.request(f"prompt {i}", encode(self, one), max_new_tokens, sampling)
+            for i, one in enumerate(prompts)
+        ]
+        self.ranks.agree("prompts", fingerprint([asdict(request) for request in requests]))
+        results = []
+        for request in requests:
+            started = time.perf_counter()
+            output = self.decode(self.config.mode, request)
+            text = TextStream(self.tokenizer)
+            results.append(
+                PipelineResult(
+                    text.push(output.tokens) + text.flush(),
+                    output.tokens,
+                    "stop" if output.tokens[-1] in self.stop else "length",
+                    output.hits,
+                    output.timesteps,
+                    time.perf_counter() - started,
+                )
+            )
+        return results if is_batch(prompt) else results[0]
+
+    def request(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> Request:
+        """Return what has to be decoded for a prompt.
+
+        Args:
+            name: of the prompt, in messages.
+
+        Raises:
+            UserError: it is too long for the target.
+        """
+        config = self.config
+        limit = max_new_tokens or config.max_new_tokens
+        if len(tokens) + limit > self.positions:
+            raise UserError(
+                f"{name}: prompt and new tokens must fit into the {self.positions} positions of "
+                f"{config.target}, got {len(tokens)} + {limit}; remove it or lower max_new_tokens"
+            )
+        sampling = sampling or SamplingParams(**asdict(config.sampling))
+        depth = parse_policy(config.tree).max_depth
+        return Request(tokens, limit, self.stop, sampling, config.width, config.children, depth)
+
+    def decode(self, mode: str, request: Request) -> Output:
+        """Decode a prompt in a mode.
+
+        Raises:
+            UserError: another rank is lost, or the logits are not finite.
+        """
+        return self._checked(self.ranks.channel().run(MODES[mode](self.me, request)))
+
+    def decode_all(self, mode: str, requests: Sequence[Request], at_once: int) -> list[Output]:
+        """Decode prompts, `at_once` of them at the same time: while one waits for a stage, others use it.
+
+        Raises:
+            UserError: as `decode`.
+        """
+        if at_once == 1 or mode == "pipedec":  # which has all stages for one prompt
+            return [self.decode(mode, request) for request in requests]
+        members = [self.me.twin() for _ in range(at_once)]
+        outputs: list[Output | None] = [None] * len(requests)
+
+        def work(turn: int) -> None:
+            with native_team(self.threads):
+                for i in range(turn, len(requests), at_once):
+                    program = MODES[mode](members[turn], requests[i])
+                    outputs[i] = self._checked(self.ranks.channel(turn + 1).run(program))
+
+        with ThreadPoolExecutor(at_once) as pool:
+            for done in [pool.submit(work, turn) for turn in range(at_once)]:
+                done.result()
+        return outputs
+
+    def late(self) -> float:
+        """Return the share of all ranks' paced pieces of work that took longer than declared."""
+        paces = self.me.stage_pace, self.me.draft_pace
+        held, late = self.ranks.total([sum(pace.held for pace in paces), sum(pace.late for pace in paces)])
+        return late / max(held, 1)
+
+    def machine(self) -> dict[str, Any]:
+        """Describe this machine, as one rank uses it."""
+        return {**describe_machine(torch.device("cpu"), self.dtype), "threads": self.threads}
+
+    def _checked(self, output: Output) -> Output:
+        if output.tokens[-1] == NOT_FINITE:
+            raise UserError(
+                f"rank {self.rank}: {self.name}: logits must be finite, got NaN or infinite ones; see that "
+                "its files are not damaged, or set dtype: float32"
+            )
+        return output
+
+    def _read_prompts(self) -> Iterator[tuple[str, Request]]:
+        if self.config.prompts is None:
+            return
+        for prompt in read_prompts(self.config.prompts, self.config.limit):
+            yield prompt.id, self.request(prompt.id, prompt.token_ids(self.tokenizer))
+
+
+def _rank(config: PipelineConfig) -> int:
+    """Return this process's rank, as torchrun says it.
+
+    Raises:
+        UserError: it does not, or there are not as many processes as the config asks for.
+    """
+    if "RANK" not in os.environ:
+        raise UserError("RANK: must be set, got nothing; start the program with torchrun, or as a recipe")
+    world_size = int(os.environ.get("WORLD_SIZE", "0"))
+    if world_size != config.world_size:
+        raise UserError(f"WORLD_SIZE: must be {config.world_size}, as the recipe's stages, got {world_size}")
+    return int(os.environ["RANK"])
+
+
+def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: int, room: int) -> Member:
+    """Load what a rank needs of target and drafter.
+
+    Args:
+        room: tokens for which caches get room at once; longer ones take time.
+
+    Raises:
+        UserError: the target cannot be cut so, or the drafter does not fit it or keeps no tree in flight.
+    """
+    target = AutoConfig.from_pretrained(place).get_text_config()
+    blocks, layout = cut(config, target), layout_of(config)
+    ends = [sum(blocks[: i + 1]) for i in range(len(blocks))]
+    drafter = _drafter(config, place, dtype) if config.drafter and rank == layout.drafter else None
+    n_blocks = target.num_hidden_layers
+    taps = _taps(config, n_blocks)
+    owners = [next(r for r, end in zip(layout.stages, ends) if tap < end or end == n_blocks) for tap in taps]
+    stage = None
+    if rank in layout.stages:
+        i = layout.stages.index(rank)
+        part = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps)
+        part.pack()
+        stage = Stage(part, room)
+    policy = parse_policy(config.tree) if drafter else None
+    return Member(rank, layout, stage, drafter, policy, list(zip(taps, owners)), room)
+
+
+def cut(config: PipelineConfig, target: PreTrainedConfig) -> list[int]:
+    """Return the number of blocks of each rank.
+
+    Raises:
+        UserError: there are too few blocks, or those that are given do not add up.
+    """
+    n_blocks = target.num_hidden_layers
+    blocks = config.stages.blocks or balanced(n_blocks, config.stages.ranks, _head_in_blocks(target))
+    if sum(blocks) != n_blocks:
+        raise UserError(
+            f"stages.blocks: must add up to the {n_blocks} blocks of {config.target}, got {blocks}"
+        )
+    return blocks
+
+
+def layout_of(config: PipelineConfig) -> Layout:
+    """Return who does what."""
+    alone = config.drafter_rank == "alone"
+    ranks = list(range(alone, config.stages.ranks + alone))
+    sizes = config.stages.groups or [1] * len(ranks)
+    return Layout(tuple(tuple(ranks[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes))))
+
+
+def _head_in_blocks(config: PreTrainedConfig) -> float:
+    """Return the weights of the head over those of a block."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or hidden // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    block = 2 * hidden * dim * (heads + kv_heads) + 3 * hidden * config.intermediate_size
+    return config.vocab_size * hidden / block
+
+
+def _taps(config: PipelineConfig, n_blocks: int) -> list[int]:
+    """Return the blocks of the target that the drafter reads; every rank has to know them."""
+    if config.drafter is None or is_plain_lm(config.drafter):
+        return []
+    stored: Mapping[str, Any] = read_config(find_bundle(config.drafter))
+    return [block_number(block, n_blocks) for block in stored.get("tapped_blocks", [])]
+
+
+def _drafter(config: PipelineConfig, place: str, dtype: torch.dtype) -> DraftModel:
+    shell = load_shell(place, dtype)
+    if is_plain_lm(config.drafter):
+        drafter = as_drafter(config.drafter, shell)
+    else:
+        drafter = load_drafter(find_bundle(config.drafter), shell, dtype)
+    require_frontier(drafter, config.drafter)
+    drafter.pack()
+    return drafter

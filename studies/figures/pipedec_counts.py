@@ -1,0 +1,118 @@
+"""The figures of topic `pipedec` from counts: trees grown against known texts, and simulated times."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drafttrain.inference.params import SamplingParams
+from drafttrain.pipeline.outlook import machines
+from drafttrain.pipeline.simulate import Link, Machines
+from drafttrain.trees.costs import CostCurve
+from studies.goals import Measured, Run
+from studies.pipedec import counts, tasks, top_k
+from studies.pipedec.counts import Counted, Shape
+from studies.pipedec.ratios import Name, ratio
+from studies.seed.pairs import Pair, load_pair
+
+STAGES, WIDTH, CHILDREN = (7, 14, 21), 32, 16  # the paper's
+NEW_TOKENS = 64
+DRAFT_MS = 30.0  # of accelerators; a stage of fourteen takes as long, for up to WIDTH tokens
+GBIT, LATENCY, SYNC = 10.0, 1e-4, 5e-4  # 10^9 bits a second, seconds
+SAMPLED, SEEDS = {"temperature": 0.6, "top_p": 0.9, "top_k": 80}, range(5)
+NO_PAIR = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
+FIGURES = ("sim14_vs_pp", "sim14_vs_stpp", "hits_vs_static", "deep_hits", "sampling_slowdown")
+
+
+def accelerators(stages: int, hidden: int) -> Machines:
+    """Describe accelerators on which a drafting step takes as long as one of fourteen stages."""
+    target = CostCurve((1, WIDTH), [14 * DRAFT_MS / 1e3] * 2)
+    draft = CostCurve((1, WIDTH), [DRAFT_MS / 1e3] * 2)
+    return machines(stages, target, draft, Link(GBIT, LATENCY, 2 * hidden), SYNC)
+
+
+def pair_figures(run: Run) -> Measured:
+    """Count the hits of the larger pair, and simulate accelerators with them."""
+    if not run.pair:
+        return dict.fromkeys(FIGURES, NO_PAIR)
+    pair = load_pair("A", *run.pair)
+    prompts = tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
+    return figures(pair, prompts, run.folder("pipedec_counts"), NEW_TOKENS)
+
+
+def figures(pair: Pair, prompts: Mapping[str, Sequence[Any]], folder: Path, new_tokens: int) -> Measured:
+    """Grow all trees, and return the figures; what the folder has is not done again."""
+
+    def note(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    flights, statics = counts.flights(STAGES, WIDTH, CHILDREN), counts.statics(CHILDREN)
+    known = counts.texts(pair, prompts, new_tokens, counts.GREEDY, folder / "greedy.json")
+    rows = counts.count(pair.drafter, known, [*flights, *statics], folder / "counts.jsonl", note)
+    of_14 = flights[STAGES.index(14)]
+    wide = [counts.equal_nodes(rows, of_14, CHILDREN)]
+    rows += counts.count(pair.drafter, known, wide, folder / "counts.jsonl", note)
+    speeds = {n: speed(rows, pair, n, flight, statics) for n, flight in zip(STAGES, flights)}
+    hits = {n: counts.hit_rate(rows, flight) for n, flight in zip(STAGES, flights)}
+    notes = {
+        "by_stages": {
+            n: {
+                "pp": own["pp"]["value"],
+                "stpp": own["stpp"]["value"],
+                "hit_rate": hits[n],
+                "static": own["static"],
+            }
+            for n, own in speeds.items()
+        },
+        "size": {"prompts": tasks.sizes(prompts)},
+        "texts": {"new_tokens": new_tokens, "target": pair.target.name},
+    }
+    greedy = counts.seconds(rows, "pipedec", of_14, accelerators(14, pair.target.hidden_size))
+    found = {
+        "sim14_vs_pp": speeds[14]["pp"] | notes,
+        "sim14_vs_stpp": speeds[14]["stpp"] | notes,
+        "deep_hits": {"value": hits[21] / hits[7], **notes},
+        "hits_vs_static": {
+            "value": hits[14] / counts.hit_rate(rows, wide[0]),
+            "nodes": [counts.nodes_each(rows, of_14), counts.nodes_each(rows, wide[0])],
+            "static": wide[0],
+            **notes,
+        },
+    }
+    sampled: list[dict[Name, float]] = []
+    for seed in SEEDS:
+        texts = counts.texts(
+            pair, prompts, new_tokens, SamplingParams(**SAMPLED, seed=seed), folder / f"sampled_{seed}.json"
+        )
+        own = counts.flights([14], WIDTH, CHILDREN, seed)
+        rows = counts.count(pair.drafter, texts, own, folder / "counts.jsonl", note)
+        sampled.append(counts.seconds(rows, "pipedec", own[0], accelerators(14, pair.target.hidden_size)))
+    names = [name for name in greedy if all(name in one for one in sampled)]
+    mean = {name: sum(one[name] for one in sampled) / len(sampled) for name in names}
+    slower = ratio(mean, {name: greedy[name] for name in names})
+    return found | {"sampling_slowdown": {**slower, **notes}}
+
+
+def speed(
+    rows: Sequence[Counted], pair: Pair, stages: int, flight: Shape, statics: Sequence[Shape]
+) -> dict[str, Any]:
+    """Return PipeDec's speed over PP's and over that of the fastest static tree, simulated."""
+    described = accelerators(stages, pair.target.hidden_size)
+    static = counts.best_static(rows, statics, described)
+    own = counts.seconds(rows, "pipedec", flight, described)
+    return {
+        "pp": ratio(counts.seconds(rows, "pp", flight, described), own),
+        "stpp": ratio(counts.seconds(rows, "stpp", static, described), own),
+        "static": static,
+    }
+
+
+def top8(run: Run) -> Measured:
+    """The target's greedy tokens among the drafter's eight most probable ones, on long and short texts."""
+    if not run.pair:
+        return {"top8_accuracy": NO_PAIR}
+    found = top_k.compare(*run.pair, "bfloat16")
+    folder = run.folder("pipedec_top_k")
+    (folder / "top_k.json").write_text(json.dumps(found))
+    return {"top8_accuracy": {"value": min(row["accuracy"][8] for row in found.values()), "texts": found}}

@@ -1,0 +1,219 @@
+"""The figures of topic `pipedec` from processes: real and paced ranks, and how well both are simulated."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drafttrain import SpeculativeDecoder
+from drafttrain.pipeline.outlook import KnownText
+from drafttrain.pipeline.replay import replay, replay_policy
+from drafttrain.pipeline.simulate import pipedec_jobs, pp_jobs, stpp_jobs, total_seconds
+from drafttrain.pipeline.simulate import run as simulated
+from drafttrain.run.simulate import read_costs
+from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
+from studies import ROOT, arguments
+from studies.goals import Measured, Run
+from studies.pipedec import counts, modes, tasks, tuning
+from studies.pipedec.ratios import Name, ratio
+from studies.seed.pairs import load_pair
+
+RECIPE = "recipes/pipeline/smollm2-2.yaml"
+REPEATS, NEW_TOKENS, PACED_TOKENS, TUNING_PROMPTS = 3, 128, 24, 6
+PACED = {  # of paced ranks
+    "stages.threads": 1,
+    "drafter_rank": "alone",
+    "width": 4,
+    "children": 4,
+    "tree": "chain:length=4",
+    "pace.stage_ms": 60,
+    "pace.draft_ms": 15,
+    "max_new_tokens": PACED_TOKENS,
+    "probe": "false",
+}
+PACED_STAGES, ALL_PROMPTS = (4, 7, 8, 14), 14  # one prompt of each task but with the last
+SIMULATED = (4, 7, 14)
+LATE = 0.01  # share of paced pieces of work that may be late
+REAL, PACED_RAW = "pipedec_real", "pipedec_paced_{}"
+
+
+def real(run: Run) -> Measured:
+    """Two ranks of one thread each, all modes in turn, each with what was the fastest on tuning prompts."""
+    run.check_quiet()
+    folder, prompts = run.folder(REAL), tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
+    if not (folder / tuning.RAW).exists():
+        start(
+            "studies.pipedec.tuning", "--recipe", RECIPE, "--limit", str(TUNING_PROMPTS), "--out", str(folder)
+        )
+    best = read_json(folder / tuning.RAW)["best"]
+    keys = {**shape(best), "tree": best["stpp"]["tree"], "max_new_tokens": NEW_TOKENS}
+    cut = {mode: row["cut"] for mode, row in best.items()}
+    repeats = 1 if run.limit else REPEATS
+    tasks.write_prompts(prompts, folder / "prompts.jsonl")
+    measured = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, cut, repeats, folder)
+    seconds = {mode: modes.per_token(measured["rows"], mode) for mode in modes.MODES}
+    notes = {
+        "pipedec_vs_stpp": ratio(seconds["stpp"], seconds["pipedec"]),
+        "settings": best,
+        "tokens_per_second": {mode: rate(own) for mode, own in seconds.items()} | one_process(folder),
+        "hit_rate": hit_rate(measured["rows"]),
+        "size": {"prompts": tasks.sizes(prompts), "repeats": repeats},
+        **agreement(measured),
+    }
+    return {"pipedec_vs_pp": ratio(seconds["pp"], seconds["pipedec"]) | notes}
+
+
+def shape(best: Mapping[str, Any]) -> dict[str, int]:
+    """Return width and children that tuning chose."""
+    return {key: best["pipedec"][key] for key in ("width", "children")}
+
+
+def rate(seconds: Mapping[Name, float]) -> float:
+    """Return tokens per second over prompts."""
+    return len(seconds) / sum(seconds.values())
+
+
+def hit_rate(rows: Sequence[dict[str, Any]]) -> float:
+    """Return the share of tokens in the tree in flight; a text's first and last are not looked for."""
+    own = [row for row in rows if row["mode"] == "pipedec"]
+    return sum(row["hits"] for row in own) / sum(max(len(row["tokens"]) - 2, 0) for row in own)
+
+
+def agreement(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return notes that overrule a goal: other texts than PP's, or too many late pieces of work."""
+    same, late = modes.same_texts(measured["rows"]), measured["late"]
+    problems = [] if same else ["texts differ between modes"]
+    problems += [f"{late:.2%} of the paced pieces of work were late"] if late > LATE else []
+    return {"late": late, "machine": measured["machine"], "ok": not problems, "why": "; ".join(problems)}
+
+
+def one_process(folder: Path) -> dict[str, float]:
+    """Return tokens per second of one process with all cores over the same prompts: what a machine on which
+    the target fits should use instead."""
+    decoder = SpeculativeDecoder.from_pretrained(arguments.BUNDLE, dtype="bfloat16", tree="timed")
+    prompts = tasks.read_written(folder / "prompts.jsonl", decoder.target.tokenizer)
+    ways = {"one process": decoder.autoregressive, "one process, drafted": decoder.generate}
+    taken: dict[str, dict[Name, float]] = {name: {} for name in ways}
+    for generate in ways.values():  # the first forwards are slow
+        generate(next(iter(prompts.values())), 8)
+    for prompt, ids in prompts.items():
+        for name, generate in ways.items():
+            began = time.perf_counter()
+            n_tokens = len(generate(ids, NEW_TOKENS).token_ids)
+            taken[name][prompt] = (time.perf_counter() - began) / n_tokens
+    return {name: rate(seconds) for name, seconds in taken.items()}
+
+
+def paced(run: Run) -> Measured:
+    """Ranks whose stages hold their device for a declared time, the same in all modes."""
+    run.check_quiet()
+    found, size = {}, {}
+    for n in PACED_STAGES:
+        limit = run.prompts(1, tasks.PROMPTS) if n == ALL_PROMPTS else 1
+        prompts = tasks.read_tasks(run.more_prompts, limit)
+        folder = run.folder(PACED_RAW.format(n))
+        tasks.write_prompts(prompts, folder / "prompts.jsonl")
+        keys = {**PACED, "stages.ranks": n}
+        found[n] = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, {}, 1, folder)
+        size = {"prompts": tasks.sizes(prompts)}
+    ratios = {n: against(measured["rows"]) for n, measured in found.items()}
+    by_stages = {
+        n: {"pp": own["pp"]["value"], "stpp": own["stpp"]["value"], "hit_rate": hit_rate(found[n]["rows"])}
+        for n, own in ratios.items()
+    }
+    notes = {"by_stages": by_stages, "settings": PACED, "size": size, **agreement(found[ALL_PROMPTS])}
+    last = ratios[ALL_PROMPTS]
+    return {"paced14_vs_pp": last["pp"] | notes, "paced14_vs_stpp": last["stpp"] | notes}
+
+
+def against(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the speed of PipeDec over each other mode."""
+    own = modes.per_token(rows, "pipedec")
+    return {base: ratio(modes.per_token(rows, base), own) for base in ("pp", "stpp")}
+
+
+# simulated against measured
+
+
+def sim_error(run: Run) -> Measured:
+    """Simulate what was measured, with the costs of the same ranks on tuning prompts and the trees' real
+    course; the value is the largest deviation of a mode's seconds per token after the prompt."""
+    run.check_quiet()
+    folder = run.folder("pipedec_sim_error")
+    real_folder, *paced_folders = (
+        folder.parent / name for name in (REAL, *(PACED_RAW.format(n) for n in SIMULATED))
+    )
+    best = read_json(real_folder / tuning.RAW)["best"]
+    runs = {}
+    for mode, row in best.items():  # every mode has a cut of its own
+        keys = {**shape(best), "tree": best["stpp"]["tree"], "stages.blocks": row["cut"]}
+        runs[f"real 2, {mode}"] = real_folder, keys, (mode,)
+    for n, place in zip(SIMULATED, paced_folders):
+        runs[f"paced {n}"] = place, {**PACED, "stages.ranks": n}, modes.MODES
+    pair, errors = load_pair("B"), {}
+    for name, (place, keys, wanted) in runs.items():
+        costs = calibrated(folder / name.replace(", ", "_").replace(" ", "_"), keys)
+        rows = read_json(place / modes.RAW)["rows"]
+        prompts = tasks.read_written(place / "prompts.jsonl", pair.target.tokenizer)
+        texts = {tuple(row["prompt"].split("/", 1)): row["tokens"] for row in rows}
+        known = dict(zip(prompts, counts.encoded(pair, prompts.values(), [texts[one] for one in prompts])))
+        for mode in wanted:
+            measured = modes.per_token(rows, mode, "decoding")
+            times = predicted(pair, known, mode, keys, costs, int(keys.get("stages.ranks", 2)))
+            expected = sum(times[one] for one in measured)
+            errors[f"{name.split(',')[0]} {mode}"] = expected / sum(measured.values()) - 1
+    worst = max(errors.values(), key=abs)
+    return {"sim_error": {"value": abs(worst), "errors": errors}}
+
+
+def calibrated(folder: Path, keys: Mapping[str, Any]) -> Path:
+    """Return the file with the costs of these ranks, measured unless it is there."""
+    if not (folder / "costs.json").exists():
+        words = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
+        words += ["--limit", "3", "--max_new_tokens", "48", "--out", str(folder)]
+        start("drafttrain.run.cli", "pipeline", RECIPE, "--calibrate", *words)
+    return folder / "costs.json"
+
+
+def predicted(
+    pair, known: Mapping[Name, KnownText], mode: str, keys: Mapping[str, Any], path: Path, stages: int
+) -> dict[Name, float]:
+    """Return the simulated seconds per token of each text."""
+    machines, found = read_costs(str(path)).machines(mode), {}
+    for name, text in known.items():
+        tokens, own = len(text.answer) - 1, (text.prompt, text.answer, text.tapped)
+        if not tokens:
+            continue
+        if mode == "pp":
+            jobs = pp_jobs(machines, tokens)
+        elif mode == "stpp":
+            rounds = replay_policy(pair.drafter, *own, parse_policy(keys["tree"]))
+            jobs = stpp_jobs(machines, [(one.drafted, one.nodes) for one in rounds])
+        else:
+            trace = replay(pair.drafter, *own, stages, int(keys["width"]), int(keys["children"]))
+            jobs = pipedec_jobs(machines, trace)
+        found[name] = total_seconds(simulated([jobs])) / tokens
+    return found
+
+
+def sync(run: Run) -> Measured:
+    """Messages and upkeep at the end of a timestep of two ranks, layers of eight nodes."""
+    run.check_quiet()
+    keys = {"width": 8, "children": 8}
+    costs = read_costs(str(calibrated(run.folder("pipedec_sync"), keys)))
+    return {"sync_ms": {"value": 1e3 * costs.sync, "hop_ms": 1e3 * costs.hop[costs.sizes.index(8)]}}
+
+
+def start(module: str, *words: str) -> None:
+    """Run a module in a process of its own, which starts ranks.
+
+    Raises:
+        UserError: it fails.
+    """
+    done = subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, stdout=2)
+    if done.returncode:
+        raise UserError(f"{module}: must end with 0, got {done.returncode}; see its messages above")

@@ -1,0 +1,187 @@
+"""Trees in flight and static trees grown against known texts, prompt by prompt: what they hit, and the work
+of each timestep, from which times are simulated. Every prompt is written to a file of JSON lines at once.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafttrain.data.prompts import Prompt
+from drafttrain.drafters.model import DraftModel
+from drafttrain.inference.params import SamplingParams
+from drafttrain.pipeline.outlook import STATIC, KnownText, known_texts
+from drafttrain.pipeline.replay import Timestep, Trace, replay, replay_static
+from drafttrain.pipeline.simulate import Machines, pipedec_jobs, pp_jobs, run, stpp_jobs, total_seconds
+from studies.seed.pairs import Pair
+
+GREEDY = SamplingParams()
+
+
+@dataclass
+class Counted:
+    """The trees of one text.
+
+    Attributes:
+        kind: "flight", or "static" with `groups` layers.
+        seed: of the text's draws; None: it is greedy.
+        groups, width, children: of the trees.
+        tokens: of the text, without the first.
+        hits: of them in the trees.
+        rounds: of trees in flight, for each timestep [drafted, nodes of each group, token, hit]; of static
+            ones, for each tree [nodes of each drafting step, nodes that are verified].
+    """
+
+    task: str
+    prompt: str
+    kind: str
+    seed: int | None
+    groups: int
+    width: int
+    children: int
+    tokens: int
+    hits: int
+    rounds: list[list[Any]]
+
+    @property
+    def shape(self) -> tuple[str, int | None, int, int, int]:
+        """Return what was grown."""
+        return self.kind, self.seed, self.groups, self.width, self.children
+
+    def trace(self) -> Trace:
+        """Return the timesteps of trees in flight."""
+        return Trace([Timestep(*one) for one in self.rounds])
+
+
+Shape = tuple[str, int | None, int, int, int]  # kind, seed, groups, width, children
+
+
+def flights(groups: Iterable[int], width: int, children: int, seed: int | None = None) -> list[Shape]:
+    """Return trees in flight through different numbers of groups."""
+    return [("flight", seed, n, width, children) for n in groups]
+
+
+def statics(children: int, seed: int | None = None) -> list[Shape]:
+    """Return the static trees of which STPP takes the fastest."""
+    return [("static", seed, depth, width, children) for width, depth in STATIC]
+
+
+def texts(
+    pair: Pair, tasks: Mapping[str, Sequence[Prompt]], new_tokens: int, sampling: SamplingParams, path: Path
+) -> dict[tuple[str, str], KnownText]:
+    """Decode all prompts with the target, or read the answers from a file that has them all.
+
+    Returns:
+        texts by task and prompt.
+    """
+    prompts = {(name, p.id): p.token_ids(pair.target.tokenizer) for name, ps in tasks.items() for p in ps}
+    if path.exists():
+        return dict(zip(prompts, encoded(pair, prompts.values(), json.loads(path.read_text())), strict=True))
+    taps = getattr(pair.drafter.config, "tapped_blocks", [])
+    found = known_texts(pair.target, taps, list(prompts.values()), new_tokens, sampling)
+    path.write_text(json.dumps([text.answer for text in found]))
+    return dict(zip(prompts, found, strict=True))
+
+
+@torch.no_grad()
+def encoded(pair: Pair, prompts: Iterable[list[int]], answers: Iterable[list[int]]) -> Iterator[KnownText]:
+    """Yield texts with the target's tapped states, as the drafter reads them."""
+    taps = getattr(pair.drafter.config, "tapped_blocks", [])
+    pair.target.tap(taps)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([[*prompt, *answer]], device=pair.target.device)  # [1, n]
+        tapped = torch.zeros(ids.shape[1], 0)
+        if taps:
+            tapped = pair.target.encode(ids, torch.zeros_like(ids)).tapped[0]
+        yield KnownText(prompt, answer, tapped)
+
+
+def count(
+    drafter: DraftModel,
+    known: Mapping[tuple[str, str], KnownText],
+    shapes: Sequence[Shape],
+    raw: Path,
+    note: Callable[[str], None] = lambda line: None,
+) -> list[Counted]:
+    """Grow trees of all shapes against all texts; those that the file has are not grown again."""
+    lines = raw.read_text().splitlines() if raw.exists() else []
+    found = [Counted(**json.loads(line)) for line in lines]
+    done = {(one.task, one.prompt, one.shape) for one in found}
+    wanted = [(name, shape) for shape in shapes for name in known if (*name, shape) not in done]
+    with open(raw, "a", encoding="utf-8") as file:
+        for i, (name, shape) in enumerate(wanted):
+            one = _grow(drafter, known[name], name, shape)
+            found.append(one)
+            file.write(json.dumps(asdict(one)) + "\n")
+            file.flush()
+            note(f"{i + 1} of {len(wanted)}: {'/'.join(name)}, {shape}")
+    kept = {(*name, shape) for name in known for shape in shapes}
+    return [one for one in found if (one.task, one.prompt, one.shape) in kept]
+
+
+def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Shape) -> Counted:
+    kind, _, groups, width, children = shape
+    known, tokens = (text.prompt, text.answer, text.tapped), len(text.answer) - 1
+    if kind == "static":
+        rounds = replay_static(drafter, *known, groups, width, children)
+        hits = sum(one.hits for one in rounds)
+        return Counted(*name, *shape, tokens, hits, [[one.drafted, one.nodes] for one in rounds])
+    trace = replay(drafter, *known, groups, width, children)
+    steps = [[step.drafted, step.nodes, step.token, step.hit] for step in trace.steps]
+    return Counted(*name, *shape, tokens, trace.hits, steps)
+
+
+def hit_rate(rows: Sequence[Counted], shape: Shape) -> float:
+    """Return the share of tokens that were in the trees of a shape; the last of a text is not looked for in
+    trees in flight."""
+    chosen = [one for one in rows if one.shape == shape]
+    looked_for = sum(max(one.tokens - (one.kind == "flight"), 0) for one in chosen)
+    return sum(one.hits for one in chosen) / max(looked_for, 1)
+
+
+def nodes_each(rows: Sequence[Counted], shape: Shape) -> float:
+    """Return the mean number of nodes of a static tree without its root, or that the groups hold in a
+    timestep."""
+    chosen = [one for one in rows if one.shape == shape]
+    if shape[0] == "static":
+        sizes = [nodes - 1 for one in chosen for _, nodes in one.rounds]
+    else:
+        sizes = [sum(nodes) for one in chosen for _, nodes, _, _ in one.rounds]
+    return sum(sizes) / max(len(sizes), 1)
+
+
+def equal_nodes(rows: Sequence[Counted], flight: Shape, children: int) -> Shape:
+    """Return the static tree, with as many layers as the tree in flight, whose width gives it about as many
+    nodes."""
+    _, seed, groups, _, _ = flight
+    return "static", seed, groups, max(1, round(nodes_each(rows, flight) / groups)), children
+
+
+def seconds(
+    rows: Sequence[Counted], mode: str, shape: Shape, machines: Machines
+) -> dict[tuple[str, str], float]:
+    """Return the simulated seconds per token of each text in a mode.
+
+    Args:
+        shape: of the trees; for `pp` any that was grown against the texts.
+    """
+    found = {}
+    for one in rows:
+        if one.shape != shape or not one.tokens:
+            continue
+        if mode == "pp":
+            jobs = pp_jobs(machines, one.tokens)
+        elif mode == "stpp":
+            jobs = stpp_jobs(machines, [tuple(each) for each in one.rounds])
+        else:
+            jobs = pipedec_jobs(machines, one.trace())
+        found[one.task, one.prompt] = total_seconds(run([jobs])) / one.tokens
+    return found
+
+
+def best_static(rows: Sequence[Counted], shapes: Sequence[Shape], machines: Machines) -> Shape:
+    """Return the static tree that is the fastest on these machines over all texts."""
+    return min(shapes, key=lambda shape: sum(seconds(rows, "stpp", shape, machines).values()))

@@ -1,0 +1,98 @@
+"""Memory of each rank of a pipeline over its share of the weights and caches.
+
+    python -m studies.pipedec.memory --recipe recipes/pipeline/smollm2-2.yaml
+
+A rank's memory is what its process has more, in pages of its own, once target, drafter and caches are loaded
+and a forward has run. Its share: the weights of its blocks, with the embeddings or the head, its blocks'
+cache, and the drafter's weights.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from drafttrain.pipeline.config import PipelineConfig
+from studies import ROOT, arguments
+from studies.pipedec.modes import settings
+
+ROOM = 2048
+
+
+def study(args: Namespace) -> None:
+    config = settings(args)
+    if "RANK" in os.environ:
+        print(json.dumps(measure(config, int(os.environ["RANK"]))))
+        return
+    rows = by_rank(sys.argv[1:], config.world_size)
+    (args.out / "memory.json").write_text(json.dumps(rows))
+    for rank, row in enumerate(rows):
+        own, share = row["bytes"] / 1e6, row["share"] / 1e6
+        print(f"rank {rank}: {own:.0f} MB of {share:.0f}, {own / share:.3f}")
+
+
+def by_rank(words: Sequence[str], world_size: int) -> list[dict[str, int]]:
+    """Measure each rank in a process of its own, one after the other."""
+    command = [sys.executable, "-m", "studies.pipedec.memory", *words]
+    rows = []
+    for rank in range(world_size):
+        environment = {**os.environ, "RANK": str(rank)}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+        rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    return rows
+
+
+def own_pages() -> int:
+    """Return the bytes of this process's pages that no file holds."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
+    """Load what a rank has; return its bytes and its share."""
+    import gc
+
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401  imported before the first look
+
+    from drafttrain.kernels.team import native_team
+    from drafttrain.pipeline.part import part_bytes
+    from drafttrain.pipeline_decoder import cut, load_member
+    from drafttrain.target_lm.loading import choose_dtype, resolve_target
+
+    torch.set_num_threads(1)
+    place = resolve_target(config.target)
+    dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
+    torch.zeros(8, 8) @ torch.zeros(8, 8)
+    gc.collect()
+    before = own_pages()
+    with native_team(1):
+        me = load_member(config, place, dtype, rank, ROOM)
+        target = AutoConfig.from_pretrained(place).get_text_config()
+        share = 0
+        if me.stage is not None:
+            x = torch.arange(8) if me.stage.part.is_first else torch.zeros(8, target.hidden_size)
+            me.stage.prefill(x)
+            blocks, i = cut(config, target), me.layout.stages.index(rank)
+            first = sum(blocks[:i])
+            share += part_bytes(place, range(first, first + blocks[i]), dtype)
+            kv = me.stage.cache.kv
+            share += kv.numel() * kv.element_size()
+        if me.drafter is not None:
+            tensors = [*me.drafter.parameters(), *me.drafter.buffers()]
+            share += sum(one.numel() * one.element_size() for one in tensors)
+    gc.collect()
+    return {"bytes": own_pages() - before, "share": share}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return arguments.run(study, __doc__, argv, ("recipe", "limit", "set"), "runs/pipedec")
+
+
+if __name__ == "__main__":
+    arguments.start(main)

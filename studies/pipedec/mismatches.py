@@ -1,0 +1,97 @@
+"""Do all modes write what the whole target writes? In fp32, greedy and sampled, for one to four stages.
+
+    python -m studies.pipedec.mismatches --limit 30
+
+All ranks are stepped in one process, so that a machine with two cores can hold four; the processes of
+`tests/pipeline/test_distributed.py` run the same programs.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from drafttrain.data.prompts import read_prompts, spread
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.pipeline.config import balanced
+from drafttrain.pipeline.part import load_part, stop_tokens
+from drafttrain.pipeline.program import Layout, Member, Request
+from drafttrain.pipeline.stage import Stage
+from drafttrain.pipeline.transport import run_locally
+from drafttrain.pipeline_decoder import MODES
+from drafttrain.target_lm.loading import resolve_target
+from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.files import write_json
+from studies import arguments
+from studies.arguments import MT_BENCH
+from studies.seed.pairs import Pair, load_pair
+
+STAGES = (1, 2, 3, 4)
+TREE, WIDTH, CHILDREN = "eagle2:top_k=3,max_depth=4,total=8", 4, 4
+SAMPLED = SamplingParams(0.6, top_p=0.9, top_k=80, seed=1)
+
+
+@torch.no_grad()
+def compare(
+    pair: Pair, place: str, prompts: Sequence[list[int]], new_tokens: int, stages: Sequence[int] = STAGES
+) -> list[dict[str, Any]]:
+    """Decode all prompts in all ways; return how many texts of each differ from the whole target's."""
+    taps = list(getattr(pair.drafter.config, "tapped_blocks", []))
+    room = max(map(len, prompts)) + new_tokens + 64
+    policy, rows = parse_policy(TREE), []
+    expected = {
+        name: decode_all(pair.target, NoProposer(), prompts, new_tokens, sampling=[sampling] * len(prompts))[
+            0
+        ]
+        for name, sampling in (("greedy", SamplingParams()), ("sampled", SAMPLED))
+    }
+    stop = stop_tokens(place, pair.target.tokenizer.eos_token_id)
+    for n in stages:
+        n_blocks = pair.target.n_blocks
+        sizes = balanced(n_blocks, n, 0.0)
+        layout, members = Layout(tuple((rank,) for rank in range(n))), []
+        ends = [sum(sizes[: i + 1]) for i in range(n)]
+        owners = [next(r for r, end in enumerate(ends) if tap < end or end == n_blocks) for tap in taps]
+        for rank, end in enumerate(ends):
+            part = load_part(place, range(end - sizes[rank], end), torch.float, taps=taps)
+            part.pack()
+            drafter = pair.drafter if rank == 0 else None
+            members.append(
+                Member(rank, layout, Stage(part, room), drafter, policy, list(zip(taps, owners)), room)
+            )
+        for name, sampling in (("greedy", SamplingParams()), ("sampled", SAMPLED)):
+            for mode, program in MODES.items():
+                differ = 0
+                for prompt, text in zip(prompts, expected[name]):
+                    base = Request(prompt, new_tokens, stop, sampling, WIDTH, CHILDREN, policy.max_depth)
+                    output = run_locally([program(member, replace(base)) for member in members])[0]
+                    differ += output.tokens != text
+                rows.append(
+                    {"stages": n, "mode": mode, "draws": name, "texts": len(prompts), "differ": differ}
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
+def study(args: Namespace) -> None:
+    pair = load_pair("B", dtype="float32")
+    chosen = spread(read_prompts(args.prompts), args.limit)
+    prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
+    rows = compare(pair, resolve_target(pair.target.name), prompts, args.new_tokens)
+    write_json(args.out / "mismatches.json", rows)
+    print(f"{sum(row['differ'] for row in rows)} of {sum(row['texts'] for row in rows)} texts differ")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    names = ("prompts", "limit", "new_tokens")
+    return arguments.run(
+        study, __doc__, argv, names, "runs/pipedec", prompts=MT_BENCH, limit=30, new_tokens=48
+    )
+
+
+if __name__ == "__main__":
+    arguments.start(main)

@@ -1,0 +1,94 @@
+"""Seconds in which a tree in flight goes on after a token: tree, mask, and the caches of a stage and of the
+drafter.
+
+    python -m studies.pipedec.upkeep
+"""
+
+import statistics
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+
+import torch
+
+from drafttrain.kernels.team import native_team
+from drafttrain.pipeline.part import TargetPart, load_part
+from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.stage import Flow, Stage
+from drafttrain.target_lm.loading import resolve_target
+from drafttrain.utils.files import write_json
+from studies import arguments
+from studies.seed.pairs import Pair, load_pair
+
+LAYERS, WIDTH, CHILDREN = 21, 32, 16
+BLOCKS = 2  # of a stage: SmolLM2's 30 on 14 stages
+CONTEXT, ROUNDS = 128, 9
+
+
+@torch.no_grad()
+def upkeep(pair: Pair, place: str, rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the median seconds that a stage and the drafter take after a hit, on one thread.
+
+    Args:
+        place: folder of the pair's target.
+    """
+    taken: dict[str, list[float]] = {"stage": [], "drafter": []}
+    tapped = torch.zeros(1, tapped_width(pair), dtype=pair.drafter.dtype)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with native_team(1):
+            part = load_part(place, range(BLOCKS), pair.target.dtype)
+            part.pack()
+            for _ in range(rounds):
+                stage, tree = grown(pair, part)
+                token = int(tree.tree.tokens[0, 1])  # the best child of the root
+                started = time.perf_counter()
+                stage.advance(token)
+                taken["stage"].append(time.perf_counter() - started)
+                started = time.perf_counter()
+                tree.advance(token, tapped)
+                taken["drafter"].append(time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(threads)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def grown(pair: Pair, part: TargetPart) -> tuple[Stage, PredictionTree]:
+    """Return a stage and the drafter's tree with all layers in flight."""
+    tokens = torch.arange(CONTEXT)
+    slots = LAYERS * WIDTH + 1
+    stage = Stage(part, CONTEXT + slots)
+    stage.prefill(tokens)
+    state = pair.drafter.new_state(1, CONTEXT + slots)
+    tapped = torch.zeros(1, CONTEXT, tapped_width(pair), dtype=pair.drafter.dtype)
+    pair.drafter.update(state, tokens[None], tapped, torch.tensor([CONTEXT]))
+    tree = PredictionTree(pair.drafter, state, CONTEXT, WIDTH, CHILDREN)
+    layer = tree.grow(0)
+    while True:
+        stage.compute(Flow(layer.tokens, layer.parents))
+        if tree.depth == LAYERS:
+            tree.expand()
+            return stage, tree
+        tree.expand()
+        layer = tree.grow(LAYERS)
+
+
+def tapped_width(pair: Pair) -> int:
+    """Return the size of the states that the drafter reads at a token."""
+    return len(getattr(pair.drafter.config, "tapped_blocks", [])) * pair.target.hidden_size
+
+
+def study(args: Namespace) -> None:
+    pair = load_pair("B", dtype=args.dtype)
+    found = upkeep(pair, resolve_target(pair.target.name))
+    write_json(args.out / "upkeep.json", found)
+    print(", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.items()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return arguments.run(study, __doc__, argv, ("dtype",), "runs/pipedec", dtype="bfloat16")
+
+
+if __name__ == "__main__":
+    arguments.start(main)

@@ -1,0 +1,77 @@
+"""`PipelineDecoder`: text in, text out, as torchrun's processes call it; here as the only rank."""
+
+import socket
+
+import pytest
+import torch
+
+from drafttrain import PipelineConfig, PipelineDecoder, SamplingParams, SpeculativeDecoder
+from drafttrain.inference.session import NOT_FINITE
+from drafttrain.pipeline.config import StagesConfig
+from drafttrain.pipeline.program import Member
+from drafttrain.utils.errors import UserError
+
+PROMPTS = ["Why is the sky blue?", "Count to ten."]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """The environment of a single rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def config(target, drafter=None, mode="pp", **keys) -> PipelineConfig:
+    stages = StagesConfig(ranks=1, threads=1)
+    own = {"dtype": "float32", "stages": stages, "max_new_tokens": 12, "timeout_s": 10.0}
+    return PipelineConfig(target=str(target), drafter=drafter and str(drafter), mode=mode, **own | keys)
+
+
+def test_texts_are_those_of_one_process(alone, tiny_target_folder, tiny_bundle):
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    decoder = SpeculativeDecoder.from_pretrained(
+        str(tiny_bundle), target=str(tiny_target_folder), dtype="float32"
+    )
+    with PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec")) as pipeline:
+        many = pipeline.generate(PROMPTS)
+        one = pipeline.generate(PROMPTS[1], max_new_tokens=5, sampling=sampling)
+        assert pipeline.blocks == [4]
+    for prompt, result in zip(PROMPTS, many, strict=True):
+        plain = decoder.autoregressive(prompt, 12)
+        assert (result.text, result.token_ids) == (plain.text, plain.token_ids)
+        assert result.finish_reason == plain.finish_reason and result.seconds > 0
+        assert result.timesteps == len(result.token_ids) - 1  # a single stage
+    assert one.token_ids == decoder.autoregressive(PROMPTS[1], 5, sampling=sampling).token_ids
+
+
+def test_mistakes_are_one_line(alone, tiny_target_folder, monkeypatch):
+    with pytest.raises(UserError, match="drafter: must be set for mode pipedec, got null"):
+        PipelineDecoder(config(tiny_target_folder, mode="pipedec"))
+    with PipelineDecoder(config(tiny_target_folder)) as pipeline:
+        with pytest.raises(
+            UserError, match="prompt 0: prompt and new tokens must fit into the 512 positions"
+        ):
+            pipeline.generate("Why?", max_new_tokens=9999)
+        with pytest.raises(UserError, match="prompt: must not be empty"):
+            pipeline.generate("")
+        monkeypatch.setattr(Member, "pick", lambda *args: NOT_FINITE)
+        with pytest.raises(UserError, match="rank 0: .*: logits must be finite, got NaN"):
+            pipeline.generate("Why?")
+
+
+def test_the_environment_has_to_name_the_rank(alone, tiny_target_folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="WORLD_SIZE: must be 1, as the recipe's stages, got 2"):
+        PipelineDecoder(config(tiny_target_folder))
+    monkeypatch.delenv("RANK")
+    with pytest.raises(UserError, match="RANK: must be set, got nothing; start the program with torchrun"):
+        PipelineDecoder(config(tiny_target_folder))
