@@ -33,7 +33,7 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.kernels.team import native_team
 from drafttrain.pipeline.config import PipelineConfig, balanced
 from drafttrain.pipeline.distributed import Ranks
-from drafttrain.pipeline.part import load_part, load_shell, require_frontier, stop_tokens
+from drafttrain.pipeline.part import load_part, load_shell, require_frontier, sample_hash, stop_tokens
 from drafttrain.pipeline.probe import check_cut, probe, probe_ids
 from drafttrain.pipeline.program import Layout, Member, Output, Pace, Request, pipedec, pp, stpp
 from drafttrain.pipeline.simulate import Link
@@ -109,6 +109,7 @@ class PipelineDecoder:
         link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 2 * self.hidden_size)
         self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
         self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
+        self.ranks.agree("weights of the target", sample_hash(self.place))
         paces = config.pace.stage_ms, config.pace.draft_ms
         self.me.stage_pace, self.me.draft_pace = (Pace(None if ms is None else ms / 1e3) for ms in paces)
         self._open = ExitStack()
@@ -284,8 +285,11 @@ def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: in
     blocks, layout = cut(config, target), layout_of(config)
     ends = [sum(blocks[: i + 1]) for i in range(len(blocks))]
     drafter = _drafter(config, place, dtype) if config.drafter and rank == layout.drafter else None
-    n_blocks = target.num_hidden_layers
-    taps = _taps(config, n_blocks)
+    n_blocks, stored = target.num_hidden_layers, _stored_drafter(config)
+    vocabulary = stored.get("draft_vocab_size", config.children)
+    if config.children > vocabulary:
+        raise UserError(f"children: must be <= {vocabulary}, the drafter's vocabulary, got {config.children}")
+    taps = [block_number(block, n_blocks) for block in stored.get("tapped_blocks", [])]
     owners = [next(r for r, end in zip(layout.stages, ends) if tap < end or end == n_blocks) for tap in taps]
     stage = None
     if rank in layout.stages:
@@ -329,12 +333,11 @@ def _head_in_blocks(config: PreTrainedConfig) -> float:
     return config.vocab_size * hidden / block
 
 
-def _taps(config: PipelineConfig, n_blocks: int) -> list[int]:
-    """Return the blocks of the target that the drafter reads; every rank has to know them."""
+def _stored_drafter(config: PipelineConfig) -> Mapping[str, Any]:
+    """Return what every rank has to know of the drafter's config; nothing of a small LM."""
     if config.drafter is None or is_plain_lm(config.drafter):
-        return []
-    stored: Mapping[str, Any] = read_config(find_bundle(config.drafter))
-    return [block_number(block, n_blocks) for block in stored.get("tapped_blocks", [])]
+        return {}
+    return read_config(find_bundle(config.drafter))
 
 
 def _drafter(config: PipelineConfig, place: str, dtype: torch.dtype) -> DraftModel:

@@ -4,7 +4,7 @@ from studies import goals
 from studies.figures import structure
 from studies.goals import Run
 
-DECODE, TRAIN = 7_000, 11_000  # lines, to be lowered to the goals of `studies/figures/structure.py`
+DECODE, TRAIN = 7_000, 11_060  # lines, to be lowered to the goals of `studies/figures/structure.py`
 
 
 def test_imports_to_decode_and_to_train(monkeypatch, tmp_path):

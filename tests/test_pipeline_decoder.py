@@ -68,6 +68,26 @@ def test_mistakes_are_one_line(alone, tiny_target_folder, monkeypatch):
             pipeline.generate("Why?")
 
 
+def test_more_children_than_the_drafter_has_tokens(alone, tiny_target_folder, tiny_bundle):
+    with pytest.raises(UserError, match=r"children: must be <= \d+, the drafter's vocabulary, got 100000"):
+        PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec", children=100_000))
+
+
+def test_a_busy_port_and_an_absent_rank(alone, tiny_target_folder, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(UserError, match="rank 0: lost a connection while it waited to join"):
+            PipelineDecoder(config(tiny_target_folder, timeout_s=2.0))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    two = config(tiny_target_folder, timeout_s=2.0)
+    two.stages.ranks = 2
+    with pytest.raises(UserError, match="rank 1: lost a connection while it waited to join"):
+        PipelineDecoder(two)
+
+
 def test_the_environment_has_to_name_the_rank(alone, tiny_target_folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="WORLD_SIZE: must be 1, as the recipe's stages, got 2"):

@@ -32,11 +32,11 @@ from drafttrain.data.tidy import split_groups, tidy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     fingerprint,
-    new_folder,
     require_free_disk,
     sha256_file,
     write_json,
 )
+from drafttrain.utils.folders import new_folder
 
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"

@@ -172,7 +172,9 @@ class DraftModel(PreTrainedModel, ABC):
         """
         read_config(folder)
         try:
-            model, info = cls.from_pretrained(folder, output_loading_info=True, dtype=dtype or "auto")
+            model, info = cls.from_pretrained(
+                folder, output_loading_info=True, dtype=dtype or "auto", use_safetensors=True
+            )
         except Exception as error:  # safetensors, transformers and torch raise many kinds for damaged files
             raise UserError(
                 f"{folder}: cannot be loaded as a drafter ({brief(error)}); export it again"

@@ -12,6 +12,13 @@ from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.model import FrozenTarget, block_number
 from drafttrain.utils.errors import UserError
 
+LIMITS = {
+    "layers": 1000,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_attention_heads": 1 << 12,
+}
+LIMITS |= {"num_key_value_heads": 1 << 12, "target_vocab_size": 1 << 24, "draft_vocab_size": 1 << 24}
 # What two tokenizers rarely read alike: digits, an accent, a symbol, white space.
 TOKENIZER_PROBE = "In 2024, naïve 3.14 → f(x):\n\treturn"
 
@@ -55,6 +62,13 @@ class DraftModelConfig(PreTrainedConfig):
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self, **kwargs: Any):
+        for name, most in LIMITS.items():  # a damaged file may ask for any amount of memory
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"{name}: must be a whole number from 1 to {most}, got {value!r}")
+        theta = self.rope_parameters.get("rope_theta", 1.0)
+        if type(theta) not in (int, float) or not 0 < theta < 1e15:
+            raise ValueError(f"rope_theta: must be > 0 and < 1e15, got {theta!r}")
         self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
 

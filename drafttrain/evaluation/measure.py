@@ -167,16 +167,16 @@ class MeasurementLog:
         for number, line in enumerate(lines[1:], 2):
             with usable(f"{self.path}: line {number}", "remove it, and it is measured again"):
                 measurement = Measurement.from_json(json.loads(line))
-            self._known[self._name(measurement)] = measurement
+            if measurement.key in self._known:
+                raise UserError(
+                    f"{self.path}: line {number}: must not repeat an earlier line, got prompt "
+                    f"{measurement.prompt} again; two processes have written it, delete it and measure again"
+                )
+            self._known[measurement.key] = measurement
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         temporary.write_bytes(b"".join(line + b"\n" for line in lines))
         os.replace(temporary, self.path)
-
-    @staticmethod
-    def _name(measurement: Measurement) -> tuple:
-        place = (measurement.task, measurement.prompt, measurement.turn, measurement.repeat)
-        return *place, frozenset(measurement.runs), measurement.temperature
 
     def find(
         self,

@@ -69,6 +69,12 @@ class Measurement:
     temperature: float = 0.0
     harness_seconds: float | None = None
 
+    @property
+    def key(self) -> tuple:
+        """Return what tells it from the others of a log."""
+        place = (self.task, self.prompt, self.turn, self.repeat)
+        return *place, frozenset(self.runs), self.temperature
+
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Measurement":
         """Rebuild what `to_json` returned.

@@ -32,7 +32,9 @@ from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import new_folder, read_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.folders import new_folder
+from drafttrain.utils.manifest import is_ours, write_manifest
 
 MAIN = "main"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
@@ -121,18 +123,20 @@ def write_publication(publication: Publication, out: str | os.PathLike) -> None:
     with new_folder(out) as folder:
         for name, content in publication.files.items():
             (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+        write_manifest(folder)
 
 
 def _check_place(out: Path, publication: Publication) -> None:
-    """Refuse to replace anything but a dry run for the same repository, whose card names the repository; the
-    bundle itself least of all."""
+    """Refuse to replace anything but an unchanged dry run for the same repository, whose card names the
+    repository; the bundle itself least of all."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    card = (out / README).read_text("utf-8", errors="replace") if README in names else ""
+    unchanged = out.is_dir() and is_ours(out, {*CONTENTS, README})
+    card = (
+        (out / README).read_text("utf-8", errors="replace") if unchanged and (out / README).exists() else ""
+    )
     own = {file.parent.resolve() for file in publication.files.values() if isinstance(file, Path)}
-    others = names - CONTENTS.keys() - {README}
-    if others or out.resolve() in own or f'from_pretrained("{publication.repo}")' not in card:
+    if out.resolve() in own or f'from_pretrained("{publication.repo}")' not in card:
         raise UserError(
             f"{out}: holds something else than a dry run for {publication.repo}; name another folder with "
             "--out"

@@ -21,7 +21,8 @@ from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.settings import SETTINGS as SELF_DRAFT
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import new_folder, require_free_disk
+from drafttrain.utils.files import require_free_disk
+from drafttrain.utils.folders import new_folder
 
 
 def bundled_files(config: ExportConfig) -> list[str]:

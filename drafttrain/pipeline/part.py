@@ -6,6 +6,7 @@ tied matrix is in both).
 """
 
 import copy
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SAMPLES, SAMPLE = 64, 4096  # places in each file of weights that ranks compare, and bytes of each
 NEEDED = ("layers", "embed_tokens", "norm", "rotary_emb")  # by these names a model is cut
 
 
@@ -188,6 +190,20 @@ def load_part(
         {name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True, strict=False
     )
     return TargetPart(model.to(device), blocks, n_blocks, taps)
+
+
+def sample_hash(place: str) -> str:
+    """Return a fingerprint of a target's weights: the sizes of its files with some of their bytes, so that
+    ranks can compare large models at once."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(place).glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as file:
+            for i in range(SAMPLES):
+                file.seek(i * max(size - SAMPLE, 0) // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE))
+    return digest.hexdigest()
 
 
 def require_frontier(drafter: DraftModel, name: str) -> None:

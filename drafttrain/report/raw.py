@@ -168,6 +168,13 @@ def _measurements(file: Path) -> tuple[list[Measurement], bool]:
     for number, line in enumerate(lines, 2):
         with usable(f"{file}: line {number}", MEASURE):
             measurements.append(Measurement.from_json(json.loads(line)))
+    counts = Counter(m.key for m in measurements)
+    if twice := [key for key, n in counts.items() if n > 1]:
+        task, prompt, turn, repeat, *_ = twice[0]
+        raise UserError(
+            f"{file}: must have each measurement once, got two of {task}, prompt {prompt}, turn {turn}, "
+            f"repeat {repeat}; two processes have written it, measure again"
+        )
     return measurements, bool(last.strip())
 
 

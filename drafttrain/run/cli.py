@@ -5,17 +5,22 @@ bundle).
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import NoReturn
 
 from drafttrain.run.options import Parser, flag_of
 from drafttrain.utils.errors import UserError, did_you_mean
 from drafttrain.utils.files import disk_problem
 from drafttrain.utils.threads import VARIABLE, default_threads
 
+WRITTEN = ("out", "trace", "png")  # arguments that name what a command writes
 RECIPE = "RECIPE [--section.key VALUE ...] [options]"  # the usage of what runs stages
 
 
@@ -144,23 +149,31 @@ REMOVED = {  # what takes their place
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command. What it writes by `--out` and its like is its own until it ends.
 
     Returns:
         the exit status: 0, 1 (`benchmark --table texts` found more than near-ties), 2 for a mistake of the
-        user's, 130 after Ctrl-C.
+        user's, 130 after Ctrl-C, 143 after SIGTERM.
     """
     args = argparse.Namespace()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         os.environ.setdefault(VARIABLE, str(default_threads()))  # which torch reads when it is imported
-        return _function(args.command)(args) or 0
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_terminated_like_interrupted())
+            for name in WRITTEN:
+                if name in args:
+                    from drafttrain.utils.locks import locked
+
+                    stack.enter_context(locked(getattr(args, name)))
+            return _function(args.command)(args) or 0
     except UserError as error:
         print(f"drafttrain: {_as_shown(str(error), args)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("drafttrain: interrupted; the same command continues where it can", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        how, status = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+        print(f"drafttrain: {how}; the same command continues where it can", file=sys.stderr)
+        return status
     except BrokenPipeError:  # `drafttrain corpus … --view 9 | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return 1
@@ -169,6 +182,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"drafttrain: {problem}", file=sys.stderr)
         return 2
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came, which ends a command as Ctrl-C does."""
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Raise `Terminated` at SIGTERM, in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

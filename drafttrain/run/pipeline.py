@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,6 +18,8 @@ from drafttrain.pipeline.config import PipelineConfig, SimulateConfig
 from drafttrain.run.commands import add_keys
 from drafttrain.run.options import option
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.locks import locked
+from drafttrain.utils.parent import end_with
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 COSTS = "costs.json"
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
 PARENT = "DRAFTTRAIN_PARENT"  # environment variable: the process that has started a rank
+LATE = 0.05  # share of paced pieces of work from which the summary is doubtful
 GRACE = 5.0  # seconds in which other ranks may say why they end, too
 
 
@@ -65,7 +67,8 @@ def pipeline(args: argparse.Namespace) -> int | None:
     if "RANK" not in os.environ:
         words = ["-m", "drafttrain.run.cli", "pipeline", args.recipe, *args.overrides]
         words += ["--calibrate"] if "calibrate" in args else []
-        return start(config.world_size, [sys.executable, *words])
+        with locked(config.out):
+            return start(config.world_size, [sys.executable, *words])
     end_with_parent()
     try:
         shown = calibrate_rank(config) if "calibrate" in args else run_rank(config)
@@ -127,15 +130,8 @@ def _outer_bytes(target: "PreTrainedConfig", dtype: "torch.dtype") -> int:
 
 def end_with_parent() -> None:
     """End this rank when the process that has started it by `start` has ended."""
-    if (parent := os.environ.get(PARENT)) is None:
-        return
-
-    def watch() -> None:
-        while os.getppid() == int(parent):
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    if (parent := os.environ.get(PARENT)) is not None:
+        end_with(int(parent))
 
 
 def start(world_size: int, command: Sequence[str]) -> int:
@@ -203,6 +199,8 @@ def run_rank(config: PipelineConfig) -> str | None:
         late, machine = decoder.late(), decoder.machine()
     if decoder.rank:
         return None
+    if late > LATE:
+        print(f"drafttrain: pace: {late:.0%} of the work took longer; raise pace.stage_ms", file=sys.stderr)
     summary = _write(config, rows, seconds, machine, late)
     return ", ".join(f"{key.replace('_', ' ')} {summary[key]}" for key in SHOWN)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafttrain.run.commands import add_keys
 from drafttrain.run.options import option
+from drafttrain.utils.locks import locked
 
 if TYPE_CHECKING:
     from drafttrain.reasoning.config import ReasonConfig
@@ -32,7 +33,8 @@ def reason(args: argparse.Namespace) -> None:
     from drafttrain.run.recipe import load_settings
 
     config = load_settings(_settings(), args.recipe, args.overrides)
-    grow(config, scheduled(config))
+    with locked(config.out):
+        grow(config, scheduled(config))
 
 
 def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:

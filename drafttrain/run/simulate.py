@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from drafttrain.pipeline.config import SimulateConfig
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.locks import locked
 
 if TYPE_CHECKING:
     from drafttrain.drafters.model import DraftModel
@@ -24,6 +25,14 @@ def simulate(recipe: str, overrides: Sequence[str]) -> None:
     Raises:
         UserError: recipe, target, drafter or prompts cannot be used.
     """
+    from drafttrain.run.recipe import load_settings
+
+    config = load_settings(SimulateConfig, recipe, overrides)
+    with locked(config.out):
+        _simulate(config)
+
+
+def _simulate(config: SimulateConfig) -> None:
     import torch
 
     from drafttrain.data.prompts import read_prompts
@@ -31,10 +40,8 @@ def simulate(recipe: str, overrides: Sequence[str]) -> None:
     from drafttrain.kernels.machine import describe_machine
     from drafttrain.pipeline.outlook import as_rows, as_table, known_texts, machines, outlook
     from drafttrain.pipeline.simulate import Link
-    from drafttrain.run.recipe import load_settings
     from drafttrain.utils.files import write_json
 
-    config = load_settings(SimulateConfig, recipe, overrides)
     prompts = read_prompts(config.prompts, config.limit)
     target, drafter = _load(config)
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]

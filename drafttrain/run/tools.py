@@ -5,11 +5,13 @@ Everything heavy is imported by the command that needs it, so that `drafttrain -
 
 import argparse
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from drafttrain.run.commands import TARGET, add_dtype, importing, run_recipe, stage_options
 from drafttrain.run.options import add_settings, given, option, refuse, require, whole
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.locks import locked
 
 ALWAYS = ("methods", "tasks", "table", "target", "dtype", "limit", "max_new_tokens", "trees")
 TABLES = {  # of a benchmark: the options that each knows beside those that all know
@@ -53,7 +55,9 @@ def calibrate(args: argparse.Namespace) -> None:
 
     bundle, prompts = find_bundle(args.bundle), None if "quick" in args else _prompts(args)
     config = CalibrateConfig(prompts, **given(args, "quick", "max_new_tokens", "rounds"))
-    calibrate(config, bundle, vars(args).get("out", bundle), **given(args, "target", "dtype", "classifier"))
+    out = vars(args).get("out", bundle)
+    with _locked_default(args, out):
+        calibrate(config, bundle, out, **given(args, "target", "dtype", "classifier"))
 
 
 def _tune_self_draft(args: argparse.Namespace) -> None:
@@ -72,7 +76,9 @@ def _tune_self_draft(args: argparse.Namespace) -> None:
     corpus = None
     if "ngrams" in args and (corpus := open_corpus(target, args.ngrams)) is None:
         raise UserError(f"{args.ngrams}: no n-gram cache here; build one with drafttrain build-ngrams")
-    tune_self_draft(config, target, corpus, args.out if "out" in args else args.ngrams)
+    out = args.out if "out" in args else args.ngrams
+    with _locked_default(args, out):
+        tune_self_draft(config, target, corpus, out)
 
 
 def c2t_options(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +133,8 @@ def _grow_trees(args: argparse.Namespace, out: str) -> None:
     from drafttrain.run.c2t import dump_trees
 
     config = DumpConfig(_prompts(args), **given(args, *DUMP, "seed"))
-    dump_trees(config, find_bundle(args.bundle), out, **given(args, "target", "dtype"))
+    with locked(out):
+        dump_trees(config, find_bundle(args.bundle), out, **given(args, "target", "dtype"))
 
 
 def build_ngrams_options(parser: argparse.ArgumentParser) -> None:
@@ -383,10 +390,16 @@ def push(args: argparse.Namespace) -> None:
         print(f"drafttrain: look before you publish: {warning}", file=sys.stderr)
     if "dry_run" in args:
         out = args.out if "out" in args else f"runs/push/{args.repo.split('/')[-1]}"
-        write_publication(publication, out)
+        with _locked_default(args, out):
+            write_publication(publication, out)
         print(f"nothing was sent; all of it is in {out}")
     else:
         print(push(publication, "private" in args, args.revision))
+
+
+def _locked_default(args: argparse.Namespace, out: str) -> AbstractContextManager:
+    """Return a lock on the folder that a command writes without --out; with it `cli.main` has one."""
+    return nullcontext() if "out" in args else locked(out)
 
 
 def _add_target(parser: argparse._ActionsContainer) -> None:

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from drafttrain.run.options import default_of
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import disk_problem, fingerprint, new_folder, read_json, write_json
+from drafttrain.utils.files import disk_problem, fingerprint, read_json, write_json
+from drafttrain.utils.folders import new_folder
 from drafttrain.utils.provenance import RECORD, Hashes, content_hash, git_commit, read_record, versions
 
 STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from

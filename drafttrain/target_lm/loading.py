@@ -157,10 +157,20 @@ def _load_config(place: str) -> PreTrainedConfig:
 def load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
     """Load the causal LM in a folder; arguments and errors as `load_target`, without "auto"."""
     config = _load_config(place)
+    safe = True
+    if not any(Path(place).glob("*.safetensors")):
+        from drafttrain.target_lm.pickles import are_allowed
+
+        safe = not are_allowed(place)
     wanted = "auto" if dtype == STORED else dtype  # as transformers calls it
     with _one_line_errors(place, "weights"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=wanted, output_loading_info=True, ignore_mismatched_sizes=True
+            place,
+            config=config,
+            dtype=wanted,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            use_safetensors=safe or None,
         )
     if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
         raise UserError(

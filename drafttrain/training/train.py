@@ -38,14 +38,15 @@ from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.trim_heap import TrimHeap
 from drafttrain.training.validation import Validation
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import new_folder, read_json, require_free_disk, write_json
+from drafttrain.utils.files import read_json, require_free_disk, write_json
+from drafttrain.utils.folders import new_folder
 from drafttrain.utils.progress import counted
 
 if TYPE_CHECKING:
     from drafttrain.hidden_states.store import HiddenStateStore
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
-TRAINING_ARGS = "training_args.bin"  # its arguments, in every checkpoint
+COMPUTED = "computed.json"  # how a checkpoint's steps are computed
 ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/-])~?/(?:[\w.-]+/)*(?=[\w.-])")
 
 
@@ -81,6 +82,15 @@ class Clock(TrainerCallback):
 
     def _elapsed(self) -> float:
         return self.before + time.perf_counter() - self.started
+
+
+class RecordDtype(TrainerCallback):
+    """Records in each checkpoint whether its steps are computed in bf16."""
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            write_json(folder / COMPUTED, {"bf16": args.bf16})
 
 
 class WarnOfVocabulary(TrainerCallback):
@@ -184,7 +194,7 @@ def train(
         train_dataset=rows,
         eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
         optimizers=(new_optimizer(config, drafter), None),
-        callbacks=[clock, TrimHeap(), WarnOfVocabulary(console)],
+        callbacks=[clock, RecordDtype(), TrimHeap(), WarnOfVocabulary(console)],
         target=target,
         block_length=tuple(config.block_length),
         kl_chunk=config.kl_chunk,
@@ -402,8 +412,8 @@ def settle_bf16(
 
 def _trained_in_bf16(checkpoint: Path) -> bool | None:
     """Return whether a checkpoint's steps were computed in bf16; None if it is not recorded."""
-    path = checkpoint / TRAINING_ARGS
-    return torch.load(path, weights_only=False).bf16 if path.exists() else None
+    path = checkpoint / COMPUTED
+    return read_json(path)["bf16"] if path.exists() else None
 
 
 def _elapsed(checkpoint: Path | None) -> float:

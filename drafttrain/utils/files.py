@@ -114,29 +114,6 @@ def usable(place: str | os.PathLike, remedy: str) -> Iterator[None]:
         raise UserError(f"{place}: damaged ({error}); {remedy}") from None
 
 
-@contextmanager
-def new_folder(path: str | os.PathLike) -> Iterator[Path]:
-    """Yields a temporary folder beside `path` that becomes `path` when the block ends well.
-
-    An existing `path` is replaced only then; after an exception the temporary folder is removed.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    temporary.mkdir()
-    try:
-        yield temporary
-        replaced = None
-        if path.exists():
-            replaced = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
-            os.replace(path, replaced)
-        os.replace(temporary, path)
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def require_free_disk(path: str | os.PathLike, n_bytes: int, what: str) -> None:
     """Refuses to start writing `n_bytes` where the disk has less room.
 

@@ -17,6 +17,7 @@ from drafttrain.target_lm.masks import allowed_slots
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 TASKS = [
     Task("a", [Prompt("1", ["One?", "never put"]), Prompt("2", ["Two?"])], turns=2),
@@ -114,6 +115,16 @@ def test_batches_and_resuming(tiny_target, tmp_path, monkeypatch):
     monkeypatch.setattr(exactness, "decode_all", None)
     again = check_lossless(tiny_target, proposer, [task], 9, MeasurementLog(tmp_path / "m", "key"))
     assert again == result
+
+
+def test_a_log_that_two_processes_wrote_is_refused(tiny_target, tmp_path):
+    check_lossless(tiny_target, NoProposer(), TASKS, 9, MeasurementLog(tmp_path / "m", "key"))
+    lines = (tmp_path / "m").read_text().splitlines(keepends=True)
+    (tmp_path / "m").write_text("".join([*lines, lines[1]]))
+    with pytest.raises(
+        UserError, match=rf"m: line {len(lines) + 1}: must not repeat an earlier line, got prompt"
+    ):
+        MeasurementLog(tmp_path / "m", "key")
 
 
 class Guessing(Drafter):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from drafttrain.run.cli import main
 from drafttrain.self_draft.build import write_cache
 from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.counting import TokenFile
+from drafttrain.utils.manifest import MANIFEST
 from tests.export.hub import Hub, Repo
 
 ROOT = Path(__file__).parents[2]
@@ -234,6 +236,7 @@ def test_dry_run_sends_nothing(bundle, hub, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert hub.calls == [] and "someone/drafter" in out
     written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert json.loads(written.pop(MANIFEST)) == {n: sha256(data).hexdigest() for n, data in written.items()}
     assert set(written) == {"README.md", "card.json", "config.json", "eval.json", "model.safetensors"}
     for name, content in written.items():
         assert f"{len(content):>13,}  {name}\n" in out
@@ -259,6 +262,37 @@ def test_a_dry_run_replaces_nothing_but_a_dry_run(bundle, hub, tmp_path, capsys)
     (tmp_path / "out" / "README.md").write_bytes(b"Caf\xe9 someone/drafter")  # Latin-1
     assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 2
     assert "holds something else than a dry run" in refused(capsys)
+
+
+def changed_weights(out):
+    with open(out / "model.safetensors", "ab") as file:
+        file.write(b"mine")
+
+
+def a_folder_of_that_name(out):
+    (out / "model.safetensors").unlink()
+    (out / "model.safetensors").mkdir()
+    (out / "model.safetensors" / "mine.txt").write_text("mine")
+
+
+def a_link(out):
+    (out / "eval.json").unlink()
+    (out / "eval.json").symlink_to(out.parent / "mine.json")
+    (out.parent / "mine.json").write_text("mine")
+
+
+def one_more_file(out):
+    (out / "mine.txt").write_text("mine")
+
+
+@pytest.mark.parametrize("change", [changed_weights, a_folder_of_that_name, a_link, one_more_file])
+def test_what_a_user_has_put_into_a_dry_run_stays(bundle, hub, tmp_path, capsys, change):
+    out = tmp_path / "out"
+    assert run(bundle, "--dry-run", "--out", str(out)) == 0
+    change(out)
+    assert run(bundle, "--dry-run", "--out", str(out)) == 2
+    assert "holds something else than a dry run for someone/drafter" in refused(capsys)
+    assert any("mine" in path.read_text(errors="replace") for path in out.rglob("*") if path.is_file())
 
 
 def test_a_bundle_is_no_dry_run_even_with_its_card(bundle, hub, tmp_path, capsys):

@@ -510,6 +510,13 @@ def test_compressed_and_single_files(folder):
     assert "float16" in write_report(single, folder / "b.html").read_text()
 
 
+def doubled(folder: Path) -> None:
+    """Append the first measurement once more, as a second process would."""
+    path = folder / "measurements.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[1]]))
+
+
 def damaged(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
 
@@ -526,6 +533,7 @@ def damaged(folder: Path, name: str, text: str) -> None:
             "line 2: damaged",
         ),
         (lambda f: damaged(f, "measurements.jsonl", '{"measured": "x"}\n{"ta\n'), "line 2: damaged"),
+        (doubled, "measurements.jsonl: must have each measurement once, got two of"),
         (lambda f: damaged(f, "benchmark.json", "{}"), "not of format 1"),
         (lambda f: damaged(f, "summary.json", '{"format_version": 9}'), "not of format 2"),
         (lambda f: damaged(f, "summary.json", "{"), "cannot be read as JSON"),

@@ -1,8 +1,10 @@
 """The command line: quick help, overrides, and mistakes that end in one line and exit status 2."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -287,6 +289,7 @@ def test_missing_source_is_found_at_once(folder, capsys):
     "error, status, expected",
     [
         (KeyboardInterrupt(), 130, "interrupted"),
+        (cli.Terminated(), 143, "terminated; the same command continues where it can"),
         (OSError(28, "No space left on device", "runs/x"), 2, "runs/x: no space left"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 2, "disk: no space left"),
         (NotADirectoryError(20, "Not a directory", "a.txt/x"), 2, "a.txt/x: Not a directory; choose another"),
@@ -300,6 +303,19 @@ def test_how_a_run_can_end(error, status, expected, folder, capsys, monkeypatch)
     monkeypatch.setattr(workflow.Workflow, "run", run)
     assert cli.main(["run", "small.yaml"]) == status
     assert expected in one_line(capsys)
+
+
+def test_sigterm_ends_a_run_like_ctrl_c(folder, capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(self, **selection):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr(workflow.Workflow, "run", run)
+    assert cli.main(["run", "small.yaml"]) == 143
+    assert "terminated" in one_line(capsys)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_other_errors_keep_their_traceback(folder, monkeypatch):

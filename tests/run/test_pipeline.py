@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,6 +163,7 @@ def test_a_dry_run_shows_what_each_rank_would_hold(words, tiny_bundle, tiny_targ
         (["--calibrate", "--dry-run"], "--calibrate: must not be given beside --dry-run"),
         (["--calibrate"], "drafter: must be set for --calibrate, got null"),
         (["--prompts", "null"], "prompts: must be set, got null"),
+        (["--out", "null"], "out: must be set, got null"),
         (["--dry-run", "--stages.ranks", "9"], "stages.ranks: must be <= 4, the target's blocks, got 9"),
     ],
 )
@@ -179,3 +181,38 @@ def test_blocks_are_balanced():
         assert max(blocks[:-1]) - min(blocks[:-1]) <= 1
     with pytest.raises(UserError, match="stages.ranks: must be <= 4, the target's blocks, got 5"):
         balanced(4, 5, 1.0)
+
+
+def test_ranks_with_other_weights_end(words, tiny_target_folder, tmp_path):
+    """Folders of the same name on two hosts, of which one has another version of the model."""
+    import socket
+
+    from safetensors.torch import load_file, save_file
+
+    for host in "ab":
+        shutil.copytree(tiny_target_folder, tmp_path / host / "target")
+    weights = load_file(tmp_path / "b/target/model.safetensors")
+    first = next(name for name in sorted(weights) if "embed" in name)
+    weights[first] += 1
+    save_file(weights, tmp_path / "b/target/model.safetensors", {"format": "pt"})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    root = {"PYTHONPATH": os.getcwd()}
+    words = [os.path.abspath(words[0]), "--target", "./target", *words[3:]]
+    command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words]
+    ranks = [
+        subprocess.Popen(
+            [*command, "--probe", "false"],
+            env={**place, **root, "RANK": str(rank)},
+            cwd=tmp_path / host,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, host in enumerate("ab")
+    ]
+    found = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert "rank 1: weights of the target: must be those of rank 0, got others" in found[1]
+    assert "Traceback" not in found[0] + found[1]

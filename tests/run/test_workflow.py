@@ -16,7 +16,7 @@ from drafttrain.run import workflow
 from drafttrain.run.workflow import Stage, Workflow
 from drafttrain.utils import provenance
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import new_folder
+from drafttrain.utils.folders import new_folder
 
 
 @dataclass

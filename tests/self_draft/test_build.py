@@ -21,6 +21,7 @@ from drafttrain.self_draft.build import build_ngrams
 from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.corpus_cache import DATA, FILE, CorpusCache
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.manifest import MANIFEST
 from tests.conftest import SENTENCES, write_jsonl
 
 
@@ -58,7 +59,12 @@ def test_same_bytes_for_any_number_of_processes_and_memory(texts, tokenizer, tmp
         config = NgramConfig(sources, processes=processes, memory=memory)
         build_ngrams(config, tokenizer, tmp_path / "out")
         made.append(contents(tmp_path / "out"))
-    assert made[0] == made[1] == made[2] == made[3] and made[0].keys() == {DATA, FILE, "report.json"}
+    assert made[0] == made[1] == made[2] == made[3] and made[0].keys() == {
+        DATA,
+        FILE,
+        "report.json",
+        MANIFEST,
+    }
     cache = CorpusCache.open(tmp_path / "out", tokenizer_hash(tokenizer))
     cache.verify()
     assert min(cache.shape.sizes[1:]) > 100 and not list(tmp_path.glob(".*"))

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from studies.pipedec import (
     memory,
     mismatches,
     modes,
+    pictures,
     tasks,
     top_k,
     tuning,
@@ -133,6 +136,27 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     assert pipedec_counts.figures(pair, some_tasks, tmp_path, 12) == found
 
 
+def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "WIDTHS", (1, 3))
+    monkeypatch.setattr(pictures, "ALL_CHILDREN", (1, 2))
+    monkeypatch.setattr(tasks, "read_tasks", lambda more, limit: some_tasks)
+    pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
+    args = Namespace(limit=None, new_tokens=10, out=tmp_path)
+    rows, seeds = pictures.grow(pair, args, range(1)), range(1)
+    drawn = dict(pictures.figures(rows, pair.target.hidden_size, seeds))
+    assert list(drawn) == [f"figure{n}" for n in (1, 2, 4, 5, 6, 7, 8)]
+    for name, picture in drawn.items():
+        assert ElementTree.fromstring(picture).tag.endswith("svg"), name
+    small = pictures.of(rows, ("flight", None, *pictures.SMALL))[0]
+    course = "".join("h" if hit else "m" if token else "." for _, _, token, hit in small.rounds[:20])
+    assert course.startswith("..h") and course in drawn["figure2"]
+    static = counts.best_static(rows, counts.statics(pictures.CHILDREN), pictures.accelerators(14, 64))
+    [chart] = pictures.figure_8(rows, static, pictures.accelerators(14, 64))
+    in_turn, trees, flight = (series.ys for series in chart.series)
+    assert in_turn[2] > 2.5 * in_turn[0] and len(set(flight)) == 1  # three prompts, and no more
+    assert in_turn[2] == pytest.approx(in_turn[7]) and trees[0] > in_turn[0]
+
+
 def test_all_modes_write_the_targets_texts(pair, tiny_target_folder, some_tasks):
     prompts = [one.token_ids(pair.target.tokenizer) for one in some_tasks["a"]]
     rows = mismatches.compare(pair, str(tiny_target_folder), prompts, 8, stages=(1, 3))
@@ -204,7 +228,9 @@ def test_a_cut_has_a_mode_and_numbers():
             modes.cuts([wrong])
 
 
-@pytest.mark.parametrize("study", [hits, modes, tuning, mismatches, upkeep, memory, fault, top_k])
+@pytest.mark.parametrize(
+    "study", [hits, modes, tuning, mismatches, upkeep, memory, fault, top_k, pictures, algorithm1]
+)
 def test_studies_explain_themselves(study, capsys):
     with pytest.raises(SystemExit) as end:
         study.main(["--help"])

@@ -236,3 +236,34 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tiny_llama):
     tokenizer.save_pretrained(folder)
     with pytest.raises(UserError, match="514 tokens but the model 512 embedding rows"):
         load_target(str(folder))
+
+
+class Runs:
+    """Unpickled it would make a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickles_are_not_read(folder, tmp_path, name):
+    (folder / "model.safetensors").unlink()
+    torch.save({"weights": Runs(tmp_path / "ran")}, folder / name)
+    with pytest.raises(UserError, match=f"weights must be safetensors, got {name}, a pickle"):
+        load_target(str(folder), dtype="float32", device="cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickles_are_read_where_the_user_asks_for_it(folder, monkeypatch):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="or set DRAFTTRAIN_ALLOW_PICKLES=1 if you trust it"):
+        load_target(str(folder), dtype="float32", device="cpu")
+    monkeypatch.setenv("DRAFTTRAIN_ALLOW_PICKLES", "1")
+    target = load_target(str(folder), dtype="float32", device="cpu")
+    name = next(iter(weights))
+    assert torch.equal(target.model.state_dict()[name], weights[name])

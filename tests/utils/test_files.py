@@ -12,7 +12,6 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import (
     disk_problem,
     fingerprint,
-    new_folder,
     read_json,
     require_free_disk,
     write_json,
@@ -56,20 +55,6 @@ def test_json_that_cannot_be_read(tmp_path, data):
     with pytest.raises(UserError, match="a.json: (no such file|cannot be read as JSON)") as caught:
         read_json(tmp_path / "a.json")
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_appears_when_it_is_whole(tmp_path):
-    with new_folder(tmp_path / "out") as folder:
-        (folder / "a").write_text("1")
-        assert not (tmp_path / "out").exists()
-    with pytest.raises(KeyboardInterrupt):
-        with new_folder(tmp_path / "out") as folder:
-            (folder / "a").write_text("half")
-            raise KeyboardInterrupt
-    assert (tmp_path / "out" / "a").read_text() == "1"
-    with new_folder(tmp_path / "out") as folder:
-        (folder / "b").write_text("2")
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/b"]
 
 
 def test_free_disk(tmp_path):

@@ -27,7 +27,9 @@ from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import new_folder, read_json, require_free_disk
+from drafttrain.utils.files import read_json, require_free_disk
+from drafttrain.utils.folders import new_folder
+from drafttrain.utils.manifest import is_ours, write_manifest
 
 WEIGHTS = "model.safetensors"
 OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact
@@ -115,7 +117,7 @@ def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
     if not replace:
         raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    if not isinstance(config, dict) or OWN not in config:
+    if not isinstance(config, dict) or OWN not in config or not is_ours(folder):
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
 
 
@@ -136,6 +138,7 @@ def write(folder: str | os.PathLike, layout: Layout, what: str = "the export") -
         save_file(stored, new / WEIGHTS, metadata={"format": "pt"})
         (new / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read
         (new / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
+        write_manifest(new)
 
 
 def read(folder: str | os.PathLike) -> tuple[Config, Tensors]:

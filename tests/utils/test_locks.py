@@ -1,0 +1,84 @@
+"""A file or folder is written by one process at a time."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.locks import locked
+
+HOLD = """
+import sys, time
+from drafttrain.utils.locks import locked
+with locked(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("DRAFTTRAIN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds `out`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "out")], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_process_is_refused_until_the_first_ends(holder, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for place in (tmp_path / "out", str(tmp_path / "here" / ".." / "out"), tmp_path / "link"):
+        with pytest.raises(
+            UserError, match="out: must be written by one process at a time, got a second|link"
+        ):
+            with locked(place):
+                pass
+    with locked(tmp_path / "other"):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path / "out"), pytest.raises(UserError), locked(tmp_path / "out"):
+        pass
+    with locked(tmp_path / "out"):
+        assert not (tmp_path / "out").exists()  # nothing is written there
+
+
+def test_a_command_refuses_what_another_writes(holder, tmp_path):
+    started = time.monotonic()
+    command = [
+        sys.executable,
+        "-m",
+        "drafttrain.run.cli",
+        "report",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and time.monotonic() - started < 30
+    assert done.stderr.startswith("drafttrain: ") and "must be written by one process" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_read_only_cache_does_not_matter(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(os, "access", lambda place, mode: tmp_path / "cache" not in place.parents)
+    with locked(tmp_path / "out"):
+        assert len(list((tmp_path / "tmp").rglob("*.lock"))) == 1
+
+
+def test_without_any_place_for_locks_it_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(UserError, match="cache: must be writable, got a read-only folder"), locked("out"):
+        pass
