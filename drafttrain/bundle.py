@@ -182,8 +182,10 @@ def is_plain_lm(path: str | os.PathLike) -> bool:
     """Return whether this is the folder or the .gguf file of a language model, not of a drafter."""
     if Path(path).suffix == ".gguf":
         return True
-    config = Path(path) / "config.json"
-    return config.exists() and not str(read_json(config).get("model_type")).startswith(PREFIX)
+    if not (Path(path) / "config.json").exists():
+        return False
+    config = read_json(Path(path) / "config.json")
+    return isinstance(config, dict) and not str(config.get("model_type")).startswith(PREFIX)
 
 
 def load_bundle(

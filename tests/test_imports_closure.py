@@ -4,7 +4,8 @@ from studies import goals
 from studies.figures import structure
 from studies.goals import Run
 
-DECODE, TRAIN = 7_000, 11_060  # lines, to be lowered to the goals of `studies/figures/structure.py`
+# lines, to be lowered to the goals of `studies/figures/structure.py`; checks of damaged files took 100 more
+DECODE, TRAIN = 7_000, 11_150
 
 
 def test_imports_to_decode_and_to_train(monkeypatch, tmp_path):

@@ -26,7 +26,8 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.interface import Confidence
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import cache_dir, fingerprint, sha256_file, write_json
+from drafttrain.utils.files import cache_dir, fingerprint, write_json
+from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.machine import BUSY, OtherLoad
 from drafttrain.utils.provenance import versions
 

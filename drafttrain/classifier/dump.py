@@ -27,8 +27,9 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import expand_best
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, require_free_disk, write_json
+from drafttrain.utils.files import fingerprint, read_json, write_json
 from drafttrain.utils.progress import counted
 
 FILE = "trees.json"

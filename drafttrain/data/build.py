@@ -29,14 +29,11 @@ from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
 from drafttrain.data.tidy import split_groups, tidy
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import (
-    fingerprint,
-    require_free_disk,
-    sha256_file,
-    write_json,
-)
+from drafttrain.utils.files import fingerprint, write_json
 from drafttrain.utils.folders import new_folder
+from drafttrain.utils.hashes import sha256_file
 
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"

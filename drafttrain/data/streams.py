@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.files import require_file
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _SEPARATOR = re.compile(r"[ \t\r\n,]*")  # between values
@@ -91,6 +92,7 @@ def _open_file(path: Path) -> Iterator[Stream]:
                     if entry.isfile() and _wanted(entry.name):
                         yield _member(source, entry.name, archive.extractfile(entry))
         else:
+            require_file(path)
             with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
                 inner = path.name[:-3] if name.endswith(".gz") else path.name
                 yield Stream(source, inner, file, given=True)

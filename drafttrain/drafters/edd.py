@@ -40,6 +40,8 @@ class EddModel(LayeredDrafter):
     def __init__(self, config: EddConfig):
         super().__init__(config)
         taps, hidden = len(config.tapped_blocks), config.hidden_size
+        if not taps:
+            raise ValueError("tapped_blocks: must name a block, got none")
         self.fc = nn.Linear(taps * hidden, hidden, bias=False) if taps > 1 else nn.Identity()
         if config.anchor:
             self.embed_norm = RMSNorm(hidden, config.rms_norm_eps)

@@ -184,6 +184,9 @@ class DraftModel(PreTrainedModel, ABC):
                 f"{folder}: missing tensors {sorted(info['missing_keys'])}, unexpected "
                 f"{sorted(info['unexpected_keys'])}; damaged or of another version, export it again"
             )
+        stored = (one for one in model.named_parameters() if one[0] not in model._keys_to_ignore_on_save)
+        if broken := [name for name, weight in stored if not weight.isfinite().all()]:
+            raise UserError(f"{folder}: weights must be finite, got others in {broken[0]}; train it again")
         try:
             return model.to(target.device).attach(target).eval()
         except UserError as error:

@@ -5,6 +5,7 @@ from dataclasses import field, fields
 from typing import Any
 
 from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafttrain.data.chat import template_hash
 from drafttrain.drafters.config import FORMAT_VERSION, DrafterConfig
@@ -66,9 +67,14 @@ class DraftModelConfig(PreTrainedConfig):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise ValueError(f"{name}: must be a whole number from 1 to {most}, got {value!r}")
-        theta = self.rope_parameters.get("rope_theta", 1.0)
-        if type(theta) not in (int, float) or not 0 < theta < 1e15:
-            raise ValueError(f"rope_theta: must be > 0 and < 1e15, got {theta!r}")
+        rope = self.rope_parameters
+        for name, value in (("rope_theta", rope.get("rope_theta", 1.0)), ("rms_norm_eps", self.rms_norm_eps)):
+            if type(value) not in (int, float) or not 0 < value < 1e15:
+                raise ValueError(f"{name}: must be > 0 and < 1e15, got {value!r}")
+        if rope.get("rope_type", "default") not in ("default", *ROPE_INIT_FUNCTIONS.keys()):
+            raise ValueError(f"rope_type: must be one that transformers has, got {rope['rope_type']!r}")
+        if any(type(block) is not int for block in self.tapped_blocks):
+            raise ValueError(f"tapped_blocks: must be whole numbers, got {self.tapped_blocks!r}")
         self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
 

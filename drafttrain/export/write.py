@@ -20,8 +20,8 @@ from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.settings import SETTINGS as SELF_DRAFT
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import require_free_disk
 from drafttrain.utils.folders import new_folder
 
 

@@ -37,8 +37,8 @@ from drafttrain.target_lm.config import CollectConfig, stored_bytes
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import require_free_disk
 from drafttrain.utils.progress import counted
 
 PATIENCE_S = 3600.0  # without a new shard; then a process takes the others for dead

@@ -20,7 +20,8 @@ from drafttrain.evaluation.metrics import AUTOREGRESSIVE, BASELINES, Measurement
 from drafttrain.evaluation.sweep import Point
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, sha256_file, usable
+from drafttrain.utils.files import read_json, require_file, usable
+from drafttrain.utils.hashes import sha256_file
 
 MEASUREMENTS = ("measurements.jsonl", "measurements.jsonl.gz")
 EVALUATION_VERSION = 2  # format of summary.json and eval.json that is read here
@@ -155,6 +156,7 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
 
 def _measurements(file: Path) -> tuple[list[Measurement], bool]:
     """Return all measurements of a log, and whether a kill cut off its last line."""
+    require_file(file)
     with usable(file, MEASURE):
         data = file.read_bytes()
         try:

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from drafttrain.run.options import Parser, flag_of
+from drafttrain.utils.disk import disk_problem
 from drafttrain.utils.errors import UserError, did_you_mean
-from drafttrain.utils.files import disk_problem
 from drafttrain.utils.threads import VARIABLE, default_threads
 
 WRITTEN = ("out", "trace", "png")  # arguments that name what a command writes

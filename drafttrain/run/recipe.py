@@ -30,6 +30,7 @@ from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError, brief, did_you_mean
+from drafttrain.utils.files import require_file
 from drafttrain.utils.ranges import check_ranges, setting
 
 # keys from which hours were estimated
@@ -281,12 +282,15 @@ def _read_yaml(path: Path) -> dict:
                     raise UserError(f"{path}: line {line}: key {name} is given twice; keep one")
             return super().construct_mapping(node, deep)
 
+    require_file(path)
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); name another recipe file") from None
+    except RecursionError:
+        raise UserError(f"{path}: must not be nested so deeply; correct it") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""

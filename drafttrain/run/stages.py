@@ -20,7 +20,8 @@ from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
 from drafttrain.target_lm.known import is_known
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, sha256_file, write_json
+from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.hashes import sha256_file
 
 if TYPE_CHECKING:
     from drafttrain.kernels.dtype import Work

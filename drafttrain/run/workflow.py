@@ -25,8 +25,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from drafttrain.run.options import default_of
+from drafttrain.utils.disk import disk_problem
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import disk_problem, fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json, write_json
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.provenance import RECORD, Hashes, content_hash, git_commit, read_record, versions
 

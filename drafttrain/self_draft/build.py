@@ -37,9 +37,11 @@ from drafttrain.self_draft.counting import (
 from drafttrain.self_draft.report import REPORT, describe, hit_rate, print_report
 from drafttrain.self_draft.settings import SETTINGS
 from drafttrain.self_draft.tokens import Texts, tokenize_sources, worker_pool
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import require_free_disk, sha256_file, write_json
+from drafttrain.utils.files import write_json
 from drafttrain.utils.folders import new_folder
+from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.manifest import is_ours, write_manifest
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash

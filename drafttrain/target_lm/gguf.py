@@ -30,8 +30,8 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import require_free_disk
 
 # Values of `tokenizer.ggml.pre` whose token ids are known to come out right. Those of the first group split
 # off every digit before GPT-2's pattern applies; transformers knows the patterns of the others.

@@ -20,6 +20,7 @@ from drafttrain.kernels.dtype import Work, resolve_dtype
 from drafttrain.target_lm.known import SMOLLM2, is_known, read_record
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.native import can_run_natively
+from drafttrain.target_lm.sizes import require_values
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
@@ -118,6 +119,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     place = resolve_target(model)
     with _one_line_errors(model, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(place)
+        tokenizer("a")  # settings of wrong types fail only now
     if tokenizer.eos_token_id is None:
         raise UserError(f"{model}: its tokenizer has no EOS token; set eos_token in tokenizer_config.json")
     return tokenizer
@@ -151,6 +153,7 @@ def _load_config(place: str) -> PreTrainedConfig:
     with _one_line_errors(place, "config"):
         config = AutoConfig.from_pretrained(place)
     _require_causal_lm(place, config)
+    require_values(place, config.get_text_config())
     return config
 
 
@@ -188,7 +191,7 @@ def load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
 
 def _require_causal_lm(place: str, config: PreTrainedConfig) -> None:
     """Refuses encoders such as BERT, whose weights would load into a causal class without complaint."""
-    stored = config.architectures or []
+    stored = [str(name) for name in config.architectures] if isinstance(config.architectures, list) else []
     if config.is_encoder_decoder or (stored and not any(_is_causal(name) for name in stored)):
         what = ", ".join(stored) or config.model_type
         raise UserError(f"{place}: must be a causal language model (…ForCausalLM), got {what}")

@@ -37,8 +37,9 @@ from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.trim_heap import TrimHeap
 from drafttrain.training.validation import Validation
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, require_free_disk, write_json
+from drafttrain.utils.files import read_json, write_json
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.progress import counted
 

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from drafttrain.utils.files import read_json, sha256_file, write_json
+from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.hashes import sha256_file
 
 MANIFEST = ".files.json"  # a folder's files by name with their sha256
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, sha256_file, write_json
+from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.hashes import sha256_file
 
 RECORD = "stage.json"  # what a finished stage says about its folder
 

@@ -13,8 +13,8 @@ from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import load_corpus
 from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.message import Message
+from drafttrain.utils.disk import disk_problem
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import disk_problem
 
 
 def exchange(number: int, answer: str = "Hello!") -> dict:

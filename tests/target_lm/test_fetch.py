@@ -14,7 +14,7 @@ from drafttrain.target_lm import fetch
 from drafttrain.target_lm.fetch import fetch_target
 from drafttrain.target_lm.known import SMOLLM2, is_known, read_record
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import sha256_file
+from drafttrain.utils.hashes import sha256_file
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_a_chosen_folder(gguf, tmp_path, tiny_llama):
 
 def test_a_full_disk_is_noticed_first(cache, gguf, monkeypatch):
     usage = fetch.shutil.disk_usage(gguf)
-    monkeypatch.setattr("drafttrain.utils.files.shutil.disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr("drafttrain.utils.disk.shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(UserError, match="the converted model needs 0.00 GB"):
         fetch_target(gguf)
     assert visible(cache) == set()

@@ -462,10 +462,10 @@ def test_a_store_of_other_blocks_is_refused(run_training, corpus_folder, target_
 
 
 def test_a_full_disk_is_an_error_before_training(run_training, monkeypatch):
-    import drafttrain.utils.files
+    import drafttrain.utils.disk
 
     usage = shutil.disk_usage("/")._replace(free=10_000)
-    monkeypatch.setattr(drafttrain.utils.files.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(drafttrain.utils.disk.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match="saving checkpoints needs .* GB and the disk has"):
         run_training()
 

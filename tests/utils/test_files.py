@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.utils import files
+from drafttrain.utils import hashes
+from drafttrain.utils.disk import disk_problem, require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import (
-    disk_problem,
-    fingerprint,
-    read_json,
-    require_free_disk,
-    write_json,
-)
+from drafttrain.utils.files import fingerprint, read_json, write_json
 
 
 @dataclass
@@ -66,9 +61,9 @@ def test_free_disk(tmp_path):
 def test_sha256(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert files.sha256_file(tmp_path / "a") == expected
-    monkeypatch.delattr(files.hashlib, "file_digest", raising=False)  # Python 3.10
-    assert files.sha256_file(tmp_path / "a") == expected
+    assert hashes.sha256_file(tmp_path / "a") == expected
+    monkeypatch.delattr(hashes.hashlib, "file_digest", raising=False)  # Python 3.10
+    assert hashes.sha256_file(tmp_path / "a") == expected
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from drafttrain.drafters.config import kind_of
 from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import read_json, require_free_disk
+from drafttrain.utils.files import read_json
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.manifest import is_ours, write_manifest
 

@@ -1,0 +1,27 @@
+"""Values of a target's files that transformers takes as they are."""
+
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.files import read_json
+
+LIMITS = {"num_hidden_layers": 10_000, "vocab_size": 1 << 24, "hidden_size": 1 << 18}
+
+
+def require_values(place: str, config: PreTrainedConfig) -> None:
+    """Require sizes that a model can have, and tokens as ends of texts where the folder names them.
+
+    Raises:
+        UserError: a size is too large, or an end is no token.
+    """
+    for name, most in LIMITS.items():
+        value = getattr(config, name, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise UserError(f"{place}: {name}: must be within 1 and {most}, got {brief(repr(value))}")
+    if (path := Path(place) / "generation_config.json").exists():
+        settings = read_json(path)
+        ends = settings.get("eos_token_id", 0) if isinstance(settings, dict) else ""
+        if any(type(token) is not int for token in (ends if isinstance(ends, list) else [ends])):
+            raise UserError(f"{path}: eos_token_id: must be token ids, got {brief(repr(ends))}")

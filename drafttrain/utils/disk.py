@@ -1,0 +1,45 @@
+"""Full disks and unusable places, in one line."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from drafttrain.utils.errors import UserError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+
+
+def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:
+    """Describe an error of a full disk or an unusable path in one line; return None for other errors.
+
+    Args:
+        place: where was being written, named when the error itself does not say it (`write` never does).
+    """
+    if isinstance(error, OSError) and error.errno in BAD_PLACE and error.filename:
+        return f"{error.filename}: {error.strerror}; choose another place, or resolve that"
+    cause: BaseException | None = error
+    while cause is not None:  # safetensors and torch have error types of their own
+        if getattr(cause, "errno", None) in DISK_FULL or "No space left on device" in str(cause):
+            return f"{getattr(cause, 'filename', None) or place}: no space left; free some and repeat"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def require_free_disk(path: str | os.PathLike, n_bytes: int, what: str) -> None:
+    """Refuses to start writing `n_bytes` where the disk has less room.
+
+    Raises:
+        UserError: not enough free disk under `path`.
+    """
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise UserError(
+            f"{path}: {what} needs {n_bytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; "
+            "free some space or choose another folder"
+        )
