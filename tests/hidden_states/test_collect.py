@@ -27,7 +27,7 @@ from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.utils import files
+from drafttrain.utils import disk
 from drafttrain.utils.errors import UserError
 
 TAPPED = [-4, -2]
@@ -266,7 +266,7 @@ def test_folder_of_another_collection_is_refused(whole, target, splits, tmp_path
 def test_disk_limits(target, splits, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="above hidden_states.max_disk_gb = 0.0001"):
         collect_states(CollectConfig(max_disk_gb=1e-4), target, splits, tmp_path / "out")
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     with pytest.raises(UserError, match="storing hidden states needs"):
         collect_states(CONFIG, target, splits, tmp_path / "out")
     assert not (tmp_path / "out").exists()
