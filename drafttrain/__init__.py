@@ -17,6 +17,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "EddConfig": "drafttrain.drafters.edd",
     "EddModel": "drafttrain.drafters.edd",
+    "generate": "drafttrain.custom_generate",
+    "generate_of_repository": "drafttrain.custom_generate",
     "load_drafter": "drafttrain.drafters.registration",
     "PipelineConfig": "drafttrain.pipeline.config",
     "PipelineDecoder": "drafttrain.pipeline_decoder",

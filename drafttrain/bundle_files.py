@@ -13,6 +13,7 @@ WEIGHTS = "model.safetensors"
 CALIBRATION = "calibration.json"
 CLASSIFIER, CLASSIFIER_WEIGHTS = "classifier.json", "classifier.safetensors"
 SELF_DRAFT = ("ngrams.json", "self_draft.json")  # either, or both
+GENERATE, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"
 EVALUATION = "eval.json"
 LOG = "training_log.json"
 # The files of a bundle; others in its folder are never published.
@@ -34,6 +35,8 @@ CONTENTS = {
     "ngrams.bin": "its n-grams",
     "ngrams_report.json": "the counts of its sources",
     "self_draft.json": "settings of Self-Draft, tuned on one machine",
+    GENERATE: "for `custom_generate` of transformers",
+    REQUIREMENTS: "what that needs",
     "LICENSE": "the licence",
     "NOTICE": "notices that the licence requires",
 }

@@ -284,7 +284,6 @@ def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: in
     target = AutoConfig.from_pretrained(place).get_text_config()
     blocks, layout = cut(config, target), layout_of(config)
     ends = [sum(blocks[: i + 1]) for i in range(len(blocks))]
-    drafter = _drafter(config, place, dtype) if config.drafter and rank == layout.drafter else None
     n_blocks, stored = target.num_hidden_layers, _stored_drafter(config)
     vocabulary = stored.get("draft_vocab_size", config.children)
     if config.children > vocabulary:
@@ -297,6 +296,9 @@ def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: in
         part = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps)
         part.pack()
         stage = Stage(part, room)
+    drafter = None
+    if config.drafter and rank == layout.drafter:
+        drafter = _drafter(config, place, dtype, stage and stage.part.base.embed_tokens.weight)
     policy = parse_policy(config.tree) if drafter else None
     return Member(rank, layout, stage, drafter, policy, list(zip(taps, owners)), room)
 
@@ -340,8 +342,10 @@ def _stored_drafter(config: PipelineConfig) -> Mapping[str, Any]:
     return read_config(find_bundle(config.drafter))
 
 
-def _drafter(config: PipelineConfig, place: str, dtype: torch.dtype) -> DraftModel:
-    shell = load_shell(place, dtype)
+def _drafter(
+    config: PipelineConfig, place: str, dtype: torch.dtype, embeddings: torch.Tensor | None
+) -> DraftModel:
+    shell = load_shell(place, dtype, embeddings)
     if is_plain_lm(config.drafter):
         drafter = as_drafter(config.drafter, shell)
     else:

@@ -11,7 +11,8 @@ from drafttrain.calibration.quick import quick_calibration
 from drafttrain.data.prompts import Task
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
 from drafttrain.evaluation.metrics import ratio_interval, tabulate
-from drafttrain.utils.files import fingerprint, write_json
+from drafttrain.utils.files import fingerprint
+from drafttrain.utils.writing import write_json
 
 
 def quick_against_full(

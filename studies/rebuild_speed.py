@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 from studies import ROOT
 
 # the last commit before "Imports run one way: the package in layers"

@@ -19,7 +19,8 @@ from typing import Any
 from drafttrain.evaluation.config import ALL
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement, ratio, tabulate
 from drafttrain.evaluation.sweep import Point, compare_families
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 from studies import ROOT
 from studies.edd import bench
 from studies.edd.table2 import markdown

@@ -18,6 +18,7 @@ LAYERS = (  # a module imports its own folder and what comes before it; docs/arc
     ("hub",),
     ("bundle",),
     ("decoder", "pipeline_decoder", "export"),
+    ("custom_generate",),
     ("evaluation",),
     ("report",),
     ("run",),

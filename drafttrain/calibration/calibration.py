@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,13 @@ class Calibration:
         for threshold in (self.beta, self.expand):
             if threshold is not None and not 0 < threshold < 1:
                 raise ValueError("beta or expand is no threshold")
-        if not len(self.promise.log_joint) == len(self.promise.accepted) > 1:
+        x, y = self.promise.log_joint, self.promise.accepted
+        if not len(x) == len(y) > 1:
             raise ValueError("promise is incomplete")
+        if not all(-math.inf < a < b < math.inf for a, b in pairwise(x)) or list(y) != sorted(y):
+            raise ValueError("promise is not monotone")
+        if not 0 <= y[0] <= y[-1] <= 1 or not all(type(n) is int and n > 0 for c in curves for n in c.sizes):
+            raise ValueError("a share or size is out of range")
         if not (self.target and self.drafter and self.acceptance and max(self.acceptance) <= 1):
             raise ValueError("something is empty")
         if not isinstance(self.machine, dict) or not {"target", "drafter"} <= set(self.made_for):

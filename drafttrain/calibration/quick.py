@@ -26,10 +26,11 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.interface import Confidence
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import cache_dir, fingerprint, write_json
+from drafttrain.utils.files import cache_dir, fingerprint
 from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.machine import BUSY, OtherLoad
 from drafttrain.utils.provenance import versions
+from drafttrain.utils.writing import write_json
 
 VERIFIED = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)  # tokens
 EXPANDED = (1, 2, 4, 8, 16)  # nodes

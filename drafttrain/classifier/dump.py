@@ -29,8 +29,9 @@ from drafttrain.trees.eagle2 import expand_best
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.progress import counted
+from drafttrain.utils.writing import write_json
 
 FILE = "trees.json"
 FORMAT_VERSION = 1

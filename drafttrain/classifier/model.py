@@ -14,7 +14,8 @@ from torch import nn
 
 from drafttrain.trees.features import check_features
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 
 FILE = "classifier.json"
 WEIGHTS = "classifier.safetensors"

@@ -28,9 +28,9 @@ from drafttrain.classifier.data import Rows, read_rows, split_by_tree, thin_nega
 from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.metrics import by_depth, recall_curve
 from drafttrain.classifier.model import Classifier
-from drafttrain.utils.files import write_json
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import versions
+from drafttrain.utils.writing import write_json
 
 REPORT = "classifier_report.json"
 CHUNK = 1 << 18  # rows of one forward without gradients

@@ -31,9 +31,10 @@ from drafttrain.data.report import CorpusReport, SplitCounts
 from drafttrain.data.tidy import split_groups, tidy
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, write_json
+from drafttrain.utils.files import fingerprint
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.writing import write_json
 
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"

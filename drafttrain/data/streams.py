@@ -80,6 +80,7 @@ def open_streams(path: str | Path) -> Iterator[Stream]:
 
 def _open_file(path: Path) -> Iterator[Stream]:
     source, name = str(path), path.name.lower()
+    require_file(path)
     with readable(source):
         if name.endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
@@ -92,7 +93,6 @@ def _open_file(path: Path) -> Iterator[Stream]:
                     if entry.isfile() and _wanted(entry.name):
                         yield _member(source, entry.name, archive.extractfile(entry))
         else:
-            require_file(path)
             with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
                 inner = path.name[:-3] if name.endswith(".gz") else path.name
                 yield Stream(source, inner, file, given=True)

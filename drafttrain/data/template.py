@@ -4,15 +4,16 @@ import os
 from dataclasses import replace
 from functools import lru_cache
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.limits import bounded
 
 # Llama-3.1 and later print today's date into the system prompt unless they get another one; a corpus must not
 # depend on the day it was made. The date is the template's own default.
 TEMPLATE_OPTIONS = {"date_string": "26 Jul 2024"}
+SECONDS, MEMORY, LONGEST = 3.0, 2 << 30, 1 << 26  # of one chat: time, bytes, characters
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -44,21 +45,26 @@ def render(
         open_end: up to the end of the last message's content, so that a model goes on with it.
 
     Raises:
-        UserError: no chat template, or one that refuses these turns.
+        UserError: no chat template, or one that refuses these turns, or takes too much time or memory.
     """
     template_of(tokenizer)
     try:
-        return tokenizer.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in messages],
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-            continue_final_message=open_end,
-            **TEMPLATE_OPTIONS,
-        )
-    except (TemplateError, TypeError, ValueError) as error:
+        with bounded(SECONDS, MEMORY):  # a template is a program that came with the model
+            text = tokenizer.apply_chat_template(
+                [{"role": message.role, "content": message.content} for message in messages],
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                continue_final_message=open_end,
+                **TEMPLATE_OPTIONS,
+            )
+        if len(text) > LONGEST:
+            raise ValueError(f"{len(text):,} characters, at most {LONGEST:,} are taken")
+        return text
+    except Exception as error:  # it may raise anything
         roles = " ".join(message.role for message in messages[:12])
+        reason = brief(error) or type(error).__name__
         raise UserError(
-            f"{source}: must be turns that the chat template renders, got {roles} ({brief(error)}); fix or "
+            f"{source}: must be turns that the chat template renders, got {roles} ({reason}); fix or "
             "remove the row, or use another template"
         ) from None
 

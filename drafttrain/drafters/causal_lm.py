@@ -25,8 +25,9 @@ from drafttrain.target_lm.cache import JoinedCache, TreeCache
 from drafttrain.target_lm.cpu_linear import pack_linears
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.masks import allowed_slots, attention_mask, causal
-from drafttrain.target_lm.model import FrozenTarget, run_packed
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.native import can_run_natively, native_blocks
+from drafttrain.target_lm.packed import run_packed
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 

@@ -28,9 +28,10 @@ from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, write_json
+from drafttrain.utils.files import fingerprint
 from drafttrain.utils.machine import check_quiet
 from drafttrain.utils.provenance import git_commit, versions
+from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1  # of benchmark.json
 SETTINGS = ("limit", "turns", "temperatures", "repeats", "max_new_tokens", "seed", "skip_long")

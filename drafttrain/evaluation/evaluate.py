@@ -32,10 +32,11 @@ from drafttrain.evaluation.stock import load_stock
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import weights_hash
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, write_json
+from drafttrain.utils.files import fingerprint
 from drafttrain.utils.machine import check_quiet
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash, versions
+from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 2  # of summary.json and eval.json
 FIGURES = ("accept_len", "speedup", "speedup_transformers", "tokens_per_second")

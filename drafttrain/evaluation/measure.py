@@ -30,6 +30,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import usable
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted
+from drafttrain.utils.writing import whole_file
 
 WARM_UP_TOKENS = 16
 Method = Callable[[list[int], int], MethodRun]  # prompt ids, max_new_tokens
@@ -173,10 +174,8 @@ class MeasurementLog:
                     f"{measurement.prompt} again; two processes have written it, delete it and measure again"
                 )
             self._known[measurement.key] = measurement
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_bytes(b"".join(line + b"\n" for line in lines))
-        os.replace(temporary, self.path)
+        with whole_file(self.path) as file:
+            file.writelines(line + b"\n" for line in lines)
 
     def find(
         self,

@@ -14,8 +14,9 @@ from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.kernels.timings import ROWS, TORCH
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.stock import load_stock_model
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.provenance import versions
+from drafttrain.utils.writing import write_json
 
 FILE = "transformers.json"  # in the folder of a measurement: the choice, which a resumed one keeps
 PROMPT = 16  # tokens of the prompt that the dtypes are tried on: whole ones are left to the probe

@@ -27,9 +27,10 @@ from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import weights_hash
 from drafttrain.trees.parse import takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash, files_hash, git_commit, versions
+from drafttrain.utils.writing import write_json, write_text
 
 GRID = 101  # values of accept_len over which a ratio is averaged
 FIXED = (0.25, 0.5, 0.75)  # positions in the common range at which a ratio is also reported by itself
@@ -251,9 +252,7 @@ def verified_at(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
 
 
 def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _print(

@@ -17,7 +17,8 @@ from drafttrain.calibration.calibration import CONTEXT, Calibration
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.export.config import ExportConfig
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json, write_text
 
 # numbers of a task; all but `prompts` are null, or missing, where they were not measured
 NUMBERS = ("prompts", "accept_len", "accept_len_nonrepeated", "repetition", "tokens_per_second", "speedup")
@@ -42,7 +43,7 @@ def write_card(config: ExportConfig, folder: str | os.PathLike) -> None:
     facts = asdict(config)
     del facts["ngrams"], facts["dtype"]  # a path of the maker's, and what config.json has
     write_json(Path(folder) / CARD, facts)
-    (Path(folder) / README).write_text(model_card(folder), encoding="utf-8")
+    write_text(Path(folder) / README, model_card(folder))
 
 
 def read_facts(folder: str | os.PathLike) -> ExportConfig:

@@ -28,6 +28,7 @@ from drafttrain.bundle_files import (
     read_evaluation,
 )
 from drafttrain.export.card import is_hub_id, is_path, missing_facts, model_card, read_facts, read_settings
+from drafttrain.export.remote import remote_files
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
@@ -91,6 +92,7 @@ def prepare(bundle: str | os.PathLike, repo: str) -> Publication:
     if facts.base_model and is_path(str(settings["target"].get("name"))):  # others do not have it there
         settings["target"]["name"] = facts.base_model
     files[CONFIG] = (json.dumps(settings, indent=2) + "\n").encode()
+    files |= remote_files(repo)
     files[README] = model_card(bundle, repo).encode()
     return Publication(repo, dict(sorted(files.items())), _folders_in(files))
 
@@ -122,6 +124,7 @@ def write_publication(publication: Publication, out: str | os.PathLike) -> None:
     _check_place(Path(out), publication)
     with new_folder(out) as folder:
         for name, content in publication.files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
         write_manifest(folder)
 

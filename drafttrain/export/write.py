@@ -15,6 +15,7 @@ from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.drafters.config import read_config
 from drafttrain.export.card import missing_facts, write_card
 from drafttrain.export.config import ExportConfig
+from drafttrain.export.remote import remote_files
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
@@ -73,6 +74,9 @@ def export(
         (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for file in files:
             shutil.copyfile(file, folder / Path(file).name)
+        for name, content in remote_files(None).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
         write_card(config, folder)
     if missing := missing_facts(settings, config):
         line = f"{out}: to publish it, set {missing} in the recipe"

@@ -32,7 +32,8 @@ from safetensors.torch import save_file
 
 from drafttrain.target_lm.info import TargetInfo
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
+from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

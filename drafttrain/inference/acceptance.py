@@ -26,6 +26,16 @@ class Accepted:
     counts: torch.Tensor
     next_token: torch.Tensor
 
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], tokens: Sequence[int], device: torch.device) -> "Accepted":
+        """Return the paths of rows, of any lengths, and the tokens after them."""
+        longest = max(map(len, paths))
+        return cls(
+            torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=device),  # [B, m]
+            torch.tensor([len(path) for path in paths], device=device),
+            torch.tensor(tokens, device=device),
+        )
+
 
 class AcceptanceRule(ABC):
     """Compare trees with the target's logits after each of their nodes."""

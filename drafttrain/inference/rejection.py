@@ -26,14 +26,7 @@ class RejectionSampling(SamplingRule):
             paths.append(path)
             tokens.append(token)
             self.emitted[number] += len(path)
-        longest = max(map(len, paths))
-        padded = [path + [0] * (longest - len(path)) for path in paths]
-        device = tree.tokens.device
-        return Accepted(
-            torch.tensor(padded, device=device),  # [B, m]
-            torch.tensor([len(path) for path in paths], device=device),
-            torch.tensor(tokens, device=device),
-        )
+        return Accepted.of(paths, tokens, tree.tokens.device)
 
     def _walk(self, tree: TokenTree, logits: torch.Tensor, row: int, number: int) -> tuple[list[int], int]:
         """Return a row's accepted nodes from the root on, and the target's own token after them, from logits

@@ -11,7 +11,7 @@ def machine_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | 
     and this is here", or None. What an older record lacks counts as a difference."""
     for name in IDENTITY:
         if name not in recorded and name in here:
-            return f"{name} unknown, and this is {here[name]}"
+            return f"a machine with unknown {name}, and this is {here[name]}"
         if recorded.get(name) != here.get(name):
             return f"{name} {recorded.get(name)}, and this is {here.get(name)}"
     return None

@@ -11,7 +11,7 @@ import torch
 from drafttrain.kernels.build import variant
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import cache_dir, read_json, write_json
+from drafttrain.utils.files import cache_dir, read_json
 
 Milliseconds = dict[str, dict[int, float]]  # candidate -> rows of the product -> milliseconds
 
@@ -82,4 +82,6 @@ def write_timings(key: str, found: Timings) -> None:
     Raises:
         OSError: the cache cannot be written.
     """
+    from drafttrain.utils.writing import write_json  # once on a machine
+
     write_json(timings_file(), {**_read_all(), key: found.ms})

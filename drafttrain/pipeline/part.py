@@ -223,9 +223,12 @@ def require_frontier(drafter: DraftModel, name: str) -> None:
         )
 
 
-def load_shell(place: str, dtype: torch.dtype) -> FrozenTarget:
+def load_shell(place: str, dtype: torch.dtype, embeddings: torch.Tensor | None = None) -> FrozenTarget:
     """Load what a drafter reads of its target: config, tokenizer, embeddings, head, and the identity of the
     weights; the blocks stay on disk.
+
+    Args:
+        embeddings: of the first stage [V, H], to be shared; None: loaded.
 
     Raises:
         UserError: as `load_part`.
@@ -234,11 +237,14 @@ def load_shell(place: str, dtype: torch.dtype) -> FrozenTarget:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    outer = {id(embeddings.weight), id(head.weight), *map(id, head.parameters())}
+    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
+    outer = {id(inputs.weight), id(head.weight), *map(id, head.parameters())}
+    outer -= set() if embeddings is None else {id(inputs.weight)}
     names = [name for name, weight in model.named_parameters() if id(weight) in outer]
     tensors = _read(Path(place), {name: name for name in names}, tied=False)
     model.load_state_dict({name: t.to(dtype) for name, t in tensors.items()}, assign=True, strict=False)
+    if embeddings is not None:
+        inputs.weight = nn.Parameter(embeddings, requires_grad=False)
     model.tie_weights()
     target = FrozenTarget(model, load_tokenizer(place), place)
     stored = sorted(name for name, _ in model.named_parameters())

@@ -20,6 +20,8 @@ from drafttrain.reasoning.tasks.task import Problem, Task
 from drafttrain.reasoning.trace import Trace, answers_of, check_asked, record
 from drafttrain.reasoning.tree import State, ThoughtTree
 
+MODELS = "target", "drafter", "dtype", "tree"  # of a recipe, on which a text depends
+
 
 class Growth:
     """A tree that is growing: the calls that it waits for, and what is known of it so far.
@@ -43,7 +45,7 @@ class Growth:
         steps = config.steps or task.steps
         caller = Caller(sampling, config.max_new_tokens, config.seed)
         self._tree = ThoughtTree(task, problem, caller, steps, config.thoughts, config.evaluator)
-        names = SearchConfig.__dataclass_fields__
+        names = [*SearchConfig.__dataclass_fields__, *MODELS]
         settings = {name: value for name, value in asdict(config).items() if name in names} | {"steps": steps}
         self.trace = Trace(task.name, {"id": problem.id, "text": problem.text}, settings)
         self._rounds = self._grow(parse_search(config.search).run(self._tree, config.breadth))

@@ -9,7 +9,8 @@ from typing import Any
 from drafttrain.reasoning.interface import Answer
 from drafttrain.reasoning.rounds import Numbered
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
 ASKED = ("path", "number", "prompt", "seed", "max_new_tokens", "stop", "begin")
@@ -23,7 +24,7 @@ class Trace:
     Attributes:
         task: its name.
         problem: id and text.
-        settings: of the search.
+        settings: of the search, and of a recipe the models.
         rounds: in order, each with its seconds and its calls: path and number of the call at its node,
             prompt, seed and limits, and the answer.
         states: every node in the order in which they were made, the root first and the closing one last;
@@ -88,7 +89,7 @@ class Trace:
         old = {"task": self.task, "problem": self.problem["id"], **self.settings}
         new = {"task": other.task, "problem": other.problem["id"], **other.settings}
         for key, value in new.items():
-            if old.get(key) != value:
+            if key in old and old[key] != value:
                 raise UserError(f"{path}: must be the trace of {key} {value}, got {old.get(key)}; {REMEDY}")
 
 

@@ -20,6 +20,7 @@ from drafttrain.regenerate.engines import in_process
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.progress import counted
+from drafttrain.utils.writing import write_text
 
 MARK = "THE USER WRITES HERE"
 SHORTEST = 15  # characters; "Hi!" teaches nothing
@@ -89,12 +90,11 @@ def write_self_prompts(
     for i in sorted(found):
         if found[i] and len(found[i]) >= SHORTEST:
             kept.setdefault(fold(found[i]), (i, found[i]))
-    temporary = out.with_name(f".{out.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        for i, prompt in kept.values():
-            row = {"id": f"self-{seed}-{i}", "conversations": [{"from": "human", "value": prompt}]}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    os.replace(temporary, out)
+    rows = [
+        {"id": f"self-{seed}-{i}", "conversations": [{"from": "human", "value": prompt}]}
+        for i, prompt in kept.values()
+    ]
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     part.unlink()
     console.print(f"{out}: {len(kept)} prompts of {number} sampled", highlight=False, soft_wrap=True)
     return len(kept)
@@ -106,7 +106,7 @@ def _read_part(part: Path) -> Iterator[tuple[int, str | None]]:
         return
     whole = part.read_bytes()
     whole = whole[: whole.rfind(b"\n") + 1]
-    part.write_bytes(whole)
+    os.truncate(part, len(whole))
     for line in whole.decode("utf-8").split("\n"):
         if line:
             yield tuple(json.loads(line))

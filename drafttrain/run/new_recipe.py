@@ -6,6 +6,7 @@ drafter on what it was not trained on.
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
@@ -17,8 +18,10 @@ from jinja2 import Environment
 
 from drafttrain.data.prompts import spread
 from drafttrain.data.readers import read_conversations
-from drafttrain.utils.errors import UserError
+from drafttrain.target_lm.known import SMOLLM2, is_known
+from drafttrain.utils.errors import UserError, did_you_mean
 from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_text
 
 KINDS = ("edd", "eagle", "medusa", "vdm")  # that need nothing but a target
 MOST_HELD_OUT = 32  # prompts to measure on
@@ -26,6 +29,7 @@ SPACING = 10  # chats to one that may be held out
 LENGTH = 1024  # tokens of a row, and of prompt and answer together
 FEW = 5000  # conversations, below which a few passes are too little training
 TEMPLATE = "new_recipe.yaml.jinja"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def new_recipe(
@@ -53,7 +57,8 @@ def new_recipe(
     """
     file = Path(out or f"{Path(target).name.removesuffix('.gguf').lower()}.yaml")
     held_out = file.with_suffix(".prompts.jsonl")
-    _refuse_existing(file, held_out)
+    _refuse_existing(file, file)
+    _require_target(target)
     prompts, n = _read(chats)
     taken = spread(prompts, min(MOST_HELD_OUT, len(prompts) // SPACING))
     text = _render(
@@ -69,22 +74,35 @@ def new_recipe(
         base_model=base_model,
         license=license,
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = ({"id": str(i), "prompt": prompt} for i, prompt in enumerate(taken))
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if held_out.exists() and held_out.read_bytes() != content.encode():  # the same: of a call that was killed
+        _refuse_existing(file, held_out)
     print(f"{file}: for {n} conversations")
     if taken:
-        rows = (
-            json.dumps({"id": str(i), "prompt": prompt}, ensure_ascii=False) for i, prompt in enumerate(taken)
-        )
-        held_out.write_text("\n".join(rows) + "\n", encoding="utf-8")
+        write_text(held_out, content)
         print(f"{held_out}: {len(taken)} of their prompts, to measure on")
-    file.write_text(text, encoding="utf-8")
+    write_text(file, text)
     print(f"next:\n  drafttrain run {shlex.quote(str(file))} --dry-run")
 
 
-def _refuse_existing(file: Path, held_out: Path) -> None:
-    for path in (file, held_out):
-        if path.exists():
-            raise UserError(f"--out: must name a new file, got {file}; {path} exists")
+def _require_target(name: str) -> None:
+    """Require the name of a target, a file or folder of one, or what can be a Hub id.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    place = Path(name)
+    if place.is_dir() and not (place / "config.json").is_file():
+        raise UserError(f"--target: must be a folder with a config.json, got {name}")
+    if not (is_known(name) or place.exists() or HUB_ID.fullmatch(name)):
+        hint = did_you_mean(name, [SMOLLM2], f"{SMOLLM2} is known by name")
+        raise UserError(f"--target: must be a folder, a .gguf file or a Hub id user/name, got {name}; {hint}")
+
+
+def _refuse_existing(file: Path, path: Path) -> None:
+    if path.exists():
+        raise UserError(f"--out: must name a new file, got {file}; {path} exists")
 
 
 def _read(paths: Sequence[str]) -> tuple[list[str], int]:

@@ -43,6 +43,11 @@ class Parser(argparse.ArgumentParser):
             **settings,
         )
 
+    @property
+    def options(self) -> list[str]:
+        """Return the options as they are written."""
+        return list(self._option_string_actions)
+
     def error(self, message: str) -> NoReturn:
         choice = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice:

@@ -216,7 +216,7 @@ def calibrate_rank(config: PipelineConfig) -> str | None:
     """
     from drafttrain.pipeline.measure import measure
     from drafttrain.pipeline_decoder import PipelineDecoder
-    from drafttrain.utils.files import write_json
+    from drafttrain.utils.writing import write_json
 
     with PipelineDecoder(config) as decoder:
         costs = measure(decoder.me, decoder.ranks, [r for _, r in decoder.prompts], decoder.hidden_size)
@@ -256,7 +256,7 @@ def _write(
     machine: dict[str, Any],
     late: float,
 ) -> dict[str, Any]:
-    from drafttrain.utils.files import write_json
+    from drafttrain.utils.writing import write_json
 
     out = Path(config.out)
     tokens = sum(len(row["token_ids"]) for row in rows)

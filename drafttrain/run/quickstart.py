@@ -33,7 +33,8 @@ from drafttrain.run.recipe import Recipe, load_recipe, parse_overrides
 from drafttrain.run.stages import STAGES, target_model
 from drafttrain.run.workflow import Workflow
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 
 RECORD = "quickstart.json"  # in the run's folder: speeds and plan, from which the same command continues
 OVERRUN = 1.5  # times its planned time, after which regeneration or training stops with what it has

@@ -49,12 +49,12 @@ def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:
     from drafttrain.reasoning.picture import summary, to_html
     from drafttrain.reasoning.reason import reason_from, trace_file
     from drafttrain.reasoning.trace import totals
-    from drafttrain.utils.files import write_json
+    from drafttrain.utils.writing import write_json, write_text
 
     traces = []
     for trace in reason_from(config, generate):
         page = trace_file(Path(config.out), trace.problem["id"]).with_suffix(".html")
-        page.write_text(to_html(trace), encoding="utf-8")
+        write_text(page, to_html(trace))
         print(f"{trace.problem['id']}: {summary(trace)}", flush=True)
         traces.append(trace)
     sums = totals(traces)

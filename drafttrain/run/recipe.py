@@ -6,15 +6,13 @@ an unknown one is an error that names the file and the closest match. What stage
 """
 
 import dataclasses
-import math
 import re
 import shlex
-import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -25,16 +23,13 @@ from drafttrain.data.config import CorpusConfig, RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_config
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
-from drafttrain.run.options import default_of, explanations, without_none
+from drafttrain.run.options import without_none
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig, check_continued
 from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError, brief, did_you_mean
 from drafttrain.utils.files import require_file
 from drafttrain.utils.ranges import check_ranges, setting
-
-# keys from which hours were estimated
-REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
 
 T = TypeVar("T")
 
@@ -123,16 +118,6 @@ class Recipe:
     command: str = field(default="", init=False)  # what it was read for, for the model card; not a key
 
 
-class Key(NamedTuple):
-    """A key that a recipe may hold: dotted name, type, default, explanation, and for a list an override."""
-
-    name: str
-    kind: str
-    default: str
-    text: str
-    example: str = ""
-
-
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bool = True) -> Recipe:
     """Read a recipe from YAML, with command-line overrides laid over it.
 
@@ -203,60 +188,6 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[Key]:
-    """Yield every key that a recipe may hold, in the dataclasses' order."""
-    hints, texts = typing.get_type_hints(cls), explanations(cls)
-    for item in _keys(cls):
-        section, in_list = _section(hints[item.name])
-        name, text = f"{prefix}{item.name}", texts.get(item.name, "")
-        example = "" if "[]" in name else _example(name, hints[item.name], item)
-        if section is None:
-            yield Key(name, _type_name(hints[item.name]), _default(item), text, example)
-        else:
-            yield Key(name, "list" if in_list else "section", "", text, example)
-            yield from describe_keys(section, f"{name}{'[]' if in_list else ''}.")
-
-
-def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
-    """The explanation of the keys of a section, of one key or of all; None: of the sections themselves.
-
-    Raises:
-        UserError: there is no such section or key.
-    """
-    keys = list(describe_keys(cls))
-    names = [key.name.replace("[]", "") for key in keys]
-    shown = [key for key, name in zip(keys, names) if f"{name}.".startswith(f"{section}.")]
-    if section == "all":
-        shown = keys
-    elif section is None:
-        shown = [key for key in keys if "." not in key.name]
-    if not shown:
-        remedy = did_you_mean(section, [*names, "all"], "--keys alone lists the sections")
-        raise UserError(f"--keys: must be a section or key of a recipe, got {section}; {remedy}")
-    lines = []
-    for key in shown:
-        note = f", {key.default}" if key.default == "required" else key.default and f", default {key.default}"
-        lines += [f"{key.name} ({key.kind}{note})", f"    {key.text}"]
-        lines += [f"    such as {key.example}"] if key.example else []
-    if section is None:
-        lines += ["", "--keys SECTION explains the keys of one, --keys all every key."]
-    return "\n".join(lines)
-
-
-def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
-    """Return how a list is overridden, which is as a whole; nothing for other keys."""
-    hint = without_none(hint)
-    if typing.get_origin(hint) not in (list, tuple):
-        return ""
-    section, _ = _section(hint)
-    if section is None:
-        value = default_of(item) or ["A", "B"]
-    else:
-        value = [{key.name: key.name.upper() for key in _keys(section) if _default(key) == "required"}]
-    text = yaml.safe_dump(list(value), default_flow_style=True, width=math.inf, sort_keys=False).strip()
-    return f"--{name} {shlex.quote(text)}"
-
-
 def _read_values(cls: type, path: Path, overrides: Sequence[str]) -> dict:
     """Return the keys of a file of a dataclass's settings, with overrides laid over them."""
     values = _read_yaml(path)
@@ -301,7 +232,7 @@ def _read_yaml(path: Path) -> dict:
     return values
 
 
-def _section(hint: Any) -> tuple[type | None, bool]:
+def section_of(hint: Any) -> tuple[type | None, bool]:
     """Return (dataclass, is it a list of them?) of a type hint such as `X`, `X | None` or `list[X]`."""
     hint = without_none(hint)
     in_list = typing.get_origin(hint) is list
@@ -316,11 +247,13 @@ def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type
     if not isinstance(values, dict):
         raise UserError(f"{where}: {prefix.rstrip('.')}: must hold keys, got {values!r}")
     hints = typing.get_type_hints(cls)
-    known = [item.name for item in _keys(cls)]
+    known = [item.name for item in keys_of(cls)]
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {prefix}{key}; {_hint(cls, prefix, str(key), root)}")
-        section, in_list = _section(hints[key])
+            from drafttrain.run.keys import remedy  # for a mistyped key
+
+            raise UserError(f"{where}: unknown key {prefix}{key}; {remedy(cls, prefix, str(key), root)}")
+        section, in_list = section_of(hints[key])
         if section is None or value is None:
             continue
         if in_list and not isinstance(value, list):
@@ -329,21 +262,8 @@ def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type
             _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.", root)
 
 
-def _keys(cls: type) -> list[dataclasses.Field]:
+def keys_of(cls: type) -> list[dataclasses.Field]:
     return [item for item in dataclasses.fields(cls) if item.init]
-
-
-def _hint(cls: type, prefix: str, key: str, root: type) -> str:
-    """Return the closest key of the same section, else one of that name elsewhere, else its keys."""
-    names = [item.name for item in _keys(cls)]
-    if f"{prefix}{key}" in REMOVED:
-        return "leave it out: --dry-run estimates no hours"
-    if close := did_you_mean(key, names, prefix=prefix):
-        return close
-    everywhere = [key.name for key in describe_keys(root)]
-    if moved := [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == key]:
-        return f"did you mean {moved[0]}?"
-    return f"known here: {', '.join(names)}"
 
 
 def _merge(values: dict, over: dict) -> None:
@@ -357,9 +277,9 @@ def _merge(values: dict, over: dict) -> None:
 def _spread_seed(values: dict) -> None:
     """Give the recipe's seed to every section that has a seed of its own and does not set it."""
     hints = typing.get_type_hints(Recipe)
-    for item in _keys(Recipe):
-        section, _ = _section(hints[item.name])
-        if section is None or "seed" not in [inner.name for inner in _keys(section)]:
+    for item in keys_of(Recipe):
+        section, _ = section_of(hints[item.name])
+        if section is None or "seed" not in [inner.name for inner in keys_of(section)]:
             continue
         if item.default is None and values.get(item.name) is None:  # an optional section that is not there
             continue
@@ -442,7 +362,7 @@ def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:
 
 def _build(cls: type, values: dict, where: str) -> Any:
     """Check and convert the values' types (jsonargparse) and makes the dataclass."""
-    optional = {item.name for item in _keys(cls) if item.default is None}
+    optional = {item.name for item in keys_of(cls) if item.default is None}
     values = {key: value for key, value in values.items() if value is not None or key in optional}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls)
@@ -476,20 +396,3 @@ def _plain_type(text: str) -> str:
     name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
     return {**words, "NoneType": "null"}.get(name, name)
-
-
-def _type_name(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return " | ".join(str(choice) for choice in typing.get_args(hint))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " | ".join(_type_name(arg) for arg in typing.get_args(hint))
-    if hint is type(None):
-        return "null"
-    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-
-
-def _default(item: dataclasses.Field) -> str:
-    default = default_of(item)
-    if default is dataclasses.MISSING:
-        return "required"
-    return "null" if default is None else str(default)

@@ -40,7 +40,7 @@ def _simulate(config: SimulateConfig) -> None:
     from drafttrain.kernels.machine import describe_machine
     from drafttrain.pipeline.outlook import as_rows, as_table, known_texts, machines, outlook
     from drafttrain.pipeline.simulate import Link
-    from drafttrain.utils.files import write_json
+    from drafttrain.utils.writing import write_json
 
     prompts = read_prompts(config.prompts, config.limit)
     target, drafter = _load(config)

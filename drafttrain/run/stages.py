@@ -20,8 +20,9 @@ from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
 from drafttrain.target_lm.known import is_known
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
 from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.writing import write_json
 
 if TYPE_CHECKING:
     from drafttrain.kernels.dtype import Work
@@ -172,11 +173,13 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
 
 
 def _train(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
-    from drafttrain.training.train import take_drafter, train
-
     if not _is_trained(recipe):
+        from drafttrain.training.taken import take_drafter
+
         take_drafter(recipe.training.init_from, out)
         return {"train_tokens": 0}
+    from drafttrain.training.train import train
+
     folder = train(
         recipe.training,
         recipe.drafter,

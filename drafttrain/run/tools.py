@@ -5,11 +5,12 @@ Everything heavy is imported by the command that needs it, so that `drafttrain -
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from drafttrain.run.commands import TARGET, add_dtype, importing, run_recipe, stage_options
-from drafttrain.run.options import add_settings, given, option, refuse, require, whole
+from drafttrain.run.options import add_settings, given, option, refuse, require
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.locks import locked
 
@@ -177,7 +178,7 @@ def generate_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--ngrams DIR", text)
     option(parser, "--tree TREE", TREE)
     _add_calibration(parser)
-    option(parser, "--max-new-tokens N", "tokens decoded at most (default: 128)", type=whole)
+    option(parser, "--max-new-tokens N", "tokens decoded at most (default: 128)")
     add_settings(parser, SamplingParams, *SAMPLING)
     option(parser, "--stop TEXT", "ends the text; repeatable", action="append")
     option(parser, "--no-color", "plain text")
@@ -196,8 +197,10 @@ def generate(args: argparse.Namespace) -> None:
     if "bundle" in args and "ngrams" in args and not vars(args).get("tree", "").startswith("ngram"):
         raise UserError("--ngrams: must come with --tree ngram or ngram+TREE, got another tree")
     sampling = SamplingParams(**given(args, *SAMPLING))
+    _require_folder("--ngrams", vars(args).get("ngrams"))
     with importing():
         from drafttrain.run.terminal import generate
+    _check_trees([args.tree] if "tree" in args else [])
 
     names = ("target", "max_new_tokens", "tree", "calibration", "dtype", "color", "compare", "stop", "ngrams")
     generate(vars(args).get("bundle"), _text(args.prompt), sampling=sampling, **given(args, *names))
@@ -260,6 +263,7 @@ def _measure_speed(args: argparse.Namespace, methods: list, tasks: list) -> None
     target = args.target if "target" in args else _target_of(methods)
     config = BenchmarkConfig(target, methods, tasks, **given(args, *BENCHMARK, "dtype"))
     config.check()
+    _check_trees([method.tree for method in methods if method.tree])
 
     from drafttrain.evaluation.benchmark import benchmark
 
@@ -269,6 +273,7 @@ def _measure_speed(args: argparse.Namespace, methods: list, tasks: list) -> None
 def _compare_texts(args: argparse.Namespace, methods: list, tasks: list) -> int:
     bundle = _one("--method", methods)
     trees = vars(args).get("trees", [bundle.tree])
+    _check_trees([tree for tree in trees if tree])
 
     from drafttrain.evaluation.compare import compare
 
@@ -283,6 +288,7 @@ def _compare_texts(args: argparse.Namespace, methods: list, tasks: list) -> int:
 def _sweep(args: argparse.Namespace, methods: list, tasks: list) -> None:
     require(args, "trees")
     bundle, task = _one("--method", methods), _one("--task", tasks)
+    _check_trees(args.trees)
 
     from drafttrain.data.config import PromptSet
     from drafttrain.evaluation.sweep import sweep
@@ -400,6 +406,23 @@ def push(args: argparse.Namespace) -> None:
 def _locked_default(args: argparse.Namespace, out: str) -> AbstractContextManager:
     """Return a lock on the folder that a command writes without --out; with it `cli.main` has one."""
     return nullcontext() if "out" in args else locked(out)
+
+
+def _check_trees(trees: Sequence[str]) -> None:
+    """Check the names and settings of trees before a target is loaded.
+
+    Raises:
+        UserError: there is no such policy or setting.
+    """
+    from drafttrain.evaluation.config import EvaluateConfig
+
+    named = [tree.removeprefix("ngram").removeprefix("+") for tree in trees]  # joined with n-grams
+    EvaluateConfig(trees=[tree for tree in named if tree]).check_trees()
+
+
+def _require_folder(flag: str, path: str | None) -> None:
+    if path is not None and not Path(path).is_dir():
+        raise UserError(f"{flag}: must be a folder, got {path}; see drafttrain build-ngrams")
 
 
 def _add_target(parser: argparse._ActionsContainer) -> None:

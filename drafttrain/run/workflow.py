@@ -2,14 +2,14 @@
 
 Each stage writes one folder below the run's output folder. `stage.json` is written into it last: a folder
 without one is not done. It records what the folder was made from (the recipe's section and the contents of
-all inputs), so a stage runs again exactly when one of these has changed. What stages do is unknown here: the
+all inputs), so a stage runs again exactly when one of these has changed, and what its files were, so that a
+damaged one is made again. What stages do is unknown here: the
 list of them is in `drafttrain/run/stages.py`.
 """
 
 import contextlib
 import dataclasses
 import gc
-import itertools
 import json
 import os
 import shutil
@@ -22,17 +22,25 @@ from typing import Any
 from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from drafttrain.run.options import default_of
 from drafttrain.utils.disk import disk_problem
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, write_json
-from drafttrain.utils.folders import new_folder
-from drafttrain.utils.provenance import RECORD, Hashes, content_hash, git_commit, read_record, versions
+from drafttrain.utils.files import fingerprint, read_json
+from drafttrain.utils.provenance import (
+    HASHES,
+    LOCK,
+    RECORD,
+    Hashes,
+    content_hash,
+    content_hashes,
+    git_commit,
+    read_record,
+    versions,
+)
+from drafttrain.utils.writing import write_json
 
 STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from
-HASHES = ".hashes.json"  # <output>/.hashes.json: content hashes by path, size and time of change
 PREVIOUS = "previous"  # <output>/previous/<folder>-<n>: outdated folders that took hours to make
 
 
@@ -81,6 +89,7 @@ class Decision:
 
     Attributes:
         twin: the folder to share.
+        damaged: files of the finished folder that are no longer as they were written.
     """
 
     stage: Stage
@@ -88,6 +97,7 @@ class Decision:
     why: str
     made_from: dict[str, Any] = field(default_factory=dict)
     twin: Path | None = None
+    damaged: Sequence[str] = ()
 
 
 class Workflow:
@@ -123,7 +133,7 @@ class Workflow:
         """
         return self.output / self._stage(name).folder
 
-    def _folders(self, stage: Stage) -> dict[str, Path]:
+    def folders(self, stage: Stage) -> dict[str, Path]:
         """Return the folders that a stage reads, by the stages that write them."""
         enabled = (need for need in map(self._stage, stage.needs) if need.enabled(self.recipe))
         return {need.name: self.output / need.folder for need in enabled}
@@ -156,35 +166,6 @@ class Workflow:
         elif decision.action != "off":
             self._execute(decision)
 
-    def plan(
-        self, first: str | None = None, last: str | None = None, only: str | None = None
-    ) -> list[Decision]:
-        """Return what `run` would do, without changing anything."""
-        selected, decisions, remade = self.select(first, last, only), [], set()
-        for stage in selected:
-            decision = self.decide(stage, remade)
-            decisions.append(decision)
-            if decision.action in ("run", "resume", "share"):
-                remade.add(stage.name)
-        return decisions
-
-    def print_plan(self, decisions: Sequence[Decision], estimate: Callable[..., dict[str, str]]) -> None:
-        """Print a plan as a table.
-
-        Args:
-            estimate: `estimate(stage, recipe, folders)` gives what the stage of that name will take.
-        """
-        table = Table(title=f"{self.output}: what would run", title_justify="left")
-        for heading in ("stage", "action", "why", "estimate"):
-            table.add_column(heading, overflow="fold")
-        for decision in decisions:
-            stage, lines = decision.stage, {}
-            if decision.action in ("run", "resume"):
-                lines = estimate(stage.name, self.recipe, self._folders(stage))
-            text = "\n".join(f"{key}: {value}" for key, value in lines.items())
-            table.add_row(stage.name, decision.action, escape(decision.why), escape(text))
-        self.console.print(table)
-
     def decide(self, stage: Stage, remade: Sequence[str] | set[str]) -> Decision:
         """Compare what a stage's folder was made from with what it would be made from now.
 
@@ -198,7 +179,7 @@ class Workflow:
             return Decision(stage, "off", "the recipe does not ask for it")
         folder = self.output / stage.folder
         record = read_record(folder)
-        if waiting := [name for name in self._folders(stage) if name in remade]:
+        if waiting := [name for name in self.folders(stage) if name in remade]:
             if record is None:
                 return Decision(stage, "run", "not made yet")
             return Decision(stage, "run", f"{', '.join(waiting)} will be made again")
@@ -208,6 +189,10 @@ class Workflow:
         if record is not None:
             changes = self._changes(stage, record["made_from"], made_from)
             if not changes:
+                if damaged := self._damaged(folder, record):
+                    action, why = "resume" if stage.resumes else "run", f"damaged: {damaged[0]}"
+                    why += f" and {len(damaged) - 1} more" if damaged[1:] else ""
+                    return Decision(stage, action, why, made_from, damaged=damaged)
                 return Decision(stage, "skip", "up to date", made_from)
         if twin := self._twin(stage, made_from):
             return Decision(stage, "share", f"{twin} was made from the same", made_from, twin)
@@ -215,7 +200,7 @@ class Workflow:
             return Decision(stage, "run", "; ".join(changes), made_from)
         if not folder.exists():
             return Decision(stage, "run", "not made yet", made_from)
-        begun = read_json(self._marker(stage))["made_from"] if self._marker(stage).exists() else made_from
+        begun = self._begun(stage)["made_from"] if self._marker(stage).exists() else made_from
         changes = self._changes(stage, begun, made_from)
         if stage.resumes and not changes and self._marker(stage).exists():
             return Decision(stage, "resume", "was interrupted", made_from)
@@ -227,11 +212,13 @@ class Workflow:
             raise UserError(
                 f"{stage.name}: must run in one process, got several; run it before you launch them"
             )
-        folders = self._folders(stage)
+        folders = self.folders(stage)
         spent, begun = 0.0, {}
-        if decision.action == "resume":
-            spent = read_json(marker).get("wall_seconds", 0.0) + self._killed_after(stage)
-            begun = read_json(marker)["made_from"]["section"]
+        if decision.damaged and self.is_first_rank:
+            self._set_aside(decision)
+        if decision.action == "resume" and self.is_first_rank:
+            spent = self._begun(stage)["wall_seconds"] + self._killed_after(stage)
+            begun = self._begun(stage)["made_from"]["section"]
         elif self.is_first_rank:
             self._clear(stage)
         if not self.is_first_rank:
@@ -267,21 +254,18 @@ class Workflow:
             with contextlib.suppress(UserError):
                 record = read_record(path.parent) if path.parent.parent != self.output else None
                 if record and not self._changes(stage, record["made_from"], made_from):
-                    return path.parent
+                    if not self._damaged(path.parent, record):
+                        return path.parent
         return None
 
     def _share(self, decision: Decision) -> None:
-        """Take over another run's folder, by hard links where the disk has them: no stage changes files of a
-        finished folder in place."""
+        """Take over another run's folder."""
         stage, folder = decision.stage, self.output / decision.stage.folder
         self._say("cyan", stage, "share", decision.why)
-        begun, record = time.monotonic(), read_record(decision.twin)
+        from drafttrain.run.copies import share_folder
+
         self._clear(stage)
-        with new_folder(folder) as copy:
-            shutil.copytree(decision.twin, copy, copy_function=_link, dirs_exist_ok=True)
-            (copy / RECORD).unlink()
-            spent = round(time.monotonic() - begun, 3)
-            write_json(copy / RECORD, {**record, "wall_seconds": spent, "shared": str(decision.twin)})
+        spent = share_folder(decision.twin, folder)
         self._marker(stage).unlink(missing_ok=True)
         self._say("green", stage, "done", _seconds(spent))
 
@@ -297,7 +281,7 @@ class Workflow:
         settings, which it has settled for all."""
         for _ in range(6000):
             with contextlib.suppress(UserError):
-                noted = read_json(marker)["made_from"]
+                noted = self._begun(decision.stage)["made_from"]
                 if not self._changes(decision.stage, noted, decision.made_from):
                     return noted["section"]
             time.sleep(0.1)
@@ -305,7 +289,7 @@ class Workflow:
 
     def _warn_of_outdated(self, selected: Sequence[Stage]) -> None:
         """Warn when a selected stage reads a folder that the present recipe would make otherwise."""
-        read = {name for stage in selected for name in self._folders(stage)}
+        read = {name for stage in selected for name in self.folders(stage)}
         for stage in self.stages:
             if stage.name in read and stage not in selected and read_record(self.output / stage.folder):
                 with contextlib.suppress(UserError):
@@ -323,6 +307,7 @@ class Workflow:
             "fingerprint": fingerprint(decision.made_from),
             "made_from": decision.made_from,
             "output": content_hash(folder, self.hashes),
+            "files": content_hashes(folder, self.hashes),
             "seed": self.recipe.seed,
             "versions": versions(),
             "git_commit": git_commit(),
@@ -341,19 +326,46 @@ class Workflow:
         if not folder.exists():
             return
         if stage.keep:
-            kept = (self.output / PREVIOUS / f"{stage.folder}-{number}" for number in itertools.count(1))
-            free = next(path for path in kept if not path.exists())
-            free.parent.mkdir(exist_ok=True)
-            os.replace(folder, free)
-            self._say("yellow", stage, "kept", f"the outdated {folder} is now {free}")
+            from drafttrain.run.copies import keep
+
+            kept = keep(folder, self.output / PREVIOUS)
+            self._say("yellow", stage, "kept", f"the outdated {folder} is now {kept}")
             return
         (folder / RECORD).unlink(missing_ok=True)  # first: what is half removed must not pass for whole
         shutil.rmtree(folder)
 
+    def _damaged(self, folder: Path, record: dict[str, Any]) -> list[str]:
+        """Return the files of a finished folder that are gone or not as they were written; a folder of an
+        earlier version does not have their hashes."""
+        found, written = content_hashes(folder, self.hashes), record.get("files", {})
+        return [name for name, content in written.items() if found.get(name) != content]
+
+    def _set_aside(self, decision: Decision) -> None:
+        """Turn a finished folder with damaged files into an unfinished one without them."""
+        from drafttrain.run.copies import set_aside
+
+        stage, folder = decision.stage, self.output / decision.stage.folder
+        record = {"wall_seconds": 0.0, **read_record(folder)}
+        write_json(self._marker(stage), {name: record[name] for name in ("made_from", "wall_seconds")})
+        (folder / RECORD).unlink()
+        for name, kept in set_aside(folder, decision.damaged, self.output / PREVIOUS):
+            self._say("yellow", stage, "kept", f"the damaged {folder / name} is now {kept}")
+
+    def _begun(self, stage: Stage) -> dict[str, Any]:
+        """Return what an unfinished folder is being made from, and the seconds spent.
+
+        Raises:
+            UserError: the note of it is damaged.
+        """
+        match note := read_json(self._marker(stage)):
+            case {"made_from": {"section": dict(), "inputs": dict()}, "wall_seconds": int() | float()}:
+                return note
+        raise UserError(f"{self._marker(stage)}: must be the note of an unfinished stage; delete it")
+
     def _made_from(self, stage: Stage) -> dict[str, Any]:
         """Return the recipe's section and the content hash of every input of a stage."""
         inputs = {}
-        for name, folder in self._folders(stage).items():
+        for name, folder in self.folders(stage).items():
             record = read_record(folder)
             if record is None:
                 raise UserError(
@@ -440,7 +452,7 @@ class Workflow:
         is_new = not self.output.exists()
         self.output.mkdir(parents=True, exist_ok=True)
         try:
-            lock = FileLock(self.output / ".lock").acquire(timeout=0)
+            lock = FileLock(self.output / LOCK).acquire(timeout=0)
         except Timeout:
             raise UserError(f"{self.output}: another drafttrain works here; wait for it or end it") from None
         with lock:
@@ -455,16 +467,8 @@ class Workflow:
         """Remove an output folder without a stage's folder, which would look like a run; nobody reads the
         records of stages that were refused before they made one."""
         with contextlib.suppress(OSError):
-            if {path.name for path in self.output.iterdir()} <= {".lock", HASHES, STARTED}:
+            if {path.name for path in self.output.iterdir()} <= {LOCK, HASHES, STARTED}:
                 shutil.rmtree(self.output)
-
-
-def _link(source: str, target: str) -> None:
-    """A hard link, or a copy on a disk that has none."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _plain(value: Any, known: Any = None) -> Any:

@@ -39,12 +39,12 @@ from drafttrain.self_draft.settings import SETTINGS
 from drafttrain.self_draft.tokens import Texts, tokenize_sources, worker_pool
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.manifest import is_ours, write_manifest
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash
+from drafttrain.utils.writing import write_json
 
 SMALLEST_PART = 1 << 20  # occurrences; counted within a second
 

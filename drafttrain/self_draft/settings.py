@@ -14,7 +14,8 @@ from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import CostCurve
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 
 SETTINGS = "self_draft.json"
 FORMAT_VERSION = 1
@@ -62,7 +63,7 @@ class SelfDraftSettings:
                 difference = f"{name} {tuned}, and this is {found}"
         return difference and (
             f"Self-Draft was tuned for {difference}: trees may be of a wrong size; run drafttrain "
-            "calibrate --target MODEL --prompts FILE"
+            "calibrate --target MODEL --ngrams DIR --prompts FILE"
         )
 
     def save(self, folder: str | os.PathLike) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +29,14 @@ Stretch = tuple[int, int, int, bool]  # row, first, last, whether each token is 
 
 
 @dataclass
-class _Packed:
+class Packed:
     """Stretches of a packed batch for the attention function, and causal masks [1, 1, n, n] by n."""
 
     stretches: list[Stretch]
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-_packed: ContextVar[_Packed | None] = ContextVar("packed", default=None)
+packed_rows: ContextVar[Packed | None] = ContextVar("packed", default=None)
 _caches: ContextVar[list[tuple[TreeCache, torch.Tensor]] | None] = ContextVar("caches", default=None)
 IGNORED = torch.ones(
     1, 1, 1, 1, dtype=torch.bool
@@ -52,41 +51,11 @@ def use(model: PreTrainedModel) -> None:
 
 
 def attends_within_documents(config: PretrainedConfig) -> bool:
-    """Return whether `within_documents` works for this text config: every block has causal attention over all
-    tokens, by this module's function."""
+    """Return whether `packed.within_documents` works for this text config: every block has causal attention
+    over all tokens, by this module's function."""
     full = all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
     windowed = getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None)
     return config._attn_implementation == NAME and full and not windowed
-
-
-def causal_document_mask(document_start: torch.Tensor) -> torch.Tensor:
-    """bool [B, T, T]: what each token of a packed row sees in the target (its own document up to itself)."""
-    index = torch.arange(document_start.shape[1], device=document_start.device)
-    return (index >= document_start[:, :, None]) & (index <= index[:, None])
-
-
-def document_stretches(document_start: torch.Tensor) -> list[Stretch]:
-    """The documents of packed rows [B, T] in order; neighbours of one token each (padding) are joined."""
-    stretches: list[Stretch] = []
-    for row, starts in enumerate(document_start.tolist()):
-        bounds = [index for index, start in enumerate(starts) if index == start] + [len(starts)]
-        for first, last in pairwise(bounds):
-            alone = last - first == 1
-            if alone and first > 0 and stretches[-1][3]:
-                first = stretches.pop()[1]
-            stretches.append((row, first, last, alone))
-    return stretches
-
-
-@contextmanager
-def within_documents(document_start: torch.Tensor) -> Iterator[None]:
-    """Inside, and in this thread, models that `attends_within_documents` attend within the documents of
-    [B, T] and ignore the mask they get."""
-    token = _packed.set(_Packed(document_stretches(document_start)))
-    try:
-        yield
-    finally:
-        _packed.reset(token)
 
 
 class _Apart(CacheLayerMixin):
@@ -186,7 +155,7 @@ def _attend(
             return grouped_attention(q, k, v, mask, scaling)
         return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, is_causal=causal, **kwargs)[0]
 
-    caches, packed = _caches.get(), _packed.get()
+    caches, packed = _caches.get(), packed_rows.get()
     if caches is not None:
         return _attend_apart(module.layer_idx, caches, query, key, value, scaling), None
     if packed is None:
@@ -204,7 +173,7 @@ def _attend(
     return torch.cat(parts, 1).unflatten(1, (query.shape[0], query.shape[2]))[0], None  # [B, T, h, d]
 
 
-def _causal_mask(packed: _Packed, n: int, like: torch.Tensor) -> torch.Tensor:
+def _causal_mask(packed: Packed, n: int, like: torch.Tensor) -> torch.Tensor:
     if n not in packed.masks:
         future = torch.ones(n, n, dtype=torch.bool, device=like.device).triu(1)
         mask = torch.zeros(n, n, dtype=like.dtype, device=like.device).masked_fill_(future, -torch.inf)

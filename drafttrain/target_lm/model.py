@@ -25,8 +25,6 @@ from drafttrain.target_lm.native import TOLERANCE, NativeCheck, can_run_natively
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 
-CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations fall out of the CPU's cache
-
 # What decides a forward besides the weights; not the whole config, to which new transformers add keys.
 _CONFIG_KEYS = (
     "hidden_act",
@@ -71,31 +69,6 @@ class TargetStates:
 
     tapped: torch.Tensor
     final: torch.Tensor
-
-
-def run_packed(
-    base: PreTrainedModel, config: PreTrainedConfig, input_ids: torch.Tensor, document_start: torch.Tensor
-) -> torch.Tensor:
-    """Last hidden states [B, T, H] of a language model without its head over packed rows [B, T].
-
-    Args:
-        config: its text config.
-        document_start: index in its row at which each token's document begins [B, T]; a token sees its own
-            document up to itself.
-    """
-    index = torch.arange(input_ids.shape[1], device=input_ids.device)
-    positions = index - document_start  # [B, T] in each token's own document
-    inputs = {"input_ids": input_ids, "position_ids": positions, "use_cache": False}
-    if not document_start.any():
-        out = base(**inputs)
-    elif input_ids.device.type == "cpu" and attention.attends_within_documents(config):
-        with attention.within_documents(document_start):
-            out = base(attention_mask=attention.IGNORED, **inputs)
-    else:
-        allowed = attention.causal_document_mask(document_start)  # [B, T, T]
-        mask = attention_mask(allowed, positions, positions, config, base.dtype)
-        out = base(attention_mask=mask, **inputs)
-    return out.last_hidden_state
 
 
 def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor:
@@ -310,12 +283,14 @@ class FrozenTarget:
             document_start: index in its row at which each token's document begins [B, T]; a token sees its
                 own document up to itself.
         """
+        from drafttrain.target_lm.packed import CPU_TOKENS, causal_document_mask, run_packed
+
         rows = max(1, CPU_TOKENS // input_ids.shape[1])
         if self.native is not None:
             order = torch.arange(input_ids.shape[1])  # [T]
             cache = self.new_cache(*input_ids.shape)
             cache.allocate(self.native.kv_heads, self.native.head_dim)
-            seen = attention.causal_document_mask(document_start)  # [B, T, T]
+            seen = causal_document_mask(document_start)  # [B, T, T]
             positions = order - document_start  # [B, T]
             nodes = cache.nodes(positions, order.expand_as(input_ids), seen)
             return self._run_native(input_ids, nodes, len(order))

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import shutil
 import time
 import zipfile
 from collections.abc import Callable
@@ -39,9 +38,11 @@ from drafttrain.training.trim_heap import TrimHeap
 from drafttrain.training.validation import Validation
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.progress import counted
+from drafttrain.utils.provenance import content_hashes
+from drafttrain.utils.writing import write_json
 
 if TYPE_CHECKING:
     from drafttrain.hidden_states.store import HiddenStateStore
@@ -85,13 +86,14 @@ class Clock(TrainerCallback):
         return self.before + time.perf_counter() - self.started
 
 
-class RecordDtype(TrainerCallback):
-    """Records in each checkpoint whether its steps are computed in bf16."""
+class SealCheckpoint(TrainerCallback):
+    """Records in each checkpoint how its steps are computed, and its hashes where one process writes it."""
 
     def on_save(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            write_json(folder / COMPUTED, {"bf16": args.bf16})
+            files = content_hashes(folder) if args.world_size == 1 else {}
+            write_json(folder / COMPUTED, {"bf16": args.bf16, "files": files})
 
 
 class WarnOfVocabulary(TrainerCallback):
@@ -188,14 +190,18 @@ def train(
     per_step = config.rows_per_batch * config.gradient_accumulation_steps * arguments.world_size
     warn(console, doubts(config, max_steps, per_step * config.row_length))
     warn(console, doubts_about_vocabulary(outside_share(drafter, splits["validation"]), "the held-out text"))
-    run = start_wandb(config, out) if config.report_to == "wandb" and is_first else None
+    run = None
+    if config.report_to == "wandb" and is_first:
+        from drafttrain.training.wandb_run import start_wandb
+
+        run = start_wandb(config, out)
     trainer = DraftTrainer(
         model=drafter,
         args=arguments,
         train_dataset=rows,
         eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
         optimizers=(new_optimizer(config, drafter), None),
-        callbacks=[clock, RecordDtype(), TrimHeap(), WarnOfVocabulary(console)],
+        callbacks=[clock, SealCheckpoint(), TrimHeap(), WarnOfVocabulary(console)],
         target=target,
         block_length=tuple(config.block_length),
         kl_chunk=config.kl_chunk,
@@ -208,6 +214,7 @@ def train(
         # interrupted after its last step: the Trainer would make one more
         trainer.state = TrainerState.load_from_json(str(resume / STATE))
         drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
+        trainer.log({"train_loss": 0.0})  # the closing line
     else:
         first = read_json(resume / STATE)["global_step"] if resume else 0
         with counted("training", max_steps, console=console, done=first) as advance:
@@ -226,20 +233,6 @@ def train(
     if run:
         run.finish()
     return out / "drafter"
-
-
-def take_drafter(init_from: str | os.PathLike, out: str | os.PathLike) -> Path:
-    """Copy a trained drafter to `out/drafter`, where `train` would write one, without the results and
-    calibrations beside it.
-
-    Raises:
-        UserError: there is none.
-    """
-    read_config(init_from)
-    with new_folder(Path(out) / "drafter") as folder:
-        for name in ("config.json", "model.safetensors"):
-            shutil.copyfile(Path(init_from) / name, folder / name)
-    return Path(out) / "drafter"
 
 
 def start_drafter(
@@ -339,22 +332,6 @@ def training_arguments(
     return arguments
 
 
-def start_wandb(config: TrainingConfig, out: Path):
-    """Start a run in `out/.wandb`, hidden because no later stage depends on it.
-
-    WANDB_PROJECT, WANDB_MODE and the like in the environment have their usual meaning.
-    """
-    import wandb
-
-    (out / ".wandb").mkdir(parents=True, exist_ok=True)  # wandb prefers this folder where it exists
-    return wandb.init(
-        project=os.environ.get("WANDB_PROJECT", "drafttrain"),
-        name=os.environ.get("WANDB_NAME", out.resolve().parent.name),
-        mode=os.environ.get("WANDB_MODE", config.wandb_mode),
-        dir=out,
-    )
-
-
 def last_whole_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint; half-written and damaged ones are skipped. (The Trainer's own
     search takes the highest number.)
@@ -364,10 +341,13 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
     for path in sorted(numbered, key=numbered.get, reverse=True):
         try:
             read_json(path / STATE)
+            written = read_json(path / COMPUTED).get("files", {}) if (path / COMPUTED).exists() else {}
+            if not written.items() <= content_hashes(path).items():
+                continue
             for weights in path.rglob("*.safetensors"):
                 with safe_open(weights, "pt"):  # checks the file's length against its header
                     pass
-        except (UserError, SafetensorError):  # missing or cut short
+        except (UserError, SafetensorError, AttributeError):  # missing, cut short, or no record
             continue
         if all(zipfile.is_zipfile(file) for file in path.rglob("*.pt*")):
             return path

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -122,6 +123,13 @@ def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[st
         for name in ("tapped", "final"):  # a masked NaN is still NaN in attention
             batch[name] = batch[name].masked_fill(~finite[:, :, None], 0)
     return batch
+
+
+def mean_loss(history: list[dict[str, float]]) -> float:
+    """Return the mean loss of all optimizer steps of a log, each line being the mean since the one before."""
+    lines = [(0, 0.0), *((entry["step"], entry["loss"]) for entry in history if "loss" in entry)]
+    total = sum((step - before) * loss for (before, _), (step, loss) in pairwise(lines))
+    return total / max(lines[-1][0], 1)
 
 
 class DraftTrainer(Trainer):
@@ -237,6 +245,9 @@ class DraftTrainer(Trainer):
                 logs["not_finite"] = int(not_finite)
             self._sums.zero_()
             self._logged_at = now
+        if "train_loss" in logs:  # the Trainer's own counts the steps since a resume alone
+            logs = {**logs, "train_loss": mean_loss(self.state.log_history)}
+            logs.pop("total_flos", None)  # 0: a frozen target is not counted
         super().log(logs, start_time)
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):

@@ -10,6 +10,8 @@ from drafttrain.utils.errors import UserError
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+# how torch and numpy put a write that failed, without its reason
+UNWRITTEN = ("PytorchStreamWriter", "unexpected pos", "iostream error", "requested and", "Input/output error")
 
 
 def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str | None:
@@ -20,11 +22,14 @@ def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str
     """
     if isinstance(error, OSError) and error.errno in BAD_PLACE and error.filename:
         return f"{error.filename}: {error.strerror}; choose another place, or resolve that"
-    cause: BaseException | None = error
-    while cause is not None:  # safetensors and torch have error types of their own
-        if getattr(cause, "errno", None) in DISK_FULL or "No space left on device" in str(cause):
-            return f"{getattr(cause, 'filename', None) or place}: no space left; free some and repeat"
-        cause = cause.__cause__ or cause.__context__
+    chain: list[BaseException] = [error]  # safetensors and torch have error types of their own
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    for one in chain:
+        if getattr(one, "errno", None) in DISK_FULL or "No space left on device" in str(one):
+            return f"{getattr(one, 'filename', None) or place}: no space left; free some and repeat"
+    if any(words in str(one) for one in chain for words in UNWRITTEN):
+        return f"{place}: cannot be written; look for a full or failing disk, and repeat"
     return None
 
 

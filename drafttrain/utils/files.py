@@ -1,11 +1,10 @@
-"""Files and folders that are either whole or absent, and fingerprints of their contents."""
+"""Reading of files, the cache, and fingerprints of contents."""
 
 import dataclasses
 import hashlib
 import json
 import os
 import stat
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,22 +30,6 @@ def fingerprint(value: Any) -> str:
 
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Writes JSON under a temporary name and renames it, so that a reader never sees half a file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def require_file(path: str | os.PathLike) -> None:

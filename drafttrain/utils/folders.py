@@ -1,16 +1,12 @@
 """Folders that appear whole or not at all."""
 
-import glob
 import os
-import platform
-import re
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-HOST = re.sub(r"\W", "", platform.node())[:16]  # process numbers are only known on their own machine
+from drafttrain.utils.writing import clear_leftovers, own_name
 
 
 @contextmanager
@@ -23,8 +19,8 @@ def new_folder(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(path).resolve() if os.path.islink(path) else Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(path)
-    own = f".{path.name}.{HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    clear_leftovers(path)
+    own = own_name(path)
     temporary, replaced = path.with_name(f"{own}.tmp"), path.with_name(f"{own}.old")
     temporary.mkdir()
     try:
@@ -35,25 +31,3 @@ def new_folder(path: str | os.PathLike) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _clear_leftovers(path: Path) -> None:
-    """Remove the temporary folders of processes of this machine that are no more."""
-    for ending in ("old", "tmp"):
-        for leftover in path.parent.glob(f".{glob.escape(path.name)}.{HOST}-*-*.{ending}"):
-            number = leftover.name.split("-")[-2]
-            if number.isdecimal() and not _lives(int(number)):
-                if ending == "old" and not path.exists():
-                    os.replace(leftover, path)
-                else:
-                    shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True

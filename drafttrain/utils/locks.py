@@ -5,30 +5,40 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir
+from drafttrain.utils.provenance import HASHES, LOCK
+
+LEVELS = 3  # of folders below a run's
 
 
 @contextmanager
 def locked(place: str | os.PathLike) -> Iterator[None]:
-    """Keep other processes of this machine from writing a file or folder. A lock ends with its process.
+    """Keep other processes of this machine from writing a file or folder, and the run that it is part of, if
+    it is of one. A lock ends with its process.
 
     Raises:
         UserError: another process has it.
     """
-    name = hashlib.sha256(os.path.realpath(place).encode(errors="surrogateescape")).hexdigest()[:32]
-    try:
-        lock = FileLock(_folder() / f"{name}.lock").acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            f"{place}: must be written by one process at a time, got a second; wait for the first or end it"
-        ) from None
-    with lock:
+    real = os.path.realpath(place)
+    name = hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:32]
+    around = list(Path(real).parents)[:LEVELS]
+    runs = [folder / LOCK for folder in around if (folder / LOCK).is_file() and (folder / HASHES).is_file()]
+    with ExitStack() as stack:
+        for lock in [_folder() / f"{name}.lock", *runs]:
+            try:
+                # singletons: a command that locks two places in a run has that run's lock twice
+                stack.enter_context(FileLock(lock, is_singleton=lock in runs).acquire(timeout=0))
+            except Timeout:
+                raise UserError(
+                    f"{place}: must be written by one process at a time, got a second; wait for the first or "
+                    "end it"
+                ) from None
         yield
 
 

@@ -1,23 +1,25 @@
 """Which files of a folder are ours: what a command replaces must be as it has written it."""
 
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
 from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.writing import write_json
 
 MANIFEST = ".files.json"  # a folder's files by name with their sha256
 
 
 def write_manifest(folder: Path) -> None:
     """Record the files of a folder with their hashes, for `is_ours`."""
-    hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    hashes = {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
     write_json(folder / MANIFEST, hashes)
 
 
 def is_ours(folder: Path, names: Collection[str] | None = None) -> bool:
-    """Return whether a folder may be replaced: it holds files alone, no folder and no link, with the contents
-    that its manifest records.
+    """Return whether a folder may be replaced: it holds files and folders of its manifest alone, no link,
+    with the contents that this records.
 
     Args:
         names: of files that it may have besides those of the manifest; None: any.
@@ -25,12 +27,16 @@ def is_ours(folder: Path, names: Collection[str] | None = None) -> bool:
     written = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
     if folder.is_symlink() or not isinstance(written, dict):
         return False
-    for path in folder.iterdir():
-        if path.is_symlink() or not path.is_file():
+    inner = {str(parent) for name in (*written, *(names or ())) for parent in PurePosixPath(name).parents}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_file() or (path.is_dir() and name in inner)):
             return False
-        if path.name in written:
-            if sha256_file(path) != written[path.name]:
+        if path.is_dir():
+            continue
+        if name in written:
+            if sha256_file(path) != written[name]:
                 return False
-        elif path.name != MANIFEST and names is not None and path.name not in names:
+        elif name != MANIFEST and names is not None and name not in names:
             return False
     return True

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.writing import write_json
 
 RECORD = "stage.json"  # what a finished stage says about its folder
+LOCK = ".lock"  # in a run's output folder, while a process works there
+HASHES = ".hashes.json"  # there: content hashes by path, size and time of change
 
 
 class Hashes:
@@ -29,9 +32,11 @@ class Hashes:
     def __call__(self, path: Path) -> str:
         stat = path.stat()
         name, stamp = str(path.absolute()), [stat.st_size, stat.st_mtime_ns]
-        if self.known.get(name, [])[:2] != stamp:
-            self.known[name] = [*stamp, sha256_file(path)]
-            self.is_saved = False
+        match self.known.get(name):
+            case [size, changed, str(known)] if [size, changed] == stamp:
+                return known
+        self.known[name] = [*stamp, sha256_file(path)]
+        self.is_saved = False
         return self.known[name][2]
 
     def save(self) -> None:
@@ -41,7 +46,17 @@ class Hashes:
 
 
 def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_file) -> str:
-    """Hash of a file's bytes, or of a folder's relative names and bytes.
+    """Hash of a file's bytes, or of a folder's `content_hashes`.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    hashes = content_hashes(path, file_hash)
+    return hashes[""][:16] if "" in hashes else fingerprint(hashes)
+
+
+def content_hashes(path: str | Path, file_hash: Callable[[Path], str] = sha256_file) -> dict[str, str]:
+    """Hashes of the bytes of a folder's files by relative name; of a file, under the name "".
 
     Left out in folders: `stage.json`, hidden files, what libraries add while reading (`cache-*.arrow`) and
     what only resuming needs (`checkpoint-*`), because none of it changes what a later stage sees.
@@ -53,7 +68,7 @@ def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_fil
     hashes = {}
     try:
         if path.is_file():
-            return file_hash(path)[:16]
+            return {"": file_hash(path)}
         for name in sorted(path.rglob("*")):
             parts = name.relative_to(path).parts
             ignored = any(part.startswith((".", "checkpoint-", "cache-")) for part in parts)
@@ -63,7 +78,7 @@ def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_fil
         raise UserError(
             f"{name}: cannot be read ({error.strerror}); resolve that or name another file"
         ) from None
-    return fingerprint(hashes)
+    return hashes
 
 
 def files_hash(folder: Path, names: Iterable[str]) -> str:
@@ -84,10 +99,10 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     path = folder / RECORD
     if not path.exists():
         return None
-    record = read_json(path)
-    if not isinstance(record, dict) or not {"made_from", "output", "figures"} <= record.keys():
-        raise UserError(f"{path}: not the record of a finished stage; delete it and make it again")
-    return record
+    match record := read_json(path):
+        case {"made_from": {"section": dict(), "inputs": dict()}, "output": str(), "figures": dict()}:
+            return record
+    raise UserError(f"{path}: must be the record of a finished stage; delete it and make it again")
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from drafttrain.classifier.data import Rows, read_rows
 from drafttrain.classifier.dump import read_record
 from drafttrain.trees.features import FEATURES
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies.arguments import run, start
 
 KNOWN = (*FEATURES, "H1", "place", "last", "recent")

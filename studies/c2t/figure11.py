@@ -15,7 +15,7 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.trees import c2t as c2t_module
 from drafttrain.trees.c2t import C2tPolicy
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies.arguments import run, start
 
 

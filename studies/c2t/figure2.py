@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from drafttrain.classifier.data import read_rows
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import save_figure
 from studies.arguments import run, start
 

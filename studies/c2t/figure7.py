@@ -13,7 +13,7 @@ from drafttrain.classifier.data import read_rows, split_by_tree
 from drafttrain.classifier.metrics import recall_curve
 from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.train import predict, train_classifier
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies.arguments import run, start
 
 

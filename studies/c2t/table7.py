@@ -14,7 +14,7 @@ from drafttrain.classifier.dump import read_record
 from drafttrain.classifier.model import Classifier
 from drafttrain.classifier.train import train_classifier
 from drafttrain.evaluation.sweep import compare_families, sweep
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies.arguments import run, start
 from studies.c2t.table4 import prompts_file
 

@@ -12,8 +12,9 @@ from drafttrain.evaluation.evaluate import try_trees
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import weights_hash
-from drafttrain.utils.files import fingerprint, write_json
+from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash
+from drafttrain.utils.writing import write_json
 from studies.arguments import run, start
 
 TUNING = "data/tuning_prompts.jsonl"

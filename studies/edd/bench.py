@@ -32,8 +32,9 @@ from drafttrain.training.config import TrainingConfig
 from drafttrain.training.train import train
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import git_commit
+from drafttrain.utils.writing import write_json
 from studies.arguments import run
 
 TARGET = "smollm2-135m-instruct"

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
 from drafttrain.utils.folders import new_folder
+from drafttrain.utils.writing import write_json
 from studies.arguments import start
 from studies.edd.bench import (
     DRAFTER,

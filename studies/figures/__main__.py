@@ -24,6 +24,7 @@ from studies.figures import (
     baselines,
     c2t,
     drafters,
+    hostile,
     machine,
     pipedec,
     report,
@@ -45,6 +46,7 @@ TOPICS = {
     "structure": structure.GROUPS,
     "seed": seed.GROUPS,
     "pipedec": pipedec.GROUPS,
+    "hostile": hostile.GROUPS,
     "baselines": [*drafters.GROUPS, *vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
 }
 

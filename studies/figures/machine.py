@@ -18,8 +18,8 @@ import torch
 
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
 from drafttrain.utils.machine import OtherLoad
+from drafttrain.utils.writing import write_json
 from studies import ROOT
 from studies.figures.columns import column
 from studies.figures.machine_quickstart import one_core, quickstart, quickstart_speed

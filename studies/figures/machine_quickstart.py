@@ -23,8 +23,9 @@ from drafttrain.evaluation.metrics import (
     ratio_interval,
 )
 from drafttrain.evaluation.stock import load_stock
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import content_hash
+from drafttrain.utils.writing import write_json
 from studies import ROOT
 from studies.figures.columns import AVX2, in_process_of_its_own
 from studies.figures.machine_setting import (

@@ -33,9 +33,10 @@ from drafttrain.evaluation.stock import load_stock
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.provenance import content_hash, git_commit, versions
+from drafttrain.utils.writing import write_json
 from studies import llamacpp
 from studies.figures.columns import AVX2
 from studies.figures.machine_setting import DRAFTER, MT_BENCH, NEW_TOKENS, REPEATS, TUNING, in_dtype, load

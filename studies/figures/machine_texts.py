@@ -13,8 +13,9 @@ from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.sampling import SamplingParams
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.provenance import content_hash, git_commit
+from drafttrain.utils.writing import write_json
 from studies.figures.machine_setting import DRAFTER, MT_BENCH, in_dtype, load
 from studies.goals import Measured, Run
 

@@ -22,7 +22,7 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.speed import train_some
 from drafttrain.training.train import start_drafter
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies.figures import limits
 from studies.figures.machine_setting import (
     RECIPE,

@@ -13,7 +13,7 @@ counts some hours (`--resume` goes on), `pipeline_mismatches` 20, `top8_accuracy
 
 from drafttrain.data.prompts import read_prompts
 from drafttrain.target_lm.loading import resolve_target
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies.arguments import MT_BENCH
 from studies.figures.pipedec_counts import FIGURES, pair_figures, top8
 from studies.figures.pipedec_ranks import RECIPE, REPEATS, paced, real, sim_error, sync

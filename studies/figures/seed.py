@@ -22,7 +22,8 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.session import DRAFT_SLOTS
 from drafttrain.inference.text import encode
 from drafttrain.reasoning.config import SchedulerConfig
-from drafttrain.utils.files import write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 from studies.goals import Group, Measured, Run, Size
 from studies.seed import accuracy, paced, table2
 from studies.seed.comparison import explain, ratio
@@ -113,8 +114,13 @@ def speeds(run: Run, name: str) -> Measured:
         SEED: lambda tree: scheduled(SEED, tree, "one"),
         BATCHED_SEED: lambda tree: scheduled(BATCHED_SEED, tree, "batched"),
     }
-    tuned = {method: tune(pair, make) for method, make in makers.items()}
-    write_json(folder / "tuning.json", {method: found for method, (_, found) in tuned.items()})
+    tuning = folder / "tuning.json"
+    if run.resume and tuning.exists():  # another choice would mix trees of different drafts
+        speeds_of = read_json(tuning)
+        tuned = {method: (max(found, key=found.get), found) for method, found in speeds_of.items()}
+    else:
+        tuned = {method: tune(pair, make) for method, make in makers.items()}
+        write_json(tuning, {method: found for method, (_, found) in tuned.items()})
     methods = [
         serial(SERIAL_AR, None),
         replace(serial(NO_PREFIXES, None), prefixes=0),

@@ -40,7 +40,8 @@ from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 from studies.goals import FIRST_TURNS, Group, Measured, Run, Size
 
 MT_BENCH = "data/eval/mt_bench.jsonl"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import ROOT, arguments
 
 RANKS, TIMEOUT = 3, 10

@@ -16,7 +16,7 @@ from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import KnownText, known_texts
 from drafttrain.pipeline.replay import replay, replay_static
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.pairs import Pair, load_pair
 

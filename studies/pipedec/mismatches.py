@@ -25,7 +25,7 @@ from drafttrain.pipeline.transport import run_locally
 from drafttrain.pipeline_decoder import MODES
 from drafttrain.target_lm.loading import resolve_target
 from drafttrain.trees.parse import parse_policy
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.arguments import MT_BENCH
 from studies.seed.pairs import Pair, load_pair

@@ -26,7 +26,8 @@ from drafttrain.pipeline_decoder import PipelineDecoder
 from drafttrain.run.pipeline import end_with_parent, start
 from drafttrain.run.recipe import load_settings
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, write_json
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 from studies import ROOT, arguments
 from studies.pipedec.ratios import Name, ratio
 

@@ -17,7 +17,7 @@ from drafttrain.data.prompts import read_prompts
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import arguments
 
 TEXTS = ("data/eval/rag.jsonl", "data/eval/drop.jsonl", "data/eval/summarization.jsonl")

@@ -19,7 +19,7 @@ from drafttrain.pipeline.config import PipelineConfig
 from drafttrain.pipeline_decoder import PipelineDecoder
 from drafttrain.run.pipeline import end_with_parent, start
 from drafttrain.trees.parse import parse_policy
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.pipedec.modes import MODES, settings
 

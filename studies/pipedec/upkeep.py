@@ -16,7 +16,7 @@ from drafttrain.pipeline.part import TargetPart, load_part
 from drafttrain.pipeline.prediction import PredictionTree
 from drafttrain.pipeline.stage import Flow, Stage
 from drafttrain.target_lm.loading import resolve_target
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.pairs import Pair, load_pair
 

@@ -22,7 +22,7 @@ from drafttrain.reasoning.reason import Growth, grow_all
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.tasks.task import Problem, Task
 from drafttrain.reasoning.trace import Trace
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.methods import TASK_FILES, Method, drawn, scheduled
 from studies.seed.pairs import Pair, load_pair

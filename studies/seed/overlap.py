@@ -18,8 +18,8 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.kernels.team import native_team
 from drafttrain.target_lm.masks import causal
 from drafttrain.trees.tree import TokenTree
-from drafttrain.utils.files import write_json
 from drafttrain.utils.machine import OtherLoad
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.pairs import Pair, load_pair
 

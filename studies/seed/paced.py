@@ -17,7 +17,7 @@ from pathlib import Path
 
 from drafttrain.reasoning.scheduler import Branch, Pace
 from drafttrain.trees.tree import TokenTree
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.comparison import ratio
 from studies.seed.methods import SERIAL_AR, TASK_FILES, Grown, Method, collect, drawn, scheduled, serial

@@ -15,7 +15,7 @@ from drafttrain.self_draft.settings import SETTINGS, SelfDraftSettings, open_cor
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import write_json
+from drafttrain.utils.writing import write_json
 from studies.arguments import run
 
 TARGET = "smollm2-135m-instruct"

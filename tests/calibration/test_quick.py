@@ -156,7 +156,7 @@ def test_an_older_calibration_is_foreign(bundle, measured, capsys):
     del values["machine"]["features"], values["machine"]["kernel"], values["quick"]
     (folder / "calibration.json").write_text(json.dumps(values))
     load_bundle(folder, **CPU).proposer("timed")
-    assert len(measured) == 1 and "calibrated for features unknown" in capsys.readouterr().err
+    assert len(measured) == 1 and "calibrated for a machine with unknown features" in capsys.readouterr().err
 
 
 def test_the_same_machine_uses_the_bundles_own(bundle, measured):

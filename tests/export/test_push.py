@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import ModelCard, constants
 from rich.console import Console
 
-from drafttrain.bundle_files import CONTENTS
+from drafttrain.bundle_files import CONTENTS, GENERATE, REQUIREMENTS
 from drafttrain.export.card import model_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.push import prepare, push
@@ -121,6 +121,12 @@ print("same tokens")
     assert set(hub.repos["someone/drafter"].files("main")) == {".gitattributes"}
 
 
+def contents(folder):
+    """The files of a folder and the folders in it, by name."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def test_the_files_of_the_bundle_and_nothing_else(bundle, hub, capsys):
     (bundle / "notes.txt").write_text("mine")
     (bundle / ".env").write_text("secret")
@@ -131,8 +137,17 @@ def test_the_files_of_the_bundle_and_nothing_else(bundle, hub, capsys):
     out = capsys.readouterr().out
     repo = hub.repos["someone/drafter"]
     files = repo.files()
-    names = {"README.md", "card.json", "config.json", "eval.json", "model.safetensors"}
+    names = {
+        "README.md",
+        "card.json",
+        "config.json",
+        "eval.json",
+        "model.safetensors",
+        GENERATE,
+        REQUIREMENTS,
+    }
     assert set(files) == {*names, ".gitattributes"}
+    assert b"DRAFTER = 'someone/drafter'" in files[GENERATE] and files[REQUIREMENTS] == b"drafttrain\n"
     assert files["model.safetensors"] == (bundle / "model.safetensors").read_bytes()
     assert files["eval.json"] == (bundle / "eval.json").read_bytes()
     assert json.loads(files["config.json"])["target"]["name"] == "someone/tiny"
@@ -235,9 +250,9 @@ def test_dry_run_sends_nothing(bundle, hub, tmp_path, monkeypatch, capsys):
     assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 0
     out = capsys.readouterr().out
     assert hub.calls == [] and "someone/drafter" in out
-    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    written = contents(tmp_path / "out")
     assert json.loads(written.pop(MANIFEST)) == {n: sha256(data).hexdigest() for n, data in written.items()}
-    assert set(written) == {"README.md", "card.json", "config.json", "eval.json", "model.safetensors"}
+    assert set(written) >= {"README.md", "config.json", "model.safetensors", GENERATE, REQUIREMENTS}
     for name, content in written.items():
         assert f"{len(content):>13,}  {name}\n" in out
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -306,11 +321,11 @@ def test_a_bundle_is_no_dry_run_even_with_its_card(bundle, hub, tmp_path, capsys
         assert repo in card
         link = tmp_path / f"link to {repo.split('/')[1]}"
         link.symlink_to(place)
-        before = {path: path.read_bytes() for path in place.iterdir()}
+        before = contents(place)
         for out in (place, link):
             assert main(["push", str(bundle), "--repo", repo, "--dry-run", "--out", str(out)]) == 2
             assert f"holds something else than a dry run for {repo}" in refused(capsys)
-        assert {path: path.read_bytes() for path in place.iterdir()} == before
+        assert contents(place) == before
 
 
 def test_folders_of_the_maker_are_reported(bundle, hub, capsys, tmp_path):
@@ -512,5 +527,5 @@ def test_known_files_are_those_that_the_parts_of_a_bundle_write(tmp_path):
 def test_the_committed_card_is_what_its_bundle_renders():
     folder = ROOT / "model_cards" / "smollm2-135m-edd"
     assert model_card(folder) == (folder / "README.md").read_text(encoding="utf-8")
-    unknown = {path.name for path in folder.iterdir()} - CONTENTS.keys() - {"README.md"}
+    unknown = contents(folder).keys() - CONTENTS.keys() - {"README.md"}
     assert unknown == set()  # all of it would be published

@@ -30,7 +30,7 @@ from drafttrain.hidden_states.store import (
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.info import TargetInfo, target_info
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.utils import files
+from drafttrain.utils import writing
 from drafttrain.utils.errors import UserError
 
 HIDDEN, TAPPED = 6, 2
@@ -278,7 +278,7 @@ def test_full_disk(folder, monkeypatch):
     monkeypatch.setattr(store_module, "save_file", fill)
     with pytest.raises(UserError, match="shard-00002.*No space left.*free some space"):
         write_shard(folder, 2, manifest, documents()[7:], [])
-    monkeypatch.setattr(files.json, "dump", mock.Mock(side_effect=full))
+    monkeypatch.setattr(writing.os, "fsync", mock.Mock(side_effect=full))
     with pytest.raises(UserError, match="manifest.json: .*No space left"):
         manifest.write(folder)
     assert shard_path(folder, 2).read_bytes() == before and read_manifest(folder) == manifest

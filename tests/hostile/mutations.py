@@ -5,13 +5,20 @@ changes of values are allowed to go through, but none may end in a traceback or 
 """
 
 import copy
+import io
 import json
 import math
+import os
+import pickle
 import struct
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 WRONG: dict[str, Any] = {  # for any value of a JSON or YAML file
     "null": None,
@@ -40,17 +47,19 @@ class Mutation:
     Attributes:
         content: None removes the file; "folder", "fifo" and "link" put that in its place.
         must_fail: whether a command that reads the file has to refuse it.
+        beside: further files in its folder, by name.
     """
 
     name: str
     content: bytes | str | None
     must_fail: bool = True
+    beside: tuple[tuple[str, bytes], ...] = ()
 
     def apply(self, path: Path) -> None:
         """Change a file."""
-        import os
-
         path.unlink()
+        for name, content in self.beside:
+            (path.parent / name).write_bytes(content)
         if self.content == "folder":
             path.mkdir()
         elif self.content == "fifo":
@@ -74,8 +83,8 @@ def any_file(content: bytes) -> Iterator[Mutation]:
     yield Mutation("UTF-16", b"\xff\xfe" + "{}".encode("utf-16-le"))
 
 
-def json_file(content: bytes, known: bool = True) -> Iterator[Mutation]:
-    """Yield damaged JSON and changed values of a JSON file."""
+def json_file(content: bytes, limit: int = 60) -> Iterator[Mutation]:
+    """Yield damaged JSON and changed values of a JSON file, at up to `limit` places."""
     yield from any_file(content)
     yield Mutation("deep list", b"[" * DEEP)
     yield Mutation("deep closed list", b"[" * DEEP + b"]" * DEEP)
@@ -85,7 +94,7 @@ def json_file(content: bytes, known: bool = True) -> Iterator[Mutation]:
     yield Mutation("is empty dict", b"{}")
     yield Mutation("twice", content + content)
     value = json.loads(content)
-    for place in places(value):
+    for place in places(value, limit):
         yield Mutation(f"without {shown(place)}", encoded(without(value, place)), False)
         for name, wrong in WRONG.items():
             yield Mutation(f"{shown(place)} {name}", encoded(changed(value, place, wrong)), False)
@@ -106,6 +115,11 @@ def yaml_file(content: bytes) -> Iterator[Mutation]:
     yield Mutation("twice the same key", content + b"\n" + content)
     yield Mutation("several documents", content + b"\n---\n" + content)
     yield Mutation("many digits", content + b"\nseed: " + b"9" * 10_000 + b"\n")
+    value = yaml.safe_load(content)
+    for place in places(value, 200):
+        yield Mutation(f"without {shown(place)}", dumped(without(value, place)), False)
+        for name, wrong in WRONG.items():
+            yield Mutation(f"{shown(place)} {name}", dumped(changed(value, place, wrong)), False)
 
 
 def json_lines(content: bytes) -> Iterator[Mutation]:
@@ -142,13 +156,115 @@ def safetensors_file(content: bytes) -> Iterator[Mutation]:
     yield Mutation("a tensor renamed", tensors(renamed, data))
 
 
+class Command:
+    """An object whose pickle runs a command when it is read."""
+
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+EVIL = b"import os\nos.system('touch ran')\nclass Evil:\n    pass\n"
+
+
+def pickles(content: bytes) -> Iterator[Mutation]:
+    """Yield weights that are pickles."""
+    evil = pickle.dumps(Command())
+    for name in ("pytorch_model.bin", "model.pt", "adapter_model.bin"):
+        yield Mutation(f"{name} in its place", None, beside=((name, evil),))
+    yield Mutation("is a pickle", evil)
+    yield Mutation("pickle beside it", content + b"\0", beside=(("pytorch_model.bin", evil),))
+
+
+def remote_code(content: bytes) -> Iterator[Mutation]:
+    """Yield configs that name code of their own."""
+    value, file = json.loads(content), (("evil.py", EVIL),)
+    classes = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
+    auto = {name: "evil.Evil" for name in classes}
+    yield Mutation("auto_map", encoded({**value, "auto_map": auto}), False, file)
+    yield Mutation(
+        "auto_map, new type", encoded({**value, "auto_map": auto, "model_type": "evil"}), False, file
+    )
+    other = {**value, "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}
+    yield Mutation("tokenizer of its own", encoded(other), False, file)
+    yield Mutation("custom generation", encoded({**value, "custom_generate": "evil"}), False, file)
+
+
+def template(content: bytes) -> Iterator[Mutation]:
+    """Yield chat templates that do not end, explode, raise or reach for what is outside."""
+    yield from any_file(content)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    double = (
+        "{% set n = namespace(x='xxxxxxxxxx') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+    )
+    outside = "''.__class__.__mro__[1].__subclasses__()"
+    programs = {
+        "endless": loop,
+        "endless after the turns": content.decode() + loop,
+        "doubling": double,
+        "doubling, shown": double + "{{ n.x }}",
+        "long output": "{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+        "long text": "{{ 'x' * 10 ** 11 }}",
+        "wide": "{{ 'x'.ljust(10 ** 11) }}",
+        "large power": "{{ 10 ** (10 ** 10) }}",
+        "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "raises": "{{ raise_exception('first line\nsecond line') }}",
+        "divides by zero": "{{ 1 // 0 }}",
+        "attributes": "{{ " + outside + " }}",
+        "globals": "{{ cycler.__init__.__globals__.os.popen('touch ran').read() }}",
+        "import": "{% import 'os' as os %}{{ os.system('touch ran') }}",
+        "include": "{% include '/etc/passwd' %}",
+        "no end of a block": "{% for a in messages %}",
+        "unknown filter": "{{ messages | nothing }}",
+        "deep": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "deep blocks": "{% if true %}" * 300 + "x" + "{% endif %}" * 300,
+    }
+    for name, text in programs.items():
+        yield Mutation(name, text.encode(), must_fail=name not in ("attributes", "globals", "deep blocks"))
+    yield Mutation("undefined", b"{{ messages[99].content }}x", False)
+
+
+def archive(content: bytes) -> Iterator[Mutation]:
+    """Yield archives that reach outside, are encrypted, or hold each other."""
+    yield from any_file(content)
+    row = b'{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}\n'
+    for name in ("../ran", "/tmp/../ran", "a/../../ran", "ran\0.jsonl", "../ran.jsonl", "a" * 300 + ".jsonl"):
+        yield Mutation(f"member {name[:20]!r}", zipped({name: row}), False)
+    yield Mutation("no member", zipped({}))
+    yield Mutation("itself", zipped({"inner.zip": content}), False)
+    yield Mutation("a tar", tarred("../ran.jsonl", row), False)
+    flags = bytearray(zipped({"x.jsonl": row}))
+    at = flags.index(b"PK\x01\x02") + 8
+    flags[6] |= 1
+    flags[at] |= 1
+    yield Mutation("encrypted", bytes(flags))
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    """Return a zip archive."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as found:
+        for name, content in members.items():
+            found.writestr(name, content)
+    return file.getvalue()
+
+
+def tarred(name: str, content: bytes) -> bytes:
+    """Return a tar archive of one file."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as found:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        found.addfile(entry, io.BytesIO(content))
+    return file.getvalue()
+
+
 def tensors(header: dict[str, Any], data: bytes) -> bytes:
     """Return a safetensors file."""
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
-def places(value: Any, limit: int = 60) -> list[tuple]:
+def places(value: Any, limit: int) -> list[tuple]:
     """Return the paths of values within a JSON value: all keys, and the first element of lists."""
     found: list[tuple] = []
 
@@ -187,6 +303,11 @@ def without(value: Any, place: tuple) -> Any:
 def encoded(value: Any) -> bytes:
     """Return JSON, with NaN and infinity as Python writes them."""
     return json.dumps(value).encode()
+
+
+def dumped(value: Any) -> bytes:
+    """Return YAML."""
+    return yaml.safe_dump(value, sort_keys=False).encode()
 
 
 def shown(place: tuple) -> str:

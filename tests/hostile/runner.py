@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,12 @@ from tests.hostile.mutations import Mutation
 
 LIMIT = 20.0  # seconds without an end: a hang
 RAN = "ran"  # a file that hostile input tries to make
+Begin = Callable[[], Callable[[], None]]
+
+
+def nothing() -> Callable[[], None]:
+    """Do nothing before a command, and nothing after it."""
+    return lambda: None
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,14 @@ class Case:
     Attributes:
         file: below the world.
         words: of the command line; {world} and {out} are replaced.
+        begin: as of `start`.
     """
 
     command: str
     file: str
     mutation: Mutation
     words: tuple[str, ...]
+    begin: Begin = nothing
 
     @property
     def name(self) -> str:
@@ -66,11 +74,12 @@ def run(case: Case, world: Path, place: Path) -> Outcome:
     copy, out = place / "world", place / "out"
     shutil.copytree(world, copy, symlinks=True)
     out.mkdir()
-    case.mutation.apply(copy / case.file)
+    if case.mutation.content != "same":
+        case.mutation.apply(copy / case.file)
     before = contents(copy)
     words = [word.format(world=copy, out=out) for word in case.words]
     started = time.monotonic()
-    status = call(words, place / "log.txt", copy)
+    status = call(words, place / "log.txt", copy, case.begin)
     seconds = time.monotonic() - started
     error = (place / "log.txt").read_text(errors="replace")
     try:
@@ -81,33 +90,52 @@ def run(case: Case, world: Path, place: Path) -> Outcome:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def call(words: Sequence[str], log: Path, folder: Path) -> int | None:
-    """Run a command line in a fork; return its exit status, None where it did not end in time."""
+def call(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing) -> int | None:
+    """Run a command line in a fork; return its exit status (the negative signal that ended it), None where it
+    did not end in time."""
+    return wait(start(words, log, folder, begin), LIMIT)
+
+
+def start(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing) -> int:
+    """Start a command line in a fork; return the process.
+
+    Args:
+        log: file of what it prints.
+        folder: where it works.
+        begin: called first in the fork; what it returns is called last.
+    """
     child = os.fork()
     if not child:
         status = 99
         try:
-            with open(log, "w") as file, open(os.devnull) as nothing:
+            with open(log, "w") as file, open(os.devnull) as empty:
                 os.setsid()
-                os.dup2(nothing.fileno(), 0)
+                os.dup2(empty.fileno(), 0)
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
                 os.chdir(folder)
                 from drafttrain.run.cli import main
 
+                end = begin()
                 try:
                     status = main(list(words)) or 0
-                except SystemExit as end:
-                    status = end.code if isinstance(end.code, int) else 1
+                except SystemExit as reason:
+                    status = reason.code if isinstance(reason.code, int) else 1
                 except BaseException:
                     traceback.print_exc()
                     status = 1
+                end()
                 sys.stdout.flush()
                 sys.stderr.flush()
         finally:
             os._exit(status)
-    end = time.monotonic() + LIMIT
+    return child
+
+
+def wait(child: int, limit: float) -> int | None:
+    """Wait for a process of `start`; kill it with its children where it takes longer."""
+    end = time.monotonic() + limit
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -119,20 +147,28 @@ def call(words: Sequence[str], log: Path, folder: Path) -> int | None:
     return None
 
 
-def verdict(case: Case, status: int | None, error: str, copy: Path, before: dict[str, str]) -> str:
-    """Judge how a case has ended."""
+def ending(status: int | None, error: str) -> str:
+    """Return how a command has ended by its status and what it printed: "done", "refused", or a failure."""
     lines = [line for line in error.splitlines() if line.startswith("drafttrain: ")]
-    if (copy / RAN).exists():
-        return "executed"
     if status is None:
         return "hang"
     if "Traceback (most recent call last)" in error or status not in (0, 1, 2):
         return "traceback"
+    if status == 0 or (status == 1 and not lines):  # 1: a pipe was closed, or texts differ
+        return "done"
+    return "refused" if status == 2 and len(lines) == 1 else "lines"
+
+
+def verdict(case: Case, status: int | None, error: str, copy: Path, before: dict[str, str]) -> str:
+    """Judge how a case has ended."""
+    if (copy / RAN).exists() or (copy.parent / RAN).exists():
+        return "executed"
+    found = ending(status, error)
+    if found in ("hang", "traceback"):
+        return found
     if changes(before, contents(copy)):
         return "touched"
-    if status == 0:
-        return "wrong success" if case.mutation.must_fail else "done"
-    return "refused" if status == 2 and len(lines) == 1 else "lines"
+    return "wrong success" if found == "done" and case.mutation.must_fail else found
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -48,10 +48,10 @@ def test_what_makes_another_machine(name):
     assert machine_difference({**here, "load": 0.5, "cores": 99}, here) is None
     assert machine_difference({**here, name: "x"}, here) == f"{name} x, and this is {here[name]}"
     older = {key: value for key, value in here.items() if key != name}
-    assert machine_difference(older, here) == f"{name} unknown, and this is {here[name]}"
+    assert machine_difference(older, here) == f"a machine with unknown {name}, and this is {here[name]}"
 
 
 def test_a_gpu_is_another_machine():
     here = describe_machine(CPU)
     assert machine_difference({**here, "gpu": "X1"}, here) == "gpu X1, and this is None"
-    assert machine_difference(here, {**here, "gpu": "X1"}) == "gpu unknown, and this is X1"
+    assert machine_difference(here, {**here, "gpu": "X1"}) == "a machine with unknown gpu, and this is X1"

@@ -84,6 +84,10 @@ def test_the_shell_has_the_identity_of_the_whole(folders):
     assert torch.equal(shell.lm_head.weight, whole.lm_head.weight)
     assert torch.equal(shell.embed.weight, whole.embed.weight)
     assert all(weight.is_meta for weight in shell.blocks.parameters())
+    shared = load_shell(str(folders["qwen2"]), torch.float, whole.embed.weight)
+    assert shared.embed.weight.data_ptr() == whole.embed.weight.data_ptr()
+    assert torch.equal(shared.lm_head.weight, whole.lm_head.weight)
+    assert shared.fingerprint == whole.fingerprint
     assert set(stop_tokens(str(folders["qwen2"]), 2)) == whole.eos_token_ids
 
 

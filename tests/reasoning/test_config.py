@@ -8,7 +8,8 @@ import yaml
 from drafttrain.reasoning.config import ReasonConfig
 from drafttrain.reasoning.reason import reason_from, trace_file
 from drafttrain.reasoning.tasks import TASKS
-from drafttrain.run.recipe import describe_keys, explain_keys, load_settings
+from drafttrain.run.keys import describe_keys, explain_keys
+from drafttrain.run.recipe import load_settings
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from tests.reasoning.toys import Scripted

@@ -161,7 +161,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["generate", "--bundle", "x"], "the following arguments are required: --prompt"),
         (
             ["generate", "--bundle", "x", "--prompt", "y", "--max-new-tokens", "-1"],
-            "--max-new-tokens: must be a whole number >= 0, got -1",
+            "--max-new-tokens: must be a whole number >= 1, got -1",
         ),
         (["generate", "--prompt", "y"], "--bundle: must be given"),
         (

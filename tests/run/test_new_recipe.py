@@ -62,7 +62,7 @@ def test_each_kind_can_be_read(kind, words, chats):
 
 
 def test_it_invents_no_licence(chats):
-    write = ["new-recipe", "--target", "a b", "--chats", "chats.json"]
+    write = ["new-recipe", "--target", "org/a", "--chats", "chats.json"]
     assert main([*write, "--out", "none.yaml"]) == 0
     assert "export" not in yaml.safe_load(Path("none.yaml").read_text())
     assert main([*write, "--out", "some.yaml", "--base-model", "org/a", "--license", "mit"]) == 0
@@ -76,7 +76,7 @@ def test_documents_and_few_chats_leave_nothing_to_hold_out(chats):
     Path("text.txt").write_text("A dog walks.\n\nIt barks at the fox.")
     Path("few.json").write_text(json.dumps(json.loads(Path("chats.json").read_text())[:9]))
     for file in ("text.txt", "few.json"):
-        assert main(["new-recipe", "--target", "x", "--chats", file, "--out", "own.yaml"]) == 0
+        assert main(["new-recipe", "--target", "org/x", "--chats", file, "--out", "own.yaml"]) == 0
         recipe = load_recipe("own.yaml")
         assert (recipe.regenerate is None) == (file == "text.txt") and not recipe.evaluate.prompts
         Path("own.yaml").unlink()
@@ -89,11 +89,18 @@ def test_documents_and_few_chats_leave_nothing_to_hold_out(chats):
         (["--chats", "chats.json", "--out", "old.yaml"], "--out: must name a new file, got old.yaml"),
         (["--chats", "chats.json", "--kind", "x"], "--kind: must be one of edd, eagle, medusa, vdm, got x"),
         ([], "the following arguments are required: --chats"),
+        (
+            ["--chats", "chats.json", "--target", "smollm2-135m-instuct"],
+            "did you mean smollm2-135m-instruct?",
+        ),
+        (["--chats", "chats.json", "--target", "."], "--target: must be a folder with a config.json, got ."),
+        (["--chat", "chats.json"], "--chat: no such option; did you mean --chats?"),
     ],
 )
 def test_mistakes(words, expected, chats, capsys):
     Path("old.yaml").write_text("")
-    assert main(["new-recipe", "--target", "x", *words]) == 2
+    target = [] if "--target" in words else ["--target", "org/x"]
+    assert main(["new-recipe", *target, *words]) == 2
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1
     assert sorted(path.name for path in chats.iterdir()) == ["chats.json", "old.yaml"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.run.recipe import describe_keys, load_recipe, parse_overrides
+from drafttrain.run.keys import describe_keys
+from drafttrain.run.recipe import load_recipe, parse_overrides
 from drafttrain.trees.parse import POLICIES
 from drafttrain.utils.errors import UserError
 

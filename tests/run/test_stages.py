@@ -354,7 +354,7 @@ def test_what_each_stage_reads(folder):
             assert stage.enabled(recipe) == (stage.name not in off)
             assert set(stage.needs) <= earlier
             earlier.add(stage.name)
-        reads = Workflow(recipe, STAGES)._folders(STAGES[4])
+        reads = Workflow(recipe, STAGES).folders(STAGES[4])
         assert reads.keys() == {"fetch-target", "corpus", "collect"} - off
         files = {path for stage in STAGES for path in stage.files(recipe)}
         assert files == {"tiny", "chats.json", "prompts.jsonl", "old"}

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from drafttrain.run import workflow
+from drafttrain.run.plan import plan, print_plan
 from drafttrain.run.workflow import Stage, Workflow
 from drafttrain.utils import provenance
 from drafttrain.utils.errors import UserError
@@ -146,8 +147,8 @@ def run(recipe, fakes, again=(), **selection) -> tuple[list[str], str]:
 
 
 def actions(recipe, fakes, **selection) -> dict[str, str]:
-    plan = Workflow(recipe, fakes.stages, Console(quiet=True)).plan(**selection)
-    return {decision.stage.name: decision.action for decision in plan}
+    decisions = plan(Workflow(recipe, fakes.stages, Console(quiet=True)), **selection)
+    return {decision.stage.name: decision.action for decision in decisions}
 
 
 def test_runs_in_order_and_records(recipe, fakes):
@@ -212,6 +213,40 @@ def test_what_another_run_made_from_the_same_is_taken_over(recipe, fakes):
     assert run(changed, fakes)[0] == ["upper", "last"]
     assert actions(dataclasses.replace(changed, upper=Upper()), fakes)["upper"] == "share"
     assert (Path(recipe.output) / "upper_made" / "upper.txt").read_text() == "HELLO WORLD!"
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "flipped"])
+@pytest.mark.parametrize(("stage", "file"), [("words", "words.txt"), ("upper", "upper.txt")])
+def test_a_damaged_folder_is_repaired(stage, file, damage, recipe, fakes):
+    """By the stage that made it; a stage that resumes finds its other files."""
+    run(recipe, fakes)
+    path = Path(recipe.output) / f"{stage}_made" / file
+    text = path.read_text()
+    path.unlink() if damage == "gone" else path.write_text(
+        {"cut": text[:3], "flipped": text.swapcase()}[damage]
+    )
+    assert actions(recipe, fakes)[stage] == ("run" if stage == "words" else "resume")
+    ran, printed = run(recipe, fakes)
+    assert ran == [stage] and f"damaged: {file}" in printed  # what follows is made from the same again
+    assert path.read_text() == text and run(recipe, fakes)[0] == []
+    assert fakes.found == ([[]] if stage == "words" else [[], ["half.txt"]])
+    kept = Path(recipe.output) / "previous" / f"{stage}_made-1" / file
+    assert kept.exists() == (damage != "gone")
+
+
+def test_files_of_the_users_in_a_folder_are_no_damage(recipe, fakes):
+    run(recipe, fakes)
+    (Path(recipe.output) / "upper_made" / "notes.txt").write_text("mine")
+    assert run(recipe, fakes)[0] == []
+
+
+def test_a_damaged_twin_is_not_taken_over(recipe, fakes):
+    fakes.stages[0] = dataclasses.replace(fakes.stages[0], shared=True)
+    run(recipe, fakes)
+    other = dataclasses.replace(recipe, output=f"{recipe.output}-2")
+    assert actions(other, fakes)["words"] == "share"
+    (Path(recipe.output) / "words_made" / "words.txt").write_text("hello")
+    assert actions(other, fakes)["words"] == "run"
 
 
 def test_changed_section_reruns_it_and_what_follows(recipe, fakes):
@@ -455,7 +490,7 @@ def test_dry_run_changes_nothing(recipe, fakes):
         return {"disk": "3 GB", "reads": folders["words"].name} if stage == "upper" else {}
 
     flow = Workflow(recipe, fakes.stages, console)
-    flow.print_plan(flow.plan(), estimate)
+    print_plan(flow, plan(flow), estimate)
     printed = console.file.getvalue()
     assert "words.text: hello → bye" in printed and "words will be made again" in printed
     assert "disk: 3 GB" in printed and "reads: words_made" in printed
@@ -524,7 +559,17 @@ def test_stage_for_one_process_refuses_several(recipe, fakes, monkeypatch):
         run(recipe, fakes)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"made_from": {"section": {}}, "wall_seconds": 1}'])
+def test_broken_note_of_an_unfinished_stage(text, recipe, fakes):
+    fakes.fail_in = "upper"
+    with pytest.raises(RuntimeError):
+        run(recipe, fakes)
+    (Path(recipe.output) / ".started" / "upper_made.json").write_text(text)
+    with pytest.raises(UserError, match="delete it"):
+        run(recipe, fakes)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"made_from": [], "output": "", "figures": {}}'])
 def test_broken_record_is_an_error_that_says_what_to_do(text, recipe, fakes):
     run(recipe, fakes)
     (Path(recipe.output) / "words_made" / "stage.json").write_text(text)
@@ -574,8 +619,9 @@ def test_hashes_are_remembered_by_size_and_time(tmp_path, monkeypatch):
     hashes = provenance.Hashes(tmp_path / "hashes.json")
     value = hashes(file)
     hashes.save()
-    (tmp_path / "broken.json").write_text("[]")
-    assert provenance.Hashes(tmp_path / "broken.json")(file) == value
+    for broken in ([], {str(file): {}}, {str(file): []}, {str(file): [1, file.stat().st_mtime_ns, None]}):
+        (tmp_path / "broken.json").write_text(json.dumps(broken))
+        assert provenance.Hashes(tmp_path / "broken.json")(file) == value
     monkeypatch.setattr(provenance, "sha256_file", lambda path: pytest.fail("hashed again"))
     assert provenance.Hashes(tmp_path / "hashes.json")(file) == value
     monkeypatch.undo()

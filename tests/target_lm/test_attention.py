@@ -7,15 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drafttrain.target_lm import attention
-from drafttrain.target_lm import model as frozen
-from drafttrain.target_lm.attention import (
-    attends_within_documents,
-    causal_document_mask,
-    document_stretches,
-    grouped_attention,
-)
+from drafttrain.target_lm import attention, packed
+from drafttrain.target_lm.attention import attends_within_documents, grouped_attention
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.packed import causal_document_mask, document_stretches
 from tests.target_lm.test_tree_check import EXACT, tiny
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
@@ -65,7 +60,7 @@ def test_large_batches_are_encoded_in_parts(monkeypatch):
     target.tap([0, 2])
     ids = torch.randint(3, 160, STARTS.shape, generator=torch.Generator().manual_seed(0))
     whole = target.encode(ids, STARTS)
-    monkeypatch.setattr(frozen, "CPU_TOKENS", 50)  # 2 rows of 25, then 1
+    monkeypatch.setattr(packed, "CPU_TOKENS", 50)  # 2 rows of 25, then 1
     parts = target.encode(ids, STARTS)
     torch.testing.assert_close(parts.tapped, whole.tapped, **CLOSE)
     torch.testing.assert_close(parts.final, whole.final, **CLOSE)
@@ -75,7 +70,7 @@ def test_documents_of_one_thread_are_nothing_to_another():
     target = tiny("llama", EXACT["llama"])
     ids = torch.randint(3, 160, (1, 9), generator=torch.Generator().manual_seed(0))
     plain = target.base(input_ids=ids, use_cache=False).last_hidden_state
-    with attention.within_documents(torch.tensor([[0] * 4 + [4] * 5])):
+    with packed.within_documents(torch.tensor([[0] * 4 + [4] * 5])):
         with ThreadPoolExecutor() as pool:
             other = pool.submit(lambda: target.base(input_ids=ids, use_cache=False).last_hidden_state)
         inside = target.base(input_ids=ids, use_cache=False).last_hidden_state

@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 from drafttrain.data.build import build_corpus
 from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.target_lm.attention import causal_document_mask
 from drafttrain.target_lm.loading import load_target
+from drafttrain.target_lm.packed import causal_document_mask
 from drafttrain.training.config import TrainingConfig
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.train import train

@@ -10,7 +10,8 @@ import pytest
 from drafttrain.utils import hashes
 from drafttrain.utils.disk import disk_problem, require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json, write_json
+from drafttrain.utils.files import fingerprint, read_json
+from drafttrain.utils.writing import write_json
 
 
 @dataclass

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from filelock import FileLock, Timeout
 
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.locks import locked
@@ -82,3 +83,20 @@ def test_without_any_place_for_locks_it_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("")
     with pytest.raises(UserError, match="cache: must be writable, got a read-only folder"), locked("out"):
         pass
+
+
+def test_what_is_part_of_a_run_is_kept_from_it(tmp_path):
+    """Twice within a process, as where trees and classifier are in one bundle."""
+    (tmp_path / "run" / "bundle").mkdir(parents=True)
+    lock = tmp_path / "run" / ".lock"
+    lock.touch()
+    (tmp_path / "run" / ".hashes.json").touch()
+    with locked(tmp_path / "run" / "bundle"), locked(tmp_path / "run" / "bundle" / "trees"):
+        with pytest.raises(Timeout):
+            FileLock(lock).acquire(timeout=0)
+    with FileLock(lock).acquire(timeout=0):
+        with pytest.raises(UserError, match="bundle: must be written by one process at a time"):
+            with locked(tmp_path / "run" / "bundle"):
+                pass
+        with locked(tmp_path / "elsewhere"):
+            pass

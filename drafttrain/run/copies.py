@@ -1,0 +1,59 @@
+"""Copies of stages' folders: of another run's, and of what was outdated or damaged."""
+
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from drafttrain.utils.folders import new_folder
+from drafttrain.utils.provenance import RECORD, read_record
+from drafttrain.utils.writing import write_json
+
+
+def share_folder(twin: Path, folder: Path) -> float:
+    """Copy a finished folder, by hard links where the disk has them: no stage changes files of a finished
+    folder in place. Return the seconds."""
+    begun, record = time.monotonic(), read_record(twin)
+    with new_folder(folder) as copy:
+        shutil.copytree(twin, copy, copy_function=_link, dirs_exist_ok=True)
+        (copy / RECORD).unlink()
+        spent = round(time.monotonic() - begun, 3)
+        write_json(copy / RECORD, {**record, "wall_seconds": spent, "shared": str(twin)})
+    return spent
+
+
+def keep(folder: Path, place: Path) -> Path:
+    """Move a folder to a free name below `place`, and return that."""
+    free = _free(folder, place)
+    os.replace(folder, free)
+    return free
+
+
+def _free(folder: Path, place: Path) -> Path:
+    place.mkdir(exist_ok=True)
+    kept = (place / f"{folder.name}-{number}" for number in itertools.count(1))
+    return next(path for path in kept if not path.exists())
+
+
+def set_aside(folder: Path, names: Sequence[str], place: Path) -> Iterator[tuple[str, Path]]:
+    """Move files of a folder to a free name below `place`, as somebody may have changed them on purpose.
+
+    Yields:
+        name and new place of each that exists.
+    """
+    free = _free(folder, place)
+    for name in names:
+        if (folder / name).exists():
+            (free / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / name, free / name)
+            yield name, free / name
+
+
+def _link(source: str, target: str) -> None:
+    """A hard link, or a copy on a disk that has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

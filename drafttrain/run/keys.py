@@ -1,0 +1,118 @@
+"""Explain the keys of a recipe."""
+
+import dataclasses
+import math
+import shlex
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from drafttrain.run.options import default_of, explanations, without_none
+from drafttrain.run.recipe import Recipe, keys_of, section_of
+from drafttrain.utils.errors import UserError, did_you_mean
+
+# keys from which hours were estimated
+REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
+
+
+class Key(NamedTuple):
+    """A key that a recipe may hold: dotted name, type, default, explanation, and for a list an override."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+    example: str = ""
+
+
+def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[Key]:
+    """Yield every key that a recipe may hold, in the dataclasses' order."""
+    hints, texts = typing.get_type_hints(cls), explanations(cls)
+    for item in keys_of(cls):
+        section, in_list = section_of(hints[item.name])
+        name, text = f"{prefix}{item.name}", texts.get(item.name, "")
+        example = "" if "[]" in name else _example(name, hints[item.name], item)
+        if section is None:
+            yield Key(name, _type_name(hints[item.name]), _default(item), text, example)
+        else:
+            yield Key(name, "list" if in_list else "section", "", text, example)
+            yield from describe_keys(section, f"{name}{'[]' if in_list else ''}.")
+
+
+def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
+    """The explanation of the keys of a section, of one key or of all; None: of the sections themselves.
+
+    Raises:
+        UserError: there is no such section or key.
+    """
+    keys = list(describe_keys(cls))
+    names = [key.name.replace("[]", "") for key in keys]
+    shown = [key for key, name in zip(keys, names) if f"{name}.".startswith(f"{section}.")]
+    if section == "all":
+        shown = keys
+    elif section is None:
+        shown = [key for key in keys if "." not in key.name]
+    if not shown:
+        remedy = did_you_mean(section, [*names, "all"], "--keys alone lists the sections")
+        raise UserError(f"--keys: must be a section or key of a recipe, got {section}; {remedy}")
+    lines = []
+    for key in shown:
+        note = f", {key.default}" if key.default == "required" else key.default and f", default {key.default}"
+        lines += [f"{key.name} ({key.kind}{note})", f"    {key.text}"]
+        lines += [f"    such as {key.example}"] if key.example else []
+    if section is None:
+        lines += ["", "--keys SECTION explains the keys of one, --keys all every key."]
+    return "\n".join(lines)
+
+
+def remedy(cls: type, prefix: str, key: str, root: type) -> str:
+    """Return the closest key of the same section, else one of that name elsewhere, else its keys.
+
+    Args:
+        cls: the section that lacks the key.
+        prefix: its dotted name with a dot after it.
+        root: all settings.
+    """
+    names = [item.name for item in keys_of(cls)]
+    if f"{prefix}{key}" in REMOVED:
+        return "leave it out: --dry-run estimates no hours"
+    if close := did_you_mean(key, names, prefix=prefix):
+        return close
+    everywhere = [key.name for key in describe_keys(root)]
+    if moved := [dotted for dotted in everywhere if dotted.rsplit(".", 1)[-1] == key]:
+        return f"did you mean {moved[0]}?"
+    return f"known here: {', '.join(names)}"
+
+
+def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
+    """Return how a list is overridden, which is as a whole; nothing for other keys."""
+    hint = without_none(hint)
+    if typing.get_origin(hint) not in (list, tuple):
+        return ""
+    section, _ = section_of(hint)
+    if section is None:
+        value = default_of(item) or ["A", "B"]
+    else:
+        value = [{key.name: key.name.upper() for key in keys_of(section) if _default(key) == "required"}]
+    text = yaml.safe_dump(list(value), default_flow_style=True, width=math.inf, sort_keys=False).strip()
+    return f"--{name} {shlex.quote(text)}"
+
+
+def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(str(choice) for choice in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(_type_name(arg) for arg in typing.get_args(hint))
+    if hint is type(None):
+        return "null"
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+
+
+def _default(item: dataclasses.Field) -> str:
+    default = default_of(item)
+    if default is dataclasses.MISSING:
+        return "required"
+    return "null" if default is None else str(default)

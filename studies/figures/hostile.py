@@ -1,0 +1,90 @@
+"""The figures of topic `hostile`: damaged files, kills, faults of the disk, and two commands at once.
+
+Estimated minutes at full size on 2 cores: files 15, kills 10, faults 20, commands at once 10. None is
+sensitive to load, but a busy machine may make a case look like a hang.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+from studies import ROOT
+from studies.goals import Group, Measured, Run
+
+QUICK = 60  # one case of this many in quick runs
+
+
+def part(run: Run, name: str) -> list[dict[str, Any]]:
+    """Run a part of `python -m studies.hostile` and return its cases.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    out = run.folder(f"hostile_{name}")
+    words = ["--part", name, "--every", str(QUICK if run.quick else 1), "--out", str(out.resolve())]
+    with open(out / f"{name}.log", "w") as log:
+        command = [sys.executable, "-m", "studies.hostile", *words]
+        status = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
+    if status:
+        raise RuntimeError(f"{out / name}.log: studies.hostile must end with 0, got {status}")
+    lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def files(run: Run) -> Measured:
+    """Count how commands end that read damaged files."""
+    found = part(run, "files")
+    verdicts = Counter(one["verdict"] for one in found)
+    wrong = [one["case"] for one in found if one["verdict"] not in ("refused", "done")]
+    notes = {"cases": len(found), "verdicts": dict(verdicts), "wrong": wrong[:20]}
+    counts = {
+        "hostile_cases": len(found),
+        "tracebacks": verdicts["traceback"] + verdicts["lines"],
+        "hangs": verdicts["hang"],
+        "wrong_successes": verdicts["wrong success"],
+        "foreign_files_touched": verdicts["touched"],
+        "code_executed": verdicts["executed"],
+    }
+    return {name: {"value": value, **notes} for name, value in counts.items()}
+
+
+def kills(run: Run) -> Measured:
+    """Count the killed commands that leave, run again, what an undisturbed one leaves."""
+    found = part(run, "kills")
+    wrong = [one for one in found if one["verdict"] not in ("resumed", "absorbed")]
+    share = 1 - len(wrong) / max(len(found), 1)
+    return {"kills_resumed_equal": {"value": share, "kills": len(found), "wrong": wrong[:20]}}
+
+
+def faults(run: Run) -> Measured:
+    """Count what full disks, short writes, failed renames and failed syncs lose."""
+    found = part(run, "faults")
+    wrong = [one for one in found if one["verdict"] not in ("resumed", "absorbed")]
+    return {"fault_injections": {"value": len(wrong), "faults": len(found), "wrong": wrong[:20]}}
+
+
+def together(run: Run) -> Measured:
+    """Count what two commands at once spoil."""
+    found = part(run, "together")
+    wrong = [one for one in found if one["verdict"] != "right"]
+    return {"concurrent_corruptions": {"value": len(wrong), "pairs": len(found), "wrong": wrong[:20]}}
+
+
+GROUPS = [
+    Group(
+        {
+            "hostile_cases": ">= 2000",
+            "tracebacks": "== 0",
+            "hangs": "== 0",
+            "wrong_successes": "== 0",
+            "foreign_files_touched": "== 0",
+            "code_executed": "== 0",
+        },
+        files,
+    ),
+    Group({"kills_resumed_equal": "== 1"}, kills),
+    Group({"fault_injections": "== 0"}, faults),
+    Group({"concurrent_corruptions": "== 0"}, together),
+]

@@ -1,0 +1,252 @@
+"""`model.generate(custom_generate=drafttrain.generate)` gives what `generate` gives."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
+from transformers.generation import BaseStreamer
+
+import drafttrain
+from drafttrain.custom_generate import LOADED
+from drafttrain.utils.errors import UserError
+
+TREES = ["chain:length=3", "eagle2:top_k=3,max_depth=3,total=8"]
+PROMPTS = ["The cat sat", "One day the small dog", "A", "It was late and"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_target_folder):
+    return AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_target_folder):
+    return AutoTokenizer.from_pretrained(tiny_target_folder, padding_side="left")
+
+
+def inputs(tokenizer, n=1):
+    return tokenizer(PROMPTS[:n], return_tensors="pt", padding=True)
+
+
+def both(model, given, bundle, tree=TREES[1], **options):
+    """The output of `generate`, and that with drafts, from the same state of torch's generator."""
+    outputs = []
+    for drafted in ({}, {"custom_generate": drafttrain.generate, "drafter": bundle, "tree": tree}):
+        torch.manual_seed(3)
+        outputs.append(model.generate(**given, **options, **drafted))
+    return outputs
+
+
+class NoRepeats(LogitsProcessor):
+    """Depends on the whole text of its row."""
+
+    def __call__(self, input_ids, scores):
+        return scores.scatter(1, input_ids[:, -5:], -torch.inf)
+
+
+class AtLength(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] % 11 == 0)
+
+
+OPTIONS = {
+    "greedy": {},
+    "limit of the whole": {"max_length": 20},
+    "eos": {"eos_token_id": [5, 90, 120, 200, 300]},
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no repeated n-grams": {"no_repeat_ngram_size": 2},
+    "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": [5, 90, 120, 200, 300]},
+    "bad words": {"bad_words_ids": [[5], [90, 120]], "suppress_tokens": [7, 8]},
+    "forced end": {"forced_eos_token_id": 2},
+    "own processor": {"logits_processor": LogitsProcessorList([NoRepeats()])},
+    "allowed tokens": {
+        "prefix_allowed_tokens_fn": lambda row, ids: [(7 * row + len(ids)) % 300 + 3, 9 + row]
+    },
+    "own criterion": {"stopping_criteria": StoppingCriteriaList([AtLength()])},
+    "one token": {"max_new_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_greedy_output_is_that_of_generate(name, n, tree, model, tokenizer, tiny_bundle):
+    options = {"max_new_tokens": 24, "do_sample": False, **OPTIONS[name]}
+    if "max_length" in options:
+        del options["max_new_tokens"]
+    plain, drafted = both(model, inputs(tokenizer, n), tiny_bundle, tree, **options)
+    assert torch.equal(plain, drafted)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 20, "top_p": 0.9}, {"min_p": 0.05}])
+def test_a_sampled_row_is_that_of_generate(options, model, tokenizer, tiny_bundle):
+    options = {"max_new_tokens": 24, "do_sample": True, "repetition_penalty": 1.2, **options}
+    plain, drafted = both(model, inputs(tokenizer), tiny_bundle, **options)
+    assert torch.equal(plain, drafted)
+
+
+def test_sampled_rows_have_the_distribution_of_generate(model, tokenizer, tiny_bundle):
+    """20,480 samples of two tokens, in batches, against the exact probabilities."""
+    given = inputs(tokenizer)
+    length, n = given["input_ids"].shape[1], 1024
+    options = {"max_new_tokens": 2, "do_sample": True, "top_k": 4, "eos_token_id": -1}
+    counts: dict[tuple, int] = {}
+    torch.manual_seed(0)
+    for _ in range(20):
+        found = model.generate(
+            **given,
+            **options,
+            num_return_sequences=n,
+            custom_generate=drafttrain.generate,
+            drafter=tiny_bundle,
+            tree=TREES[0],
+        )
+        for row in found[:, length:].tolist():
+            counts[tuple(row)] = counts.get(tuple(row), 0) + 1
+    total, distance = sum(counts.values()), 0.0
+
+    def kept(ids):
+        logits = model(ids).logits[0, -1]
+        best = logits.topk(4)
+        return zip(best.indices.tolist(), best.values.softmax(-1).tolist())
+
+    with torch.no_grad():
+        for first, p in kept(given["input_ids"]):
+            longer = torch.cat([given["input_ids"], torch.tensor([[first]])], 1)
+            for second, q in kept(longer):
+                distance += abs(counts.pop((first, second), 0) / total - p * q)
+    assert not counts and total == 20 * n and distance / 2 < 0.02
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_scores_and_logits(sample, model, tokenizer, tiny_bundle):
+    options = {"max_new_tokens": 12, "do_sample": sample, "output_scores": True, "output_logits": True}
+    options |= {"repetition_penalty": 1.3, "return_dict_in_generate": True}
+    plain, drafted = both(model, inputs(tokenizer), tiny_bundle, **options)
+    assert torch.equal(plain.sequences, drafted.sequences)
+    for name in ("scores", "logits"):
+        mine, theirs = torch.cat(drafted[name]), torch.cat(plain[name])
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_streamer_gets_each_token(model, tokenizer, tiny_bundle):
+    class Pieces(BaseStreamer):
+        def __init__(self):
+            self.put_, self.ended = [], False
+
+        def put(self, value):
+            self.put_.append(value.tolist())
+
+        def end(self):
+            self.ended = True
+
+    streamers = Pieces(), Pieces()
+    given = inputs(tokenizer)
+    for streamer, drafted in zip(streamers, ({}, {"custom_generate": drafttrain.generate})):
+        more = {"drafter": tiny_bundle, "tree": TREES[0]} if drafted else {}
+        model.generate(**given, do_sample=False, max_new_tokens=9, streamer=streamer, **drafted, **more)
+    assert streamers[0].put_ == streamers[1].put_ and streamers[1].ended
+    text = TextIteratorStreamer(tokenizer)
+    drafted = {"custom_generate": drafttrain.generate, "drafter": tiny_bundle, "tree": TREES[0]}
+    model.generate(**given, do_sample=False, max_new_tokens=9, streamer=text, **drafted)
+    assert "".join(text)
+
+
+def test_n_grams_draft_without_a_drafter(model, tokenizer):
+    given = inputs(tokenizer)
+    plain = model.generate(**given, do_sample=False, max_new_tokens=20)
+    drafted = model.generate(**given, do_sample=False, max_new_tokens=20, custom_generate=drafttrain.generate)
+    assert torch.equal(plain, drafted)
+
+
+def test_the_model_stays_unchanged(tiny_target_folder, tokenizer, tiny_bundle):
+    """Trainable where it was, in training mode, and loaded once."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32).train()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    expected = model.eval()(**inputs(tokenizer)).logits
+    model.train()
+    for _ in range(2):
+        model.generate(
+            **inputs(tokenizer),
+            max_new_tokens=3,
+            custom_generate=drafttrain.generate,
+            drafter=tiny_bundle,
+            tree=TREES[0],
+        )
+        assert model.training and all(weight.requires_grad for weight in model.parameters())
+    assert len(getattr(model, LOADED)) == 1
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert torch.equal(model.eval()(**inputs(tokenizer)).logits, expected)
+
+
+def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
+    given = inputs(tokenizer)
+    plain = model.generate(**given, do_sample=False, max_new_tokens=30)
+    words = [tokenizer.decode(token) for token in plain[0, given["input_ids"].shape[1] + 2 : -2]]
+    stop = next(word for word in words if word.isascii() and word.strip())
+    options = {"do_sample": False, "max_new_tokens": 30, "stop_strings": [stop], "tokenizer": tokenizer}
+    expected = model.generate(**given, **options)
+    found = drafttrain.generate_of_repository(model, tiny_bundle, **given, **options, streamer=None)
+    assert torch.equal(found, expected) and len(found[0]) < len(plain[0])
+    with pytest.raises(UserError, match="drafter: must be given"):
+        drafttrain.generate_of_repository(model, None, **given)
+    with pytest.raises(UserError, match="tokenizer: must be given with stop_strings"):
+        drafttrain.generate_of_repository(model, tiny_bundle, **given, stop_strings=["x"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "generation mode: must be greedy search or sampling, got beam_search"),
+        ({"use_cache": False}, "use_cache: must be on"),
+        ({"cache_implementation": "static"}, "cache_implementation: must be dynamic, got static"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions: must be off"),
+        ({"guidance_scale": 1.5}, "guidance_scale: must be null, got 1.5"),
+        ({"tree": "drawn:k_config=2-1"}, "tree: must have deterministic candidates"),
+        ({"tree": "nothing"}, "nothing"),
+        ({"drafter": "/nonexistent"}, "/nonexistent"),
+        ({"n": 2, "streamer": "x"}, "streamer: must be left out with several rows, got 2"),
+        ({"n": 2, "output_scores": True, "return_dict_in_generate": True}, "output_scores: must be off with"),
+        ({"right": True, "n": 4}, "attention_mask: must be .* padding on the left alone"),
+        ({"positions": True}, "position_ids: must be 0, 1, 2"),
+    ],
+)
+def test_what_it_does_not_do_is_one_error(options, message, tiny_target_folder, tokenizer, tiny_bundle):
+    options = dict(options)
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given = dict(inputs(tokenizer, options.pop("n", 1)))
+    if options.pop("right", False):
+        given = {name: value.flip(1) for name, value in given.items()}
+    if options.pop("positions", False):
+        given["position_ids"] = torch.arange(given["input_ids"].shape[1])[None] + 3
+    if options.get("streamer"):
+        options["streamer"] = TextIteratorStreamer(tokenizer)
+        options["streamer"].put = lambda value: None
+    call = {"drafter": tiny_bundle, "tree": TREES[0], "max_new_tokens": 3, **options}
+    with pytest.raises(UserError, match=message) as found:
+        model.generate(**given, custom_generate=drafttrain.generate, **call)
+    assert "\n" not in str(found.value)
+
+
+def test_a_config_object_counts(model, tokenizer, tiny_bundle):
+    config = GenerationConfig(max_new_tokens=7, do_sample=False, repetition_penalty=1.5, pad_token_id=0)
+    given = inputs(tokenizer, 3)
+    plain = model.generate(**given, generation_config=copy.deepcopy(config))
+    drafted = model.generate(
+        **given,
+        generation_config=copy.deepcopy(config),
+        custom_generate=drafttrain.generate,
+        drafter=tiny_bundle,
+        tree=TREES[0],
+    )
+    assert torch.equal(plain, drafted)
