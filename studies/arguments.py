@@ -69,7 +69,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "KEY=VALUE",
         "help": "a key of the recipe; may be repeated",
     },
-    "part": {"nargs": "+", "choices": ["files", "kills", "faults", "together"], "help": "default: all"},
+    "part": {
+        "nargs": "+",
+        "choices": ["files", "kills", "signals", "faults", "together"],
+        "help": "default: all",
+    },
     "every": {"type": positive, "default": 1, "metavar": "N", "help": "take one of N"},
     "resume": {"action": "store_true", "help": "go on with an interrupted run's raw data"},
 }

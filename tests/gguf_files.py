@@ -18,7 +18,7 @@ def _rows_as_in_gguf(weight: numpy.ndarray, heads: int) -> numpy.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def _write_gguf(
+def write_gguf_file(
     path: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -99,4 +99,4 @@ def _write_gguf(
 
 @pytest.fixture(scope="session")
 def write_gguf() -> Callable[..., Path]:
-    return _write_gguf
+    return write_gguf_file

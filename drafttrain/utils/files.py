@@ -36,8 +36,10 @@ def require_file(path: str | os.PathLike) -> None:
     """Refuse pipes and devices, which may never end, but for those that a shell opens (`<(command)`).
 
     Raises:
-        UserError: it is one.
+        UserError: it is one, or no path at all.
     """
+    if "\0" in os.fspath(path):
+        raise UserError(f"{os.fspath(path)!r}: must be a path, got a NUL character in it; correct it")
     kind = os.stat(path).st_mode if os.path.exists(path) else stat.S_IFREG
     is_open = os.path.abspath(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or is_open):

@@ -58,6 +58,14 @@ def kills(run: Run) -> Measured:
     return {"kills_resumed_equal": {"value": share, "kills": len(found), "wrong": wrong[:20]}}
 
 
+def signals(run: Run) -> Measured:
+    """Count the commands that Ctrl-C or SIGTERM on a terminal does not end in one line, or that leave, run
+    again, something else than an undisturbed one."""
+    found = part(run, "signals")
+    wrong = [one for one in found if one["verdict"] not in ("resumed", "absorbed")]
+    return {"signals_wrong": {"value": len(wrong), "signals": len(found), "wrong": wrong[:20]}}
+
+
 def faults(run: Run) -> Measured:
     """Count what full disks, short writes, failed renames and failed syncs lose."""
     found = part(run, "faults")
@@ -85,6 +93,7 @@ GROUPS = [
         files,
     ),
     Group({"kills_resumed_equal": "== 1"}, kills),
+    Group({"signals_wrong": "== 0"}, signals),
     Group({"fault_injections": "== 0"}, faults),
     Group({"concurrent_corruptions": "== 0"}, together),
 ]

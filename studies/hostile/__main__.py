@@ -1,15 +1,16 @@
-"""Hostile files, kills, faults of the disk, and commands at the same time.
+"""Hostile files, kills, signals, faults of the disk, and commands at the same time.
 
 Every case must end in one line, and nothing may be lost.
 
-    python -m studies.hostile                            all of it, about 40 minutes
+    python -m studies.hostile                            all of it, in two processes
     python -m studies.hostile --every 10                 one case of ten
-    python -m studies.hostile --part files kills         files, kills, faults, together
+    python -m studies.hostile --part files kills         files, kills, signals, faults, together
 
 Prints a table for each part, and every case that ended otherwise; all cases go to PART.jsonl in --out.
 """
 
 import json
+import multiprocessing
 import sys
 import tempfile
 from argparse import Namespace
@@ -24,29 +25,33 @@ import torch
 
 from studies import arguments
 from studies.hostile import faults, files, together
+from studies.hostile.share import Share
 from tests.hostile.cases import make
 from tests.hostile.faults import OF, is_loaded, restart
 
+LANES = 2  # processes
 Note = Callable[[Any], None]
-PARTS: dict[str, Callable[[Path, int, Note], None]] = {
+PARTS: dict[str, Callable[[Path, Share, Note], None]] = {
     "files": files.measure,
-    "kills": lambda place, every, note: faults.measure(place, ["kill"], faults.KILLS, every, note),
-    "faults": lambda place, every, note: faults.measure(place, list(OF), faults.STRIKES, every, note),
+    "kills": partial(faults.measure, ["kill"], faults.KILLS),
+    "signals": partial(faults.measure, ["interrupt", "terminate"], faults.SIGNALS),
+    "faults": partial(faults.measure, list(OF), faults.STRIKES),
     "together": together.measure,
 }
 ROWS = {  # what a case is listed under
     "files": lambda one: ": ".join(one.case.split(": ")[:2]),
     "kills": lambda one: one.writer,
+    "signals": lambda one: f"{one.writer}, {one.fault}",
     "faults": lambda one: f"{one.writer}, {one.fault}",
     "together": lambda one: one.first if one.first == one.second else f"{one.first}, {one.second}",
 }
 
 
-def table(part: str, found: Sequence[Any]) -> str:
+def table(part: str, found: Sequence[dict[str, Any]]) -> str:
     """Return verdicts by what a part lists, as Markdown."""
     counts: dict[str, Counter] = {}
     for one in found:
-        counts.setdefault(ROWS[part](one), Counter())[one.verdict] += 1
+        counts.setdefault(one["row"], Counter())[one["verdict"]] += 1
     verdicts = list(dict.fromkeys(verdict for own in counts.values() for verdict in own))
     lines = [f"| {part} | " + " | ".join(verdicts) + " |", "|---" * (len(verdicts) + 1) + "|"]
     for name, own in counts.items():
@@ -54,31 +59,51 @@ def table(part: str, found: Sequence[Any]) -> str:
     return "\n".join(lines)
 
 
-def run_part(part: str, place: Path, out: Path, every: int) -> list[Any]:
-    """Run the cases of a part, and write each to its file at once."""
-    found: list[Any] = []
-    with open(out / f"{part}.jsonl", "w", encoding="utf-8") as file:
+def run_part(part: str, place: Path, file: Path, share: Share) -> None:
+    """Run this process's cases of a part, and write each to a file at once."""
+    place.mkdir()
+    (place / "world").symlink_to(place.parent / "world")
+    with open(file, "w", encoding="utf-8") as lines:
 
         def note(one: Any) -> None:
-            found.append(one)
-            file.write(json.dumps(asdict(one)) + "\n")
-            file.flush()
+            lines.write(json.dumps({**asdict(one), "row": ROWS[part](one)}) + "\n")
+            lines.flush()
             if not one.is_right:
-                print(f"{part}: {one}", file=sys.stderr)
+                print(f"{part}: {one}", file=sys.stderr, flush=True)
 
-        PARTS[part](place, every, note)
-    return found
+        PARTS[part](place, share, note)
+
+
+def run_lane(parts: Sequence[str], folder: Path, out: Path, share: Share) -> None:
+    """Run this process's cases of all parts."""
+    for part in parts:
+        run_part(part, folder / f"{part}-{share.lane}", out / f"{part}-{share.lane}.jsonl", share)
 
 
 def study(args: Namespace) -> None:
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder) / "world")
-        for part in args.part or PARTS:
-            place = Path(folder) / part
-            place.mkdir()
-            (place / "world").symlink_to(Path(folder) / "world")
-            print(table(part, run_part(part, place, args.out, args.every)) + "\n")
+    parts = args.part or list(PARTS)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make(folder / "world")
+        forks = multiprocessing.get_context("fork")
+        lanes = [
+            forks.Process(target=run_lane, args=(parts, folder, args.out, Share(args.every, lane, LANES)))
+            for lane in range(LANES)
+        ]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        if any(lane.exitcode for lane in lanes):
+            raise RuntimeError("a process of the study failed; see its traceback")
+        for part in parts:
+            files = [args.out / f"{part}-{i}.jsonl" for i in range(LANES)]
+            text = "".join(file.read_text(encoding="utf-8") for file in files)
+            (args.out / f"{part}.jsonl").write_text(text, encoding="utf-8")
+            for file in files:
+                file.unlink()
+            print(table(part, [json.loads(line) for line in text.splitlines()]) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

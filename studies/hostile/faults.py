@@ -1,4 +1,4 @@
-"""Kills, full disks, short writes, failed renames and syncs at chosen calls of every command that writes.
+"""Signals, full disks, short writes, failed renames and syncs at chosen calls of every command that writes.
 
 After each the same command is run again, undisturbed: it must end well and leave what it always leaves. What
 is compared is equal in three undisturbed runs (`tests/hostile/results.py`), so no times.
@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile import results, runner, writers
+from studies.hostile.share import Share
+from tests.hostile import results, runner, terminal, writers
 from tests.hostile.faults import CALLS, OF, arming
 
-KILLS, STRIKES = 5, 6  # calls of each writer that are chosen
+KILLS, STRIKES, SIGNALS = 5, 6, 2  # calls of each writer that are chosen
+ENDS = {"kill": -9, "interrupt": 130, "terminate": 143}  # what a signal has to end with
+ON_A_TERMINAL = ("interrupt", "terminate", "full disk")  # with its progress bars
 UNDISTURBED = 3
 LEFT = (".tmp", ".old", ".partial")  # of names that nobody should find afterwards
 
@@ -72,15 +75,22 @@ def strike(name: str, fault: str, number: int, world: Path, place: Path, clean: 
     out, log = place / "out", place / "log.txt"
     writers.prepare(name, world, out)
     words = writers.words(name, world, out)
-    status = runner.call(words, log, world, arming(out, fault, number, place / "counts"))
-    first, printed = runner.ending(status, log.read_text(errors="replace")), log.read_text(errors="replace")
+    arm = arming(out, fault, number, place / "counts")
+    status = runner.call(words, log, world, on_a_terminal(arm) if fault in ON_A_TERMINAL else arm)
+    printed = log.read_bytes().decode(errors="replace")  # a terminal needs the carriage returns
+    shown = terminal.screen(printed) if fault in ON_A_TERMINAL else printed.splitlines()
+    first = runner.ending(status, "\n".join(shown))
 
     def end(verdict: str, why: str = "") -> Struck:
         return Struck(name, fault, number, verdict, why[-600:])
 
-    if fault == "kill" and status == -9:
-        first = "killed"
-    if first not in ("killed", "refused", "done"):
+    if any(map(terminal.is_spoiled, shown)):
+        return end("lines", printed)
+    if fault in ENDS and status == ENDS[fault]:
+        first = "ended"
+    elif fault in ENDS and first != "done":  # an end that came too late is one of its own
+        return end(f"{fault}: {first}", printed)
+    if first not in ("ended", "refused", "done"):
         return end(first, printed)
     if first == "done" and (why := results.difference(clean.values, results.read(out))):
         return end("half taken", why)
@@ -95,6 +105,16 @@ def strike(name: str, fault: str, number: int, world: Path, place: Path, clean: 
     return end("absorbed" if first == "done" else "resumed")
 
 
+def on_a_terminal(begin: runner.Begin) -> runner.Begin:
+    """Return what a case calls first, with a terminal attached."""
+
+    def attached() -> Callable[[], None]:
+        ends = terminal.attach(), begin()
+        return lambda: [end() for end in ends] and None
+
+    return attached
+
+
 def spaced(last: int, wanted: int) -> list[int]:
     """Return numbers from 1 to `last` at equal distances, the last one among them."""
     return sorted({round(last * (i + 1) / wanted) or 1 for i in range(wanted)}) if last else []
@@ -107,11 +127,11 @@ def chosen(clean: Undisturbed, kinds: Sequence[str], wanted: int) -> list[tuple[
 
 
 def measure(
-    place: Path, kinds: Sequence[str], wanted: int, every: int, note: Callable[[Struck], None]
+    kinds: Sequence[str], wanted: int, place: Path, share: Share, note: Callable[[Struck], None]
 ) -> None:
-    """Disturb every writer, or one of `every`, by each kind of fault in `wanted` places."""
+    """Disturb writers by each kind of fault in `wanted` places."""
     world = place / "world"
-    for name in list(writers.WRITERS)[::every]:
+    for name in share.of(writers.WRITERS):
         own = place / name.replace(" ", "_")
         own.mkdir()
         clean = undisturbed(name, world, own)

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from studies.hostile.share import Share
 from tests.hostile.cases import cases
 from tests.hostile.runner import Outcome, run
 
 
-def measure(place: Path, every: int, note: Callable[[Outcome], None]) -> None:
-    """Run all cases, or one of `every` of each file's, one after the other."""
+def measure(place: Path, share: Share, note: Callable[[Outcome], None]) -> None:
+    """Run all cases, or one of some of each file's, one after the other."""
     world = place / "world"
-    for number, case in enumerate(cases(world, every)):
+    for number, case in enumerate(share.dealt(cases(world, share.every))):
         note(run(case, world, place / str(number)))

@@ -4,6 +4,7 @@ One of two may be refused in one line. Afterwards the command is run once more, 
 undisturbed.
 """
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from studies.hostile.faults import undisturbed
+from studies.hostile.share import Share
 from tests.hostile import results, runner, writers
 
 DELAYS = (0.0, 0.1, 0.3)  # seconds between two starts
@@ -85,23 +87,28 @@ def race(name: str, other: str | None, world: Path, place: Path, clean: results.
     return end("right")
 
 
-def measure(place: Path, every: int, note: Callable[[Pair], None]) -> None:
-    """Race all pairs, or one of `every`."""
-    world, number = place / "world", 0
+def pairs(world: Path, place: Path) -> list[tuple[str, str | None]]:
+    """Return all pairs: each writer beside itself, and each stage beside the writers that take a folder."""
+    found: list[tuple[str, str | None]] = []
     for name in writers.WRITERS:
         stage = name.removeprefix("run --only ")
-        others = [None]
+        found.append((name, None))
         if stage in writers.STAGES:
-            others += [one for one in writers.WRITERS if into(one, stage, world, place)]
-        chosen = [one for i, one in enumerate(others, number) if i % every == 0]
-        number += len(others)
-        if not chosen:
+            found += [(name, other) for other in writers.WRITERS if into(other, stage, world, place)]
+    return found
+
+
+def measure(place: Path, share: Share, note: Callable[[Pair], None]) -> None:
+    """Race pairs; a process of several takes all of a writer's."""
+    world, names = place / "world", share.dealt(writers.WRITERS)
+    for name, own in itertools.groupby(Share(share.every).of(pairs(world, place)), lambda pair: pair[0]):
+        if name not in names:
             continue
-        own = place / f"pairs {name}".replace(" ", "_")
-        own.mkdir()
-        clean = undisturbed(name, world, own).values
-        for i, other in enumerate(chosen):
-            case = own / str(i)
+        folder = place / f"pairs {name}".replace(" ", "_")
+        folder.mkdir()
+        clean = undisturbed(name, world, folder).values
+        for i, (_, other) in enumerate(own):
+            case = folder / str(i)
             case.mkdir()
             note(race(name, other, world, case, clean, DELAYS[i % len(DELAYS)]))
             shutil.rmtree(case)

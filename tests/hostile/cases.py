@@ -1,25 +1,33 @@
 """A small world of real files, and the hostile cases of it."""
 
+import gzip
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import yaml
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from drafttrain.classifier.model import Classifier
 from drafttrain.run.cli import main
 from studies import ROOT
 from studies.tiny_model import write
+from tests.gguf_files import write_gguf_file
 from tests.hostile import runner
 from tests.hostile.environments import environments
 from tests.hostile.mutations import (
     Mutation,
     archive,
+    gguf_file,
+    gzipped,
     json_file,
     json_lines,
+    parquet,
+    parquet_file,
     pickles,
     remote_code,
     safetensors_file,
@@ -44,6 +52,11 @@ GENERATE = (
     "4",
 )
 WITH_BUNDLE = (*GENERATE, "--bundle", "{world}/bundle")
+BENCHMARK = (
+    *("benchmark", "--method", "{world}/bundle", "--task", "{world}/prompts.jsonl"),
+    *("--target", "{world}/target", "--dtype", "float32", "--max-new-tokens", "8"),
+    *("--trees", "chain:length=2", "--repeats", "1", "--busy", "warn"),
+)
 COMMANDS: dict[str, tuple[str, ...]] = {
     "generate": (*WITH_BUNDLE, "--tree", "chain:length=2"),
     "generate, calibrated": (*WITH_BUNDLE, "--tree", "timed", "--calibration", "{world}/calibration"),
@@ -66,12 +79,32 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--out", "{out}/push"),
     ),
     "run, again": ("run", "{world}/full.yaml"),
-    "build-ngrams, archive": (
-        *("build-ngrams", "{world}/chats.zip", "--target", "{world}/target"),
-        *("--out", "{out}/ngrams"),
+    **{
+        f"build-ngrams, {kind}": (
+            *("build-ngrams", f"{{world}}/{file}", "--target", "{world}/target"),
+            *("--out", "{out}/ngrams"),
+        )
+        for kind, file in (("archive", "chats.zip"), ("gzip", "chats.jsonl.gz"), ("parquet", "chats.parquet"))
+    },
+    "generate, GGUF": (*GENERATE[:1], "--target", "{world}/target.gguf", *GENERATE[3:]),
+    "benchmark": (*BENCHMARK, "--out", "{out}/benchmark"),
+    "benchmark, again": (*BENCHMARK, "--out", "{world}/runs/benchmark"),
+    "reason": ("reason", "{world}/reason.yaml", "--out", "{out}/reason"),
+    "reason, again": ("reason", "{world}/reason.yaml", "--out", "{world}/runs/reason"),
+    "simulate": ("pipeline", "--simulate", "{world}/simulate.yaml", "--out", "{out}/simulation"),
+    "pipeline": ("pipeline", "{world}/pipeline.yaml", "--dry-run", "--out", "{out}/pipeline"),
+    "new-recipe": (
+        *("new-recipe", "--target", "{world}/target", "--chats", "{world}/chats.jsonl"),
+        *("--out", "{out}/mine.yaml"),
+    ),
+    "train, continued": (
+        *("run", "{world}/full.yaml", "--only", "train", "--training.init_from", "{world}/drafter"),
+        *("--output", f"{{world}}/{FULL}", "--again", "train"),
     ),
 }
-SOME = [partial(json_file, limit=10)]  # for files of which there are many, or that take a run to read
+# for files of which there are many, or that take a run to read
+SOME, SOME_LINES = [partial(json_file, limit=10)], [partial(json_lines, limit=6)]
+SOME_YAML = [partial(yaml_file, limit=12)]
 JSON, YAML, LINES = [json_file], [yaml_file], [json_lines]
 CONFIG, TENSORS = [json_file, remote_code], [safetensors_file, pickles]
 READ = {  # command -> files that it reads, with the kinds of their mutations
@@ -92,6 +125,20 @@ READ = {  # command -> files that it reads, with the kinds of their mutations
     "report": {"benchmark/measurements.jsonl": LINES, "benchmark/benchmark.json": JSON},
     "build-ngrams": {"chats.jsonl": LINES},
     "build-ngrams, archive": {"chats.zip": [archive]},
+    "build-ngrams, gzip": {"chats.jsonl.gz": [gzipped]},
+    "build-ngrams, parquet": {"chats.parquet": [parquet_file]},
+    "generate, GGUF": {"target.gguf": [gguf_file]},
+    "benchmark": {"prompts.jsonl": SOME_LINES, "target/tokenizer.json": SOME},
+    "benchmark, again": {
+        "runs/benchmark/measurements.jsonl": SOME_LINES,
+        "runs/benchmark/benchmark.json": SOME,
+    },
+    "reason": {"reason.yaml": SOME_YAML, "problems.jsonl": SOME_LINES},
+    "reason, again": {"runs/reason/1.json": SOME},
+    "simulate": {"simulate.yaml": SOME_YAML},
+    "pipeline": {"pipeline.yaml": SOME_YAML},
+    "new-recipe": {"chats.jsonl": SOME_LINES},
+    "train, continued": {"drafter/config.json": SOME, "drafter/model.safetensors": TENSORS},
     "generate, c2t": {
         "bundle/classifier.json": SOME,
         "bundle/classifier.safetensors": TENSORS,
@@ -172,7 +219,6 @@ def make(folder: Path) -> None:
     Classifier(["P", "d"], 8).save(folder / "bundle", {})  # untrained, as the drafter is
     with open(CHATS, encoding="utf-8") as file:
         (folder / "chats.jsonl").write_text("".join(itertools.islice(file, 12)), encoding="utf-8")
-    (folder / "chats.zip").write_bytes(zipped({"chats.jsonl": (folder / "chats.jsonl").read_bytes()}))
     prompts = [{"id": str(i), "prompt": text} for i, text in enumerate(("Why is it so?", "Count to ten."))]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     recipe = {
@@ -195,9 +241,48 @@ def make(folder: Path) -> None:
         if status := main(words):
             raise RuntimeError(f"{words}: must end with 0, got {status}")
     (folder / "full.yaml").write_text(yaml.safe_dump(FULL_RECIPE, sort_keys=False))
+    write_other_formats(folder)
+    write_tiny_recipes(folder)
     log = folder.with_name(f"{folder.name}.log")
-    if runner.wait(runner.start(["run", "full.yaml"], log, folder), MAKING) != 0:
-        raise RuntimeError(f"full.yaml: must run: {log.read_text()[-2000:]}")
+    for words in (
+        ["run", "full.yaml"],
+        [word.format(world=folder) for word in COMMANDS["benchmark, again"]],
+        [word.format(world=folder) for word in COMMANDS["reason, again"]],
+    ):
+        if runner.wait(runner.start(words, log, folder), MAKING) != 0:
+            raise RuntimeError(f"{words}: must run: {log.read_text()[-2000:]}")
+    shutil.copytree(folder / FULL / "drafter" / "drafter", folder / "drafter")
+
+
+def write_other_formats(folder: Path) -> None:
+    """Write the target as GGUF, and the chats as zip, gzip and Parquet."""
+    content = (folder / "chats.jsonl").read_bytes()
+    (folder / "chats.zip").write_bytes(zipped({"chats.jsonl": content}))
+    (folder / "chats.jsonl.gz").write_bytes(gzip.compress(content))
+    rows = [json.loads(line) for line in content.splitlines()]
+    (folder / "chats.parquet").write_bytes(parquet({key: [row[key] for row in rows] for key in rows[0]}))
+    place = folder / "target"
+    model, tokenizer = LlamaForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    write_gguf_file(folder / "target.gguf", model, tokenizer)
+
+
+def write_tiny_recipes(folder: Path) -> None:
+    """Write recipes of `reason` and `pipeline` for the world, and the problem of one."""
+    problem = {"question": "What is 2 + 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"}
+    (folder / "problems.jsonl").write_text(json.dumps(problem) + "\n")
+    own = {"target": "target", "dtype": "float32"}
+    for name, recipe in (
+        ("reason", "reasoning/gsm8k"),
+        ("simulate", "pipeline/simulate"),
+        ("pipeline", "pipeline/smollm2-2"),
+    ):
+        values = yaml.safe_load((ROOT / f"recipes/tiny/{recipe}.yaml").read_text()) | {"out": f"runs/{name}"}
+        values |= own if "dtype" in values else {"target": "target", "drafter": "bundle"}
+        if "prompts" in values:
+            values |= {"prompts": "prompts.jsonl", "drafter": "bundle"}
+        if "task" in values:
+            values["task"]["path"] = "problems.jsonl"
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
 
 
 def cases(world: Path, share: int = 1) -> Iterator[Case]:
@@ -212,7 +297,7 @@ def cases(world: Path, share: int = 1) -> Iterator[Case]:
 
 def expected(file: str, mutation: Mutation) -> Mutation:
     """Return the mutation with what this file's readers have to make of it."""
-    lenient = file.startswith(FULL) and "bundle" not in file  # what a run has made it makes again
+    lenient = file.startswith("runs") and "bundle" not in file  # what a command has made it makes again
     lenient |= file in OPTIONAL and mutation.name in ("removed", "is empty dict", "link to itself")
     lenient |= any(word in mutation.name for word in UNUSED) and mutation.name.startswith("NaN")
     return replace(mutation, must_fail=mutation.must_fail and not lenient)

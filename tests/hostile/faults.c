@@ -1,5 +1,5 @@
 /* A layer under a process's files, to be preloaded: it counts writes, renames and syncs below one folder, and
- * lets one of them fail, or kills the process there. Built and armed by faults.py. */
+ * lets one of them fail, or signals the process there. Built and armed by faults.py. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,14 +13,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { NONE, KILL, FULL, SHORT, RENAME, SYNC };       /* what happens */
-enum { WRITES, RENAMES, SYNCS, CALLS };               /* to which calls */
+enum { NONE, KILL, FULL, SHORT, RENAME, SYNC, INTERRUPT, TERMINATE }; /* what happens */
+enum { WRITES, RENAMES, SYNCS, CALLS };                               /* to which calls */
 
 static char under[PATH_MAX];
 static atomic_int fault;
 static atomic_long place, seen[CALLS], struck;
 
-/* Arms the layer: the number-th call of the fault's kind fails (of a kill: of any kind); 0 only counts. */
+/* Arms the layer: the number-th call of the fault's kind fails (of a signal: of any kind); 0 only counts. */
 void fault_arm(const char *folder, int what, long number) {
     snprintf(under, sizeof under, "%s", folder);
     place = number;
@@ -50,6 +50,8 @@ static int is_ours(int fd) {
 static int strikes(int call) {
     long own = ++seen[call], all = seen[WRITES] + seen[RENAMES] + seen[SYNCS];
     if (fault == KILL && all == place) raise(SIGKILL);
+    if (fault == INTERRUPT && all == place) kill(getpid(), SIGINT); /* to the process, as a terminal does */
+    if (fault == TERMINATE && all == place) kill(getpid(), SIGTERM);
     if (fault == FULL && call == WRITES) return struck || (own == place && (struck = 1));
     if (fault == SHORT && call == WRITES) return own == place;
     if (fault == RENAME && call == RENAMES) return own == place;

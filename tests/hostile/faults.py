@@ -1,5 +1,5 @@
-"""Full disks, short writes, failed renames and syncs, and kills, at a chosen call of a command: by a library
-(faults.c) that is loaded before all others."""
+"""Full disks, short writes, failed renames and syncs, and signals, at a chosen call of a command: by a
+library (faults.c) that is loaded before all others."""
 
 import ctypes
 import os
@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("faults.c")
-FAULTS = {"kill": 1, "full disk": 2, "short write": 3, "failed rename": 4, "failed sync": 5}
+FAULTS = {
+    "kill": 1,
+    "full disk": 2,
+    "short write": 3,
+    "failed rename": 4,
+    "failed sync": 5,
+    "interrupt": 6,
+    "terminate": 7,
+}
 CALLS = ("writes", "renames", "syncs")
 OF = {"full disk": "writes", "short write": "writes", "failed rename": "renames", "failed sync": "syncs"}
 

@@ -5,6 +5,7 @@ changes of values are allowed to go through, but none may end in a traceback or 
 """
 
 import copy
+import gzip
 import io
 import json
 import math
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import yaml
 
 WRONG: dict[str, Any] = {  # for any value of a JSON or YAML file
@@ -100,8 +103,8 @@ def json_file(content: bytes, limit: int = 60) -> Iterator[Mutation]:
             yield Mutation(f"{shown(place)} {name}", encoded(changed(value, place, wrong)), False)
 
 
-def yaml_file(content: bytes) -> Iterator[Mutation]:
-    """Yield damaged YAML."""
+def yaml_file(content: bytes, limit: int = 200) -> Iterator[Mutation]:
+    """Yield damaged YAML and changed values of it, at up to `limit` places."""
     yield from any_file(content)
     yield Mutation("tab", content + b"\n\tx: 1\n")
     yield Mutation("tag", content + b"\nx: !!python/object/apply:os.system ['touch ran']\n")
@@ -116,17 +119,17 @@ def yaml_file(content: bytes) -> Iterator[Mutation]:
     yield Mutation("several documents", content + b"\n---\n" + content)
     yield Mutation("many digits", content + b"\nseed: " + b"9" * 10_000 + b"\n")
     value = yaml.safe_load(content)
-    for place in places(value, 200):
+    for place in places(value, limit):
         yield Mutation(f"without {shown(place)}", dumped(without(value, place)), False)
         for name, wrong in WRONG.items():
             yield Mutation(f"{shown(place)} {name}", dumped(changed(value, place, wrong)), False)
 
 
-def json_lines(content: bytes) -> Iterator[Mutation]:
+def json_lines(content: bytes, limit: int = 60) -> Iterator[Mutation]:
     """Yield damaged lines of a .jsonl file."""
     yield from any_file(content)
     first, _, rest = content.partition(b"\n")
-    for mutation in json_file(first):
+    for mutation in json_file(first, limit):
         if isinstance(mutation.content, bytes):
             yield Mutation(f"line 1: {mutation.name}", mutation.content + b"\n" + rest, False)
     yield Mutation("long line", b'{"x": "' + b"a" * 3_000_000 + b'"}\n' + content, False)
@@ -237,6 +240,63 @@ def archive(content: bytes) -> Iterator[Mutation]:
     flags[6] |= 1
     flags[at] |= 1
     yield Mutation("encrypted", bytes(flags))
+
+
+def gzipped(content: bytes) -> Iterator[Mutation]:
+    """Yield damaged .gz files, and one that is a thousand times as large as it looks."""
+    yield from any_file(content)
+    yield Mutation("wrong checksum", content[:-8] + b"\0" * 8)
+    yield Mutation("bytes after its end", content + b"x" * 100, False)
+    yield Mutation("bomb", gzip.compress(b"\0" * (1 << 30), 1))
+    yield Mutation("bomb in a row", gzip.compress(b'{"x": "' + b" " * (1 << 28) + b'"}\n', 1), False)
+    yield Mutation("not compressed", gzip.decompress(content))
+
+
+def parquet_file(content: bytes) -> Iterator[Mutation]:
+    """Yield damaged and unsuitable tables."""
+    yield from any_file(content)
+    yield Mutation("no footer", content[:-8])
+    yield Mutation("footer too long", content[:-8] + struct.pack("<I", 1 << 31) + b"PAR1")
+    yield Mutation("zeros in its middle", content[:200] + b"\0" * 200 + content[400:], False)
+    for name, table in {
+        "no rows": {"conversations": []},
+        "no columns": {},
+        "other columns": {"a": [1], "b": ["x"]},
+        "numbers": {"conversations": [1, 2]},
+        "nulls": {"conversations": [None, None]},
+        "lists of lists": {"conversations": [[[]]]},
+    }.items():
+        yield Mutation(name, parquet(table))
+
+
+def gguf_file(content: bytes) -> Iterator[Mutation]:
+    """Yield damaged GGUF files."""
+    yield from any_file(content)
+    at = {"version": (4, "<I"), "number of tensors": (8, "<Q"), "number of keys": (16, "<Q")}
+    for name, (place, kind) in at.items():
+        for value in (0, 1, 2, 1 << 31):
+            number = struct.pack(kind, value)
+            yield Mutation(
+                f"{name} {value}", content[:place] + number + content[place + len(number) :], False
+            )
+    for name in (b"llama.block_count", b"llama.embedding_length", b"llama.attention.head_count"):
+        place = content.index(name) + len(name) + 4
+        for value in (0, 7, (1 << 32) - 1):
+            number = struct.pack("<I", value)
+            yield Mutation(f"{name.decode()} {value}", content[:place] + number + content[place + 4 :])
+    place = content.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 4
+    for value in (0, 1, 1 << 40):
+        number = struct.pack("<Q", value)
+        yield Mutation(f"tokens {value}", content[: place + 4] + number + content[place + 12 :])
+    yield Mutation("other magic", b"GGML" + content[4:])
+    yield Mutation("no data", content[: -len(content) // 3])
+
+
+def parquet(columns: dict[str, list]) -> bytes:
+    """Return a table."""
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
 
 
 def zipped(members: dict[str, bytes]) -> bytes:

@@ -16,6 +16,7 @@ from tests.hostile.mutations import Mutation
 
 LIMIT = 20.0  # seconds without an end: a hang
 RAN = "ran"  # a file that hostile input tries to make
+SIGNALLED = {130: "interrupted", 143: "terminated"}  # exit status -> what it says
 Begin = Callable[[], Callable[[], None]]
 
 
@@ -148,15 +149,20 @@ def wait(child: int, limit: float) -> int | None:
 
 
 def ending(status: int | None, error: str) -> str:
-    """Return how a command has ended by its status and what it printed: "done", "refused", or a failure."""
+    """Return how a command has ended by its status and what it printed: "done", "refused", "interrupted" (by
+    Ctrl-C or SIGTERM), or a failure."""
     lines = [line for line in error.splitlines() if line.startswith("drafttrain: ")]
     if status is None:
         return "hang"
-    if "Traceback (most recent call last)" in error or status not in (0, 1, 2):
+    if "Traceback (most recent call last)" in error or status not in (0, 1, 2, *SIGNALLED):
         return "traceback"
     if status == 0 or (status == 1 and not lines):  # 1: a pipe was closed, or texts differ
         return "done"
-    return "refused" if status == 2 and len(lines) == 1 else "lines"
+    if len(lines) != 1 or status == 1:
+        return "lines"
+    if status == 2:
+        return "refused"
+    return "interrupted" if f"drafttrain: {SIGNALLED[status]}; " in lines[0] else "lines"
 
 
 def verdict(case: Case, status: int | None, error: str, copy: Path, before: dict[str, str]) -> str:

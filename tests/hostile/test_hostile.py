@@ -88,7 +88,7 @@ def test_a_sample_of_kills_faults_and_pairs(tmp_path):
     """In a process of its own: the layer under the files has to be loaded first."""
     if faults.build(tmp_path) is None:
         pytest.skip("no C compiler")
-    parts = "kills", "faults", "together"
+    parts = "kills", "signals", "faults", "together"
     words = ["-m", "studies.hostile", "--part", *parts, "--every", str(SHARE), "--out", str(tmp_path)]
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
     for part in parts:
