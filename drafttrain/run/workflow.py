@@ -345,7 +345,7 @@ class Workflow:
         from drafttrain.run.copies import set_aside
 
         stage, folder = decision.stage, self.output / decision.stage.folder
-        record = {"wall_seconds": 0.0, **read_record(folder)}
+        record = read_record(folder)
         write_json(self._marker(stage), {name: record[name] for name in ("made_from", "wall_seconds")})
         (folder / RECORD).unlink()
         for name, kept in set_aside(folder, decision.damaged, self.output / PREVIOUS):

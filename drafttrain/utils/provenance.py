@@ -100,7 +100,12 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     match record := read_json(path):
-        case {"made_from": {"section": dict(), "inputs": dict()}, "output": str(), "figures": dict()}:
+        case {
+            "made_from": {"section": dict(), "inputs": dict()},
+            "output": str(),
+            "figures": dict(),
+            "wall_seconds": int() | float(),
+        } if isinstance(record.get("files", {}), dict):
             return record
     raise UserError(f"{path}: must be the record of a finished stage; delete it and make it again")
 

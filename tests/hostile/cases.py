@@ -103,8 +103,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
 }
 # for files of which there are many, or that take a run to read
-SOME, SOME_LINES = [partial(json_file, limit=10)], [partial(json_lines, limit=6)]
-SOME_YAML = [partial(yaml_file, limit=12)]
+SOME, SOME_LINES = [partial(json_file, limit=4)], [partial(json_lines, limit=3)]
+SOME_YAML = [partial(yaml_file, limit=6)]
 JSON, YAML, LINES = [json_file], [yaml_file], [json_lines]
 CONFIG, TENSORS = [json_file, remote_code], [safetensors_file, pickles]
 READ = {  # command -> files that it reads, with the kinds of their mutations

@@ -16,7 +16,7 @@ from tests.hostile.mutations import Mutation
 
 LIMIT = 20.0  # seconds without an end: a hang
 RAN = "ran"  # a file that hostile input tries to make
-SIGNALLED = {130: "interrupted", 143: "terminated"}  # exit status -> what it says
+SIGNALLED = {130: "interrupted", 143: "terminated"}  # exit status -> word
 Begin = Callable[[], Callable[[], None]]
 
 
