@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from drafttrain.bundle import find_bundle, is_plain_lm
 from drafttrain.data.prompts import read_prompts
@@ -38,7 +38,7 @@ from drafttrain.pipeline.probe import check_cut, probe, probe_ids
 from drafttrain.pipeline.program import Layout, Member, Output, Pace, Request, pipedec, pp, stpp
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Stage
-from drafttrain.target_lm.loading import choose_dtype, load_tokenizer, resolve_target
+from drafttrain.target_lm.loading import choose_dtype, load_config, load_tokenizer, resolve_target
 from drafttrain.target_lm.model import block_number
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
@@ -96,7 +96,7 @@ class PipelineDecoder:
         torch.set_num_threads(self.threads)
         self.place = resolve_target(config.target)
         self.dtype = choose_dtype(self.place, config.dtype, "cpu", "decoding")
-        target = AutoConfig.from_pretrained(self.place).get_text_config()
+        target = load_config(self.place).get_text_config()
         self.name, self.tokenizer = config.target, load_tokenizer(self.place)
         self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
         self.positions = target.max_position_embeddings
@@ -129,7 +129,7 @@ class PipelineDecoder:
     @property
     def blocks(self) -> list[int]:
         """Return the number of blocks of each stage."""
-        return cut(self.config, AutoConfig.from_pretrained(self.place).get_text_config())
+        return cut(self.config, load_config(self.place).get_text_config())
 
     def recut(self, blocks: Sequence[int]) -> "PipelineDecoder":
         """Return a decoder over the same connection whose stages have other blocks, loaded beside these."""
@@ -281,7 +281,7 @@ def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: in
     Raises:
         UserError: the target cannot be cut so, or the drafter does not fit it or keeps no tree in flight.
     """
-    target = AutoConfig.from_pretrained(place).get_text_config()
+    target = load_config(place).get_text_config()
     blocks, layout = cut(config, target), layout_of(config)
     ends = [sum(blocks[: i + 1]) for i in range(len(blocks))]
     n_blocks, stored = target.num_hidden_layers, _stored_drafter(config)

@@ -1,6 +1,5 @@
 """Settings of labelled trees, of the C2T classifier, and of the stage that makes both."""
 
-import math
 from dataclasses import dataclass, field
 
 from drafttrain.data.config import PromptSet
@@ -29,7 +28,7 @@ class DumpConfig:
     max_new_tokens: int = setting(96, ge=1)
     top_k: int = setting(10, ge=1, le=127)
     max_depth: int = setting(11, ge=1, le=127)
-    temperature: float = setting(0.0, ge=0, lt=math.inf)
+    temperature: float = setting(0.0, ge=0)
     seed: int = setting(0, ge=0)
     rows: int = setting(8, ge=1)
 
@@ -68,7 +67,7 @@ class ClassifierConfig:
     """
 
     features: tuple[str, ...] = ("P", "H", "d")
-    hidden: int = setting(48, ge=1)
+    hidden: int = setting(48, ge=1, le=1 << 14)
     lr: float | None = setting(None, gt=0)
     epochs: int = setting(10, ge=1)
     batch_size: int = setting(1024, ge=1)

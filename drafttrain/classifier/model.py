@@ -14,7 +14,7 @@ from torch import nn
 
 from drafttrain.trees.features import check_features
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, require_file
 from drafttrain.utils.writing import write_json
 
 FILE = "classifier.json"
@@ -111,6 +111,7 @@ class Classifier(nn.Module):
             raise UserError(f"{folder / FILE}: no classifier of format {FORMAT_VERSION}; {remedy}")
         try:
             model = cls(described["features"], described["hidden"])
+            require_file(folder / WEIGHTS)
             tensors = load_file(folder / WEIGHTS)
             model.load_state_dict(tensors)
         except UserError as error:

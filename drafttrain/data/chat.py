@@ -32,6 +32,10 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
     begun = bool(turns) and turns[-1].role == "assistant"
     turns = adapt_roles(tokenizer, turns)
     text = render(tokenizer, turns, "prompt", generation_prompt=not begun, open_end=begun)
+    if any(turn.content.strip() not in text for turn in turns if turn.role == "user"):
+        from drafttrain.data.user_turns import require_user_turns  # for templates that change or drop them
+
+        require_user_turns(tokenizer)
     return tokenize(tokenizer, text)
 
 

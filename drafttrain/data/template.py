@@ -87,11 +87,7 @@ def adapt_roles(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> 
     turns = list(messages)
     if any(turn.role == "tool" for turn in turns) and not _takes_role(tokenizer, template, "tool"):
         turns = [replace(turn, role="user") if turn.role == "tool" else turn for turn in turns]
-    if (
-        len(turns) > 1
-        and turns[0].role == "system"
-        and turns[1].role == "user"
-        and not _takes_role(tokenizer, template, "system")
-    ):
+    starts = [turn.role for turn in turns[:2]]
+    if starts == ["system", "user"] and not _takes_role(tokenizer, template, "system"):
         turns[:2] = [replace(turns[1], content=turns[0].content + "\n\n" + turns[1].content)]
     return turns

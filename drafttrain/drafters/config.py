@@ -70,18 +70,18 @@ class DrafterConfig:
 
     kind: str = "edd"
     tapped_blocks: list[int] = setting(default_factory=lambda: [-4])
-    layers: int = setting(1, ge=1)
+    layers: int = setting(1, ge=1, le=1000)
     anchor: bool = False
     kv_heads: int | None = setting(None, ge=1)
     draft_vocab_size: int | None = setting(8192, ge=1)
     init: str | int = "random"
     train_embeddings: bool = False
     train_head: bool = True
-    heads: int = setting(5, ge=1)
+    heads: int = setting(5, ge=1, le=100)
     noise: float = setting(0.1, ge=0)
     input_norms: bool = False
     model: str | None = None
-    lora_rank: int | None = setting(None, ge=1)
+    lora_rank: int | None = setting(None, ge=1, le=1 << 16)
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from drafttrain.inference.sampling import SamplingParams
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import usable
+from drafttrain.utils.files import require_file, usable
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted
 from drafttrain.utils.writing import whole_file
@@ -155,6 +155,7 @@ class MeasurementLog:
     def __init__(self, path: str | os.PathLike, key: str, replace: bool = True):
         self.path, self.key = Path(path), key
         self._known: dict[tuple, Measurement] = {}
+        require_file(self.path)
         # the last element is empty, or a line that a kill cut off
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         head = json.dumps({"measured": key}).encode()

@@ -33,7 +33,7 @@ from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, require_file
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.manifest import is_ours, write_manifest
 
@@ -105,6 +105,7 @@ def _check_whole(bundle: Path) -> None:
     """
     classifier = [CLASSIFIER_WEIGHTS] if (bundle / CLASSIFIER_WEIGHTS).exists() else []
     for name in (WEIGHTS, *classifier):
+        require_file(bundle / name)
         try:
             with safe_open(bundle / name, "np"):  # reads the header, which gives the length of the file
                 pass

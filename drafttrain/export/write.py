@@ -23,6 +23,7 @@ from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.settings import SETTINGS as SELF_DRAFT
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import require_file
 from drafttrain.utils.folders import new_folder
 
 
@@ -59,6 +60,7 @@ def export(
     settings = read_config(drafter)
     if config.ngrams is not None:
         CorpusCache.open(config.ngrams, settings["target"].get("tokenizer"))
+    require_file(drafter / WEIGHTS)
     try:
         tensors = load_file(drafter / WEIGHTS)
     except (OSError, SafetensorError) as error:

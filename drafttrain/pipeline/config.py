@@ -50,8 +50,8 @@ class PaceConfig:
         draft_ms: of a drafting step. null: as long as it takes.
     """
 
-    stage_ms: float | None = setting(None, ge=0, lt=math.inf)
-    draft_ms: float | None = setting(None, ge=0, lt=math.inf)
+    stage_ms: float | None = setting(None, ge=0)
+    draft_ms: float | None = setting(None, ge=0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class DrawConfig:
         seed: of the draws.
     """
 
-    temperature: float = setting(0.0, ge=0, lt=math.inf)
+    temperature: float = setting(0.0, ge=0)
     top_p: float = setting(1.0, gt=0, le=1)
     top_k: int | None = setting(None, ge=1)
     seed: int = 0
@@ -80,8 +80,8 @@ class LinkConfig:
         ms: latency of a message.
     """
 
-    gbit: float = setting(10.0, gt=0, lt=math.inf)
-    ms: float = setting(0.1, ge=0, lt=math.inf)
+    gbit: float = setting(10.0, gt=0)
+    ms: float = setting(0.1, ge=0)
 
 
 @dataclass(kw_only=True)
@@ -129,7 +129,7 @@ class PipelineConfig:
     pace: PaceConfig = field(default_factory=PaceConfig)
     link: LinkConfig | None = None
     probe: bool = True
-    timeout_s: float = setting(60.0, gt=0, lt=math.inf)
+    timeout_s: float = setting(60.0, gt=0)
     out: str | None = None
 
     def check(self) -> None:
@@ -205,13 +205,13 @@ class SimulateConfig:
     limit: int | None = setting(None, ge=1)
     max_new_tokens: int = setting(128, ge=2)
     sampling: DrawConfig = field(default_factory=DrawConfig)
-    stages: list[int] = setting(default_factory=lambda: [2, 4, 7, 14], ge=1)
+    stages: list[int] = setting(default_factory=lambda: [2, 4, 7, 14], ge=1, le=1000)
     width: int = setting(8, ge=1)
     children: int = setting(8, ge=1)
     link: LinkConfig = field(default_factory=LinkConfig)
     target_ms: list[list[float]] | None = None
     draft_ms: list[list[float]] | None = None
-    sync_ms: float = setting(0.5, ge=0, lt=math.inf)
+    sync_ms: float = setting(0.5, ge=0)
     costs: str | None = None
     threads: int = setting(1, ge=1)
     out: str

@@ -27,7 +27,7 @@ from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import TreeCache
-from drafttrain.target_lm.loading import load_tokenizer
+from drafttrain.target_lm.loading import load_config, load_tokenizer
 from drafttrain.target_lm.masks import allowed_slots, attention_mask
 from drafttrain.target_lm.model import (
     FrozenTarget,
@@ -37,7 +37,7 @@ from drafttrain.target_lm.model import (
 )
 from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, require_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAMPLES, SAMPLE = 64, 4096  # places in each file of weights that ranks compare, and bytes of each
@@ -172,7 +172,7 @@ def load_part(
         UserError: the target cannot be cut, has no such blocks, or its weights are missing, damaged or no
             safetensors.
     """
-    config = AutoConfig.from_pretrained(place)
+    config = load_config(place)
     n_blocks = config.num_hidden_layers
     if not 0 <= blocks.start < blocks.stop <= n_blocks:
         raise UserError(
@@ -233,7 +233,7 @@ def load_shell(place: str, dtype: torch.dtype, embeddings: torch.Tensor | None =
     Raises:
         UserError: as `load_part`.
     """
-    config = AutoConfig.from_pretrained(place)
+    config = load_config(place)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
@@ -272,7 +272,7 @@ def stop_tokens(place: str, eos: int) -> tuple[int, ...]:
 def part_bytes(place: str, blocks: range, dtype: torch.dtype) -> int:
     """Return the bytes of the weights of some blocks, with the embeddings, norm and head of the first and the
     last; nothing is loaded."""
-    model = _without_weights(place, AutoConfig.from_pretrained(place), blocks, dtype)
+    model = _without_weights(place, load_config(place), blocks, dtype)
     return sum(weight.numel() * weight.element_size() for weight in {*model.parameters()})
 
 
@@ -335,6 +335,7 @@ def _read(folder: Path, sources: Mapping[str, str], tied: bool) -> dict[str, tor
 
 
 def _opened(path: Path) -> safe_open:
+    require_file(path)
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:

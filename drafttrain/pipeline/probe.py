@@ -5,12 +5,12 @@ transformers' own blocks in fp32, which it loads one after the other, so that it
 """
 
 import torch
-from transformers import AutoConfig
 
 from drafttrain.pipeline.part import TargetPart, load_part
 from drafttrain.pipeline.program import Member
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Program, Receive, Send
+from drafttrain.target_lm.loading import load_config
 from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.tree_check import PARENTS, PREFIX, ROUNDED_TOLERANCE, TOLERANCE
 from drafttrain.trees.tree import TokenTree
@@ -19,7 +19,7 @@ from drafttrain.utils.errors import UserError
 
 def probe_ids(place: str) -> torch.Tensor:
     """Return the tokens of the probe, the prefix first, int64 [p + n]."""
-    vocabulary = AutoConfig.from_pretrained(place).get_text_config().vocab_size
+    vocabulary = load_config(place).get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
     return torch.randint(vocabulary, (PREFIX + len(PARENTS),), generator=generator)
 
@@ -47,7 +47,7 @@ def whole_logits(place: str, ids: torch.Tensor) -> torch.Tensor:
     tree = TokenTree.from_lists([ids[PREFIX:].tolist()], [list(PARENTS)], ids.device)
     x, y, order = ids[None, :PREFIX], tree.tokens, torch.arange(PREFIX)
     part: TargetPart | None = None
-    for block in range(AutoConfig.from_pretrained(place).get_text_config().num_hidden_layers):
+    for block in range(load_config(place).get_text_config().num_hidden_layers):
         part = load_part(place, range(block, block + 1), torch.float)
         cache = part.new_cache(PREFIX + tree.width)
         x, _ = part.run(cache, x, order, causal(PREFIX, ids.device))

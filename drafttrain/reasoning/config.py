@@ -1,6 +1,5 @@
 """Settings of a search and the keys of a recipe of `drafttrain reason`."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +18,7 @@ class SamplingConfig:
         top_k: at most this many of the most probable tokens. null: all.
     """
 
-    temperature: float = setting(1.0, ge=0, lt=math.inf)
+    temperature: float = setting(1.0, ge=0)
     top_p: float = setting(1.0, gt=0, le=1)
     top_k: int | None = setting(None, ge=1)
 
@@ -39,9 +38,9 @@ class SearchConfig:
         seed: every call has a seed of its own, made from this one, the node's path and the call's number.
     """
 
-    thoughts: int = setting(3, ge=1)
-    breadth: int = setting(1, ge=1)
-    steps: int | None = setting(None, ge=1)
+    thoughts: int = setting(3, ge=1, le=1000)
+    breadth: int = setting(1, ge=1, le=1000)
+    steps: int | None = setting(None, ge=1, le=1000)
     search: str = "bfs"
     evaluator: Literal["value", "vote"] = "value"
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

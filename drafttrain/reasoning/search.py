@@ -78,7 +78,7 @@ class AStar:
         expansions: states that are expanded at most.
     """
 
-    weight: float = setting(1.0, ge=0, lt=math.inf)
+    weight: float = setting(1.0, ge=0)
     expansions: int = setting(64, ge=1)
     votes: ClassVar[bool] = False
 
@@ -135,7 +135,7 @@ class MonteCarlo:
     """
 
     rounds: int = setting(24, ge=1)
-    explore: float = setting(0.5, ge=0, lt=math.inf)
+    explore: float = setting(0.5, ge=0)
     votes: ClassVar[bool] = False
 
     def run(self, tree: ThoughtTree, breadth: int) -> Round[State | None]:

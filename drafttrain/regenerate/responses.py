@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import require_file
 
 RESPONSES, PARTIAL, FAILED = "responses.jsonl", "responses.partial.jsonl", "failed.jsonl"
 
@@ -108,6 +109,7 @@ class ResponseFile:
         if self.final.exists():
             # With both, the process died between making one and removing the other: the final one is whole.
             os.replace(self.final, self.partial)
+        require_file(self.partial)
         self._file = open(self.partial, "ab+")
         end = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
@@ -166,6 +168,7 @@ def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole rows of another run's folder, finished or not, without changing it."""
     for path in (folder / RESPONSES, folder / PARTIAL):
         if path.exists():
+            require_file(path)
             with open(path, "rb") as file:
                 yield from (row for line in file if (row := _parse(line)) is not None)
             return

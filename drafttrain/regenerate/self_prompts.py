@@ -19,6 +19,7 @@ from drafttrain.inference.sampling import SamplingParams
 from drafttrain.regenerate.engines import in_process
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import require_file
 from drafttrain.utils.progress import counted
 from drafttrain.utils.writing import write_text
 
@@ -104,9 +105,16 @@ def _read_part(part: Path) -> Iterator[tuple[int, str | None]]:
     """Yield what an interrupted call has done; cut off a half-written last line."""
     if not part.exists():
         return
+    require_file(part)
     whole = part.read_bytes()
     whole = whole[: whole.rfind(b"\n") + 1]
     os.truncate(part, len(whole))
-    for line in whole.decode("utf-8").split("\n"):
-        if line:
-            yield tuple(json.loads(line))
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            match json.loads(line):
+                case [int() as i, str() | None as prompt]:
+                    yield i, prompt
+                    continue
+        except ValueError:
+            pass
+        raise UserError(f"{part}: line {number}: must be a number and a prompt, got others; remove the file")

@@ -245,6 +245,7 @@ def read_points(path: Path) -> list[Point]:
     """
     if not path.exists():
         raise UserError(f"{path}: no such file; {SWEEP}")
+    require_file(path)
     with usable(path, SWEEP):
         points = [Point(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         if not points:

@@ -179,7 +179,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return 1
     except Exception as error:
-        if (problem := disk_problem(error)) is None:
+        from drafttrain.utils.memory import memory_problem
+
+        if (problem := disk_problem(error) or memory_problem(error)) is None:
             raise
         print(f"drafttrain: {problem}", file=sys.stderr)
         return 2

@@ -227,7 +227,7 @@ def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
 def _small_lm(place: str) -> PreTrainedModel | None:
     """The small LM of that folder or Hub id, or of a drafter's folder, without weights; None if not there."""
     try:
-        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             is_drafter = isinstance(config, CausalLmConfig)
             return AutoModelForCausalLM.from_config(config.lm_config() if is_drafter else config)
@@ -250,7 +250,7 @@ def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
             if not (place / "config.json").is_file():
                 raise UserError(f"plan.target_config: {place} has no config.json; name a folder that has one")
     try:
-        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             return FrozenTarget(AutoModelForCausalLM.from_config(config), None, str(place))
     except (OSError, ValueError, UserError):

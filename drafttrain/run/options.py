@@ -69,10 +69,11 @@ def option(parser: argparse._ActionsContainer, shown: str, text: str, **settings
     """
     name, *value = shown.strip("[]").split()
     if not name.startswith("-"):
-        settings = {"metavar": name, **({"nargs": "?"} if shown.startswith("[") else {}), **settings}
+        optional = {"nargs": "?"} if shown.startswith("[") else {}
+        settings = {"metavar": name, "type": filled, **optional, **settings}
         name = name.lower()
     elif value:
-        settings = {"metavar": value[0], **({"type": positive} if value[0] == "N" else {}), **settings}
+        settings = {"metavar": value[0], "type": positive if value[0] == "N" else filled, **settings}
         settings |= {"nargs": "+"} if value[-1] == "..." else {}
     elif "choices" not in settings:
         is_off = name.startswith("--no-")
@@ -144,6 +145,13 @@ def without_none(hint: Any) -> Any:
     return hint
 
 
+def filled(text: str) -> str:
+    """Read a text; an empty one, as of a shell's unset variable, is not taken for an option left out."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; leave it out for its default")
+    return text
+
+
 def whole(text: str) -> int:
     """Read a whole number from 0 up."""
     if not text.isdecimal():
@@ -175,7 +183,7 @@ def _options(hint: Any) -> dict[str, Any]:
         return {"choices": typing.get_args(hint)}
     if typing.get_origin(hint) in (list, tuple, Sequence):
         return {**_options(typing.get_args(hint)[0]), "nargs": "+", "action": "extend"}
-    return {"type": {int: whole, float: number}.get(hint, str)}
+    return {"type": {int: whole, float: number}.get(hint, filled)}
 
 
 def _metavar(kind: Any, name: str) -> str:

@@ -87,15 +87,14 @@ def show_plan(config: PipelineConfig) -> None:
         UserError: the target cannot be cut so.
     """
     import torch
-    from transformers import AutoConfig
 
     from drafttrain.bundle import find_bundle
     from drafttrain.pipeline.part import part_bytes
     from drafttrain.pipeline_decoder import DRAFT_SLOTS, ROOM, cut, layout_of
-    from drafttrain.target_lm.loading import choose_dtype, resolve_target
+    from drafttrain.target_lm.loading import choose_dtype, load_config, resolve_target
 
     place = resolve_target(config.target)
-    target = AutoConfig.from_pretrained(place).get_text_config()
+    target = load_config(place).get_text_config()
     dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
     blocks, layout = cut(config, target), layout_of(config)
     heads = getattr(target, "num_key_value_heads", None) or target.num_attention_heads

@@ -183,8 +183,8 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
             text = rest.pop(0)
         try:
             pairs.append((key.replace("-", "_"), yaml.safe_load(text)))
-        except yaml.YAMLError:
-            raise UserError(f"{word}: {text!r} cannot be read as a value; quote it") from None
+        except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: too many digits
+            raise UserError(f"{word}: {brief(text, 40)!r} cannot be read as a value; quote it") from None
     return pairs
 
 
@@ -222,7 +222,7 @@ def _read_yaml(path: Path) -> dict:
         raise UserError(f"{path}: cannot be read ({error}); name another recipe file") from None
     except RecursionError:
         raise UserError(f"{path}: must not be nested so deeply; correct it") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: too many digits
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         what = getattr(error, "problem", None) or " ".join(str(error).split())
@@ -254,6 +254,8 @@ def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type
 
             raise UserError(f"{where}: unknown key {prefix}{key}; {remedy(cls, prefix, str(key), root)}")
         section, in_list = section_of(hints[key])
+        if value is None and prefix and type(None) not in typing.get_args(hints[key]):
+            raise UserError(f"{where}: {prefix}{key}: must not be null; leave it out for its default")
         if section is None or value is None:
             continue
         if in_list and not isinstance(value, list):

@@ -22,6 +22,7 @@ TABLES = {  # of a benchmark: the options that each knows beside those that all 
 }
 BENCHMARK = ("limit", "turns", "temperatures", "repeats", "max_new_tokens", "seed", "skip_long", "busy")
 NGRAMS = ("exclude", "gram", "min_count", "top", "held_out", "processes", "memory")
+TRACED = ("target", "dtype", "tree", "calibration", "max_new_tokens")
 DUMP = ("max_new_tokens", "top_k", "max_depth", "temperature")
 CLASSIFIER = ("features", "hidden", "lr", "epochs", "batch_size", "negatives", "share", "threshold", "seed")
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
@@ -354,6 +355,8 @@ def report(args: argparse.Namespace) -> None:
         require(args, "out")
     if "prompt" in args:
         _trace(args)
+    else:
+        refuse(args, "without --prompt", *TRACED)
     if "folder" not in args:
         return
     from drafttrain.report.build import write_report
@@ -366,8 +369,7 @@ def _trace(args: argparse.Namespace) -> None:
     require(args, "bundles", "trace")
     from drafttrain.report.trace import trace_prompt
 
-    names = ("target", "dtype", "tree", "calibration", "max_new_tokens")
-    found = trace_prompt(args.bundles[0], _text(args.prompt), args.trace, **given(args, *names))
+    found = trace_prompt(args.bundles[0], _text(args.prompt), args.trace, **given(args, *TRACED))
     print(f"{args.trace}: {len(found.iterations)} iterations, accept_len {found.accept_len:.2f}")
 
 

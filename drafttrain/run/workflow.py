@@ -111,11 +111,7 @@ class Workflow:
     """
 
     def __init__(
-        self,
-        recipe: Any,
-        stages: Sequence[Stage],
-        console: Console | None = None,
-        again: Sequence[str] = (),
+        self, recipe: Any, stages: Sequence[Stage], console: Console | None = None, again: Sequence[str] = ()
     ):
         self.recipe, self.stages = recipe, list(stages)
         self.again = {self._stage(name).name for name in again}

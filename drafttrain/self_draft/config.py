@@ -32,7 +32,7 @@ class NgramConfig:
     min_count: int = setting(2, ge=1)
     top: int = setting(16, ge=1)
     held_out: float = setting(0.02, ge=0, lt=1)
-    processes: int = setting(2, ge=1)
+    processes: int = setting(2, ge=1, le=1024)
     memory: float = setting(1.0, gt=0)
 
     def check(self) -> None:

@@ -23,6 +23,7 @@ from drafttrain.self_draft.candidates import CandidateModel, Candidates, Feature
 from drafttrain.self_draft.context_cache import ACCEPTED, BRANCH, PROMPT, RECYCLED, ContextCache
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
@@ -48,16 +49,16 @@ class SelfDraftConfig:
         seed: of the tokens that branches start from.
     """
 
-    branches: int = setting(0, ge=0)
-    branch_length: int = setting(6, ge=1)
-    gram: int = setting(4, ge=1)
-    budget: int = setting(12, ge=0)
+    branches: int = setting(0, ge=0, le=WIDEST)
+    branch_length: int = setting(6, ge=1, le=DEEPEST)
+    gram: int = setting(4, ge=1, le=DEEPEST)
+    budget: int = setting(12, ge=0, le=LARGEST)
     least: float = setting(0.05, ge=0, lt=1)
-    max_depth: int = setting(10, ge=1)
+    max_depth: int = setting(10, ge=1, le=DEEPEST)
     context: bool = True
-    recycle: int = setting(4, ge=0)
-    longest: int = setting(4, ge=1)
-    width: int = setting(4, ge=1)
+    recycle: int = setting(4, ge=0, le=WIDEST)
+    longest: int = setting(4, ge=1, le=DEEPEST)
+    width: int = setting(4, ge=1, le=WIDEST)
     seed: int = 0
 
     def __post_init__(self) -> None:

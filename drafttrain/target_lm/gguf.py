@@ -31,7 +31,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafttrain.utils.disk import require_free_disk
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
 # Values of `tokenizer.ggml.pre` whose token ids are known to come out right. Those of the first group split
 # off every digit before GPT-2's pattern applies; transformers knows the patterns of the others.
@@ -61,8 +61,14 @@ def convert_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> dict[str
     path = Path(path)
     metadata, tensors = read_gguf(path)
     require_free_disk(folder, 2 * int(sum(t.n_elements for t in tensors.values())), "the converted model")
-    tokenizer = _load_tokenizer(path, metadata)
-    model = _load_model(path, metadata, tensors)
+    _check_sizes(path, metadata, tensors)
+    try:
+        tokenizer = _load_tokenizer(path, metadata)
+        model = _load_model(path, metadata, tensors)
+    except UserError:
+        raise
+    except Exception as error:  # transformers and tokenizers raise many kinds for damaged files
+        raise UserError(f"{path}: cannot be converted ({brief(error)}); {ELSEWHERE}") from None
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise UserError(f"{path}: {len(tokenizer)} tokens but {rows} embedding rows; download the file again")
@@ -97,6 +103,23 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
     return metadata, tensors
 
 
+def _check_sizes(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderTensor]) -> None:
+    """Compare sizes in the metadata with the tensors, before a model of such a size is made.
+
+    Raises:
+        UserError: they differ.
+    """
+    blocks = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    table = tensors.get("token_embd.weight")
+    found = {"block_count": len(blocks), "embedding_length": None if table is None else int(table.shape[0])}
+    for key, size in found.items():
+        stated = metadata.get(f"{metadata['general.architecture']}.{key}")
+        if stated != size:
+            raise UserError(
+                f"{path}: {key}: must be {size}, as its tensors have it, got {stated}; download it again"
+            )
+
+
 def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     kind, pre = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
     if kind == "gpt2" and pre not in KNOWN_PRE_TOKENIZERS:
@@ -106,7 +129,9 @@ def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizer
         )
     with _linked_alone(path) as folder:
         try:
-            backend = AutoTokenizer.from_pretrained(folder, gguf_file=path.name).backend_tokenizer
+            backend = AutoTokenizer.from_pretrained(
+                folder, gguf_file=path.name, trust_remote_code=False
+            ).backend_tokenizer
         except (ValueError, KeyError) as error:
             raise UserError(
                 f"{path}: cannot convert the tokenizer ({_first_line(error)}); {ELSEWHERE}"

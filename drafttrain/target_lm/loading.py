@@ -29,10 +29,7 @@ STORED = "stored"  # the dtype of the checkpoint, for what copies weights instea
 
 
 def load_target(
-    model: str,
-    dtype: str | torch.dtype = "auto",
-    device: str = "auto",
-    work: Work = "products",
+    model: str, dtype: str | torch.dtype = "auto", device: str = "auto", work: Work = "products"
 ) -> FrozenTarget:
     """Loads a frozen target with its tokenizer, and lowers torch's threads to the cores that this process may
     use (`threads.py`).
@@ -53,7 +50,7 @@ def load_target(
     place = resolve_target(model)
     tokenizer = load_tokenizer(place)
     if isinstance(dtype, str) and dtype != STORED:
-        dtype = dtype_for(_load_config(place), dtype, _device(device), work)
+        dtype = dtype_for(load_config(place), dtype, _device(device), work)
     language_model = load_model(place, dtype).to(_device(device))
     rows = language_model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
@@ -74,7 +71,7 @@ def choose_dtype(model: str, dtype: str, device: str = "auto", work: Work = "pro
     Raises:
         UserError: no such dtype, device or target.
     """
-    return dtype_for(_load_config(resolve_target(model)), dtype, _device(device), work)
+    return dtype_for(load_config(resolve_target(model)), dtype, _device(device), work)
 
 
 def dtype_for(config: PreTrainedConfig, dtype: str, device: torch.device, work: Work) -> torch.dtype:
@@ -84,11 +81,7 @@ def dtype_for(config: PreTrainedConfig, dtype: str, device: torch.device, work: 
     return resolve_dtype(dtype, work, device, hidden, getattr(text, "intermediate_size", None) or 4 * hidden)
 
 
-def load_for_decoding(
-    model: str,
-    dtype: str | torch.dtype = "auto",
-    device: str = "auto",
-) -> FrozenTarget:
+def load_for_decoding(model: str, dtype: str | torch.dtype = "auto", device: str = "auto") -> FrozenTarget:
     """`load_target`, checked to verify trees correctly, its weights laid out for decoding.
 
     Raises:
@@ -118,7 +111,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """
     place = resolve_target(model)
     with _one_line_errors(model, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(place)
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         tokenizer("a")  # settings of wrong types fail only now
     if tokenizer.eos_token_id is None:
         raise UserError(f"{model}: its tokenizer has no EOS token; set eos_token in tokenizer_config.json")
@@ -149,9 +142,14 @@ def resolve_target(model: str) -> str:
     return model
 
 
-def _load_config(place: str) -> PreTrainedConfig:
+def load_config(place: str) -> PreTrainedConfig:
+    """Return the config of a folder or Hub id; no code that comes with it is run.
+
+    Raises:
+        UserError: it cannot be read, or is not that of a causal LM with possible sizes.
+    """
     with _one_line_errors(place, "config"):
-        config = AutoConfig.from_pretrained(place)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     _require_causal_lm(place, config)
     require_values(place, config.get_text_config())
     return config
@@ -159,7 +157,7 @@ def _load_config(place: str) -> PreTrainedConfig:
 
 def load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
     """Load the causal LM in a folder; arguments and errors as `load_target`, without "auto"."""
-    config = _load_config(place)
+    config = load_config(place)
     safe = True
     if not any(Path(place).glob("*.safetensors")):
         from drafttrain.target_lm.pickles import are_allowed

@@ -66,7 +66,7 @@ class TrainingConfig:
     max_steps: int | None = setting(None, ge=0)
     max_minutes: float | None = setting(None, gt=0)
     rows_per_batch: int = setting(8, ge=1)
-    row_length: int = setting(512, ge=2)
+    row_length: int = setting(512, ge=2, le=1 << 20)
     gradient_accumulation_steps: int = setting(1, ge=1)
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     final_lr_ratio: float = setting(0.0, ge=0, le=1)
@@ -81,11 +81,11 @@ class TrainingConfig:
     eval_prompts: str | None = None
     eval_prompt_limit: int = setting(16, ge=1)
     eval_new_tokens: int = setting(64, ge=1)
-    eval_draft_length: int = setting(5, ge=1)
+    eval_draft_length: int = setting(5, ge=1, le=100)
     logging_steps: int = setting(10, ge=1, metadata=NO_CHANGE)
     save_steps: int = setting(200, ge=1)
     save_total_limit: int = setting(2, ge=1)
-    seed: int | None = setting(None, ge=0)
+    seed: int | None = setting(None, ge=0, lt=1 << 32)
     bf16: bool | Literal["auto"] = setting("auto", metadata={"settled": True})
     report_to: Literal["none", "wandb"] = setting("none", metadata=NO_CHANGE)
     wandb_mode: Literal["offline", "online"] = setting("offline", metadata=NO_CHANGE)

@@ -69,11 +69,7 @@ class PackedRows(Dataset):
     """
 
     def __init__(
-        self,
-        corpus: datasets.Dataset,
-        row_length: int,
-        seed: int,
-        store: "HiddenStateStore | None" = None,
+        self, corpus: datasets.Dataset, row_length: int, seed: int, store: "HiddenStateStore | None" = None
     ):
         self.corpus, self.row_length, self.store = corpus.with_format("numpy"), row_length, store
         lengths = document_lengths(corpus)

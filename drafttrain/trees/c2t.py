@@ -10,7 +10,7 @@ import torch
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import top_entropy
-from drafttrain.trees.interface import Confidence, TreePolicy
+from drafttrain.trees.interface import DEEPEST, WIDEST, Confidence, TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.ranges import setting
 
@@ -49,9 +49,9 @@ class C2tPolicy(TreePolicy):
 
     confidence: Confidence
     beta: float = setting(0.5, gt=0, lt=1)
-    top_k: int = setting(15, ge=1)
-    layer_k: int | None = setting(15, ge=1)
-    max_depth: int = setting(10, ge=0)
+    top_k: int = setting(15, ge=1, le=WIDEST)
+    layer_k: int | None = setting(15, ge=1, le=WIDEST)
+    max_depth: int = setting(10, ge=0, le=DEEPEST)
     expand: float | None = setting(None, gt=0, lt=1)
 
     @classmethod

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
@@ -22,9 +22,9 @@ class CapePolicy(TreePolicy):
         widths: children in each class, the chain's token included.
     """
 
-    max_depth: int = setting(5, ge=0)
+    max_depth: int = setting(5, ge=0, le=DEEPEST)
     bounds: tuple[float, ...] = (0.3, 0.6, 0.8)
-    widths: tuple[int, ...] = setting((7, 5, 3, 1), ge=1)
+    widths: tuple[int, ...] = setting((7, 5, 3, 1), ge=1, le=WIDEST)
 
     def __post_init__(self) -> None:
         super().__post_init__()

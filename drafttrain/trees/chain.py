@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import DEEPEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
@@ -18,7 +18,7 @@ class ChainPolicy(TreePolicy):
         length: drafted tokens, root excluded.
     """
 
-    length: int = setting(ge=0)
+    length: int = setting(ge=0, le=DEEPEST)
 
     @property
     def max_depth(self) -> int:

@@ -6,7 +6,7 @@ import torch
 
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
@@ -22,9 +22,9 @@ class Eagle2Policy(TreePolicy):
         total: drafted nodes that are verified, root excluded; None: all of them.
     """
 
-    top_k: int = setting(10, ge=1)
-    max_depth: int = setting(6, ge=0)
-    total: int | None = setting(50, ge=0)
+    top_k: int = setting(10, ge=1, le=WIDEST)
+    max_depth: int = setting(6, ge=0, le=DEEPEST)
+    total: int | None = setting(50, ge=0, le=LARGEST)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
@@ -33,12 +33,7 @@ class Eagle2Policy(TreePolicy):
 
 
 def expand_best(
-    drafter: Drafter,
-    state: object,
-    root: torch.Tensor,
-    top_k: int,
-    max_depth: int,
-    entropies: bool = False,
+    drafter: Drafter, state: object, root: torch.Tensor, top_k: int, max_depth: int, entropies: bool = False
 ) -> TokenTree:
     """Grow EAGLE-2's tree before the rerank: in each layer the `top_k` nodes of highest joint probability
     get `top_k` children each. All rows have the same shape.

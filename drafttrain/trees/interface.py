@@ -12,6 +12,8 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import check_ranges
 
+DEEPEST, WIDEST, LARGEST = 128, 128, 4096  # layers; children of a node, or nodes of a layer; nodes of a tree
+
 
 class Confidence(Protocol):
     """Predicts how likely nodes are to be accepted. On the host and in numpy: growth waits for the confidence

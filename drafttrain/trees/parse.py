@@ -26,10 +26,7 @@ def policy_maker(name: str) -> Callable[..., TreePolicy]:
 
 
 def parse_policy(
-    text: str,
-    costs: Costs | None = None,
-    confidence: Confidence | None = None,
-    others: Sequence[str] = (),
+    text: str, costs: Costs | None = None, confidence: Confidence | None = None, others: Sequence[str] = ()
 ) -> TreePolicy:
     """Return the policy that a text such as `chain:length=4` or `timed` names.
 

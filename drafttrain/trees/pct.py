@@ -9,7 +9,7 @@ import torch
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
@@ -34,8 +34,8 @@ class PctPolicy(TreePolicy):
 
     draft_seconds: float | None = setting(None, gt=0)
     verify_seconds: float | None = setting(None, gt=0)
-    width: int = setting(5, ge=1)
-    max_depth: int = setting(10, ge=0)
+    width: int = setting(5, ge=1, le=WIDEST)
+    max_depth: int = setting(10, ge=0, le=DEEPEST)
     min_confidence: float = setting(0.01, ge=0, le=1)
     threshold: float | None = setting(None, gt=0, le=1)
 

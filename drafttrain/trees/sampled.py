@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import LARGEST, TreePolicy
 from drafttrain.trees.tree import DrawnFrom, TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
@@ -25,7 +25,7 @@ class SampledTreePolicy(TreePolicy):
 
     k_config: Sequence[int] = setting(ge=1)
     temperature: float = setting(1.0, gt=0)
-    candidates: int = setting(128, ge=1)
+    candidates: int = setting(128, ge=1, le=LARGEST)
 
     draws = True
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import LARGEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -14,7 +14,6 @@ from drafttrain.utils.errors import UserError
 EAGLE1_PATHS = (
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001".split()
 )
-LARGEST = 4096  # nodes
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
@@ -43,9 +43,9 @@ class TimedPolicy(TreePolicy):
     rate: float = setting(gt=0)
     acceptance: tuple[float, ...] = setting((0.6,), gt=0, le=1)
     promise: AcceptanceCurve | None = None
-    width: int = setting(4, ge=1)
-    frontier: int = setting(8, ge=1)
-    max_depth: int = setting(10, ge=0)
+    width: int = setting(4, ge=1, le=WIDEST)
+    frontier: int = setting(8, ge=1, le=WIDEST)
+    max_depth: int = setting(10, ge=0, le=DEEPEST)
 
     @classmethod
     def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Ranges of settings, declared where the settings are: `lr: float = setting(1e-4, gt=0)`."""
 
+import math
 import operator
 from dataclasses import MISSING, field, fields
 from typing import Any
@@ -21,8 +22,10 @@ def setting(
 
     Args:
         metadata: of the field, for others.
-        bounds: some of ge, gt, le, lt, as in pydantic; None is within any.
+        bounds: some of ge, gt, le, lt, as in pydantic; None is within any, infinity within none.
     """
+    if bounds and not bounds.keys() & {"le", "lt"}:
+        bounds["lt"] = math.inf
     metadata = {**(metadata or {}), "bounds": bounds}
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
@@ -40,7 +43,8 @@ def check_ranges(settings: Any, section: str = "") -> None:
         value, bounds = getattr(settings, item.name), item.metadata.get("bounds", {})
         for number in value if isinstance(value, list | tuple) else [value]:
             if number is not None and not all(SIGNS[name][0](number, bounds[name]) for name in bounds):
-                words = " and ".join(f"{SIGNS[name][1]} {bound:g}" for name, bound in bounds.items())
+                shown = [name for name in bounds if bounds[name] < math.inf or not number < math.inf]
+                words = " and ".join(f"{SIGNS[name][1]} {bounds[name]:.10g}" for name in shown)
                 given = list(value) if isinstance(value, tuple) else value
                 key = f"{section}.{item.name}" if section else item.name
                 raise UserError(f"{key}: must be {words}, got {given}")

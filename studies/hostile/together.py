@@ -53,7 +53,7 @@ def both(first: list[str], second: list[str], world: Path, place: Path, delay: f
     begun = runner.start(first, logs[0], world)
     time.sleep(delay)
     other = runner.start(second, logs[1], world)
-    statuses = [runner.wait(process, runner.LIMIT) for process in (begun, other)]
+    statuses = [runner.wait(process, log) for process, log in zip((begun, other), logs)]
     return [runner.ending(status, log.read_text(errors="replace")) for status, log in zip(statuses, logs)]
 
 

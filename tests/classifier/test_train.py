@@ -220,10 +220,10 @@ def test_damaged_dumps(columns, tmp_path):
         ({"features": ("P", "x")}, "features: must be some of P,H,d,p,rank, each once, got P,x"),
         ({"features": ("P", "P")}, "each once"),
         ({"features": ()}, "must be some of"),
-        ({"hidden": 0}, "hidden: must be >= 1, got 0"),
+        ({"hidden": 0}, "hidden: must be >= 1 and <= 16384, got 0"),
         ({"lr": 0.0}, "lr: must be > 0, got 0.0"),
         ({"share": 1.5}, "share: must be > 0 and <= 1, got 1.5"),
-        ({"negatives": float("nan")}, "negatives: must be > 0, got nan"),
+        ({"negatives": float("nan")}, "negatives: must be > 0 and < inf, got nan"),
     ],
 )
 def test_impossible_settings(settings, message, trees, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from drafttrain.data import template
+from drafttrain.data.chat import encode_prompt
 from drafttrain.data.message import Message
 from drafttrain.data.template import render
 from drafttrain.utils.errors import UserError
@@ -37,3 +38,20 @@ def test_what_a_template_may_do(text, reason, monkeypatch):
     with pytest.raises(UserError, match=reason) as found:
         render(tokenizer, CHAT, "prompt")
     assert "\n" not in str(found.value) and str(found.value).startswith("prompt: must be turns")
+
+
+@pytest.mark.parametrize("text", ["You are brief.", "{% for m in messages %}{{ m.role }}{% endfor %}"])
+def test_a_template_without_the_users_turns(text):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = text
+    with pytest.raises(UserError, match="chat template must show the user's turns"):
+        encode_prompt(tokenizer, CHAT)
+
+
+def test_a_template_that_wants_a_system_turn(monkeypatch):
+    tokenizer = tiny_tokenizer()
+    start = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    tokenizer.chat_template = start + tokenizer.chat_template
+    assert encode_prompt(tokenizer, [Message("system", "Be brief."), *CHAT])
+    with pytest.raises(UserError, match="system first"):
+        encode_prompt(tokenizer, CHAT)

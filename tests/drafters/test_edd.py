@@ -236,7 +236,7 @@ def test_embeddings_are_converted_where_dtypes_differ(make_target, make_drafter)
         ({"tapped_blocks": []}, "drafter.tapped_blocks: must name at least one block"),
         ({"init": -5}, "drafter.init: must be a block of tiny llama, -4 to 3, got -5"),
         ({"init": "randm"}, "drafter.init"),
-        ({"layers": 0}, "drafter.layers: must be >= 1, got 0"),
+        ({"layers": 0}, "drafter.layers: must be >= 1 and <= 1000, got 0"),
     ],
 )
 def test_impossible_shapes_are_refused(settings, words, make_target):

@@ -39,7 +39,6 @@ from tests.hostile.runner import Case
 
 CHATS = ROOT / "data/train/conversations.jsonl"
 FULL = "runs/full"  # a run of all stages, below the world
-MAKING = 300.0  # seconds for such a run
 GENERATE = (
     "generate",
     "--target",
@@ -219,7 +218,9 @@ def make(folder: Path) -> None:
     Classifier(["P", "d"], 8).save(folder / "bundle", {})  # untrained, as the drafter is
     with open(CHATS, encoding="utf-8") as file:
         (folder / "chats.jsonl").write_text("".join(itertools.islice(file, 12)), encoding="utf-8")
-    prompts = [{"id": str(i), "prompt": text} for i, text in enumerate(("Why is it so?", "Count to ten."))]
+    prompts = [
+        {"id": str(i), "prompt": text} for i, text in enumerate(("Why is it so?", "Count to ten, please."))
+    ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     recipe = {
         "target": {"model": "target", "dtype": "float32"},  # cases run in their copy of the world
@@ -249,7 +250,7 @@ def make(folder: Path) -> None:
         [word.format(world=folder) for word in COMMANDS["benchmark, again"]],
         [word.format(world=folder) for word in COMMANDS["reason, again"]],
     ):
-        if runner.wait(runner.start(words, log, folder), MAKING) != 0:
+        if runner.call(words, log, folder) != 0:
             raise RuntimeError(f"{words}: must run: {log.read_text()[-2000:]}")
     shutil.copytree(folder / FULL / "drafter" / "drafter", folder / "drafter")
 
@@ -299,5 +300,7 @@ def expected(file: str, mutation: Mutation) -> Mutation:
     """Return the mutation with what this file's readers have to make of it."""
     lenient = file.startswith("runs") and "bundle" not in file  # what a command has made it makes again
     lenient |= file in OPTIONAL and mutation.name in ("removed", "is empty dict", "link to itself")
+    lenient |= file.endswith((".yaml", ".jsonl")) and mutation.name == "cut in half"  # may be whole lines
+    lenient |= "template" in file and mutation.name in ("folder", "fifo", "empty")  # no template
     lenient |= any(word in mutation.name for word in UNUSED) and mutation.name.startswith("NaN")
     return replace(mutation, must_fail=mutation.must_fail and not lenient)

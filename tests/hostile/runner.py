@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.hostile.mutations import Mutation
 
-LIMIT = 20.0  # seconds without an end: a hang
+LIMIT = 20.0  # seconds without an end or a further word: a hang
+LONGEST = 300.0  # seconds in all
 RAN = "ran"  # a file that hostile input tries to make
 SIGNALLED = {130: "interrupted", 143: "terminated"}  # exit status -> word
 Begin = Callable[[], Callable[[], None]]
@@ -93,8 +94,8 @@ def run(case: Case, world: Path, place: Path) -> Outcome:
 
 def call(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing) -> int | None:
     """Run a command line in a fork; return its exit status (the negative signal that ended it), None where it
-    did not end in time."""
-    return wait(start(words, log, folder, begin), LIMIT)
+    hung."""
+    return wait(start(words, log, folder, begin), log)
 
 
 def start(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing) -> int:
@@ -134,13 +135,16 @@ def start(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing)
     return child
 
 
-def wait(child: int, limit: float) -> int | None:
-    """Wait for a process of `start`; kill it with its children where it takes longer."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
+def wait(child: int, log: Path) -> int | None:
+    """Wait for a process of `start` that prints to `log`; kill it with its children where it hangs."""
+    begun = last = time.monotonic()
+    size = 0
+    while time.monotonic() < min(last + LIMIT, begun + LONGEST):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if (now := log.stat().st_size if log.exists() else 0) != size:
+            last, size = time.monotonic(), now
         time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)

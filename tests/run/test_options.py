@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+from drafttrain.run import cli
 from drafttrain.run.options import Parser, add_settings, given
 from drafttrain.utils.errors import UserError
 
@@ -87,3 +88,9 @@ def test_mistakes(parser, words, message):
     with pytest.raises(UserError) as error:
         parser.parse_args(words.split())
     assert str(error.value) == message
+
+
+def test_an_empty_text_is_not_taken_for_an_option_left_out():
+    for words in (["generate", "--tree", ""], ["calibrate", ""], ["benchmark", "--trees", "timed", ""]):
+        with pytest.raises(UserError, match="must not be empty; leave it out for its default"):
+            cli.parse(words)

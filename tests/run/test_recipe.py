@@ -135,7 +135,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("hidden_states: {mode: offlin}", "hidden_states.mode: must be one of online, offline, got offlin"),
         # found before the first stage, not when the stage that reads it begins
         ("training: {lr: -1}", "training.lr: must be > 0, got -1.0"),
-        ("drafter: {layers: 0}", "drafter.layers: must be >= 1, got 0"),
+        ("drafter: {layers: 0}", "drafter.layers: must be >= 1 and <= 1000, got 0"),
         ("drafter: {tapped_blocks: []}", "drafter.tapped_blocks: must name at least one block"),
         ("drafter: {draft_vocab_size: 0}", "drafter.draft_vocab_size: must be >= 1, got 0"),
         ("drafter: {kv_heads: 0}", "drafter.kv_heads: must be >= 1, got 0"),
@@ -175,7 +175,10 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ),
         ("evaluate: {trees: [c2t]}", "evaluate.trees: must come with classifier.prompts for c2t, got none"),
         ("evaluate: {trees: ['c2t:bet=1']}", "did you mean beta"),
-        ("classifier: {prompts: {name: a, path: b}, hidden: 0}", "classifier.hidden: must be >= 1, got 0"),
+        (
+            "classifier: {prompts: {name: a, path: b}, hidden: 0}",
+            "classifier.hidden: must be >= 1 and <= 16384, got 0",
+        ),
         (
             "classifier: {prompts: {name: a, path: b}, top_k: 128}",
             "classifier.top_k: must be >= 1 and <= 127, got 128",

@@ -165,7 +165,7 @@ def test_evaluation_prompts_stay_out(tokenizer, tmp_path):
         ({"gram": 17}, "gram: must be >= 2 and <= 16, got 17"),
         ({"min_count": 0}, "min_count: must be >= 1, got 0"),
         ({"top": 0}, "top: must be >= 1, got 0"),
-        ({"processes": 0}, "processes: must be >= 1, got 0"),
+        ({"processes": 0}, "processes: must be >= 1 and <= 1024, got 0"),
         ({"memory": 0.0}, "memory: must be > 0, got 0.0"),
         ({"held_out": 1.0}, "held_out: must be >= 0 and < 1, got 1.0"),
         ({"sources": [Source("nowhere.txt")]}, "nowhere.txt: no such file or folder"),

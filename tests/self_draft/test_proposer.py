@@ -301,8 +301,8 @@ def test_joined_with_a_drafter(edd, prompts, corpus, sure, max_rows):
     "settings, message",
     [
         ({"branches": 2, "branch_length": 3}, "self_draft.gram: must be <= branch_length .3., got 4"),
-        ({"budget": -1}, "self_draft.budget: must be >= 0, got -1"),
-        ({"longest": 0}, "self_draft.longest: must be >= 1, got 0"),
+        ({"budget": -1}, "self_draft.budget: must be >= 0 and <= 4096, got -1"),
+        ({"longest": 0}, "self_draft.longest: must be >= 1 and <= 128, got 0"),
         ({"least": 1.0}, "self_draft.least: must be >= 0 and < 1, got 1.0"),
     ],
 )

@@ -82,7 +82,7 @@ def test_thresholds_of_c2t(text, settings, calibrated):
         ("eagle2:top_k", "must have settings of .* got 'top_k'"),
         ("chain:length=x", "length: must be int, got 'x'"),
         ("pct:draft_seconds=inf", "draft_seconds: must be"),
-        ("chain:length=-1", "length: must be >= 0, got -1"),
+        ("chain:length=-1", "length: must be >= 0 and <= 128, got -1"),
         ("cape:bounds=0.3-x", "bounds: must be tuple.*, got '0.3-x'"),
         ("timed:draft_seconds=1", "draft_seconds: must be"),
         ("pct:draft_seconds=1,verify_seconds=nan", "verify_seconds: must be"),
@@ -96,5 +96,5 @@ def test_mistakes(text, message):
 
 @pytest.mark.parametrize("text", ["eagle2:top_k=0", "pct:width=0,threshold=0.2", "timed:width=0"])
 def test_no_children(text):
-    with pytest.raises(UserError, match="must be >= 1, got 0"):
+    with pytest.raises(UserError, match="must be >= 1 and <= 128, got 0"):
         parse_policy(text, COSTS)

@@ -240,7 +240,7 @@ def test_pct_drafts_one_layer_at_least_and_refuses_a_slow_drafter():
     for draft, verify, reason in (
         (1.0, 0.5, "drafting pays only where"),
         (0.0, 1.0, "draft_seconds: must be > 0, got 0.0"),
-        (float("nan"), 1.0, "draft_seconds: must be > 0, got nan"),
+        (float("nan"), 1.0, "draft_seconds: must be > 0 and < inf, got nan"),
     ):
         with pytest.raises(UserError, match=reason):
             PctPolicy(draft, verify)

@@ -32,6 +32,7 @@ def test_within(values):
         ({"share": 0.0}, "some.share: must be > 0 and <= 1, got 0.0"),
         ({"share": math.nan}, "some.share: must be > 0 and <= 1, got nan"),
         ({"betas": (0.5, 1.0)}, "some.betas: must be >= 0 and < 1, got [0.5, 1.0]"),
+        ({"rows": math.inf}, "some.rows: must be >= 1 and < inf, got inf"),
         ({"blocks": [3, -1]}, "some.blocks: must be >= 0, got [3, -1]"),
     ],
 )
@@ -43,4 +44,4 @@ def test_outside(values, message):
 
 def test_other_metadata_stays():
     metadata = Settings.__dataclass_fields__["rows"].metadata
-    assert metadata == {"changes_output": False, "bounds": {"ge": 1}}
+    assert metadata == {"changes_output": False, "bounds": {"ge": 1, "lt": math.inf}}

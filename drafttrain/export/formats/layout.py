@@ -28,7 +28,7 @@ from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, require_file
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.manifest import is_ours, write_manifest
 
@@ -97,6 +97,7 @@ def read_tensors(path: Path) -> Tensors:
     Raises:
         UserError: it is missing or damaged.
     """
+    require_file(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
