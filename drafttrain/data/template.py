@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError, brief
-from drafttrain.utils.limits import bounded
 
 # Llama-3.1 and later print today's date into the system prompt unless they get another one; a corpus must not
 # depend on the day it was made. The date is the template's own default.
@@ -47,6 +46,8 @@ def render(
     Raises:
         UserError: no chat template, or one that refuses these turns, or takes too much time or memory.
     """
+    from drafttrain.utils.limits import bounded  # which a training on finished ids does not need
+
     template_of(tokenizer)
     try:
         with bounded(SECONDS, MEMORY):  # a template is a program that came with the model

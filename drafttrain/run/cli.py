@@ -157,6 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         user's, 130 after Ctrl-C, 143 after SIGTERM.
     """
     args = argparse.Namespace()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError):  # None, or a notebook's
+            stream.reconfigure(errors="replace")  # what the terminal's encoding lacks is shown as "?"
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         os.environ.setdefault(VARIABLE, str(default_threads()))  # which torch reads when it is imported

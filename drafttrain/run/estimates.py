@@ -130,7 +130,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     memory = teacher + OPTIMIZER_BYTES * trained + 4 * frozen + logits + activations
     estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
     checkpoint = 12 * trained + 4 * frozen
-    estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 4 * stored)
+    estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 8 * stored)  # the best one, too
     return estimate
 
 

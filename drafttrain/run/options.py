@@ -147,6 +147,8 @@ def without_none(hint: Any) -> Any:
 
 def filled(text: str) -> str:
     """Read a text; an empty one, as of a shell's unset variable, is not taken for an option left out."""
+    if "\0" in text:
+        raise argparse.ArgumentTypeError("must be a text without NUL characters")
     if not text:
         raise argparse.ArgumentTypeError("must not be empty; leave it out for its default")
     return text

@@ -449,4 +449,7 @@ def _prompts(args: argparse.Namespace):
 
 
 def _text(prompt: str) -> str:
-    return sys.stdin.read() if prompt == "-" else prompt
+    try:
+        return sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input: must be text in {error.encoding}, got other bytes") from None

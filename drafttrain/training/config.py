@@ -44,6 +44,8 @@ class TrainingConfig:
         eval_prompt_limit: how many of them.
         eval_new_tokens: tokens decoded per prompt.
         eval_draft_length: length of the chains drafted there.
+        select: the drafter that is taken: "accept_len", that of the evaluation with the highest one (of those
+            within 1 %, the last), or "last".
         logging_steps: optimizer steps between log lines.
         save_steps: optimizer steps between checkpoints.
         save_total_limit: checkpoints kept.
@@ -82,6 +84,7 @@ class TrainingConfig:
     eval_prompt_limit: int = setting(16, ge=1)
     eval_new_tokens: int = setting(64, ge=1)
     eval_draft_length: int = setting(5, ge=1, le=100)
+    select: Literal["accept_len", "last"] = "accept_len"
     logging_steps: int = setting(10, ge=1, metadata=NO_CHANGE)
     save_steps: int = setting(200, ge=1)
     save_total_limit: int = setting(2, ge=1)

@@ -29,8 +29,8 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import dtype_for, load_target
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.training.best import KeepBest
 from drafttrain.training.config import TrainingConfig, check_continued
-from drafttrain.training.optimizer import MuonWithAdamW
 from drafttrain.training.outlook import doubts, doubts_about_vocabulary
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import DraftTrainer
@@ -149,7 +149,8 @@ def train(
 ) -> Path:
     """Train a drafter and write `out/drafter` (weights and config) and `out/training_log.json`.
 
-    An interrupted run continues from its last whole checkpoint in `out/checkpoints`.
+    An interrupted run continues from its last whole checkpoint in `out/checkpoints`, where the best drafter
+    and the last one stay.
 
     Args:
         target_model: as `load_target` takes it.
@@ -190,6 +191,7 @@ def train(
     per_step = config.rows_per_batch * config.gradient_accumulation_steps * arguments.world_size
     warn(console, doubts(config, max_steps, per_step * config.row_length))
     warn(console, doubts_about_vocabulary(outside_share(drafter, splits["validation"]), "the held-out text"))
+    keeper = KeepBest(out / "checkpoints", lambda line: warn(console, [line]))
     run = None
     if config.report_to == "wandb" and is_first:
         from drafttrain.training.wandb_run import start_wandb
@@ -201,7 +203,7 @@ def train(
         train_dataset=rows,
         eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
         optimizers=(new_optimizer(config, drafter), None),
-        callbacks=[clock, SealCheckpoint(), TrimHeap(), WarnOfVocabulary(console)],
+        callbacks=[clock, SealCheckpoint(), TrimHeap(), WarnOfVocabulary(console), keeper],
         target=target,
         block_length=tuple(config.block_length),
         kl_chunk=config.kl_chunk,
@@ -224,7 +226,9 @@ def train(
     if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
         trainer.evaluate()
     if is_first:
-        drafter.config.training = training_summary(config, trainer, rows, made_from, command)
+        last = trainer.state.global_step
+        chosen = last if config.select == "last" else keeper.restore(drafter, trainer.state)
+        drafter.config.training = training_summary(config, trainer, rows, made_from, command, chosen)
         write_json(out / "training_log.json", history)
         drafter.finish()
         with new_folder(out / "drafter") as folder:
@@ -274,6 +278,8 @@ def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Op
     """Return the recipe's optimizer; None for AdamW, which the Trainer creates itself."""
     if config.optimizer == "adamw":
         return None
+    from drafttrain.training.optimizer import MuonWithAdamW
+
     return MuonWithAdamW(drafter, config.lr, config.adam_betas, config.weight_decay)
 
 
@@ -409,7 +415,7 @@ def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> Non
     kept = [p for name, p in drafter.named_parameters() if name not in drafter._keys_to_ignore_on_save]
     stored, trained = sum(p.numel() for p in kept), sum(p.numel() for p in kept if p.requires_grad)
     checkpoint = 4 * stored + 2 * 4 * trained  # weights and two moments, fp32
-    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 4 * stored, "saving checkpoints")
+    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 8 * stored, "saving checkpoints")
 
 
 def training_summary(
@@ -418,6 +424,7 @@ def training_summary(
     rows: PackedRows,
     made_from: dict[str, Any],
     command: str | None,
+    chosen: int,
 ) -> dict[str, Any]:
     """Return the record of a training in the drafter's config; `seconds` excludes evaluations. It will be
     published, so it holds only the last names of paths.
@@ -425,10 +432,11 @@ def training_summary(
     Args:
         made_from: the corpus's `corpus.json`.
         command: the command line.
+        chosen: the step of the drafter that is taken, whose evaluation is `final`.
     """
     history = trainer.state.log_history
     steps = [entry for entry in history if entry.get("tokens_per_second")]
-    evaluated = [entry for entry in history if "eval_loss" in entry]
+    evaluated = [entry for entry in history if "eval_loss" in entry and entry["step"] == chosen]
     settings = asdict(config)
     for name in ("eval_prompts", "init_from", "deepspeed"):
         settings[name] = settings[name] and Path(settings[name]).name
@@ -437,6 +445,7 @@ def training_summary(
         **settings,
         "command": command and ABSOLUTE_FOLDER.sub("", command),
         "steps": trainer.state.global_step,
+        "chosen_step": chosen,
         "processes": trainer.args.world_size,
         "machine": describe_machine(
             trainer.args.device, torch.bfloat16 if trainer.args.bf16 else torch.float32

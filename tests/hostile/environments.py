@@ -102,7 +102,7 @@ def environments(commands: dict[str, tuple[str, ...]]) -> list[Case]:
     for name, place in (
         ("NUL", "{out}/a\0b"),
         ("a long name", "{out}/" + "a" * 300),
-        ("a file on its way", "{world}/target.txt/x"),
+        ("a file on its way", "{world}/recipe.yaml/x"),
         ("a device", "/dev/null"),
         ("nothing", ""),
     ):

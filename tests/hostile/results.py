@@ -9,7 +9,7 @@ from typing import Any
 
 # what a clock or the load of the machine decides, such as warnings of noise, and what only resuming needs
 TIMED = re.compile(
-    r"second|elapsed|runtime|wall|finished|per_s|_ms|load|speed|time|cost|spent|shared|^(output|files|flags)$"
+    r"second|elapsed|runtime|wall|finished|per_s|_ms|load|speed|time|cost|spent|shared|contention|^(output|files|flags)$"
 )
 IGNORED = ("checkpoints", "checkpoint-", "previous", ".")
 PICTURES = (".png", ".html", ".md", ".svg")  # drawn from the rest, with times in them

@@ -128,8 +128,8 @@ def start(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing)
                     traceback.print_exc()
                     status = 1
                 end()
+                sys.stderr.flush()  # first: the other may be a device that is full
                 sys.stdout.flush()
-                sys.stderr.flush()
         finally:
             os._exit(status)
     return child

@@ -1,5 +1,6 @@
 """The command line: quick help, overrides, and mistakes that end in one line and exit status 2."""
 
+import io
 import os
 import signal
 import subprocess
@@ -406,3 +407,18 @@ def test_a_dtype_that_no_recipe_can_have(folder, capsys):
     assert cli.main(["run", "small.yaml", "--target.dtype", "int4"]) == 2
     line = one_line(capsys)
     assert "target.dtype: must be" in line and "float32" in line and "int4" in line
+
+
+def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(monkeypatch):
+    page = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(page, encoding="ascii"))
+    monkeypatch.setattr(cli, "_function", lambda name, suffix="": lambda args: suffix or print("ü 3"))
+    assert cli.main(["fetch-target"]) == 0
+    sys.stdout.flush()
+    assert page.getvalue() == b"? 3\n"
+
+
+def test_standard_input_that_is_no_text(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bytes(range(128, 200))), encoding="utf-8"))
+    assert cli.main(["generate", "--prompt", "-", "--target", "anything"]) == 2
+    assert capsys.readouterr().err == "drafttrain: standard input: must be text in utf-8, got other bytes\n"

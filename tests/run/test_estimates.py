@@ -49,7 +49,7 @@ def test_fits():
     "settings, expected",
     [
         ({"devices": 0}, "plan.devices: must be > 0, got 0"),
-        ({"device_memory_gb": float("nan")}, "plan.device_memory_gb: must be > 0, got nan"),
+        ({"device_memory_gb": float("nan")}, "plan.device_memory_gb: must be > 0 and < inf, got nan"),
     ],
 )
 def test_what_makes_no_sense(settings, expected):

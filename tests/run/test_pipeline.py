@@ -92,7 +92,7 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
             "stages.blocks: must have 2 numbers, as stages.ranks, got [1, 2, 1]",
         ),
         (["--stages.groups", "[3]"], "stages.groups: must add up to stages.ranks (2), got [3]"),
-        (["--pace.stage_ms", "-1"], "pace.stage_ms: must be >= 0 and < inf, got -1"),
+        (["--pace.stage_ms", "-1"], "pace.stage_ms: must be >= 0, got -1"),
         (["--pace.draft_ms", ".nan"], "pace.draft_ms: must be >= 0 and < inf, got nan"),
         (["--link", "{gbit: 0}"], "link.gbit: must be > 0 and < inf, got 0"),
         (["--drafter_rank", "alone"], "drafter_rank: must be beside without a drafter, got alone"),

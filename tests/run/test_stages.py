@@ -269,13 +269,14 @@ def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
         assert got == decode_all(loaded.target, NoProposer(), prompts, 32)[0]
         assert stats.accept_len > 1.2
 
-    [checkpoint] = (run / "drafter" / "checkpoints").iterdir()
+    [checkpoint] = (run / "drafter" / "checkpoints").glob("checkpoint-*")
     real = sum(path.stat().st_size for path in checkpoint.iterdir())
     weights = (run / "drafter" / "drafter" / "model.safetensors").stat().st_size
     folders = {name: run / name for name in ("fetch-target", "corpus")}
     planned = estimates.train(load_recipe(small_recipe, words), folders)["disk"]
     assert planned.endswith(" MB")  # of two checkpoints: one is written before the other is deleted
-    assert float(planned.split()[0]) * 1e6 == pytest.approx(2 * real + weights, rel=0.1)
+    best = weights  # the same numbers
+    assert float(planned.split()[0]) * 1e6 == pytest.approx(2 * real + best + weights, rel=0.1)
 
 
 def test_auto_is_settled_for_each_stage(folder, capsys, monkeypatch):
@@ -514,7 +515,7 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
     memory = target_bytes + 16 * trained + 4 * frozen + logits + activations
     near = pytest.approx(memory, abs=4 * 100)  # the map of the vocabulary
     assert float(estimate["memory"].removeprefix("about ")) == near
-    disk = 2 * (4 * (trained + frozen) + 8 * trained) + 4 * stored
+    disk = 2 * (4 * (trained + frozen) + 8 * trained) + 8 * stored
     assert float(estimate["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
 
     if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole

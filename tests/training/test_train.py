@@ -372,7 +372,7 @@ def test_planned_steps_are_the_trainers(rows, accumulation, epochs, run_training
     ("settings", "words"),
     [
         ({"lr": 0}, "training.lr: must be > 0, got 0"),
-        ({"lr": float("nan")}, "training.lr: must be > 0, got nan"),
+        ({"lr": float("nan")}, "training.lr: must be > 0 and < inf, got nan"),
         ({"warmup_steps": -1}, "training.warmup_steps: must be >= 0, got -1"),
         ({"final_lr_ratio": 1.5}, "training.final_lr_ratio: must be >= 0 and <= 1, got 1.5"),
         ({"adam_betas": (0.9, 1.0)}, "training.adam_betas: must be >= 0 and < 1, got"),
@@ -497,7 +497,8 @@ def test_a_full_disk_is_an_error_before_training(run_training, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["edd", "causal_lm", "lora"])
 def test_the_disk_asked_for_is_what_checkpoints_hold(kind, run_training, small_lm_folder, monkeypatch):
-    """Weights in fp32, those that stay the target's left out, and two moments of what is trained."""
+    """Weights in fp32, those that stay the target's left out, and two moments of what is trained; beside the
+    checkpoints the best weights and the drafter's."""
     asked = []
     monkeypatch.setattr("drafttrain.training.train.require_free_disk", lambda out, n, what: asked.append(n))
     small = str(small_lm_folder) if "model" in RESUMED[kind].settings else None
@@ -507,7 +508,7 @@ def test_the_disk_asked_for_is_what_checkpoints_hold(kind, run_training, small_l
     numbers = sum(tensor.numel() for name, tensor in stored.items() if name != "draft_to_target")
     states = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"].values()
     moments = sum(state[name].numel() for state in states for name in ("exp_avg", "exp_avg_sq"))
-    assert asked == [3 * 4 * (numbers + moments) + 4 * numbers]
+    assert asked == [3 * 4 * (numbers + moments) + 8 * numbers]
     assert (moments < numbers) == (kind == "lora")
 
 

@@ -1,0 +1,77 @@
+"""Keep the drafter of the best evaluation.
+
+Judged by accept_len and not by the loss: a drafter can come closer to the target on held-out text while fewer
+of its tokens are accepted.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerState
+
+from drafttrain.drafters.model import DraftModel
+from drafttrain.utils.errors import brief
+from drafttrain.utils.folders import new_folder
+
+AS_GOOD = 0.99  # of the highest accept_len: a few prompts do not tell them apart, and the later one is taken
+
+
+class KeepBest(TrainerCallback):
+    """Keeps the drafter of the best evaluation in `folder/best-STEP`.
+
+    Args:
+        warn: called with a line where the one of an earlier attempt is gone.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]):
+        self.folder, self.warn, self.after = folder, warn, -1
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Compare with what an earlier attempt has left."""
+        best = best_evaluation(state)
+        if best is not None and not self._place(best["step"]).exists():
+            self.warn(
+                f"{self._place(best['step'])}: must hold the best drafter so far (accept_len "
+                f"{best['eval_accept_len']:.3f}), got none; the best of later evaluations is taken"
+            )
+            self.after = state.global_step
+
+    def on_evaluate(self, args, state, control, model, **kwargs):
+        best = best_evaluation(state, self.after)
+        if best is None or best["step"] != state.global_step or not state.is_world_process_zero:
+            return
+        with new_folder(self._place(best["step"])) as folder:
+            model.save_pretrained(folder)
+        for other in set(self.folder.glob("best-*")) - {self._place(best["step"])}:
+            shutil.rmtree(other, ignore_errors=True)
+
+    def restore(self, drafter: DraftModel, state: TrainerState) -> int:
+        """Load the best drafter's weights where a later one is at hand; return the step of the result."""
+        best = best_evaluation(state, self.after)
+        if best is None or best["step"] == state.global_step:
+            return state.global_step
+        try:
+            weights = load_file(self._place(best["step"]) / "model.safetensors")
+        except (OSError, SafetensorError) as error:
+            place = self._place(best["step"])
+            self.warn(f"{place}: must be readable, got {brief(error)}; the last drafter is taken")
+            return state.global_step
+        drafter.load_state_dict(weights, strict=False)
+        return best["step"]
+
+    def _place(self, step: int) -> Path:
+        return self.folder / f"best-{step}"
+
+
+def best_evaluation(state: TrainerState, after: int = -1) -> dict[str, float] | None:
+    """Return the log's latest evaluation whose accept_len is as good as the highest; None without any.
+
+    Args:
+        after: evaluations up to this step do not count.
+    """
+    found = [one for one in state.log_history if one.get("eval_accept_len") and one["step"] > after]
+    highest = max((one["eval_accept_len"] for one in found), default=0.0)
+    return next((one for one in reversed(found) if one["eval_accept_len"] >= AS_GOOD * highest), None)

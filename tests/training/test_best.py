@@ -1,0 +1,103 @@
+"""The drafter of the best evaluation is the one that is taken."""
+
+import itertools
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerState
+
+from drafttrain.training.best import best_evaluation
+from drafttrain.training.validation import Validation
+from drafttrain.utils.files import read_json
+
+
+def weights(out):
+    return load_file(out / "drafter" / "model.safetensors")
+
+
+def are_equal(one, other) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def judge_by(monkeypatch, *accept_lens):
+    """Let the evaluations find these lengths one after the other; nothing depends on what is learned."""
+    found = itertools.chain(accept_lens, itertools.repeat(accept_lens[-1]))
+    monkeypatch.setattr(Validation, "acceptance", lambda self, drafter: {"accept_len": next(found)})
+
+
+def evaluations(out) -> list[dict]:
+    return [entry for entry in read_json(out / "training_log.json") if "eval_loss" in entry]
+
+
+EVERY_TWO = {"max_steps": 6, "eval_steps": 2, "save_steps": 2}
+
+
+def test_a_lower_loss_does_not_choose_where_accept_len_falls(run_training, monkeypatch):
+    judge_by(monkeypatch, 2.0)
+    early = run_training("early", **{**EVERY_TWO, "max_steps": 2})
+    judge_by(monkeypatch, 2.0, 1.9, 1.8)
+    out = run_training("out", **EVERY_TWO)
+    losses = [entry["eval_loss"] for entry in evaluations(out)]
+    assert losses == sorted(losses, reverse=True) and len(set(losses)) == 3
+    assert are_equal(weights(out), weights(early))
+    record = read_json(out / "drafter" / "config.json")["training"]
+    assert (record["chosen_step"], record["steps"], record["final"]["eval_accept_len"]) == (2, 6, 2.0)
+    # the last one is kept beside it, and is taken where it is asked for
+    judge_by(monkeypatch, 2.0, 1.9, 1.8)
+    last = run_training("last", **EVERY_TWO, select="last")
+    assert not are_equal(weights(last), weights(early))
+    kept = load_file(out / "checkpoints" / "checkpoint-6" / "model.safetensors")
+    assert are_equal({name: kept[name] for name in weights(last)}, weights(last))
+
+
+def test_an_interrupted_training_knows_its_best(run_training, monkeypatch, capsys):
+    def interrupted(name):
+        with pytest.MonkeyPatch.context() as patch:
+            judge_by(patch, 2.0, 1.9)
+            run_training(name, **{**EVERY_TWO, "max_steps": 4})
+        shutil.rmtree(place := early.parent / name / "drafter")
+        return place.parent
+
+    judge_by(monkeypatch, 2.0)
+    early = run_training("early", **{**EVERY_TWO, "max_steps": 2})
+    interrupted("resumed")
+    judge_by(monkeypatch, 1.8)
+    assert are_equal(weights(run_training("resumed", **EVERY_TWO)), weights(early))
+    # without the best one the best of later steps is taken, with a warning
+    out = interrupted("robbed")
+    shutil.rmtree(out / "checkpoints" / "best-2")
+    judge_by(monkeypatch, 1.8)
+    capsys.readouterr()
+    robbed = run_training("robbed", **EVERY_TWO)
+    assert "best-2: must hold the best drafter so far (accept_len 2.000), got none" in capsys.readouterr().out
+    assert read_json(robbed / "drafter" / "config.json")["training"]["chosen_step"] == 6
+
+
+def test_a_damaged_best_is_not_taken(run_training, monkeypatch, capsys):
+    judge_by(monkeypatch, 2.0, 1.9)
+    out = run_training("out", **{**EVERY_TWO, "max_steps": 4})
+    shutil.rmtree(out / "drafter")
+    (out / "checkpoints" / "best-2" / "model.safetensors").write_bytes(b"no weights")
+    judge_by(monkeypatch, 1.8)
+    out = run_training("out", **EVERY_TWO)
+    assert "best-2: must be readable, got" in capsys.readouterr().out
+    assert read_json(out / "drafter" / "config.json")["training"]["chosen_step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("lengths", "after", "chosen"),
+    [
+        ([1.0, 2.0, 1.5], -1, 2),
+        ([1.0, 2.0, 1.985, 1.9], -1, 3),  # as good, and later
+        ([3.0, 2.0, 2.5], 1, 3),
+        ([3.0], 1, None),
+        ([None], -1, None),
+        ([], -1, None),
+    ],
+)
+def test_the_best_evaluation(lengths, after, chosen):
+    log = [{"step": i + 1, "eval_accept_len": length} for i, length in enumerate(lengths)]
+    found = best_evaluation(TrainerState(log_history=[{"step": 1, "loss": 9.0}, *log]), after)
+    assert (found and found["step"]) == chosen
