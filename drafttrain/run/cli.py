@@ -141,6 +141,7 @@ REMOVED = {  # what takes their place
     "compare": "benchmark --table texts --method BUNDLE --task FILE",
     "sweep": "benchmark --table sweep --method BUNDLE --trees TREE ... --task FILE --out DIR",
     "evaluate": "benchmark RECIPE",
+    "diagnose": "benchmark --table diagnosis --method BUNDLE --task FILE",
     "trace": "report --bundle BUNDLE --prompt TEXT --trace FILE",
     "card": "export BUNDLE --to card",
     "export-to": "export BUNDLE --to FORMAT --out DIR",

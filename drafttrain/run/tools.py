@@ -18,6 +18,7 @@ ALWAYS = ("methods", "tasks", "table", "target", "dtype", "limit", "max_new_toke
 TABLES = {  # of a benchmark: the options that each knows beside those that all know
     "speed": ("turns", "temperatures", "repeats", "seed", "skip_long", "busy", "out"),
     "texts": ("calibration",),
+    "diagnosis": ("out",),
     "sweep": ("turns", "rows", "reference", "calibration", "classifier", "out"),
 }
 BENCHMARK = ("limit", "turns", "temperatures", "repeats", "max_new_tokens", "seed", "skip_long", "busy")
@@ -217,7 +218,10 @@ def benchmark_options(parser: argparse.ArgumentParser) -> None:
     text = "[NAME=]FILE, or hub:org/dataset[/config][:split]; repeatable"
     option(group, "--task FILE", text, dest="tasks", action="append")
     option(group, "--trees TREE ...", "measure the bundles with each of them")
-    text = "speed (default); texts: where they differ from plain ones; sweep: verified tokens by accept_len"
+    text = (
+        "speed (default); texts: where they differ from plain ones; sweep: verified tokens by accept_len; "
+        "diagnosis: why drafts are rejected, and what would change it"
+    )
     option(group, "--table TABLE", text, choices=list(TABLES))
     option(group, "--out DIR", "folder to write; a benchmark there is continued")
     _add_target(group)
@@ -243,6 +247,8 @@ def benchmark(args: argparse.Namespace) -> int | None:
     tasks = [TaskSpec.parse(text) for text in args.tasks]
     if table == "texts":
         return _compare_texts(args, methods, tasks)
+    if table == "diagnosis":
+        return _diagnose(args, methods, tasks)
     require(args, "out")
     return (_sweep if table == "sweep" else _measure_speed)(args, methods, tasks)
 
@@ -284,6 +290,16 @@ def _compare_texts(args: argparse.Namespace, methods: list, tasks: list) -> int:
         compare(bundle.source, task.source, tree=tree, **options) for task in tasks for tree in trees
     ]
     return 1 if any(differing) else 0
+
+
+def _diagnose(args: argparse.Namespace, methods: list, tasks: list) -> None:
+    refuse(args, "with --table diagnosis, which drafts chains", "trees")
+    bundle, task = _one("--method", methods), _one("--task", tasks)
+
+    from drafttrain.evaluation.diagnose import diagnose
+
+    names = ("out", "limit", "target", "dtype", "max_new_tokens")
+    diagnose(bundle.source, task.source, **given(args, *names))
 
 
 def _sweep(args: argparse.Namespace, methods: list, tasks: list) -> None:

@@ -229,7 +229,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
             ["benchmark", "--table", "texts", "--task", "a=y", "--repeats", "2"],
             "--repeats: must be left out with --table texts, got 2",
         ),
-        (["benchmark", "--table", "x"], "--table: must be one of speed, texts, sweep, got x"),
+        (["benchmark", "--table", "x"], "--table: must be one of speed, texts, diagnosis, sweep, got x"),
         (["benchmark", "small.yaml", "--limit", "2"], "--limit: must be left out with a recipe, got 2"),
         (["benchmark", "--out", "y", "--task", "a=b"], "--target: must be given where no bundle names one"),
         (["benchmark", "--target", "x", "--out", "y"], "the following arguments are required: --task"),

@@ -106,6 +106,7 @@ def run_training(target_folder, corpus_folder, tmp_path) -> Callable[..., Path]:
         target: Path | None = None,
         hidden_states: Path | None = None,
         drafter: DrafterConfig | None = None,
+        corpus: Path | None = None,
         **settings,
     ) -> Path:
         out = tmp_path / name
@@ -113,7 +114,7 @@ def run_training(target_folder, corpus_folder, tmp_path) -> Callable[..., Path]:
             quick(**settings),
             drafter or DrafterConfig(tapped_blocks=[-2], draft_vocab_size=200),
             str(target or target_folder),
-            corpus_folder,
+            corpus or corpus_folder,
             out,
             hidden_states=hidden_states,
             target_dtype="float32",

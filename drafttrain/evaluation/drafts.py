@@ -1,0 +1,138 @@
+"""Every draft that a decode tried, with what the target wanted in its place: what `diagnosis.py` reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from drafttrain.drafters.model import DraftModel
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
+from drafttrain.inference.decode import decode
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.chain import ChainPolicy
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class Draft:
+    """A drafted token that was reached: all drafts before it in its chain were accepted.
+
+    Attributes:
+        prompt: number of the prompt.
+        depth: in its chain, from 1.
+        position: of its token in the answer, from 0.
+        context: tokens before it, the prompt included.
+        accepted: whether the target takes it.
+        wanted: the target's token there.
+        before: the text up to it, in the answer.
+        text: of the target's token.
+        probability: that the drafter gave its own token.
+        rank: of the target's token among the drafter's, from 0; None where it cannot be drafted.
+        kl: from the target's distribution to the drafter's, both within the draft vocabulary, nats.
+        outside: probability of the target outside the draft vocabulary.
+    """
+
+    prompt: int
+    depth: int
+    position: int
+    context: int
+    accepted: bool
+    wanted: int
+    before: str
+    text: str
+    probability: float
+    rank: int | None
+    kl: float
+    outside: float
+
+
+@dataclass
+class NotingChain(ChainPolicy):
+    """Chains that keep the distribution of each draft.
+
+    Attributes:
+        noted: log-probabilities of the last chain's drafts, fp32 [D] each.
+    """
+
+    noted: list[torch.Tensor] = field(default_factory=list, repr=False)
+
+    def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
+        """Draft a chain after the root token [1]."""
+        self.noted, tree = [], TokenTree.root_only(root)
+        for depth in range(self.length):
+            last = torch.full_like(root, depth)[:, None]  # [1, 1] node index
+            expanded = drafter.expand(state, tree, last)  # [1, 1, D]
+            self.noted.append(expanded[0, 0])
+            log_probs, ids = expanded.max(-1)  # [1, 1]
+            tree = tree.append(last, drafter.to_target(ids), log_probs)
+        return tree
+
+
+class NotingRule(AcceptanceRule):
+    """Greedy acceptance that keeps the last tree and logits [1, n, V]."""
+
+    tree: TokenTree
+    logits: torch.Tensor
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        self.tree, self.logits = tree, logits
+        return accept_greedy(tree, logits)
+
+
+def tried_drafts(
+    target: FrozenTarget, drafter: DraftModel, prompts: Sequence[Sequence[int]], length: int, new_tokens: int
+) -> list[Draft]:
+    """Decode prompts greedily with chains and return the drafts that were reached.
+
+    Args:
+        prompts: token ids of each.
+        length: of the chains.
+
+    Raises:
+        UserError: as `decode`.
+    """
+    policy, rule, found = NotingChain(length), NotingRule(), []
+    proposer = TreeProposer(drafter, policy)
+    ids = drafter.draft_to_target  # [D]
+    draft_ids = torch.full((target.vocab_size,), -1, device=ids.device)
+    draft_ids[ids] = torch.arange(len(ids), device=ids.device)
+    for number, prompt in enumerate(prompts):
+        answer: list[int] = []
+        for step in decode(target, proposer, [list(prompt)], new_tokens, accept=rule):
+            [emitted], [reason] = step.tokens, step.finish_reason
+            # the first step encodes the prompt, and at the end of an answer chains are shorter
+            tried = min(rule.tree.tokens.shape[1] - 1, len(emitted)) if answer else 0
+            for i in range(tried):
+                q = policy.noted[i].float()  # [D]
+                p = rule.logits[0, i].float()  # [V]
+                wanted = emitted[i]
+                index = int(draft_ids[wanted])
+                inside = torch.log_softmax(p[ids], -1)  # [D]
+                found.append(
+                    Draft(
+                        prompt=number,
+                        depth=i + 1,
+                        position=len(answer) + i,
+                        context=len(prompt) + len(answer) + i,
+                        accepted=int(rule.tree.tokens[0, i + 1]) == wanted,
+                        wanted=wanted,
+                        before=target.tokenizer.decode([*answer, *emitted[:i]][-64:]),
+                        text=target.tokenizer.decode([wanted]),
+                        probability=float(q.max().exp()),
+                        rank=None if index < 0 else int((q > q[index]).sum()),
+                        kl=float((inside.exp() * (inside - q)).nan_to_num(0.0).sum()),
+                        outside=max(1 - float(torch.softmax(p, -1)[ids].sum()), 0.0),
+                    )
+                )
+            answer += emitted
+            if reason:
+                break
+    return found
+
+
+def accept_len(drafts: Sequence[Draft]) -> float:
+    """Return the tokens per target forward of the decode that tried these drafts."""
+    chains = sum(draft.depth == 1 for draft in drafts)
+    return 1 + sum(draft.accepted for draft in drafts) / max(chains, 1)
