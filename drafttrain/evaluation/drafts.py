@@ -26,7 +26,7 @@ class Draft:
         context: tokens before it, the prompt included.
         accepted: whether the target takes it.
         wanted: the target's token there.
-        before: the text up to it, in the answer.
+        before: the answer up to it.
         text: of the target's token.
         probability: that the drafter gave its own token.
         rank: of the target's token among the drafter's, from 0; None where it cannot be drafted.
@@ -118,7 +118,7 @@ def tried_drafts(
                         context=len(prompt) + len(answer) + i,
                         accepted=int(rule.tree.tokens[0, i + 1]) == wanted,
                         wanted=wanted,
-                        before=target.tokenizer.decode([*answer, *emitted[:i]][-64:]),
+                        before=target.tokenizer.decode([*answer, *emitted[:i]]),
                         text=target.tokenizer.decode([wanted]),
                         probability=float(q.max().exp()),
                         rank=None if index < 0 else int((q > q[index]).sum()),

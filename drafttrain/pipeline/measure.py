@@ -42,6 +42,8 @@ class PipelineCosts:
         broadcast: of a token to all ranks.
         sync: of a timestep besides computing, the mean over decoded prompts.
         beside: whether the drafter is on the first stage's rank.
+        waiting: of a timestep besides blocks, drafting, head and growing of the busiest rank: the broadcast,
+            the update of trees and caches, and sending.
     """
 
     sizes: list[int]
@@ -54,6 +56,7 @@ class PipelineCosts:
     broadcast: float
     sync: float
     beside: bool
+    waiting: float = 0.0
 
     def machines(self, mode: str) -> Machines:
         """Describe the machines for a mode."""
@@ -100,14 +103,16 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     draft_alone = _times(ranks, draft)
     hop = _hops(me, ranks, hidden)
     broadcast = _broadcast(me, ranks)
-    sync = statistics.fmean([second for one in requests for second in _ends(me, ranks, one)])
+    ends = [pair for one in requests for pair in _ends(me, ranks, one)]
+    sync, waiting = (statistics.fmean(one) for one in zip(*ends))
     alone = in_turn[layout.stages.index(me.rank)] if stage else [0.0] * n
-    rows = ranks.gather([*together, *alone, *judging, *drafting, *draft_alone, *hop, broadcast, sync])
+    own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
+    rows = ranks.gather([*own, broadcast, sync, waiting])
 
     def of(rank: int, part: int) -> list[float]:
         return rows[rank][part * n : (part + 1) * n]
 
-    hop = of(layout.stages[0], 5)
+    hop, (broadcast, sync, waiting) = of(layout.stages[0], 5), rows[layout.drafter][-3:]
 
     def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
         parts = [of(rank, part) for rank in members]
@@ -123,8 +128,10 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         of(layout.drafter, 3),
         of(layout.drafter, 4),
         hop,
-        *rows[layout.drafter][-2:],
+        broadcast,
+        sync,
         layout.drafter in layout.stages,
+        waiting,
     )
 
 
@@ -229,18 +236,22 @@ def _broadcast(me: Member, ranks: Ranks) -> float:
     return statistics.median(taken[WARM_UP:])
 
 
-def _ends(me: Member, ranks: Ranks, request: Request) -> list[float]:
-    """Decode a prompt; return the seconds of each timestep but the first besides what the slowest rank
-    computed."""
+def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float]]:
+    """Decode a prompt; return the seconds of each timestep but the first, besides what the slowest rank
+    computed by blocks and drafter, and besides what the busiest one computed, heads and growing included."""
     output = ranks.channel().run(pipedec(me, request))
-    computed, ended = [0.0] * (output.timesteps + 1), [0.0] * (output.timesteps + 1)
+    computed, did, ended = ([0.0] * (output.timesteps + 1) for _ in range(3))
     for task in me.log:
-        if task.kind == "C" and task.what == "dec":
-            computed[task.seq] += task.end - task.start
-        elif task.kind == "V":
+        if task.kind == "V":
             ended[task.seq] = task.end
-    slowest = [max(one) for one in zip(*ranks.gather(computed))]
-    return [ended[i] - ended[i - 1] - slowest[i] for i in range(2, output.timesteps)]
+        elif task.kind in ("C", "own") and task.what != "sync" and task.seq <= output.timesteps:
+            did[task.seq] += task.end - task.start
+            computed[task.seq] += (task.end - task.start) * (task.what == "dec")
+    slowest, busiest = ([max(one) for one in zip(*ranks.gather(own))] for own in (computed, did))
+    return [
+        (ended[i] - ended[i - 1] - slowest[i], ended[i] - ended[i - 1] - busiest[i])
+        for i in range(2, output.timesteps)
+    ]
 
 
 def _states(tokens: bool, n: int, hidden: int) -> torch.Tensor:

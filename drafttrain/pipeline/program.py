@@ -132,8 +132,8 @@ class Task(NamedTuple):
     the end of a timestep (V, finish, node, timestep). The drafter is node 0, the i-th stage node i.
 
     Attributes:
-        kind: "C", "send", "receive" or "V".
-        what: "pre", "dec" or "sync" of C, "finish" of V, and the source of a transfer.
+        kind: "C", "send", "receive" or "V"; "own" for what the paper does not list.
+        what: "pre", "dec" or "sync" of C, "finish" of V, "grow" or "pick" of own; the source of a transfer.
         node: of C and V, and the destination of a transfer.
         seq: the timestep; 0 is the prompt's.
         start, end: seconds.
@@ -213,16 +213,19 @@ def pipedec(me: Member, request: Request) -> Program:
     while not _is_done(output.tokens, request):
         # what the timestep before has sent, or at the beginning the root
         left = request.max_new_tokens - len(output.tokens)
+        started = me.clock()
         layer = None if tree is None else tree.grow(left - 1)  # nothing is needed after the last token
         layer = None if layer is None else Flow(layer.tokens, layer.parents)
+        me.done("own", "grow", me.node, output.timesteps + 1, started)
         flow = yield from _transmit(me, flow, layer, output.timesteps)
         output.timesteps += 1
         if tree is not None:
             _draft(me, tree, output.timesteps)
         out = yield from _compute(me, flow, output.timesteps)
-        found = NOTHING
+        found, started = NOTHING, me.clock()
         if me.is_last and out is not None:
             found = me.pick(out.x[0], request, len(output.tokens))
+            me.done("own", "pick", me.node, output.timesteps, started)
         [token] = yield Broadcast(me.layout.stages[-1], [found])
         flow = out if me.stage is not None and me.layout.ends(me.rank) else None
         if token != NOTHING:
@@ -250,10 +253,8 @@ def _synchronize(me: Member, token: int, tree: PredictionTree | None, flow: Flow
     started = me.clock()
     if me.stage is not None:
         flow = me.stage.advance(token, flow)
-        me.done("C", "sync", me.node, seq, started)
     is_hit = tree is not None and tree.advance(token, tapped)
-    if tree is not None and me.stage is None:
-        me.done("C", "sync", 0, seq, started)
+    me.done("C", "sync", me.node, seq, started)
     return flow, is_hit
 
 

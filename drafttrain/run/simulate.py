@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,7 +115,7 @@ def read_costs(path: str) -> "PipelineCosts":
     from drafttrain.utils.files import read_json
 
     found = read_json(path)
-    names = [one.name for one in fields(PipelineCosts)]
+    names = [one.name for one in fields(PipelineCosts) if one.default is MISSING]
     if missing := [name for name in names if name not in found]:
         raise UserError(
             f"costs: must be a file of drafttrain pipeline --calibrate, got {path} without {missing[0]}"

@@ -1,7 +1,7 @@
 """The figures of topic `hostile`: damaged files, kills, faults of the disk, and two commands at once.
 
-Estimated minutes at full size on 2 cores: files 15, kills 10, faults 20, commands at once 10. None is
-sensitive to load, but a busy machine may make a case look like a hang.
+Estimated minutes at full size on 2 cores: files 25, kills 5, signals 4, faults 8, commands at once 6. None
+is sensitive to load, but a busy machine may make a case look like a hang.
 """
 
 import json
@@ -17,20 +17,21 @@ QUICK = 60  # one case of this many in quick runs
 
 
 def part(run: Run, name: str) -> list[dict[str, Any]]:
-    """Run a part of `python -m studies.hostile` and return its cases.
+    """Run a part of `python -m studies.hostile` and return its cases; a whole one of a resumed run stays.
 
     Raises:
         RuntimeError: it failed.
     """
     out = run.folder(f"hostile_{name}")
     words = ["--part", name, "--every", str(QUICK if run.quick else 1), "--out", str(out.resolve())]
-    with open(out / f"{name}.log", "w") as log:
-        command = [sys.executable, "-m", "studies.hostile", *words]
-        status = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
-    if status:
-        raise RuntimeError(f"{out / name}.log: studies.hostile must end with 0, got {status}")
-    lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    cases = out / f"{name}.jsonl"  # which is there when all are
+    if not (run.resume and cases.exists()):
+        with open(out / f"{name}.log", "w") as log:
+            command = [sys.executable, "-m", "studies.hostile", *words]
+            status = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
+        if status:
+            raise RuntimeError(f"{out / name}.log: studies.hostile must end with 0, got {status}")
+    return [json.loads(line) for line in cases.read_text(encoding="utf-8").splitlines()]
 
 
 def files(run: Run) -> Measured:

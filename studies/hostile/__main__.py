@@ -6,7 +6,8 @@ Every case must end in one line, and nothing may be lost.
     python -m studies.hostile --every 10                 one case of ten
     python -m studies.hostile --part files kills         files, kills, signals, faults, together
 
-Prints a table for each part, and every case that ended otherwise; all cases go to PART.jsonl in --out.
+Prints a table for each part, and every case that ended otherwise; tables and all cases go to PART.md and
+PART.jsonl in --out.
 """
 
 import json
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from drafttrain.trees.policies import POLICIES
 from studies import arguments
 from studies.hostile import faults, files, together
 from studies.hostile.share import Share
@@ -38,8 +40,22 @@ PARTS: dict[str, Callable[[Path, Share, Note], None]] = {
     "faults": partial(faults.measure, list(OF), faults.STRIKES),
     "together": together.measure,
 }
+
+
+def files_row(case: str) -> str:
+    """Return the command of a case of `files` with the file, or the kind of the rest, that is hostile."""
+    command, what = case.split(": ")[:2]
+    if what.startswith("--"):
+        return f"{command}: options"
+    if what.split(":")[0] in POLICIES:
+        return f"{command}: trees"
+    if what.split()[-1].isdigit():
+        return f"{command}: keys of recipes"
+    return f"{command}: {what}" if "." in what else f"{command}: surroundings"
+
+
 ROWS = {  # what a case is listed under
-    "files": lambda one: ": ".join(one.case.split(": ")[:2]),
+    "files": lambda one: files_row(one.case),
     "kills": lambda one: one.writer,
     "signals": lambda one: f"{one.writer}, {one.fault}",
     "faults": lambda one: f"{one.writer}, {one.fault}",
@@ -103,7 +119,9 @@ def study(args: Namespace) -> None:
             (args.out / f"{part}.jsonl").write_text(text, encoding="utf-8")
             for file in files:
                 file.unlink()
-            print(table(part, [json.loads(line) for line in text.splitlines()]) + "\n")
+            shown = table(part, [json.loads(line) for line in text.splitlines()]) + "\n"
+            (args.out / f"{part}.md").write_text(shown, encoding="utf-8")
+            print(shown)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

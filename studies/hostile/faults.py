@@ -88,7 +88,7 @@ def strike(name: str, fault: str, number: int, world: Path, place: Path, clean: 
         return end("lines", printed)
     if fault in ENDS and status == ENDS[fault]:
         first = "ended"
-    elif fault in ENDS and first != "done":  # an end that came too late is one of its own
+    elif fault in ENDS:  # ignored, or not as it has to end
         return end(f"{fault}: {first}", printed)
     if first not in ("ended", "refused", "done"):
         return end(first, printed)

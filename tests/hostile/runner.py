@@ -112,6 +112,8 @@ def start(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing)
         try:
             with open(log, "w") as file, open(os.devnull) as empty:
                 os.setsid()
+                # a shell's background job ignores it, and so would this child
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 os.dup2(empty.fileno(), 0)
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)

@@ -168,7 +168,7 @@ def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, g
     logs = [member.log for member in pipeline]
     assert problems(logs, groups) == []
     tasks = [task for log in logs for task in log]
-    assert {task.kind for task in tasks} == {"C", "send", "receive", "V"}
+    assert {task.kind for task in tasks} == {"C", "send", "receive", "V", "own"}
     sent = {(task.what, task.seq) for task in tasks if task.kind == "send"}
     for task in tasks:
         without = [[other for other in log if other is not task] for log in logs]

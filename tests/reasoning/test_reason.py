@@ -185,9 +185,9 @@ def test_damaged_traces_and_those_of_other_trees(change, message, tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"thoughts": 0}, "thoughts: must be >= 1, got 0"),
-        ({"breadth": 0}, "breadth: must be >= 1, got 0"),
-        ({"steps": 0}, "steps: must be >= 1, got 0"),
+        ({"thoughts": 0}, "thoughts: must be >= 1 and <= 1000, got 0"),
+        ({"breadth": 0}, "breadth: must be >= 1 and <= 1000, got 0"),
+        ({"steps": 0}, "steps: must be >= 1 and <= 1000, got 0"),
         ({"max_new_tokens": 0}, "max_new_tokens: must be >= 1, got 0"),
         ({"search": "beam"}, "search: must be one of bfs, dfs, astar, mcts, got beam"),
         ({"search": "astar", "evaluator": "vote"}, "evaluator: must be value for search astar, got vote"),

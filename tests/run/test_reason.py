@@ -59,7 +59,7 @@ def test_prompts_that_are_too_long_end_their_branches(words, tmp_path, capsys):
             "data/eval/mbpp.jsonl:row 1: must be a problem of gsm8k with",
         ),
         (["--task.path", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["--thoughts", "0"], "recipes/tiny/reasoning/gsm8k.yaml: thoughts: must be >= 1, got 0"),
+        (["--thoughts", "0"], "recipes/tiny/reasoning/gsm8k.yaml: thoughts: must be >= 1 and <= 1000, got 0"),
         (["--target", "nowhere/at-all"], "nowhere/at-all"),
     ],
 )

@@ -36,12 +36,13 @@ def test_a_table_by_stages(words, more, tmp_path, capsys):
     ("more", "problem"),
     [
         (["--stages", "[]"], "stages: must have at least one number, got []"),
-        (["--stages", "[2, 0]"], "stages: must be >= 1, got [2, 0]"),
+        (["--stages", "[2, 0]"], "stages: must be >= 1 and <= 1000, got [2, 0]"),
         (["--target_ms", "[[1, 2, 3]]"], "target_ms: must be pairs of a size and its milliseconds, got [[1"),
         (["--target_ms", "[[4, 2], [1, 3]]"], "target_ms: must have ascending sizes from 1 on, got [4"),
         (["--draft_ms", "[[1, 2], [4, 1]]"], "draft_ms: must have positive, finite milliseconds that do not"),
         (["--draft_ms", "[[1, .nan]]"], "draft_ms: must have positive, finite milliseconds that do not fall"),
-        (["--link.gbit", "0"], "link.gbit: must be > 0 and < inf, got 0"),
+        (["--link.gbit", "0"], "link.gbit: must be > 0, got 0"),
+        (["--link.gbit", ".inf"], "link.gbit: must be > 0 and < inf, got inf"),
         (["--max_new_tokens", "9999"], "prompt and new tokens must fit into the 512 positions"),
     ],
 )
