@@ -13,13 +13,15 @@ from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.utils.errors import UserError
 
-HEADER = 5  # numbers before a message: whether there is one, its nodes, the shape of its states, its time
+HEADER = 5  # int64 before a message: whether there is one, its numbers, the shape of its states, its time
+ROOM = 1 << 18  # bytes of a message that are received while something is computed; the rest comes after it
 
 
 class Channel:
     """The messages of one of several programs that a rank runs at the same time, each in a thread.
 
-    Sends go on while the next layer is computed: a message is kept until it has been taken.
+    Sends go on while the next layer is computed: a message is kept until it has been taken. A rank that has
+    once been heard of is listened to from then on, so that its next message comes in the meantime as well.
 
     Args:
         tag: of the channel, the same on all ranks.
@@ -29,6 +31,8 @@ class Channel:
     def __init__(self, rank: int, world_size: int, tag: int, link: Link | None):
         self.rank, self.world_size, self.tag, self.link = rank, world_size, tag, link
         self._pending: list[tuple[dist.Work, torch.Tensor]] = []
+        self._listening: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by source, with the buffer
+        self._told: set[int] = set()  # ranks that listen
 
     def run(self, program: Program) -> Any:
         """Run a rank's program to its end and return its result.
@@ -48,53 +52,66 @@ class Channel:
     def execute(self, command: Send | Receive | Broadcast) -> Any:
         """Carry out one command of a program and return the answer."""
         if isinstance(command, Send):
-            return self._send(command.to, command.what)
+            return self._send([command.to], command.what)
         if isinstance(command, Receive):
             return self._receive(command.source)
-        values = list(command.values) if self.rank == command.source else [0] * command.size
-        said = torch.tensor(values)  # [size]
-        if self.tag == 0:
-            dist.broadcast(said, command.source)
-        elif self.rank != command.source:  # collectives of several threads would mix
-            dist.recv(said, command.source, tag=self.tag)
+        if self.rank != command.source:
+            return self._take(command.source)[1].tolist()
+        values = torch.tensor(list(command.values))  # [size]
+        self._post([rank for rank in range(self.world_size) if rank != self.rank], 1, values)
+        return list(command.values)
+
+    def _send(self, to: Sequence[int], flow: Flow | None) -> None:
+        if flow is None:
+            self._post(to, 0, torch.zeros(0, dtype=torch.long))
         else:
-            self._isend([said] * (self.world_size - 1), [r for r in range(self.world_size) if r != self.rank])
-        return said.tolist()
-
-    def _send(self, to: int, flow: Flow | None) -> None:
-        header = torch.zeros(HEADER, dtype=torch.long)
-        parts = [header]
-        if flow is not None:
-            rows, width = (0, 0) if flow.x is None else flow.x.shape
-            header[:] = torch.tensor([1, len(flow.tokens), rows, width, time.monotonic_ns()])
-            if len(flow.tokens):
-                parts.append(torch.stack([flow.tokens, flow.parents]))  # [2, m]
-            if rows and width:
-                parts.append(flow.x.float().contiguous())  # [rows, width]
-        self._isend(parts, [to] * len(parts))
-
-    def _isend(self, parts: Sequence[torch.Tensor], to: Sequence[int]) -> None:
-        self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
-        self._pending += [(dist.isend(part, rank, tag=self.tag), part) for part, rank in zip(parts, to)]
+            self._post(to, 1, torch.cat([flow.tokens, flow.parents]).long(), flow.x)
 
     def _receive(self, source: int) -> Flow | None:
-        header = torch.zeros(HEADER, dtype=torch.long)
-        dist.recv(header, source, tag=self.tag)
-        there, n, rows, width, sent = header.tolist()
-        if not there:
+        (is_there, _, rows, _, sent), numbers, x = self._take(source)
+        if not is_there:
             return None
-        nodes, x = torch.zeros(2, n, dtype=torch.long), torch.zeros(rows, width)
-        if n:
-            dist.recv(nodes, source, tag=self.tag)
-        if rows and width:
-            dist.recv(x, source, tag=self.tag)
+        n = len(numbers) // 2
         if self.link is not None:
             time.sleep(max(0.0, sent / 1e9 + self.link(max(n, rows)) - time.monotonic()))
-        return Flow(nodes[0], nodes[1], x)
+        return Flow(numbers[:n], numbers[n:], x)
+
+    def _post(
+        self, to: Sequence[int], is_there: int, numbers: torch.Tensor, x: torch.Tensor | None = None
+    ) -> None:
+        """Send numbers int64 [n] and states [rows, width] to ranks."""
+        x = torch.zeros(0, 0) if x is None else x.float()
+        header = torch.tensor([is_there, len(numbers), *x.shape, time.monotonic_ns()])  # [HEADER]
+        message = torch.cat([part.reshape(-1).view(torch.uint8) for part in (header, numbers, x)])
+        parts = [part for part in (message[:ROOM], message[ROOM:]) if len(part)]
+        self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
+        for rank in to:
+            self._pending += [(dist.isend(part, rank, tag=self.tag), message) for part in parts]
+        self._told.update(to)
+
+    def _take(self, source: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+        """Return the header, numbers [n] and states [rows, width] of a rank's next message."""
+        if source not in self._listening:
+            buffer = torch.empty(ROOM, dtype=torch.uint8)
+            self._listening[source] = dist.irecv(buffer, source, tag=self.tag), buffer
+        work, buffer = self._listening[source]
+        work.wait()
+        header = buffer[: 8 * HEADER].view(torch.long).tolist()
+        _, n, rows, width, _ = header
+        size = 8 * (HEADER + n) + 4 * rows * width
+        message = buffer[:size].clone()
+        if size > ROOM:
+            rest = torch.empty(size - ROOM, dtype=torch.uint8)
+            dist.recv(rest, source, tag=self.tag)
+            message = torch.cat([message, rest])
+        self._listening[source] = dist.irecv(buffer, source, tag=self.tag), buffer
+        numbers, x = message[8 * HEADER :].split([8 * n, 4 * rows * width])
+        return header, numbers.view(torch.long), x.view(torch.float).view(rows, width)
 
     def finish(self) -> None:
-        """Wait until everything sent has been taken."""
-        for work, _ in self._pending:
+        """Wait until everything sent has been taken; a last message to each rank ends its listening."""
+        self._send(list(self._told), None)
+        for work, _ in [*self._listening.values(), *self._pending]:
             work.wait()
 
 

@@ -115,12 +115,12 @@ def read_costs(path: str) -> "PipelineCosts":
     from drafttrain.utils.files import read_json
 
     found = read_json(path)
-    names = [one.name for one in fields(PipelineCosts) if one.default is MISSING]
-    if missing := [name for name in names if name not in found]:
+    parts = fields(PipelineCosts)
+    if missing := [one.name for one in parts if one.default is MISSING and one.name not in found]:
         raise UserError(
             f"costs: must be a file of drafttrain pipeline --calibrate, got {path} without {missing[0]}"
         )
-    costs = PipelineCosts(**{name: found[name] for name in names})
+    costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
     rows = [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone]
     if not all(len(row) == len(costs.sizes) and all(0 < s < math.inf for s in row) for row in rows):
         raise UserError(
