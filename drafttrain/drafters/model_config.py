@@ -177,7 +177,7 @@ def check_identity(made_for: dict[str, Any], target: FrozenTarget) -> None:
     others = [key for key in ("weights", "tokenizer", "template") if made_for.get(key) != found[key]]
     if others:
         warnings.warn(
-            f"{' and '.join(others)} of {target.name} are not those the drafter was trained for ({name}): "
+            f"{' and '.join(others)} of {target.name} differ from what the drafter was trained for ({name}): "
             "output stays exact, acceptance may be lower",
             stacklevel=3,
         )

@@ -1,6 +1,6 @@
 """The figures of topic `hostile`: damaged files, kills, faults of the disk, and two commands at once.
 
-Estimated minutes at full size on 2 cores: files 25, kills 5, signals 4, faults 8, commands at once 6. None
+Estimated minutes at full size on 2 cores: files 20, kills 5, signals 3, faults 10, commands at once 5. None
 is sensitive to load, but a busy machine may make a case look like a hang.
 """
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from tests.hostile.mutations import Mutation
 
 LIMIT = 20.0  # seconds without an end or a further word: a hang
@@ -114,6 +116,8 @@ def start(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing)
                 os.setsid()
                 # a shell's background job ignores it, and so would this child
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+                # torch makes its pool of threads anew after a fork, which two threads at once may not do
+                torch.set_num_threads(torch.get_num_threads())
                 os.dup2(empty.fileno(), 0)
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)

@@ -14,8 +14,8 @@ from tests.hostile.cases import cases, make
 from tests.hostile.every_case import every_case
 from tests.hostile.mutations import Mutation
 
-EVERY = 60  # one case of 60
-SHARE = 15  # one writer, or pair, of 15: a light one among the writers
+EVERY = 120  # one case of 120
+SHARE = 30  # one writer, or pair, of 30: a light one among the writers
 
 
 @pytest.fixture(scope="module")
