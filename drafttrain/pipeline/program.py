@@ -209,15 +209,11 @@ class Member:
 def pipedec(me: Member, request: Request) -> Program:
     """Decode with a tree in flight; return an `Output`."""
     token, tree = yield from _prefill(me, request)
-    output, flow, began = Output([token]), None, me.clock()
+    output, flow, tapped, began = Output([token]), None, None, me.clock()
+    token = NOTHING  # the tree is new
     while not _is_done(output.tokens, request):
-        # what the timestep before has sent, or at the beginning the root
-        left = request.max_new_tokens - len(output.tokens)
-        started = me.clock()
-        layer = None if tree is None else tree.grow(left - 1)  # nothing is needed after the last token
-        layer = None if layer is None else Flow(layer.tokens, layer.parents)
-        me.done("own", "grow", me.node, output.timesteps + 1, started)
-        flow = yield from _transmit(me, flow, layer, output.timesteps)
+        growing = _grow(me, tree, token, tapped, request.max_new_tokens, output)
+        flow = yield from _transmit(me, flow, growing, output.timesteps)
         output.timesteps += 1
         if tree is not None:
             _draft(me, tree, output.timesteps)
@@ -232,11 +228,41 @@ def pipedec(me: Member, request: Request) -> Program:
             output.tokens.append(token)
             if _is_done(output.tokens, request):
                 break
-            flow, is_hit = yield from _synchronize(me, token, tree, flow, output.timesteps)
-            output.hits += is_hit
+            if me.stage is not None:
+                started, tapped = me.clock(), me.stage.root_tapped()
+                flow = me.stage.advance(token, flow)
+                me.done("C", "sync", me.node, output.timesteps, started)
         me.done("V", "finish", me.node, output.timesteps, me.clock())
     output.seconds = me.clock() - began
     return output
+
+
+def _grow(
+    me: Member,
+    tree: PredictionTree | None,
+    token: int,
+    tapped: torch.Tensor | None,
+    max_new_tokens: int,
+    output: Output,
+) -> Program:
+    """Go on after the token that has left the last stage (PipeDec, §3.4.3), NOTHING for none; return the
+    tree's next layer at the drafter.
+
+    Args:
+        tapped: states at the root [1, taps · H] on this rank.
+    """
+    if token != NOTHING:
+        tapped = yield from _collect(me, tapped)
+    if tree is None:
+        return None
+    started = me.clock()
+    if token != NOTHING:
+        output.hits += tree.advance(token, tapped)
+        me.done("C", "sync", 0, output.timesteps, started)
+        started = me.clock()
+    layer = tree.grow(max_new_tokens - len(output.tokens) - 1)  # nothing is needed after the last token
+    me.done("own", "grow", me.node, output.timesteps + 1, started)
+    return None if layer is None else Flow(layer.tokens, layer.parents)
 
 
 def _draft(me: Member, tree: PredictionTree, seq: int) -> None:
@@ -244,18 +270,6 @@ def _draft(me: Member, tree: PredictionTree, seq: int) -> None:
     if tree.expand():
         me.draft_pace.wait(started)
         me.done("C", "dec", 0, seq, clock)
-
-
-def _synchronize(me: Member, token: int, tree: PredictionTree | None, flow: Flow | None, seq: int) -> Program:
-    """Go on after the token that has left the last stage (PipeDec, §3.4.3); return what is left of this
-    rank's output, and at the drafter whether it is a hit."""
-    tapped = yield from _collect(me, None if me.stage is None else me.stage.root_tapped())
-    started = me.clock()
-    if me.stage is not None:
-        flow = me.stage.advance(token, flow)
-    is_hit = tree is not None and tree.advance(token, tapped)
-    me.done("C", "sync", me.node, seq, started)
-    return flow, is_hit
 
 
 def pp(me: Member, request: Request) -> Program:
@@ -400,14 +414,16 @@ def _compute(me: Member, flow: Flow | None, seq: int) -> Program:
     return out
 
 
-def _transmit(me: Member, out: Flow | None, layer: Flow | None, seq: int) -> Program:
+def _transmit(me: Member, out: Flow | None, growing: Program, seq: int) -> Program:
     """Send what has been computed to the next group, and a new layer to the first; return what has come.
 
-    Every other node receives before it sends, so that none is in two transfers at once (Appendix A).
+    Every other node receives before it sends, so that none is in two transfers at once (Appendix A). A first
+    stage with the drafter beside it sends before the tree grows, as the next stage waits.
     """
     if me.node % 2:
-        yield from _pass_on(me, out, layer, seq)
-        return (yield from _fetch(me, layer, seq))
+        yield from _pass_on(me, out, None, seq)
+        return (yield from _fetch(me, (yield from growing), seq))
+    layer = yield from growing
     found = yield from _fetch(me, layer, seq)
     yield from _pass_on(me, out, layer, seq)
     return found

@@ -15,6 +15,7 @@ from drafttrain.drafters.auto import load_drafter
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import known_texts
 from drafttrain.pipeline.part import load_part
+from drafttrain.pipeline.program import Task
 from drafttrain.pipeline.replay import replay
 from drafttrain.utils.errors import UserError
 from studies.figures import pipedec_counts
@@ -33,6 +34,7 @@ from studies.pipedec import (
     upkeep,
 )
 from studies.pipedec.ratios import ratio
+from studies.pipedec.timestep import spent
 from studies.seed.pairs import Pair, load_pair
 
 
@@ -259,3 +261,30 @@ def test_algorithm_1_is_attention_over_both_caches():
         expected = algorithm1.one_cache_attention(q, k, v, allowed).transpose(0, 1).reshape(added, -1)
         torch.testing.assert_close(found, expected @ weights[3])
     assert cache.predict[0].shape == (heads, 6, dim) and cache.past is past
+
+
+def test_a_timestep_is_made_of_its_tasks_and_the_time_between_them():
+    log = [
+        Task("C", "pre", 1, 0, 0.0, 1.0),
+        Task("own", "grow", 1, 1, 1.0, 2.0),
+        Task("C", "dec", 0, 1, 2.5, 3.0),
+        Task("C", "dec", 1, 1, 3.0, 5.0),
+        Task("V", "finish", 1, 1, 6.0, 6.0),
+        Task("C", "sync", 0, 1, 6.0, 7.0),
+        Task("send", 1, 2, 1, 7.0, 7.5),
+        Task("V", "finish", 1, 2, 9.0, 9.0),
+    ]
+    assert spent(log) == [
+        ("timestep", 3.0),
+        ("grow", 1.0),
+        ("draft", 0.5),
+        ("dec", 2.0),
+        ("cut the tree", 1.0),
+        ("send", 0.5),
+        ("grow to draft", 0.5),
+        ("draft to dec", 0.0),
+        ("dec to end", 1.0),
+        ("end to cut the tree", 0.0),
+        ("cut the tree to send", 0.0),
+        ("send to end", 1.5),
+    ]
