@@ -32,7 +32,7 @@ class Channel:
         self.rank, self.world_size, self.tag, self.link = rank, world_size, tag, link
         self._pending: list[tuple[dist.Work, torch.Tensor]] = []
         self._listening: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by source, with the buffer
-        self._told: set[int] = set()  # ranks that listen
+        self._listeners: set[int] = set()  # ranks that have been sent something
 
     def run(self, program: Program) -> Any:
         """Run a rank's program to its end and return its result.
@@ -87,7 +87,7 @@ class Channel:
         self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
         for rank in to:
             self._pending += [(dist.isend(part, rank, tag=self.tag), message) for part in parts]
-        self._told.update(to)
+        self._listeners.update(to)
 
     def _take(self, source: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
         """Return the header, numbers [n] and states [rows, width] of a rank's next message."""
@@ -110,7 +110,7 @@ class Channel:
 
     def finish(self) -> None:
         """Wait until everything sent has been taken; a last message to each rank ends its listening."""
-        self._send(list(self._told), None)
+        self._send(list(self._listeners), None)
         for work, _ in [*self._listening.values(), *self._pending]:
             work.wait()
 

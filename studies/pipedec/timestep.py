@@ -1,4 +1,4 @@
-"""What a timestep of each rank is made of: its tasks, and the time between them.
+"""Show what a timestep of each rank is made of: its tasks, and the time between them.
 
     python -m studies.pipedec.timestep --recipe recipes/pipeline/smollm2-2.yaml --limit 2
 

@@ -116,7 +116,7 @@ def start(words: Sequence[str], log: Path, folder: Path, begin: Begin = nothing)
                 os.setsid()
                 # a shell's background job ignores it, and so would this child
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                # torch makes its pool of threads anew after a fork, which two threads at once may not do
+                # torch makes a new pool of threads after a fork, which two threads at once may not do
                 torch.set_num_threads(torch.get_num_threads())
                 os.dup2(empty.fileno(), 0)
                 os.dup2(file.fileno(), 1)
