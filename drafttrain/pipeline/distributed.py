@@ -2,6 +2,7 @@
 
 import datetime
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from drafttrain.utils.errors import UserError
 
 HEADER = 5  # int64 before a message: whether there is one, its numbers, the shape of its states, its time
 ROOM = 1 << 18  # bytes of a message that are received while something is computed; the rest comes after it
+SENDING = 64  # messages to each rank that are not looked at again; the protocol has far fewer on their way
 
 
 class Channel:
@@ -30,7 +32,7 @@ class Channel:
 
     def __init__(self, rank: int, world_size: int, tag: int, link: Link | None):
         self.rank, self.world_size, self.tag, self.link = rank, world_size, tag, link
-        self._pending: list[tuple[dist.Work, torch.Tensor]] = []
+        self._sending: deque[dist.Work] = deque()  # each keeps its message
         self._listening: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by source, with the buffer
         self._listeners: set[int] = set()  # ranks that have been sent something
 
@@ -84,9 +86,12 @@ class Channel:
         header = torch.tensor([is_there, len(numbers), *x.shape, time.monotonic_ns()])  # [HEADER]
         message = torch.cat([part.reshape(-1).view(torch.uint8) for part in (header, numbers, x)])
         parts = [part for part in (message[:ROOM], message[ROOM:]) if len(part)]
-        self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
         for rank in to:
-            self._pending += [(dist.isend(part, rank, tag=self.tag), message) for part in parts]
+            self._sending += [dist.isend(part, rank, tag=self.tag) for part in parts]
+        while (
+            len(self._sending) > SENDING * self.world_size
+        ):  # gloo's know that they are done when asked to wait
+            self._sending.popleft().wait()
         self._listeners.update(to)
 
     def _take(self, source: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
@@ -111,7 +116,7 @@ class Channel:
     def finish(self) -> None:
         """Wait until everything sent has been taken; a last message to each rank ends its listening."""
         self._send(list(self._listeners), None)
-        for work, _ in [*self._listening.values(), *self._pending]:
+        for work in [*(work for work, _ in self._listening.values()), *self._sending]:
             work.wait()
 
 
