@@ -32,8 +32,10 @@ MISSING = "–"
 
 def print_tables(summary: dict[str, Any], console: Console) -> None:
     """Print what `evaluate` wrote to summary.json."""
+    several_tasks = len(summary["tasks"].keys() - {ALL}) > 1
     for task, rows in summary["tasks"].items():
-        print_task(task, rows, console)
+        if several_tasks or task != ALL:  # it would repeat the table before
+            print_task(task, rows, console)
     stock = summary["transformers"]["dtype"]
     lines = [LEGEND, _conditions(summary, summary["dtype"], stock, summary["max_new_tokens"])]
     if summary["tuning"]:

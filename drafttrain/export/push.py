@@ -38,6 +38,8 @@ from drafttrain.utils.folders import new_folder
 from drafttrain.utils.manifest import is_ours, write_manifest
 
 MAIN = "main"
+# as `git check-ref-format` has it
+BRANCH = re.compile(r"(?!/|-|\.)(?!.*(?:\.\.|//|/\.|@\{))[^\s\x00-\x1f\x7f~^:?*\[\\]+(?<![/.])(?<!\.lock)")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 
@@ -63,17 +65,19 @@ class Publication:
         }
 
 
-def prepare(bundle: str | os.PathLike, repo: str) -> Publication:
+def prepare(bundle: str | os.PathLike, repo: str, revision: str = MAIN) -> Publication:
     """Collect the files of a bundle, its card rendered for that repository, and its config with the target's
     Hub id. Nothing is sent.
 
     Raises:
-        UserError: no Hub id, no bundle, nothing measured, damaged weights, no licence, or no Hub id of the
-            target.
+        UserError: no Hub id, no name of a branch, no bundle, nothing measured, damaged weights, no licence,
+            or no Hub id of the target.
     """
     bundle = Path(bundle)
     if not is_hub_id(repo):
         raise UserError(f"--repo: must be user/name, got {repo}")
+    if not BRANCH.fullmatch(revision):
+        raise UserError(f"--revision: must be the name of a Git branch, got {revision!r}")
     settings, facts = read_settings(bundle), read_facts(bundle)
     if not (read_evaluation(bundle / EVALUATION) or {}).get("tasks"):
         raise UserError(

@@ -81,7 +81,7 @@ def pipeline(args: argparse.Namespace) -> int | None:
 
 
 def show_plan(config: PipelineConfig) -> None:
-    """Print what each rank would hold, and what a pipeline gains over `pp` at most by its hit rate.
+    """Print what each rank would hold, and what `pipedec` gains over `pp` at most by its hit rate.
 
     Raises:
         UserError: the target cannot be cut so.
@@ -117,6 +117,8 @@ def show_plan(config: PipelineConfig) -> None:
         own = drafter if rank == layout.drafter else 0
         sizes = " | ".join(f"{size / 1e6:.1f}" for size in (weights, cache, own))
         print(f"| {rank} | {which} | {sizes} |")
+    if config.mode != "pipedec":
+        return
     n = len(layout.groups)
     gains = ", ".join(f"{n / (hit + (1 - hit) * n):.2f} at {hit}" for hit in (0.7, 0.8, 0.9, 1.0))
     print(f"\npipedec over pp at most, by the hit rate, where a layer costs what a token does: {gains}")

@@ -405,7 +405,7 @@ def push(args: argparse.Namespace) -> None:
 
     if "out" in args and "dry_run" not in args:
         raise UserError(f"--out: must come with --dry-run, whose folder it is, got {args.out} without")
-    publication = prepare(args.bundle, args.repo)
+    publication = prepare(args.bundle, args.repo, args.revision)
     sizes = publication.sizes()
     for name, size in sizes.items():
         print(f"{size:>13,}  {name}")

@@ -24,6 +24,7 @@ from studies.figures import (
     baselines,
     c2t,
     drafters,
+    flagship,
     hostile,
     machine,
     pipedec,
@@ -47,6 +48,7 @@ TOPICS = {
     "seed": seed.GROUPS,
     "pipedec": pipedec.GROUPS,
     "hostile": hostile.GROUPS,
+    "flagship": flagship.GROUPS,
     "baselines": [*drafters.GROUPS, *vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
 }
 
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="16 prompts, the committed drafter")
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", help="may be repeated")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run's raw data")
-    text = "prompts of each task at most, for trees, c2t, self-draft, machine, seed, pipedec, baselines"
+    text = "prompts of each task at most, for trees, c2t, self-draft, machine, seed, pipedec, flagship, ..."
     parser.add_argument("--limit", type=int, metavar="N", help=text)
     parser.add_argument("--vllm-python", metavar="PATH", help="Python of an environment with vLLM")
     parser.add_argument("--oanc", metavar="FILE", help="OANC's oanc_written_2.zip, for self-draft")

@@ -168,6 +168,13 @@ def test_what_has_no_value_is_a_dash():
     assert "0.00" not in text and "None" not in text
 
 
+def test_a_task_alone_is_shown_once():
+    rows = SUMMARY["tasks"]["GSM8K"]
+    for tasks, n in (({"GSM8K": rows, "all": rows}, 1), ({"GSM8K": rows, "MMLU": rows, "all": rows}, 3)):
+        text = printed({**SUMMARY, "tasks": tasks}, print_tables)
+        assert len(re.findall("12 answers", text)) == n
+
+
 def test_an_evaluation_without_tuning_and_fp32():
     text = printed({**SUMMARY, "tuning": [], "lossless": None}, print_tables)
     assert "tuning" not in text and "fp32" not in text

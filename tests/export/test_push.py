@@ -227,6 +227,12 @@ def test_a_pull_request_is_a_revision_too(bundle, hub):
     assert "model.safetensors" in repo.files("feature/x")
 
 
+@pytest.mark.parametrize("name", ["a b", "-x", "x/", "a..b", "x.lock", "a~1"])
+def test_no_branch(name, bundle, capsys):
+    assert run(bundle, f"--revision={name}") == 2
+    assert capsys.readouterr().err.startswith("drafttrain: --revision: must be ")
+
+
 @pytest.mark.parametrize("revision", ["main", "v2"])
 def test_a_commit_whose_answer_got_lost_is_there(revision, bundle, hub, capsys):
     hub.fail("commit", 0, done=True)

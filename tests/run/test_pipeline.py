@@ -156,6 +156,8 @@ def test_a_dry_run_shows_what_each_rank_would_hold(words, tiny_bundle, tiny_targ
     assert sum(float(row[2]) for row in rows) == pytest.approx((whole + again) / 1e6, abs=0.2)
     assert float(rows[0][4]) > 0 and not any(float(row[4]) for row in rows[1:])
     assert "3.00 at 1.0" in lines[-1] and not (tmp_path / "out").exists()
+    assert main(["pipeline", *words, *more, "--mode", "pp", "--dry-run"]) == 0
+    assert "pipedec" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""The figures of topic `flagship`: what a published drafter is worth to those who download it.
+
+Estimated minutes at full size on 2 cores: `generate_mismatches` 60, `generate_vs_plain` and
+`generate_vs_assisted` together 50 of a quiet machine, `diagnose_hits` 30.
+"""
+
+from drafttrain.bundle import load_bundle
+from drafttrain.data.prompts import Prompt, Task, read_prompts, spread
+from drafttrain.evaluation.measure import MeasurementLog, measure, transformers_generate
+from drafttrain.evaluation.metrics import TRANSFORMERS, ratio, ratio_interval, ratio_spread, tabulate
+from drafttrain.evaluation.stock import load_stock
+from drafttrain.kernels.machine import dtype_name
+from drafttrain.target_lm.stock import load_stock_model
+from drafttrain.utils.files import fingerprint
+from drafttrain.utils.provenance import content_hash, git_commit
+from studies import generate
+from studies.figures.machine_setting import DRAFTER, MT_BENCH, NEW_TOKENS, REPEATS, TUNING, load
+from studies.goals import FIRST_TURNS, Group, Measured, Run, Size, size_of
+from studies.spoiled import SPOILED, diagnosed
+
+TASKS = {
+    "mt_bench": (MT_BENCH, 80),
+    "gsm8k": ("data/eval/gsm8k_test_80.jsonl", 80),
+    "humaneval": ("data/eval/humaneval.jsonl.gz", 164),
+}
+EXACT_TOKENS = 48
+BATCHES = 1, 4
+PROCESSED = 40  # prompts with logits processors
+OURS = "drafttrain.generate"
+ASSISTED = {  # how `generate` assists itself, chosen on the tuning prompts; there is no smaller SmolLM2
+    **{f"prompt lookup, {n}": {"prompt_lookup_num_tokens": n} for n in (3, 5, 10)},
+    **{f"early exit at {n}": {"assistant_early_exit": n} for n in (10, 20)},
+}
+
+
+def generate_mismatches(run: Run) -> Measured:
+    """Compare texts of `generate` with and without drafts: greedy in fp32, and sampled by a tiny model."""
+    folder, target = run.folder("generate_texts"), load_bundle(DRAFTER, dtype="float32").target
+    model = load_stock_model(target)
+    chosen = {
+        name: spread(read_prompts(path), run.prompts(quick=2, full=full))
+        for name, (path, full) in TASKS.items()
+    }
+    cases: dict[str, tuple[list[Prompt], int, bool]] = {
+        f"{name}, batch {size}": (prompts, size, False)
+        for name, prompts in chosen.items()
+        for size in BATCHES
+    }
+    some = spread(chosen["mt_bench"], run.prompts(quick=2, full=PROCESSED))
+    cases["mt_bench, logits processors"] = (some, 1, True)
+    depends = fingerprint([content_hash(DRAFTER), git_commit(), EXACT_TOKENS, run.limit, run.quick])
+    cells = generate.differing(model, target, DRAFTER, cases, EXACT_TOKENS, folder / f"{depends}.json")
+    is_same = generate.distribution_holds()
+    return {
+        "generate_mismatches": {
+            "value": sum(len(cell["differing"]) for cell in cells.values()) + (not is_same),
+            "texts": cells,
+            "distribution_holds": is_same,
+            "max_new_tokens": EXACT_TOKENS,
+            "size": {"prompts": {name: len(prompts) for name, prompts in chosen.items()}},
+        }
+    }
+
+
+def generate_speed(run: Run) -> Measured:
+    """Decode with drafts, plainly and assisted, all by `generate` of one model, interleaved."""
+    run.check_quiet()
+    folder, target = run.folder("generate_speed"), load().target
+    prompts = spread(read_prompts(MT_BENCH), run.prompts(quick=4, full=None))
+    stock = load_stock(target, True, prompts[0].token_ids(target.tokenizer), folder)
+    tries = {name: transformers_generate(target, stock.model, **how) for name, how in ASSISTED.items()}
+    depends = [content_hash(DRAFTER), git_commit(), stock.dtype]
+    tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=6)))
+    log = MeasurementLog(folder / "tuning.jsonl", fingerprint(depends))
+    speeds = {
+        name: row.tokens_per_second
+        for name, row in tabulate(measure(target, tries, tuning, log, NEW_TOKENS)).items()
+    }
+    best = max(speeds, key=speeds.__getitem__)
+    methods = {
+        TRANSFORMERS: transformers_generate(target, stock.model),
+        best: tries[best],
+        OURS: transformers_generate(target, stock.model, **generate.ours(DRAFTER)),
+    }
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, best]))
+    task = Task("mt_bench", prompts)
+    measured = measure(target, methods, task, log, NEW_TOKENS, 1 if run.quick else REPEATS)
+    rows = tabulate(measured)
+    notes = {
+        "assisted": best,
+        "tuning_tokens_per_second": speeds,
+        "tokens_per_second": {name: row.tokens_per_second for name, row in rows.items()},
+        "machine": {"dtype": dtype_name(stock.model.dtype)},
+        "size": size_of(measured),
+    }
+
+    def over(base: str) -> dict:
+        return {
+            "value": ratio(measured, base, OURS),
+            "interval": ratio_interval(measured, base, OURS),
+            "repeats": ratio_spread(measured, base, OURS),
+            **({"flags": rows[OURS].flags} if rows[OURS].flags else {}),
+            **notes,
+        }
+
+    return {"generate_vs_plain": over(TRANSFORMERS), "generate_vs_assisted": over(best)}
+
+
+def diagnose_hits(run: Run) -> Measured:
+    """Count drafters spoiled on purpose whose cause the diagnosis names among the first three changes."""
+    rows = diagnosed(DRAFTER, run.folder("spoiled"), run.limit)
+    return {"diagnose_hits": {"value": sum(row["hit"] for row in rows), "drafters": rows}}
+
+
+GROUPS = [
+    Group(
+        {"generate_mismatches": "== 0"},
+        generate_mismatches,
+        size=Size({name: full for name, (_, full) in TASKS.items()}),
+    ),
+    Group(
+        {"generate_vs_plain": ">= 1.5", "generate_vs_assisted": ">= 1.2"},
+        generate_speed,
+        size=Size(FIRST_TURNS, REPEATS),
+    ),
+    Group({"diagnose_hits": f">= {len(SPOILED)}"}, diagnose_hits, long=True),
+]
