@@ -1,7 +1,7 @@
 """The figures of topic `flagship`: what a published drafter is worth to those who download it.
 
-Estimated minutes at full size on 2 cores: `generate_mismatches` 60, `generate_vs_plain` and
-`generate_vs_assisted` together 50 of a quiet machine, `diagnose_hits` 30.
+Estimated minutes at full size on 2 cores: `generate_mismatches` 40, `generate_vs_plain` and
+`generate_vs_assisted` together 90 of a quiet machine, `diagnose_hits` 30.
 """
 
 from drafttrain.bundle import load_bundle
