@@ -114,7 +114,7 @@ class PredictionTree:
         if hit is None:
             self._restart(token)
             return False
-        self.tree = self.tree.below(torch.tensor([hit], device=keep.device))
+        self.tree = sub_tree(self.tree, keep)
         self._log_probs, self._tokens, self._known = (
             kept[keep] for kept in (self._log_probs, self._tokens, self._known)
         )
@@ -140,3 +140,31 @@ def below(tree: TokenTree, node: int | None) -> torch.Tensor:
     if node is None:
         return tree.tokens.new_zeros(0)
     return tree.ancestors()[0, :, node].nonzero()[:, 0]
+
+
+def sub_tree(tree: TokenTree, keep: torch.Tensor) -> TokenTree:
+    """Return the nodes that `below` has found as a tree of their own, in the same order: depths and joint
+    log-probabilities count from the first, the new root (PipeDec, §3.3.4). In a pipeline all wait for it."""
+    tokens, parents, depths, log_probs, entropies, joint = (
+        values.index_select(1, keep)  # [1, w]
+        for values in (
+            tree.tokens,
+            tree.parents,
+            tree.depths,
+            tree.log_probs,
+            tree.entropies,
+            tree.joint_log_probs(),
+        )
+    )
+    parents = torch.searchsorted(keep, parents)  # new indices; the root's own parent is gone
+    parents[:, 0], log_probs[:, 0], entropies[:, 0] = -1, 0.0, 0.0
+    return TokenTree(
+        tokens,
+        parents,
+        depths - depths[:, :1],
+        log_probs,
+        entropies,
+        torch.full_like(tree.sizes, len(keep)),
+        _ancestors=tree.ancestors().index_select(1, keep).index_select(2, keep),  # [1, w, w]
+        _joint=joint - joint[:, :1],
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.pipeline.part import TargetPart
-from drafttrain.pipeline.prediction import below, child_of_root
+from drafttrain.pipeline.prediction import below, child_of_root, sub_tree
 from drafttrain.target_lm.masks import causal
 from drafttrain.trees.tree import TokenTree
 
@@ -118,7 +118,7 @@ class Stage:
         if hit is None:
             self.tree = self.tapped = None
             return None
-        self.tree, self.tapped = self.tree.below(keep[:1]), self.tapped[:, keep]
+        self.tree, self.tapped = sub_tree(self.tree, keep), self.tapped[:, keep]
         if out is None or before > keep[-1]:
             return None
         left = keep[keep >= before]  # of the layer

@@ -4,7 +4,7 @@ A chain is a tree. This module knows neither target nor drafter.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -213,46 +213,6 @@ class TokenTree:
             return self
         orphaned = (self.ancestors() & ~keep[:, None]).any(-1)  # [B, n]
         return self._keep(~orphaned)
-
-    def below(self, nodes: torch.Tensor) -> "TokenTree":
-        """Return the sub-trees under these nodes, int64 [B], which become the roots: depths and joint
-        log-probabilities count from there. Nodes are renumbered in the same order (PipeDec, §3.3.4)."""
-        if len(self.sizes) == 1 and self.drawn_from is None:
-            return self._below_one(nodes)
-        n, nodes = self.width, nodes[:, None]  # [B, 1]
-        column = nodes[:, None].expand(-1, n, 1)  # [B, n, 1]
-        found = self._keep(self.ancestors().gather(2, column)[:, :, 0])
-        found.parents[:, 0], found.log_probs[:, 0], found.entropies[:, 0] = -1, 0.0, 0.0
-        joint = found.joint_log_probs() - self.joint_log_probs().gather(1, nodes)  # [B, w]
-        depths = (found.depths - self.depths.gather(1, nodes)).clamp(min=0)  # [B, w]; 0 for padding
-        return replace(found, depths=depths, _joint=joint)
-
-    def _below_one(self, node: torch.Tensor) -> "TokenTree":
-        """Return what `below` does for one row, in a third of the operations: in a pipeline all wait."""
-        keep = self.ancestors()[0].index_select(1, node)[:, 0].nonzero()[:, 0]  # [w], the node first
-        tokens, parents, depths, log_probs, entropies, joint = (
-            values.index_select(1, keep)  # [1, w]
-            for values in (
-                self.tokens,
-                self.parents,
-                self.depths,
-                self.log_probs,
-                self.entropies,
-                self.joint_log_probs(),
-            )
-        )
-        parents = torch.searchsorted(keep, parents)  # new indices; the node's own parent is gone
-        parents[:, 0], log_probs[:, 0], entropies[:, 0] = -1, 0.0, 0.0
-        return TokenTree(
-            tokens,
-            parents,
-            depths - depths[:, :1],
-            log_probs,
-            entropies,
-            torch.full_like(self.sizes, len(keep)),
-            _ancestors=self.ancestors().index_select(1, keep).index_select(2, keep),  # [1, w, w]
-            _joint=joint - joint[:, :1],
-        )
 
     def _moved_drawn_from(self, order: torch.Tensor, padding: torch.Tensor) -> DrawnFrom:
         probs, ids = self.drawn_from.probs, self.drawn_from.ids  # [B, n, K]
