@@ -1,0 +1,93 @@
+"""The studies of topic `flagship` on tiny models."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from drafttrain.data.prompts import Prompt
+from drafttrain.target_lm.stock import load_stock_model
+from studies import generate, spoiled
+from studies.spoiled import SPOILED
+
+
+@pytest.fixture
+def prompts():
+    return [Prompt(str(i), "chat", [f"The cat sat {i}"]) for i in range(3)]
+
+
+def test_texts_of_generate_are_compared_and_gone_on_with(
+    tiny_target, tiny_bundle, prompts, tmp_path, monkeypatch
+):
+    path, model = tmp_path / "texts.json", load_stock_model(tiny_target)
+    tasks = {"alone": (prompts, 1, False), "two": (prompts, 2, False), "processed": (prompts, 1, True)}
+    cells = generate.differing(model, tiny_target, tiny_bundle, tasks, 12, path)
+    assert cells == {name: {"texts": 3, "differing": []} for name in tasks}
+
+    def other(model, target, ids, max_new_tokens, **options):
+        """The drafted texts have one token that is not the plain ones'."""
+        return [[*one, 1] if "drafter" in options else one for one in ids]
+
+    monkeypatch.setattr(generate, "generate_batch", other)
+    again = generate.differing(model, tiny_target, tiny_bundle, tasks, 12, path)
+    assert again == cells  # nothing is left to be done
+    found = generate.differing(model, tiny_target, tiny_bundle, {"new": (prompts, 2, False)}, 12, path)
+    assert found["new"] == {"texts": 3, "differing": ["0", "1", "2"]}
+    assert json.loads(path.read_text()) == found
+
+
+def test_the_distribution_is_that_of_the_suite_s_own_test():
+    assert generate.distribution_holds(["--collect-only"])
+    assert not generate.distribution_holds(["--no-such-option"])
+
+
+def test_a_spoiled_target_is_the_other_with_one_thing_changed(tiny_target_folder, tiny_bundle, tmp_path):
+    for name in ("template", "weights"):
+        (tmp_path / name).mkdir()
+    bundle, other = spoiled.another_template(tiny_bundle, tiny_target_folder, tmp_path / "template")
+    read = [AutoTokenizer.from_pretrained(folder) for folder in (tiny_target_folder, other)]
+    assert bundle == tiny_bundle and read[0].get_vocab() == read[1].get_vocab()
+    assert read[0].chat_template != read[1].chat_template
+    _, stale = spoiled.stale_weights(tiny_bundle, tiny_target_folder, tmp_path / "weights")
+    before, after = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tiny_target_folder, stale))
+    moved = {
+        float(torch.nn.functional.cosine_similarity(own.flatten(), new.flatten(), dim=0).detach())
+        for own, new in zip(before.parameters(), after.parameters(), strict=True)
+    }
+    assert 0.9 < min(moved) < 1.0
+    # the target itself has stayed as it was
+    assert torch.equal(
+        next(before.parameters()), next(AutoModelForCausalLM.from_pretrained(tiny_target_folder).parameters())
+    )
+
+
+def test_another_tapped_block_is_another_bundle(tiny_target_folder, tiny_bundle, tmp_path):
+    own = json.loads((tiny_bundle / "config.json").read_text())
+    bundle, target = spoiled.another_block(tiny_bundle, tiny_target_folder, tmp_path)
+    config = json.loads((bundle / "config.json").read_text())
+    assert target == tiny_target_folder and config == {**own, "tapped_blocks": [4]}
+    assert json.loads((tiny_bundle / "config.json").read_text()) == own
+
+
+def test_hits_are_counted_where_a_cause_is_among_the_first(tiny_bundle, tmp_path, monkeypatch, capsys):
+    """The diagnosis is imitated: it names the vocabulary of every drafter, and what it has named stays."""
+    seen = []
+
+    def diagnose(bundle, prompts, file, limit, **options):
+        seen.append(file.stem)
+        changes = [{"cause": cause} for cause in ("vocabulary", "weights", "training", "template")]
+        file.write_text(json.dumps({"changes": changes, "accept_len": 1.5, "prompts": limit}))
+
+    monkeypatch.setattr(spoiled, "diagnose", diagnose)
+    nothing = {
+        name: ((lambda bundle, target, out: (bundle, target)), causes)
+        for name, (_, causes) in SPOILED.items()
+    }
+    monkeypatch.setattr(spoiled, "SPOILED", nothing)
+    rows = spoiled.diagnosed(tiny_bundle, tmp_path, 2)
+    assert [row["cause"] for row in rows if row["hit"]] == ["stale weights", "small vocabulary"]
+    assert len(seen) == 5 and spoiled.diagnosed(tiny_bundle, tmp_path, 2) == rows and len(seen) == 5
+    assert spoiled.main(["--bundle", str(tiny_bundle), "--out", str(tmp_path), "--limit", "2"]) == 0
+    assert json.loads((tmp_path / "causes.json").read_text()) == rows
+    assert "| short answers | vocabulary, weights, training | 1.50 |" in capsys.readouterr().out
