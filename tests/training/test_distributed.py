@@ -20,9 +20,9 @@ ZERO2 = str(ROOT / "recipes" / "deepspeed" / "zero2.json")
 STEPS = 20
 # DeepSpeed compiles a transport of its own when it first meets a CPU: a minute that gloo can do without.
 LAUNCHED = """
-import runpy, sys
-import deepspeed.comm.torch
-deepspeed.comm.torch.build_shm_op = lambda: None
+import importlib, runpy, sys
+# not by its name after an import: there, deepspeed.comm.torch is torch itself
+importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
