@@ -292,7 +292,7 @@ def test_a_server_that_goes_away_loses_nothing(target, source, tmp_path, expecte
 
     stand_in.answer = and_die
     with serving(stand_in):
-        config = config_for(source, stand_in.url, retries=2, concurrency=2)
+        config = config_for(source, stand_in.url, retries=2, concurrency=2, timeout_s=3.0)
         with pytest.raises(UserError, match="cannot be reached") as error:
             run(config, tmp_path / "out", target, console)
     assert "\n" not in str(error.value) and "the same command goes on" in console.file.getvalue()
