@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain import SpeculativeDecoder
-from drafttrain.pipeline.outlook import KnownText
+from drafttrain.data.prompts import read_prompts
+from drafttrain.inference.params import SamplingParams
+from drafttrain.pipeline.outlook import KnownText, known_texts
 from drafttrain.pipeline.replay import replay, replay_policy
 from drafttrain.pipeline.simulate import pipedec_jobs, pp_jobs, stpp_jobs, total_seconds
 from drafttrain.pipeline.simulate import run as simulated
@@ -16,26 +18,25 @@ from drafttrain.run.simulate import read_costs
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 from studies import ROOT, arguments
 from studies.goals import Measured, Run
-from studies.pipedec import counts, modes, tasks, tuning
+from studies.pipedec import counts, modes, pacing, tasks, tuning
 from studies.pipedec.ratios import Name, ratio
 from studies.seed.pairs import load_pair
 
 RECIPE = "recipes/pipeline/smollm2-2.yaml"
-REPEATS, NEW_TOKENS, PACED_TOKENS, TUNING_PROMPTS = 3, 128, 24, 6
+REPEATS, NEW_TOKENS, PACED_TOKENS, TUNING_PROMPTS, TUNING_TOKENS = 3, 128, 24, 6, 64
 PACED = {  # of paced ranks
     "stages.threads": 1,
     "drafter_rank": "alone",
-    "width": 4,
-    "children": 4,
-    "tree": "chain:length=4",
     "pace.stage_ms": 60,
     "pace.draft_ms": 15,
     "max_new_tokens": PACED_TOKENS,
     "probe": "false",
 }
 PACED_STAGES, ALL_PROMPTS = (4, 7, 8, 14), 14  # one prompt of each task but with the last
+PACED_TREES = "paced.json"  # width, children and tree of paced ranks
 SIMULATED = (4, 7, 14)
 LATE = 0.01  # share of paced pieces of work that may be late
 REAL, PACED_RAW = "pipedec_real", "pipedec_paced_{}"
@@ -111,13 +112,13 @@ def one_process(folder: Path) -> dict[str, float]:
 def paced(run: Run) -> Measured:
     """Ranks whose stages hold their device for a declared time, the same in all modes."""
     run.check_quiet()
-    found, size = {}, {}
+    found, size, trees = {}, {}, paced_trees(run)
     for n in PACED_STAGES:
         limit = run.prompts(1, tasks.PROMPTS) if n == ALL_PROMPTS else 1
         prompts = tasks.read_tasks(run.more_prompts, limit)
         folder = run.folder(PACED_RAW.format(n))
         tasks.write_prompts(prompts, folder / "prompts.jsonl")
-        keys = {**PACED, "stages.ranks": n}
+        keys = paced_keys(trees, n)
         found[n] = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, {}, 1, folder)
         size = {"prompts": tasks.sizes(prompts)}
     ratios = {n: against(measured["rows"]) for n, measured in found.items()}
@@ -125,9 +126,35 @@ def paced(run: Run) -> Measured:
         n: {"pp": own["pp"]["value"], "stpp": own["stpp"]["value"], "hit_rate": hit_rate(found[n]["rows"])}
         for n, own in ratios.items()
     }
-    notes = {"by_stages": by_stages, "settings": PACED, "size": size, **agreement(found[ALL_PROMPTS])}
+    notes = {
+        "by_stages": by_stages,
+        "settings": paced_keys(trees, ALL_PROMPTS),
+        "size": size,
+        **agreement(found[ALL_PROMPTS]),
+    }
     last = ratios[ALL_PROMPTS]
     return {"paced14_vs_pp": last["pp"] | notes, "paced14_vs_stpp": last["stpp"] | notes}
+
+
+def paced_trees(run: Run) -> dict[str, dict[str, Any]]:
+    """Return width, children and static tree by the number of stages, chosen on tuning prompts unless they
+    were before."""
+    path = run.folder(PACED_RAW.format("trees")) / PACED_TREES
+    if not path.exists():
+        pair = load_pair("B")
+        prompts = [p.token_ids(pair.target.tokenizer) for p in read_prompts(tasks.TUNING, TUNING_PROMPTS)]
+        texts = known_texts(
+            pair.target, pair.drafter.config.tapped_blocks, prompts, TUNING_TOKENS, SamplingParams()
+        )
+        pace = PACED["pace.stage_ms"], PACED["pace.draft_ms"]
+        write_json(path, {n: pacing.choose(pair.drafter, texts, n, *pace) for n in PACED_STAGES})
+    return read_json(path)
+
+
+def paced_keys(trees: Mapping[str, Mapping[str, Any]], stages: int) -> dict[str, Any]:
+    """Return the keys of some number of paced ranks."""
+    chosen = {key: trees[str(stages)][key] for key in ("width", "children", "tree")}
+    return {**PACED, **chosen, "stages.ranks": stages}
 
 
 def against(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -152,8 +179,9 @@ def sim_error(run: Run) -> Measured:
     for mode, row in best.items():  # every mode has a cut of its own
         keys = {**shape(best), "tree": best["stpp"]["tree"], "stages.blocks": row["cut"]}
         runs[f"real 2, {mode}"] = real_folder, keys, (mode,)
+    trees = paced_trees(run)
     for n, place in zip(SIMULATED, paced_folders):
-        runs[f"paced {n}"] = place, {**PACED, "stages.ranks": n}, modes.MODES
+        runs[f"paced {n}"] = place, paced_keys(trees, n), modes.MODES
     pair, errors = load_pair("B"), {}
     for name, (place, keys, wanted) in runs.items():
         costs = calibrated(folder / name.replace(", ", "_").replace(" ", "_"), keys)

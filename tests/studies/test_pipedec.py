@@ -16,7 +16,8 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import known_texts
 from drafttrain.pipeline.part import load_part
 from drafttrain.pipeline.program import Task
-from drafttrain.pipeline.replay import replay
+from drafttrain.pipeline.replay import replay, replay_policy
+from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from studies.figures import pipedec_counts
 from studies.pipedec import (
@@ -27,6 +28,7 @@ from studies.pipedec import (
     memory,
     mismatches,
     modes,
+    pacing,
     pictures,
     tasks,
     top_k,
@@ -50,6 +52,27 @@ def test_hits_grow_with_width_and_fall_with_stages(tiny_target, tiny_bundle):
     assert narrow["hit_rate"] <= wide["hit_rate"] and narrow["static_share"] <= wide["static_share"]
     for row, groups in ((narrow, 2), (wide, 2), (deep, 6)):
         assert 1 <= row["timesteps_per_token"] <= groups and row["nodes_per_timestep"] > 0
+
+
+def test_trees_of_paced_ranks_are_those_of_least_time(tiny_target, tiny_bundle):
+    """A timestep of trees in flight takes a stage's time; a static tree its drafts and all stages in turn."""
+    drafter, stages = load_drafter(tiny_bundle, tiny_target), 5
+    prompts, taps = [[5, 6, 7], [8]], drafter.config.tapped_blocks
+    texts = known_texts(tiny_target, taps, prompts, 16, SamplingParams())
+    found = pacing.choose(drafter, texts, stages, 60, 15)
+    own = [(text.prompt, text.answer, text.tapped) for text in texts]
+    tokens, expected = sum(len(text.answer) - 1 for text in texts), {}
+    for shape in pacing.SHAPES:
+        steps = sum(len(replay(drafter, *text, stages, *shape).steps) for text in own)
+        expected["width {}, children {}".format(*shape)] = 60 * steps / tokens
+    for tree in pacing.TREES:
+        rounds = [one for text in own for one in replay_policy(drafter, *text, parse_policy(tree))]
+        expected[tree] = sum(15 * len(one.drafted) + 60 * stages for one in rounds) / tokens
+    assert found["ms"] == pytest.approx(expected)
+    assert found["ms"][found["tree"]] == min(found["ms"][tree] for tree in pacing.TREES)
+    assert found["ms"]["width {width}, children {children}".format(**found)] == min(
+        ms for name, ms in found["ms"].items() if name.startswith("width")
+    )
 
 
 def test_ratios_are_means_over_tasks_of_medians_over_repeats(capsys):

@@ -1,0 +1,57 @@
+"""Choose width, children and static tree for paced ranks on tuning prompts, by counts.
+
+Paced stages take the same time for few nodes as for many, so that the seconds of a text follow from its trees
+(`drafttrain/pipeline/simulate.py`), and no ranks are needed to compare them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from drafttrain.pipeline.outlook import KnownText
+from drafttrain.pipeline.replay import replay, replay_policy
+from drafttrain.pipeline.simulate import Machines, pipedec_jobs, run, stpp_jobs, total_seconds
+from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.parse import parse_policy
+
+SHAPES = ((4, 4), (8, 8), (16, 8), (16, 16))  # width and children
+TREES = (
+    "chain:length=4",
+    "chain:length=6",
+    "eagle2:top_k=4,max_depth=4,total=15",
+    "eagle2:top_k=8,max_depth=4,total=31",
+    "eagle2:top_k=8,max_depth=6,total=31",
+    "eagle2:top_k=8,max_depth=8,total=31",
+)
+
+
+def constant(ms: float) -> CostCurve:
+    """Return a device that takes the same time for all sizes."""
+    return CostCurve((1, 32), (ms / 1e3, ms / 1e3))
+
+
+def choose(
+    drafter: Drafter, texts: Sequence[KnownText], stages: int, stage_ms: float, draft_ms: float
+) -> dict[str, Any]:
+    """Return the keys of the fastest tree in flight and of the fastest static tree.
+
+    Returns:
+        `width`, `children` and `tree`; `ms` per token of all that were compared.
+    """
+    machines = Machines(
+        [constant(stage_ms)] * stages, [lambda tokens: 0.0] * (stages - 1), constant(draft_ms)
+    )
+    tokens, ms = sum(len(text.answer) - 1 for text in texts), {}
+    for shape in SHAPES:
+        traces = [replay(drafter, t.prompt, t.answer, t.tapped, stages, *shape) for t in texts]
+        seconds = sum(total_seconds(run([pipedec_jobs(machines, trace)])) for trace in traces)
+        ms["width {}, children {}".format(*shape)] = 1e3 * seconds / tokens
+    for tree in TREES:
+        seconds = 0.0
+        for text in texts:
+            rounds = replay_policy(drafter, text.prompt, text.answer, text.tapped, parse_policy(tree))
+            jobs = stpp_jobs(machines, [(one.drafted, one.nodes) for one in rounds])
+            seconds += total_seconds(run([jobs]))
+        ms[tree] = 1e3 * seconds / tokens
+    width, children = min(SHAPES, key=lambda shape: ms["width {}, children {}".format(*shape)])
+    return {"width": width, "children": children, "tree": min(TREES, key=ms.__getitem__), "ms": ms}
