@@ -201,7 +201,8 @@ class PipelineDecoder:
             )
         sampling = sampling or SamplingParams(**asdict(config.sampling))
         depth = parse_policy(config.tree).max_depth
-        return Request(tokens, limit, self.stop, sampling, config.width, config.children, depth)
+        tree = config.width, config.children, depth, config.layers
+        return Request(tokens, limit, self.stop, sampling, *tree)
 
     def decode(self, mode: str, request: Request) -> Output:
         """Decode a prompt in a mode.

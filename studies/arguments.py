@@ -57,6 +57,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pictures": {"default": "docs/results", "metavar": "DIR", "help": "folder of the SVG files"},
     "recipe": {"required": True, "metavar": "RECIPE", "help": "of drafttrain pipeline"},
     "repeats": {"type": positive, "default": 3, "metavar": "N", "help": "timings of each kind"},
+    "mode": {
+        "action": "append",
+        "default": [],
+        "choices": ("pp", "stpp", "pipedec"),
+        "help": "of a pipeline; may be repeated; all unless given",
+    },
     "cut": {
         "action": "append",
         "default": [],

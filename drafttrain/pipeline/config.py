@@ -96,6 +96,7 @@ class PipelineConfig:
             stages, then the next one) or pp (a token at a time).
         width: nodes of a layer of the tree in flight at most.
         children: candidates for each of its nodes.
+        layers: that it grows by in a timestep; several (ours) pay where a draft takes much less than a stage.
         tree: the static tree of stpp, as in evaluate.trees.
         concurrency: prompts at a time; pp and stpp fill the stages with them, pipedec takes them in turn.
         stages: how the target is cut.
@@ -118,6 +119,7 @@ class PipelineConfig:
     mode: Literal["pipedec", "stpp", "pp"] = "pipedec"
     width: int = setting(4, ge=1)
     children: int = setting(4, ge=1)
+    layers: int = setting(1, ge=1, le=64)
     tree: str = "chain:length=4"
     concurrency: int = setting(1, ge=1)
     stages: StagesConfig = field(default_factory=StagesConfig)
@@ -187,6 +189,7 @@ class SimulateConfig:
         stages: numbers of stages to simulate.
         width: nodes of a layer of the tree in flight at most.
         children: candidates for each of its nodes.
+        layers: that it grows by in a timestep; several (ours) pay where a draft takes much less than a stage.
         link: between neighbours.
         target_ms: milliseconds of the whole target by tokens, as pairs such as [[1, 400], [32, 400]]. null:
             measured here.
@@ -208,6 +211,7 @@ class SimulateConfig:
     stages: list[int] = setting(default_factory=lambda: [2, 4, 7, 14], ge=1, le=1000)
     width: int = setting(8, ge=1)
     children: int = setting(8, ge=1)
+    layers: int = setting(1, ge=1, le=64)
     link: LinkConfig = field(default_factory=LinkConfig)
     target_ms: list[list[float]] | None = None
     draft_ms: list[list[float]] | None = None

@@ -187,7 +187,6 @@ def _draft_work(me: Member, hidden: int) -> Work | None:
         if trees:
             trees.pop().advance(NO_TOKEN, tapped[:1])
         trees.append(PredictionTree(me.drafter, state, 0, size, size))
-        trees[0].grow(0)  # the root
         trees[0].expand()
         trees[0].grow(1)
 

@@ -85,11 +85,16 @@ def machines(stages: int, target: CostCurve, draft: CostCurve, link: Link, sync:
 
 
 def outlook(
-    drafter: Drafter, texts: Sequence[KnownText], described: Machines, width: int, children: int
+    drafter: Drafter,
+    texts: Sequence[KnownText],
+    described: Machines,
+    width: int,
+    children: int,
+    layers: int = 1,
 ) -> Row:
     """Simulate all modes for one number of stages, over all texts."""
     stages = len(described.stages)
-    traces = [replay(drafter, t.prompt, t.answer, t.tapped, stages, width, children) for t in texts]
+    traces = [replay(drafter, *_known(t), stages, width, children, layers) for t in texts]
     tokens = sum(trace.tokens for trace in traces)
     best = None
     for size, depth in STATIC:

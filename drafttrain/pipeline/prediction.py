@@ -1,11 +1,12 @@
-"""The dynamic prediction tree (PipeDec, §3.3): grown by a layer in each timestep, cut by each token of the
-target.
+"""The dynamic prediction tree (PipeDec, §3.3): grown by a layer in each timestep, or by several (ours), cut
+by each token of the target.
 
 A layer has the `width` most probable nodes, by joint log-probability B = M log P, of `children` candidates
 for each node of the layer above. The target's token after the root either is one of the root's children (a
 hit: only what is below that child stays) or is not (a miss: the tree begins again with that token).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from drafttrain.trees.tree import TokenTree
 
 
 @dataclass
-class Layer:
-    """New nodes of the deepest layer.
+class Layers:
+    """New nodes, layer after layer.
 
     Attributes:
         tokens: int64 [m].
@@ -30,8 +31,8 @@ class Layer:
 
 
 class PredictionTree:
-    """A drafter's tree after one sequence. One timestep is `expand`, then `advance` if the target has spoken,
-    then `grow`.
+    """A drafter's tree after one sequence. One timestep is `expand`, `advance` for each token of the target,
+    `grow` and `take`; a drafter that is faster than a stage may `grow` and `expand` before that (ours).
 
     Candidates of the deepest layer are kept when all of its children leave the tree, so that it grows again
     without another forward of the drafter (ours; the paper does not say what happens then).
@@ -80,15 +81,12 @@ class PredictionTree:
         self._known[nodes] = True
         return len(nodes)
 
-    def grow(self, max_depth: int) -> Layer | None:
-        """Append the next layer, if the deepest one has been expanded and is not at `max_depth`; return it,
-        else None. After a restart it is the root that is new."""
-        if self._is_fresh:
-            self._is_fresh = False
-            return Layer(self.tree.tokens[0], self.tree.parents[0])
+    def grow(self, max_depth: int) -> bool:
+        """Append the next layer, if the deepest one has been expanded and is not at `max_depth`; return
+        whether it was."""
         nodes = self.frontier()
         if self.depth >= max_depth or not self._known[nodes[0]]:
-            return None
+            return False
         before = self.tree.width
         log_probs, tokens = self._log_probs[nodes][None], self._tokens[nodes][None]  # [1, f, c]
         self.tree = next_layer(self.tree, nodes[None], log_probs, tokens, self.width)
@@ -96,11 +94,14 @@ class PredictionTree:
         self._log_probs = torch.cat([self._log_probs, self._log_probs.new_zeros(added, self.children)])
         self._tokens = torch.cat([self._tokens, self._tokens.new_zeros(added, self.children)])
         self._known = torch.cat([self._known, self._known.new_zeros(added)])
-        return Layer(self.tree.tokens[0, before:], self.tree.parents[0, before:])
+        return True
 
-    def child(self, token: int) -> int | None:
-        """Return the root's child with this token; None for a miss."""
-        return child_of_root(self.tree, token)
+    def take(self) -> Layers | None:
+        """Return the nodes that are new since the last call, None without any: after a restart the root."""
+        first, self._taken = self._taken, self.tree.width
+        if first == self._taken:
+            return None
+        return Layers(self.tree.tokens[0, first:], self.tree.parents[0, first:])
 
     def advance(self, token: int, tapped: torch.Tensor) -> bool:
         """Go on after the token that the target has emitted after the root; return whether it is a hit.
@@ -108,13 +109,14 @@ class PredictionTree:
         Args:
             tapped: the target's tapped states at the root, [1, K·H].
         """
-        hit = self.child(token)
+        hit = child_of(self.tree, 0, token)
         keep = below(self.tree, hit)
         self.drafter.prune(self.state, self.tree.tokens[:, 0], tapped, keep)
         if hit is None:
             self._restart(token)
             return False
         self.tree = sub_tree(self.tree, keep)
+        self._taken = int((keep < self._taken).sum())
         self._log_probs, self._tokens, self._known = (
             kept[keep] for kept in (self._log_probs, self._tokens, self._known)
         )
@@ -126,12 +128,22 @@ class PredictionTree:
         self._tokens = root.new_zeros(1, self.children)  # [n, c] candidates after each node
         self._log_probs = self._tokens.float()  # [n, c]
         self._known = torch.zeros(1, dtype=torch.bool)  # [n] whether a node has been expanded
-        self._is_fresh = True
+        self._taken = 0  # nodes, the first ones, that `take` has returned
 
 
-def child_of_root(tree: TokenTree, token: int) -> int | None:
-    """Return the child of a tree's root with this token, None without one."""
-    found = ((tree.tokens[0] == token) & (tree.parents[0] == 0)).nonzero()[:, 0]
+def draft(tree: PredictionTree, layers: int, max_depth: int) -> Iterator[int]:
+    """Run a timestep's drafting steps, so that the tree can grow by as many layers; yield the nodes that each
+    expands. The last layer is appended when the target has spoken."""
+    for step in range(layers):
+        if step and not tree.grow(max_depth):
+            return
+        if expanded := tree.expand():
+            yield expanded
+
+
+def child_of(tree: TokenTree, node: int, token: int) -> int | None:
+    """Return the child of a node with this token, None without one."""
+    found = ((tree.tokens[0] == token) & (tree.parents[0] == node)).nonzero()[:, 0]
     return int(found[0]) if len(found) else None
 
 

@@ -2,8 +2,9 @@
 
 `pp`: a token passes all stages before the next one begins. `stpp`: so does a whole tree of drafts, whose
 accepted path is emitted. `pipedec`: in each timestep every stage works on another layer of one tree, whose
-root is the token that leaves the last stage next (PipeDec, §3.4); a timestep is computing, a broadcast of
-the token that has left the last stage, and sending.
+root leaves the last stage next (PipeDec, §3.4); a timestep is computing, a broadcast of the token that
+follows the root, and sending. A drafter that is faster than a stage may add several layers in a timestep
+(ours): they go through the stages together, and so several tokens may leave the last one at once.
 """
 
 import threading
@@ -18,13 +19,13 @@ from drafttrain.inference.acceptance import AcceptanceRule, SamplingRule, rule_f
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.sampling import Sampler
 from drafttrain.inference.session import NOT_FINITE
-from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.prediction import PredictionTree, child_of, draft
 from drafttrain.pipeline.stage import Flow, Stage
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 
-NOTHING = -2  # in place of a token: none has left the last stage in this timestep
+NOTHING = -2  # in place of a token: not at the last stage
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Request:
         sampling: how tokens are drawn.
         width, children: of the prediction tree.
         depth: layers of a static tree at most.
+        layers: that the prediction tree grows by in a timestep.
     """
 
     tokens: Sequence[int]
@@ -84,6 +86,7 @@ class Request:
     width: int = 4
     children: int = 4
     depth: int = 5
+    layers: int = 1
 
 
 @dataclass
@@ -210,66 +213,98 @@ def pipedec(me: Member, request: Request) -> Program:
     """Decode with a tree in flight; return an `Output`."""
     token, tree = yield from _prefill(me, request)
     output, flow, tapped, began = Output([token]), None, None, me.clock()
-    token = NOTHING  # the tree is new
+    left: list[int] = []  # tokens that have left the last stage
     while not _is_done(output.tokens, request):
-        growing = _grow(me, tree, token, tapped, request.max_new_tokens, output)
+        growing = _grow(me, tree, left, tapped, request, output)
         flow = yield from _transmit(me, flow, growing, output.timesteps)
         output.timesteps += 1
         if tree is not None:
-            _draft(me, tree, output.timesteps)
+            _draft(me, tree, request, output)
         out = yield from _compute(me, flow, output.timesteps)
-        found, started = NOTHING, me.clock()
+        found, started = [], me.clock()
         if me.is_last and out is not None:
-            found = me.pick(out.x[0], request, len(output.tokens))
+            found = _leaving(me, out, request, len(output.tokens))
             me.done("own", "pick", me.node, output.timesteps, started)
-        [token] = yield Broadcast(me.layout.stages[-1], [found])
-        flow = out if me.stage is not None and me.layout.ends(me.rank) else None
-        if token != NOTHING:
-            output.tokens.append(token)
-            if _is_done(output.tokens, request):
-                break
-            if me.stage is not None:
-                started, tapped = me.clock(), me.stage.root_tapped()
+        message = [len(found), *found, *[NOTHING] * (request.layers - len(found))]
+        count, *left = yield Broadcast(me.layout.stages[-1], message, 1 + request.layers)
+        flow, left = out if me.stage is not None and me.layout.ends(me.rank) else None, left[:count]
+        output.tokens += left
+        if _is_done(output.tokens, request):
+            if tree is not None:
+                output.hits += len(left) - 1  # those that others have left the last stage with
+            break
+        if left and me.stage is not None:
+            started, at_roots = me.clock(), []
+            for token in left:
+                at_roots.append(me.stage.root_tapped())
                 flow = me.stage.advance(token, flow)
-                me.done("C", "sync", me.node, output.timesteps, started)
+            tapped = torch.cat(at_roots)  # [m, taps · H]
+            me.done("C", "sync", me.node, output.timesteps, started)
         me.done("V", "finish", me.node, output.timesteps, me.clock())
     output.seconds = me.clock() - began
     return output
 
 
+def _leaving(me: Member, out: Flow, request: Request, position: int) -> list[int]:
+    """Return the target's tokens after the root that leaves the last stage, and after those of its
+    successors that leave with it.
+
+    Args:
+        position: of the first of them in the output.
+    """
+    tree, node, found = me.stage.tree, 0, []
+    while node is not None and node < len(out.x):
+        found.append(me.pick(out.x[node], request, position + len(found)))
+        if found[-1] == NOT_FINITE or found[-1] in request.stop:
+            break
+        if position + len(found) >= request.max_new_tokens:
+            break
+        node = child_of(tree, node, found[-1])
+    return found
+
+
 def _grow(
     me: Member,
     tree: PredictionTree | None,
-    token: int,
+    left: Sequence[int],
     tapped: torch.Tensor | None,
-    max_new_tokens: int,
+    request: Request,
     output: Output,
 ) -> Program:
-    """Go on after the token that has left the last stage (PipeDec, §3.4.3), NOTHING for none; return the
-    tree's next layer at the drafter.
+    """Go on after the tokens that have left the last stage (PipeDec, §3.4.3); return the tree's new nodes at
+    the drafter.
 
     Args:
-        tapped: states at the root [1, taps · H] on this rank.
+        tapped: states at the roots before them [m, taps · H] on this rank.
     """
-    if token != NOTHING:
+    if left:
         tapped = yield from _collect(me, tapped)
     if tree is None:
         return None
     started = me.clock()
-    if token != NOTHING:
-        output.hits += tree.advance(token, tapped)
+    if left:
+        for token, at_root in zip(left, tapped.expand(len(left), -1).split(1)):  # one row without taps
+            output.hits += tree.advance(token, at_root)
         me.done("C", "sync", 0, output.timesteps, started)
         started = me.clock()
-    layer = tree.grow(max_new_tokens - len(output.tokens) - 1)  # nothing is needed after the last token
+    tree.grow(_max_depth(request, output))
+    taken = tree.take()
     me.done("own", "grow", me.node, output.timesteps + 1, started)
-    return None if layer is None else Flow(layer.tokens, layer.parents)
+    return None if taken is None else Flow(taken.tokens, taken.parents)
 
 
-def _draft(me: Member, tree: PredictionTree, seq: int) -> None:
-    started, clock = time.perf_counter(), me.clock()
-    if tree.expand():
+def _draft(me: Member, tree: PredictionTree, request: Request, output: Output) -> None:
+    clock, started, steps = me.clock(), time.perf_counter(), 0
+    for _ in draft(tree, request.layers, _max_depth(request, output)):
         me.draft_pace.wait(started)
-        me.done("C", "dec", 0, seq, clock)
+        started, steps = time.perf_counter(), steps + 1
+    if steps:
+        me.done("C", "dec", 0, output.timesteps, clock)
+
+
+def _max_depth(request: Request, output: Output) -> int:
+    """Return how deep a tree may be: nothing is needed after the last token."""
+    return request.max_new_tokens - len(output.tokens) - 1
 
 
 def pp(me: Member, request: Request) -> Program:

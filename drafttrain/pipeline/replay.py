@@ -1,9 +1,9 @@
 """Replay a pipeline against a known text: greedy and seeded texts do not depend on the drafts, so one process
 can grow the trees of any number of stages against a text, without the target's blocks.
 
-The hits are those of the real run: a layer that enters the first group in timestep t leaves the last of n
-groups at the end of timestep t + n - 1, and the token that it leaves with is the text's. `tests/pipeline`
-holds both equal.
+The hits are those of the real run: layers that enter the first group in timestep t leave the last of n groups
+at the end of timestep t + n - 1, and the tokens that they leave with are the text's. `tests/pipeline` holds
+both equal.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from drafttrain.inference.session import DRAFT_SLOTS
-from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.prediction import PredictionTree, draft
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
@@ -25,16 +25,16 @@ class Timestep:
     """The work of one timestep.
 
     Attributes:
-        drafted: nodes that the drafter expands.
+        drafted: nodes that each drafting step expands.
         nodes: those that each group runs, from the first group to the last; 0: it rests.
-        token: whether a token leaves the last group.
-        hit: whether it was in the tree.
+        tokens: that leave the last group.
+        hits: those of them that were in the tree.
     """
 
-    drafted: int
+    drafted: list[int]
     nodes: list[int]
-    token: bool = False
-    hit: bool = False
+    tokens: int = 0
+    hits: int = 0
 
 
 @dataclass
@@ -50,12 +50,12 @@ class Trace:
     @property
     def tokens(self) -> int:
         """Tokens that left the last group."""
-        return sum(step.token for step in self.steps)
+        return sum(step.tokens for step in self.steps)
 
     @property
     def hits(self) -> int:
         """Those of them that were in the tree."""
-        return sum(step.hit for step in self.steps)
+        return sum(step.hits for step in self.steps)
 
     @property
     def hit_rate(self) -> float:
@@ -129,7 +129,6 @@ def replay_static(
 
     def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
         tree, drafted = PredictionTree(drafter, state, root, width, children, tapped.device), []
-        tree.grow(0)  # the root
         for _ in range(min(depth, left)):
             drafted.append(tree.expand())
             tree.grow(depth)
@@ -193,35 +192,40 @@ def replay(
     groups: int,
     width: int,
     children: int,
+    layers: int = 1,
 ) -> Trace:
-    """Grow the prediction trees of a pipeline of `groups` layers in flight against a text.
+    """Grow the prediction trees of a pipeline of `groups` stages against a text.
 
     Args:
         text: tokens after the prompt.
         tapped: the target's tapped states at all tokens of both but the last, [n, K·H].
         width, children: of the tree.
+        layers: that the drafter adds in a timestep.
     """
     n, trace, place, entered = len(prompt), Trace(), 0, deque([1])  # entered: the timestep of each layer
-    state = drafter.new_state(1, n + len(text) + groups)
+    state = drafter.new_state(1, n + len(text) + groups * layers)
     ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
     drafter.update(state, ids, tapped[None, :n], torch.tensor([n], device=tapped.device))
     tree = PredictionTree(drafter, state, text[0], width, children, tapped.device)
-    tree.grow(0)  # the root is the first to enter
+    tree.take()  # the root is the first to enter
     while place + 1 < len(text):
         now = len(trace.steps) + 1
         sizes = tree.tree.depths[0].bincount().tolist()
         nodes = [0] * groups
         for size, begun in zip(sizes, entered):
             if now - begun < groups:
-                nodes[now - begun] = size
-        trace.steps.append(step := Timestep(tree.expand(), nodes))
-        if now == entered[0] + groups - 1:
-            place, step.token = place + 1, True
+                nodes[now - begun] += size
+        drafted = list(draft(tree, layers, len(text) - place - 2))
+        trace.steps.append(step := Timestep(drafted, nodes))
+        while entered and now == entered[0] + groups - 1:
+            place, step.tokens = place + 1, step.tokens + 1
             if place + 1 == len(text):
-                break
-            step.hit = tree.advance(text[place], tapped[None, n + place - 1])
+                return trace
+            hit = tree.advance(text[place], tapped[None, n + place - 1])
+            step.hits += hit
             entered.popleft()
-            entered = deque(list(entered)[: tree.depth + 1] if step.hit else [])
-        if tree.grow(len(text) - place - 2) is not None:
-            entered.append(now + 1)
+            entered = deque(list(entered)[: tree.depth + 1] if hit else [])
+        tree.grow(len(text) - place - 2)
+        if tree.take() is not None:
+            entered.extend([now + 1] * (tree.depth + 1 - len(entered)))
     return trace

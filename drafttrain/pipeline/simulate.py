@@ -117,11 +117,16 @@ def stpp_jobs(machines: Machines, rounds: Iterable[tuple[Sequence[int], int]]) -
         yield from through(machines, nodes)
 
 
-def timestep_seconds(machines: Machines, drafted: int, nodes: Sequence[int]) -> float:
+def timestep_seconds(machines: Machines, drafted: Sequence[int], nodes: Sequence[int]) -> float:
     """Return the seconds of a timestep of PipeDec (§2.4): drafter and stages work side by side; when all
-    stages are done they send."""
+    stages are done they send.
+
+    Args:
+        drafted: nodes that each drafting step expands.
+        nodes: that each group of stages runs.
+    """
     computing = [machines.computing(group, n) for group, n in enumerate(nodes)]
-    drafting = machines.draft(drafted) if drafted else 0.0
+    drafting = sum(machines.draft(expanded) for expanded in drafted)
     if machines.beside:
         computing[0] += drafting
     sending = max(

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.pipeline.part import TargetPart
-from drafttrain.pipeline.prediction import below, child_of_root, sub_tree
+from drafttrain.pipeline.prediction import below, child_of, sub_tree
 from drafttrain.target_lm.masks import causal
 from drafttrain.trees.tree import TokenTree
 
 
 @dataclass
 class Flow:
-    """A layer of the tree on its way through the stages.
+    """New nodes of the tree on their way through the stages, layer after layer.
 
     Attributes:
         tokens: int64 [m].
@@ -65,24 +65,30 @@ class Stage:
         return out[0], tapped[0]
 
     def compute(self, flow: Flow) -> Flow:
-        """Run a layer through the blocks; its keys and values stay in the tree's part of the cache."""
-        added, tokens = len(flow.tokens), flow.tokens[None]  # [1, m]
-        if self.tree is None:
-            self.tree, self.tapped = TokenTree.root_only(flow.tokens), None
-        else:
-            self.tree = self.tree.append(
-                flow.parents[None], tokens, torch.zeros_like(tokens, dtype=torch.float)
-            )
-        before = self.tree.width - added
+        """Run new nodes through the blocks; their keys and values stay in the tree's part of the cache."""
+        before = 0 if self.tree is None else self.tree.width
+        self._append(flow)
         out, tapped = self.part.run(
             self.cache,
-            tokens if self.part.is_first else flow.x[None],
+            flow.tokens[None] if self.part.is_first else flow.x[None],
             self.tree.depths[0, before:],
             self.tree.ancestors()[0, before:],
             before,
         )
-        self.tapped = tapped if self.tapped is None else torch.cat([self.tapped, tapped], 1)
+        self.tapped = tapped if before == 0 else torch.cat([self.tapped, tapped], 1)
         return Flow(flow.tokens, flow.parents, out[0])
+
+    def _append(self, flow: Flow) -> None:
+        """Append nodes to the tree, a layer at a time."""
+        tokens, parents = flow.tokens, flow.parents
+        if self.tree is None:
+            self.tree, tokens, parents = TokenTree.root_only(tokens[:1]), tokens[1:], parents[1:]
+        above = self.tree.width  # parents before it are in the tree already
+        while len(tokens):
+            size = int((parents < above).sum())  # of a layer: its parents are all in the one above
+            own = tokens[None, :size]  # [1, s]
+            self.tree = self.tree.append(parents[None, :size], own, torch.zeros_like(own, dtype=torch.float))
+            above, tokens, parents = self.tree.width, tokens[size:], parents[size:]
 
     def compute_tree(self, flow: Flow) -> Flow:
         """Run a whole tree through the blocks, root first."""
@@ -102,14 +108,14 @@ class Stage:
         """Go on after the target's token after the root: commit the root, cut the tree.
 
         Args:
-            out: what this stage has just computed, the deepest layer of its tree.
+            out: what this stage has just computed, the deepest layers of its tree.
 
         Returns:
             what is left of `out`, with the indices of the new tree; None if nothing is.
         """
         before, hit = (
             self.tree.width - (0 if out is None else len(out.tokens)),
-            child_of_root(self.tree, token),
+            child_of(self.tree, 0, token),
         )
         keep = below(self.tree, hit)  # [w]
         self.cache.advance(keep)
@@ -121,7 +127,7 @@ class Stage:
         self.tree, self.tapped = sub_tree(self.tree, keep), self.tapped[:, keep]
         if out is None or before > keep[-1]:
             return None
-        left = keep[keep >= before]  # of the layer
+        left = keep[keep >= before]  # of what was computed
         parents = self.tree.parents[0, len(keep) - len(left) :]
         return Flow(out.tokens[left - before], parents, out.x[left - before])
 

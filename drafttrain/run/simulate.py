@@ -55,7 +55,7 @@ def _simulate(config: SimulateConfig) -> None:
     rows = []
     for stages in config.stages:
         described = machines(stages, *costs, link, sync)
-        rows.append(outlook(drafter, texts, described, config.width, config.children))
+        rows.append(outlook(drafter, texts, described, config.width, config.children, config.layers))
     machine = describe_machine(torch.device("cpu"), target.dtype)
     curves = {
         name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)

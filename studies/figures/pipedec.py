@@ -7,8 +7,9 @@ those of WMT14 named by --prompts wmt14=FILE; a larger target and its small LM a
 pair is SmolLM2 with the committed EDD drafter. Cuts, width, children and static tree of real ranks are chosen
 on tuning prompts.
 
-Estimated minutes on 2 cores: `pipedec_vs_pp` 30, `paced14_vs_pp` 50, `sim_error` 15 after both, the pair's
-counts some hours (`--resume` goes on), `pipeline_mismatches` 20, `top8_accuracy` 30, the others 1 to 3.
+Estimated minutes on 2 cores: `pipedec_vs_pp` 30, `paced14_vs_pp` 50, `paced14_layers_vs_stpp` 20, `sim_error`
+15 after `pipedec_vs_pp` and `paced14_vs_pp`, the pair's counts some hours (`--resume` goes on),
+`pipeline_mismatches` 30, `top8_accuracy` 30, the others 1 to 3.
 """
 
 from drafttrain.data.prompts import read_prompts
@@ -16,7 +17,15 @@ from drafttrain.target_lm.loading import resolve_target
 from drafttrain.utils.writing import write_json
 from studies.arguments import MT_BENCH
 from studies.figures.pipedec_counts import FIGURES, pair_figures, top8
-from studies.figures.pipedec_ranks import RECIPE, REPEATS, paced, real, sim_error, sync
+from studies.figures.pipedec_ranks import (
+    RECIPE,
+    REPEATS,
+    paced,
+    paced_several,
+    real,
+    sim_error,
+    sync,
+)
 from studies.goals import Group, Measured, Run, Size
 from studies.pipedec import fault, memory, mismatches, tasks, upkeep
 from studies.seed.pairs import load_pair
@@ -84,6 +93,7 @@ GROUPS = [
     ),
     Group({"pipedec_vs_pp": ">= 1.15"}, real, long=True, size=Size(ALL_TASKS, REPEATS)),
     Group({"paced14_vs_pp": ">= 2.0", "paced14_vs_stpp": ">= 1.3"}, paced, long=True, size=Size(ALL_TASKS)),
+    Group({"paced14_layers_vs_stpp": ">= 1.3"}, paced_several, long=True, size=Size(ALL_TASKS)),
     Group({"sim_error": "<= 0.10"}, sim_error, long=True),
     Group({name: GOALS[name] for name in FIGURES}, pair_figures, long=True, size=Size(ALL_TASKS)),
     Group({"top8_accuracy": ">= 0.95"}, top8, long=True),

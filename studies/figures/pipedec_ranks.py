@@ -36,10 +36,10 @@ PACED = {  # of paced ranks
     "probe": "false",
 }
 PACED_STAGES, ALL_PROMPTS = (4, 7, 8, 14), 14  # one prompt of each task but with the last
-PACED_TREES = "paced.json"  # width, children and tree of paced ranks
+PACED_TREES = "paced.json"  # width, children, layers and tree of paced ranks
 SIMULATED = (4, 7, 14)
 LATE = 0.01  # share of paced pieces of work that may be late
-REAL, PACED_RAW = "pipedec_real", "pipedec_paced_{}"
+REAL, PACED_RAW, SEVERAL_RAW = "pipedec_real", "pipedec_paced_{}", "pipedec_paced_several"
 
 
 def real(run: Run) -> Measured:
@@ -136,10 +136,38 @@ def paced(run: Run) -> Measured:
     return {"paced14_vs_pp": last["pp"] | notes, "paced14_vs_stpp": last["stpp"] | notes}
 
 
+def paced_several(run: Run) -> Measured:
+    """Trees that grow by several layers in a timestep (ours) against static trees, on paced ranks."""
+    run.check_quiet()
+    prompts = tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
+    folder = run.folder(SEVERAL_RAW)
+    tasks.write_prompts(prompts, folder / "prompts.jsonl")
+    trees = tuned(folder / PACED_TREES, (ALL_PROMPTS,), pacing.SEVERAL)
+    keys = paced_keys(trees, ALL_PROMPTS)
+    measured = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, {}, 1, folder, ("stpp", "pipedec"))
+    seconds = {mode: modes.per_token(measured["rows"], mode) for mode in ("stpp", "pipedec")}
+    notes = {
+        "hit_rate": hit_rate(measured["rows"]),
+        "settings": keys,
+        "size": {"prompts": tasks.sizes(prompts)},
+    }
+    return {
+        "paced14_layers_vs_stpp": ratio(seconds["stpp"], seconds["pipedec"]) | notes | agreement(measured)
+    }
+
+
 def paced_trees(run: Run) -> dict[str, dict[str, Any]]:
-    """Return width, children and static tree by the number of stages, chosen on tuning prompts unless they
-    were before."""
-    path = run.folder(PACED_RAW.format("trees")) / PACED_TREES
+    """Return width, children and static tree by the number of paced stages, for one layer in a timestep."""
+    return tuned(run.folder(PACED_RAW.format("trees")) / PACED_TREES, PACED_STAGES, (1,))
+
+
+def tuned(path: Path, stages: Sequence[int], layers: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return width, children, layers and static tree by the number of stages, chosen on tuning prompts unless
+    the file has them.
+
+    Args:
+        layers: of a timestep that are tried.
+    """
     if not path.exists():
         pair = load_pair("B")
         prompts = [p.token_ids(pair.target.tokenizer) for p in read_prompts(tasks.TUNING, TUNING_PROMPTS)]
@@ -147,13 +175,13 @@ def paced_trees(run: Run) -> dict[str, dict[str, Any]]:
             pair.target, pair.drafter.config.tapped_blocks, prompts, TUNING_TOKENS, SamplingParams()
         )
         pace = PACED["pace.stage_ms"], PACED["pace.draft_ms"]
-        write_json(path, {n: pacing.choose(pair.drafter, texts, n, *pace) for n in PACED_STAGES})
+        write_json(path, {n: pacing.choose(pair.drafter, texts, n, *pace, layers) for n in stages})
     return read_json(path)
 
 
 def paced_keys(trees: Mapping[str, Mapping[str, Any]], stages: int) -> dict[str, Any]:
     """Return the keys of some number of paced ranks."""
-    chosen = {key: trees[str(stages)][key] for key in ("width", "children", "tree")}
+    chosen = {key: trees[str(stages)][key] for key in ("width", "children", "layers", "tree")}
     return {**PACED, **chosen, "stages.ranks": stages}
 
 
@@ -222,7 +250,8 @@ def predicted(
             rounds = replay_policy(pair.drafter, *own, parse_policy(keys["tree"]))
             jobs = stpp_jobs(machines, [(one.drafted, one.nodes) for one in rounds])
         else:
-            trace = replay(pair.drafter, *own, stages, int(keys["width"]), int(keys["children"]))
+            shape = (int(keys.get(key, 1)) for key in ("width", "children", "layers"))
+            trace = replay(pair.drafter, *own, stages, *shape)
             jobs = pipedec_jobs(machines, trace)
         found[name] = total_seconds(simulated([jobs])) / tokens
     return found

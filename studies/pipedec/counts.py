@@ -31,8 +31,8 @@ class Counted:
         groups, width, children: of the trees.
         tokens: of the text, without the first.
         hits: of them in the trees.
-        rounds: of trees in flight, for each timestep [drafted, nodes of each group, token, hit]; of static
-            ones, for each tree [nodes of each drafting step, nodes that are verified].
+        rounds: of trees in flight, for each timestep [nodes of each drafting step, nodes of each group,
+            tokens, hits]; of static ones, for each tree [nodes of each drafting step, verified nodes].
     """
 
     task: str
@@ -130,7 +130,7 @@ def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Sh
         hits = sum(one.hits for one in rounds)
         return Counted(*name, *shape, tokens, hits, [[one.drafted, one.nodes] for one in rounds])
     trace = replay(drafter, *known, groups, width, children)
-    steps = [[step.drafted, step.nodes, step.token, step.hit] for step in trace.steps]
+    steps = [[step.drafted, step.nodes, step.tokens, step.hits] for step in trace.steps]
     return Counted(*name, *shape, tokens, trace.hits, steps)
 
 

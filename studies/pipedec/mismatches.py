@@ -1,4 +1,5 @@
-"""Do all modes write what the whole target writes? In fp32, greedy and sampled, for one to four stages.
+"""Do all modes write what the whole target writes? In fp32, greedy and sampled, for one to four stages; trees
+in flight grow by one layer in a timestep, and by three.
 
     python -m studies.pipedec.mismatches --limit 30
 
@@ -30,7 +31,7 @@ from studies import arguments
 from studies.arguments import MT_BENCH
 from studies.seed.pairs import Pair, load_pair
 
-STAGES = (1, 2, 3, 4)
+STAGES, LAYERS = (1, 2, 3, 4), (1, 3)
 TREE, WIDTH, CHILDREN = "eagle2:top_k=3,max_depth=4,total=8", 4, 4
 SAMPLED = SamplingParams(0.6, top_p=0.9, top_k=80, seed=1)
 
@@ -64,15 +65,16 @@ def compare(
                 Member(rank, layout, Stage(part, room), drafter, policy, list(zip(taps, owners)), room)
             )
         for name, sampling in (("greedy", SamplingParams()), ("sampled", SAMPLED)):
-            for mode, program in MODES.items():
-                differ = 0
+            ways = [(mode, layers) for mode in MODES for layers in (LAYERS if mode == "pipedec" else (1,))]
+            for mode, layers in ways:
+                differ, program = 0, MODES[mode]
                 for prompt, text in zip(prompts, expected[name]):
-                    base = Request(prompt, new_tokens, stop, sampling, WIDTH, CHILDREN, policy.max_depth)
+                    tree = WIDTH, CHILDREN, policy.max_depth, layers
+                    base = Request(prompt, new_tokens, stop, sampling, *tree)
                     output = run_locally([program(member, replace(base)) for member in members])[0]
                     differ += output.tokens != text
-                rows.append(
-                    {"stages": n, "mode": mode, "draws": name, "texts": len(prompts), "differ": differ}
-                )
+                way = {"stages": n, "mode": mode, "layers": layers, "draws": name}
+                rows.append(way | {"texts": len(prompts), "differ": differ})
                 print(rows[-1], flush=True)
     return rows
 

@@ -43,7 +43,7 @@ def study(args: Namespace) -> None:
             sys.exit(2)
         return
     end_with_parent()
-    measure(settings(args), cuts(args.cut), args.repeats, args.out / RAW, args.resume)
+    measure(settings(args), args.mode or MODES, cuts(args.cut), args.repeats, args.out / RAW, args.resume)
 
 
 def settings(args: Namespace) -> PipelineConfig:
@@ -69,13 +69,19 @@ def cuts(texts: Sequence[str]) -> dict[str, list[int]]:
 
 
 def measure(
-    config: PipelineConfig, cut: Mapping[str, Sequence[int]], repeats: int, path: Path, resume: bool
+    config: PipelineConfig,
+    wanted: Sequence[str],
+    cut: Mapping[str, Sequence[int]],
+    repeats: int,
+    path: Path,
+    resume: bool,
 ) -> None:
-    """Decode all prompts in all modes as one of the ranks; rank 0 writes the file and shows the ratios."""
+    """Decode all prompts in the wanted modes as one of the ranks; rank 0 writes the file and shows the
+    ratios."""
     found = read_json(path) if resume and path.exists() else {"rows": []}
     done = {(row["prompt"], row["repeat"]) for row in found["rows"]}
     with PipelineDecoder(config) as pipeline:
-        by_mode = {mode: pipeline.recut(cut[mode]) if mode in cut else pipeline for mode in MODES}
+        by_mode = {mode: pipeline.recut(cut[mode]) if mode in cut else pipeline for mode in wanted}
         for mode, decoder in by_mode.items():  # the first forwards of a process are slow
             decoder.decode(mode, pipeline.prompts[0][1])
         found["machine"] = pipeline.machine()
@@ -83,8 +89,8 @@ def measure(
             for number, (name, request) in enumerate(pipeline.prompts):
                 if (name, repeat) in done:
                     continue
-                for turn in range(len(MODES)):
-                    mode = MODES[(turn + number + repeat) % len(MODES)]
+                for turn in range(len(wanted)):
+                    mode = wanted[(turn + number + repeat) % len(wanted)]
                     began = time.perf_counter()
                     output = by_mode[mode].decode(mode, request)
                     seconds = time.perf_counter() - began
@@ -96,7 +102,7 @@ def measure(
         found["late"] = pipeline.late()
     if pipeline.rank == 0:
         write_json(path, found)
-        show(found["rows"], found["late"])
+        show(found["rows"], wanted, found["late"])
 
 
 def run_modes(
@@ -106,6 +112,7 @@ def run_modes(
     cut: Mapping[str, Sequence[int]],
     repeats: int,
     out: Path,
+    wanted: Sequence[str] = MODES,
 ) -> dict[str, Any]:
     """Start all ranks, and return what they have measured; a folder that has some of it is gone on with.
 
@@ -127,6 +134,7 @@ def run_modes(
         "--resume",
     ]
     command += ["--repeats", str(repeats), *(part for word in words for part in ("--set", word))]
+    command += [part for mode in wanted for part in ("--mode", mode)]
     for mode, blocks in cut.items():
         command += ["--cut", f"{mode}={','.join(map(str, blocks))}"]
     if status := subprocess.run(command, cwd=ROOT, stdout=2).returncode:
@@ -149,13 +157,13 @@ def per_token(rows: Sequence[dict[str, Any]], mode: str, what: str = "seconds") 
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
-def show(rows: Sequence[dict[str, Any]], late: float) -> None:
-    """Print the speed of each mode over that of PP, and whether all have written the same."""
-    base = per_token(rows, "pp")
-    for mode in MODES[1:]:
+def show(rows: Sequence[dict[str, Any]], wanted: Sequence[str], late: float) -> None:
+    """Print the speed of each mode over that of the first, and whether all have written the same."""
+    base = per_token(rows, wanted[0])
+    for mode in wanted[1:]:
         found = ratio(base, per_token(rows, mode))
         interval = "{:.3f} to {:.3f}".format(*found["interval"])
-        print(f"{mode}: {found['value']:.3f} ({interval}) times as fast as pp ({len(base)} prompts)")
+        print(f"{mode}: {found['value']:.3f} ({interval}) times as fast as {wanted[0]} ({len(base)} prompts)")
     print(f"texts are {'the same' if same_texts(rows) else 'different'} in all modes; ", end="")
     print(f"{late:.2%} of the paced pieces of work were late")
 
@@ -167,7 +175,7 @@ def same_texts(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("recipe", "limit", "repeats", "set", "cut", "resume")
+    names = ("recipe", "limit", "repeats", "set", "mode", "cut", "resume")
     return arguments.run(study, __doc__, argv, names, "runs/pipedec")
 
 

@@ -1,4 +1,4 @@
-"""Choose width, children and static tree for paced ranks on tuning prompts, by counts.
+"""Choose width, children, layers and static tree for paced ranks on tuning prompts, by counts.
 
 Paced stages take the same time for few nodes as for many, so that the seconds of a text follow from its trees
 (`drafttrain/pipeline/simulate.py`), and no ranks are needed to compare them.
@@ -15,6 +15,9 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.parse import parse_policy
 
 SHAPES = ((4, 4), (8, 8), (16, 8), (16, 16))  # width and children
+SEVERAL = (2, 3, 4)  # layers of a timestep (ours); the paper adds one
+NODES = 32  # that enter a stage at once, of trees in flight as of static ones
+NAME = "width {}, children {}, layers {}"
 TREES = (
     "chain:length=4",
     "chain:length=6",
@@ -31,21 +34,30 @@ def constant(ms: float) -> CostCurve:
 
 
 def choose(
-    drafter: Drafter, texts: Sequence[KnownText], stages: int, stage_ms: float, draft_ms: float
+    drafter: Drafter,
+    texts: Sequence[KnownText],
+    stages: int,
+    stage_ms: float,
+    draft_ms: float,
+    layers: Sequence[int] = (1,),
 ) -> dict[str, Any]:
     """Return the keys of the fastest tree in flight and of the fastest static tree.
 
+    Args:
+        layers: of a timestep that are tried.
+
     Returns:
-        `width`, `children` and `tree`; `ms` per token of all that were compared.
+        `width`, `children`, `layers` and `tree`; `ms` per token of all that were compared.
     """
     machines = Machines(
         [constant(stage_ms)] * stages, [lambda tokens: 0.0] * (stages - 1), constant(draft_ms)
     )
     tokens, ms = sum(len(text.answer) - 1 for text in texts), {}
-    for shape in SHAPES:
+    shapes = [(*shape, count) for count in layers for shape in SHAPES if count * shape[0] <= NODES]
+    for shape in shapes:
         traces = [replay(drafter, t.prompt, t.answer, t.tapped, stages, *shape) for t in texts]
         seconds = sum(total_seconds(run([pipedec_jobs(machines, trace)])) for trace in traces)
-        ms["width {}, children {}".format(*shape)] = 1e3 * seconds / tokens
+        ms[NAME.format(*shape)] = 1e3 * seconds / tokens
     for tree in TREES:
         seconds = 0.0
         for text in texts:
@@ -53,5 +65,6 @@ def choose(
             jobs = stpp_jobs(machines, [(one.drafted, one.nodes) for one in rounds])
             seconds += total_seconds(run([jobs]))
         ms[tree] = 1e3 * seconds / tokens
-    width, children = min(SHAPES, key=lambda shape: ms["width {}, children {}".format(*shape)])
-    return {"width": width, "children": children, "tree": min(TREES, key=ms.__getitem__), "ms": ms}
+    best = min(shapes, key=lambda shape: ms[NAME.format(*shape)])
+    found = dict(zip(("width", "children", "layers"), best))
+    return {**found, "tree": min(TREES, key=ms.__getitem__), "ms": ms}

@@ -64,7 +64,8 @@ def lanes(trace: Trace, machines: Machines) -> list[Lane]:
     now = 0.0
     for number, step in enumerate(trace.steps):
         if step.drafted:
-            found[0].blocks.append(Block(now, now + machines.draft(step.drafted), "draft", (number,)))
+            end = now + sum(map(machines.draft, step.drafted))
+            found[0].blocks.append(Block(now, end, "draft", (number,)))
         for group, nodes in enumerate(step.nodes):
             if nodes:
                 end = now + machines.computing(group, nodes)
@@ -109,7 +110,7 @@ def figure_2(flight: Counted, machines: Machines) -> str:
     trace = Trace(flight.trace().steps[: SHOWN // 2])
     end = sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
     title = "three stages, two children for each node, layers of three: "
-    title += "".join("h" if step.hit else "m" if step.token else "." for step in trace.steps)
+    title += "".join("h" if step.hits else "m" if step.tokens else "." for step in trace.steps)
     return drawing.draw([drawing.Panel(f"{title} (hit, miss, no token)", lanes(trace, machines), end)])
 
 

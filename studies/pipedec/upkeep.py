@@ -64,14 +64,11 @@ def grown(pair: Pair, part: TargetPart) -> tuple[Stage, PredictionTree]:
     tapped = torch.zeros(1, CONTEXT, tapped_width(pair), dtype=pair.drafter.dtype)
     pair.drafter.update(state, tokens[None], tapped, torch.tensor([CONTEXT]))
     tree = PredictionTree(pair.drafter, state, CONTEXT, WIDTH, CHILDREN)
-    layer = tree.grow(0)
-    while True:
+    while (layer := tree.take()) is not None:
         stage.compute(Flow(layer.tokens, layer.parents))
-        if tree.depth == LAYERS:
-            tree.expand()
-            return stage, tree
         tree.expand()
-        layer = tree.grow(LAYERS)
+        tree.grow(LAYERS)
+    return stage, tree
 
 
 def tapped_width(pair: Pair) -> int:

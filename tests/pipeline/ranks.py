@@ -46,7 +46,7 @@ def main(folder: Path, jobs: Path) -> None:
         layout = Layout(tuple(tuple(group) for group in job["groups"]))
         member = Member(rank, layout, stage, drafter, ChainPolicy(3), [(0, 1), (2, 3)], 128)
         sampling = SamplingParams(**job["sampling"])
-        request = Request(job["prompt"], job["new"], (), sampling, job["width"], job["children"], 3)
+        request = Request(job["prompt"], job["new"], (), sampling, *job["tree"])
         output = ranks.channel().run(MODES[job["mode"]](member, request))
         results.append([output.tokens, output.hits, output.timesteps])
     assert ranks.total([1, rank]) == [4, 6]

@@ -20,8 +20,7 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         "prompt": prompts[0],
         "new": 20,
         "sampling": {},
-        "width": 6,
-        "children": 8,
+        "tree": [6, 8, 3, 1],  # width, children, depth, layers
         "groups": [[1], [2], [3]],
     }
     jobs = [
@@ -30,7 +29,8 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         base | {"mode": "pipedec"},
         base | {"mode": "pipedec", "groups": [[1, 2], [3]], "sampling": SAMPLED},
         base | {"mode": "stpp", "sampling": SAMPLED, "prompt": prompts[2]},
-        base | {"mode": "pipedec", "width": 1, "children": 1, "prompt": prompts[1]},
+        base | {"mode": "pipedec", "tree": [1, 1, 3, 1], "prompt": prompts[1]},
+        base | {"mode": "pipedec", "tree": [6, 8, 3, 3], "prompt": prompts[2]},
     ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as free:
@@ -47,9 +47,7 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         layout = Layout(tuple(tuple(group) for group in job["groups"]))
         local = members("llama", BLOCKS, drafter, [0, 2], alone=True)
         made = [Member(m.rank, layout, m.stage, m.drafter, ChainPolicy(3), m.taps, m.room) for m in local]
-        request = Request(
-            job["prompt"], 20, (), SamplingParams(**job["sampling"]), job["width"], job["children"], 3
-        )
+        request = Request(job["prompt"], 20, (), SamplingParams(**job["sampling"]), *job["tree"])
         output = run_locally([MODES[job["mode"]](member, request) for member in made])[0]
         expected.append([output.tokens, output.hits, output.timesteps])
     assert found == expected

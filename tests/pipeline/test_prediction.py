@@ -37,7 +37,7 @@ class Slow:
 
     def __init__(self, table, root, width, children):
         self.table, self.width, self.children = table, width, children
-        self.nodes = [(root, None, 0.0, 0)]
+        self.nodes, self.taken = [(root, None, 0.0, 0)], 1
 
     def deepest(self):
         depth = max(node[3] for node in self.nodes)
@@ -58,13 +58,13 @@ class Slow:
     def advance(self, token):
         hit = next((i for i, node in enumerate(self.nodes) if node[1] == 0 and node[0] == token), None)
         if hit is None:
-            self.nodes = [(token, None, 0.0, 0)]
+            self.nodes, self.taken = [(token, None, 0.0, 0)], 0
             return False
         kept = [hit]
         for i, node in enumerate(self.nodes):
             if node[1] in kept:
                 kept.append(i)
-        base = self.nodes[hit][2]
+        base, self.taken = self.nodes[hit][2], sum(i < self.taken for i in kept)
         new = {old: i for i, old in enumerate(kept)}
         self.nodes = [
             (self.nodes[i][0], new.get(self.nodes[i][1]), self.nodes[i][2] - base, self.nodes[i][3] - 1)
@@ -77,33 +77,39 @@ class Slow:
     seed=st.integers(0, 1000),
     width=st.integers(1, 6),
     children=st.integers(1, 5),
-    moves=st.lists(st.sampled_from(["grow", "grow", "hit", "miss", "random"]), min_size=1, max_size=25),
+    moves=st.lists(
+        st.sampled_from(["grow", "grow", "ahead", "hit", "miss", "random"]), min_size=1, max_size=25
+    ),
     data=st.data(),
 )
 def test_against_a_list_of_nodes(seed, width, children, moves, data):
     drafter = Table(seed)
     tree, slow = PredictionTree(drafter, None, 3, width, children), Slow(drafter.table, 3, width, children)
-    assert tree.grow(99).parents.tolist() == [-1]
+    assert tree.take().parents.tolist() == [-1]
     for move in moves:
         tree.expand()
+        if move == "ahead":  # a layer that is taken with the next one
+            assert tree.grow(99)
+            slow.grow()
+            continue
         if move != "grow":
             first = [node[0] for node in slow.nodes if node[1] == 0]
             missing = [token for token in range(VOCABULARY) if token not in first]
             pool = {"hit": first or missing, "miss": missing, "random": list(range(VOCABULARY))}[move]
             token = data.draw(st.sampled_from(pool))
             assert tree.advance(token, torch.zeros(1, 0)) == slow.advance(token)
-            if len(slow.nodes) == 1 and len(tree.tree.tokens[0]) == 1 and tree._is_fresh:
-                assert tree.grow(99).tokens.tolist() == [token]
-                continue
-        before = tree.tree.width
-        layer = tree.grow(99)
-        if layer is None:  # the new root has not been expanded
+        before = slow.taken
+        if tree.grow(99):
+            slow.grow()
+        taken = tree.take()
+        if taken is None:  # the root, which has been taken, could not be expanded
             assert before == len(slow.nodes) == 1
             continue
-        slow.grow()
-        assert layer.tokens.tolist() == [node[0] for node in slow.nodes[before:]]
-        assert layer.parents.tolist() == [node[1] for node in slow.nodes[before:]]
-        assert len(layer.tokens) <= width
+        assert taken.tokens.tolist() == [node[0] for node in slow.nodes[before:]]
+        above = [-1 if node[1] is None else node[1] for node in slow.nodes[before:]]
+        assert taken.parents.tolist() == above
+        slow.taken = len(slow.nodes)
+        assert max(tree.tree.depths[0].bincount().tolist()) <= width
         check(tree, slow)
 
 

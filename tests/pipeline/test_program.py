@@ -1,6 +1,7 @@
 """A pipeline writes the text of the whole target, for any drafts and any cut."""
 
 import itertools
+import math
 import random
 
 import pytest
@@ -53,9 +54,9 @@ def texts(whole, prompts):
     return write
 
 
-def decode(mode, members, prompt, sampling=GREEDY, width=4, children=4, new=NEW, stop=(), depth=5):
+def decode(mode, members, prompt, sampling=GREEDY, width=4, children=4, new=NEW, stop=(), depth=5, layers=1):
     """Return the output at rank 0; all ranks have the same tokens."""
-    request = Request(prompt, new, stop, sampling, width, children, depth)
+    request = Request(prompt, new, stop, sampling, width, children, depth, layers)
     outputs = run_locally([mode(member, request) for member in members])
     assert all(output.tokens == outputs[0].tokens for output in outputs)
     return outputs[0]
@@ -95,6 +96,32 @@ def test_a_tree_in_flight(members, whole, texts, prompts, family, cuts, quality,
                 assert found.hits == NEW - 2 and found.timesteps == n + NEW - 2
             if quality == "wrong":  # a miss is n
                 assert found.hits == 0 and found.timesteps == n * (NEW - 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("cuts", [(4,), (2, 2), (1, 1, 1, 1)])
+@pytest.mark.parametrize("quality", ["right", "wrong", "half"])
+@pytest.mark.parametrize("layers", [2, 3, 30])
+def test_several_layers_in_a_timestep(members, whole, texts, prompts, family, cuts, quality, layers):
+    target, rng, n = whole(family, [0, 2]), random.Random(3), len(cuts)
+    for number, prompt in enumerate(prompts):
+        for sampling in (GREEDY, SAMPLED):
+            expected = texts(family, number, sampling)
+            coin = [rng.random() < 0.7 for _ in range(200)]
+            right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
+            drafter = replaying(target, [*prompt, *expected], right)
+            pipeline = members(family, cuts, drafter, [0, 2], alone=rng.random() < 0.5)
+            tree = {"width": rng.choice([1, 3]), "children": rng.choice([1, 4])}
+            found = decode(pipedec, pipeline, prompt, sampling, layers=layers, **tree)
+            assert found.tokens == expected
+            if quality == "right":  # the root, then all layers that were added while it was in a stage
+                assert found.hits == NEW - 2 and found.timesteps == n + math.ceil((NEW - 2) / layers)
+            if quality == "wrong":
+                assert found.hits == 0 and found.timesteps == n * (NEW - 1)
+            if quality == "half":
+                stop = rng.choice(expected[1:])
+                ended = decode(pipedec, pipeline, prompt, sampling, layers=layers, stop=(stop,), **tree)
+                assert ended.tokens == expected[: expected.index(stop) + 1]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -140,7 +167,7 @@ def test_every_kind_of_drafter(members, whole, folders, texts, prompts, kind, na
         drafter.pack()
     hits = 0
     for number, prompt in enumerate(prompts):
-        for width, children in ((1, 1), (5, 8)):
+        for width, children, layers in ((1, 1, 1), (5, 8, 1), (5, 8, 3)):
             found = decode(
                 pipedec,
                 members("llama", (2, 1, 1), drafter, taps, native=native),
@@ -148,10 +175,13 @@ def test_every_kind_of_drafter(members, whole, folders, texts, prompts, kind, na
                 GREEDY,
                 width,
                 children,
+                layers=layers,
             )
             assert found.tokens == texts("llama", number)
-            hits += found.hits
-    if kind == "causal_lm":  # the target drafts for itself
+            hits += found.hits if layers == 1 else 0
+    if (
+        kind == "causal_lm"
+    ):  # the target drafts for itself; more layers may lose its path to more probable ones
         assert hits == 2 * len(prompts) * (NEW - 2)
 
 

@@ -20,8 +20,8 @@ NEW = 24
 
 
 @pytest.mark.parametrize("kind", ["edd", "eagle", "causal_lm"])
-@pytest.mark.parametrize(("width", "children"), [(1, 1), (4, 3), (12, 512)])
-def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, children):
+@pytest.mark.parametrize(("width", "children", "layers"), [(1, 1, 1), (4, 3, 3), (12, 512, 1)])
+def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, children, layers):
     settings = {"model": str(folders["llama"])} if kind == "causal_lm" else {}
     target = whole("llama")
     drafter = new_drafter(
@@ -36,15 +36,16 @@ def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, child
     for cuts in ((4,), (2, 2), (1, 1, 1, 1)):
         pipeline = members("llama", cuts, drafter, taps)
         for sampling in (SamplingParams(), SamplingParams(temperature=0.6, top_p=0.9, top_k=80, seed=5)):
-            request = Request(prompts[2], NEW, (), sampling, width, children)
+            request = Request(prompts[2], NEW, (), sampling, width, children, layers=layers)
             output = run_locally([pipedec(member, request) for member in pipeline])[0]
             text = torch.tensor([[*prompts[2], *output.tokens]])
             states = target.encode(text, torch.zeros_like(text))
-            trace = replay(drafter, prompts[2], output.tokens, states.tapped[0], len(cuts), width, children)
+            tree = len(cuts), width, children, layers
+            trace = replay(drafter, prompts[2], output.tokens, states.tapped[0], *tree)
             assert (trace.hits, len(trace.steps)) == (output.hits, output.timesteps)
             assert trace.tokens == NEW - 1
             hits += trace.hits
-            if len(cuts) == 1:
+            if len(cuts) == layers == 1:
                 assert trace.hits == 0  # the next layer is not there yet when the root's token is
     assert hits or kind != "causal_lm"
 

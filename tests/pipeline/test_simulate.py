@@ -39,7 +39,7 @@ def test_pp_is_the_sum_of_all(n):
 @pytest.mark.parametrize("draft", [0.001, 0.5])
 def test_every_hit_costs_the_slowest_part(draft):
     m = machines(5, draft=draft)
-    trace = Trace([Timestep(3, [3, 3, 3, 2, 1], True, True)] * 20)
+    trace = Trace([Timestep([3], [3, 3, 3, 2, 1], 1, 1)] * 20)
     slowest = max(stage(n) for stage, n in zip(m.stages, [3, 3, 3, 2, 1]))
     sending = max(link(n) for link, n in zip(m.links, [3, 3, 3, 2]))
     assert total_seconds(run([pipedec_jobs(m, trace)])) == pytest.approx(
@@ -56,7 +56,7 @@ def test_the_gain_over_pp_follows_the_hit_rate(hit_rate):
     trace, tokens = Trace(), 4000
     for _ in range(tokens):  # a layer of 8 nodes is always somewhere in the pipeline
         steps = 1 if rng.random() < hit_rate else n
-        trace.steps += [Timestep(8, [8] * n) for _ in range(steps)]
+        trace.steps += [Timestep([8], [8] * n) for _ in range(steps)]
     gain = total_seconds(run([pp_jobs(m, tokens)])) / total_seconds(run([pipedec_jobs(m, trace)]))
     assert gain == pytest.approx(n / (price * (hit_rate + (1 - hit_rate) * n)), rel=0.05)
 
@@ -89,9 +89,12 @@ def test_requests_fill_the_pipeline():
 
 def test_resting_stages_cost_nothing():
     m = machines(3, sync=0.004)
-    assert timestep_seconds(m, 0, [0, 0, 1]) == pytest.approx(m.stages[2](1) + 0.004)
-    assert timestep_seconds(m, 1, [1, 0, 0]) == pytest.approx(
+    assert timestep_seconds(m, [], [0, 0, 1]) == pytest.approx(m.stages[2](1) + 0.004)
+    assert timestep_seconds(m, [1], [1, 0, 0]) == pytest.approx(
         max(m.draft(1), m.stages[0](1) + m.links[0](1)) + 0.004
+    )
+    assert timestep_seconds(m, [1, 4, 4] * 99, [1, 0, 0]) == pytest.approx(
+        99 * (m.draft(1) + 2 * m.draft(4)) + 0.004
     )
 
 
@@ -101,8 +104,8 @@ def test_a_drafter_beside_the_first_stage_and_a_broadcast_take_their_time():
     first = m.draft(2) + m.stages[0](2)
     rest = max(m.stages[1](1), m.stages[2](1))
     sending = max(m.links[0](2), m.links[1](1))
-    assert timestep_seconds(beside, 2, [2, 1, 1]) == pytest.approx(max(first, rest) + sending + 0.004)
-    assert timestep_seconds(beside, 0, [2, 1, 1]) == pytest.approx(timestep_seconds(m, 0, [2, 1, 1]))
+    assert timestep_seconds(beside, [2], [2, 1, 1]) == pytest.approx(max(first, rest) + sending + 0.004)
+    assert timestep_seconds(beside, [], [2, 1, 1]) == pytest.approx(timestep_seconds(m, [], [2, 1, 1]))
     token = sum(stage(1) for stage in m.stages) + sum(link(1) for link in m.links)
     assert total_seconds(run([pp_jobs(beside, 9)])) == pytest.approx(9 * (token + 0.002), rel=1e-12)
 

@@ -59,18 +59,18 @@ def test_trees_of_paced_ranks_are_those_of_least_time(tiny_target, tiny_bundle):
     drafter, stages = load_drafter(tiny_bundle, tiny_target), 5
     prompts, taps = [[5, 6, 7], [8]], drafter.config.tapped_blocks
     texts = known_texts(tiny_target, taps, prompts, 16, SamplingParams())
-    found = pacing.choose(drafter, texts, stages, 60, 15)
+    found = pacing.choose(drafter, texts, stages, 60, 15, (1, 3))
     own = [(text.prompt, text.answer, text.tapped) for text in texts]
     tokens, expected = sum(len(text.answer) - 1 for text in texts), {}
-    for shape in pacing.SHAPES:
+    for shape in [*((*shape, 1) for shape in pacing.SHAPES), (4, 4, 3), (8, 8, 3)]:  # 32 nodes at most
         steps = sum(len(replay(drafter, *text, stages, *shape).steps) for text in own)
-        expected["width {}, children {}".format(*shape)] = 60 * steps / tokens
+        expected[pacing.NAME.format(*shape)] = 60 * steps / tokens
     for tree in pacing.TREES:
         rounds = [one for text in own for one in replay_policy(drafter, *text, parse_policy(tree))]
         expected[tree] = sum(15 * len(one.drafted) + 60 * stages for one in rounds) / tokens
     assert found["ms"] == pytest.approx(expected)
     assert found["ms"][found["tree"]] == min(found["ms"][tree] for tree in pacing.TREES)
-    assert found["ms"]["width {width}, children {children}".format(**found)] == min(
+    assert found["ms"][pacing.NAME.format(*(found[key] for key in ("width", "children", "layers")))] == min(
         ms for name, ms in found["ms"].items() if name.startswith("width")
     )
 
@@ -92,7 +92,7 @@ def test_ratios_are_means_over_tasks_of_medians_over_repeats(capsys):
     ]
     assert modes.per_token(rows, "pp") == pytest.approx({("a", "0"): 0.1, ("a", "1"): 0.1, ("b", "2"): 0.025})
     assert modes.per_token(rows, "pp", "decoding") == pytest.approx(modes.per_token(rows, "pp"))
-    modes.show(rows, 0.25)
+    modes.show(rows, modes.MODES, 0.25)
     out = capsys.readouterr().out
     static = (0.2 / 0.25 + 0.025 / 0.1) / 2
     assert (
@@ -100,7 +100,7 @@ def test_ratios_are_means_over_tasks_of_medians_over_repeats(capsys):
     )
     assert "the same" in out
     rows[0]["tokens"] = [2] * 121
-    modes.show(rows, 0.0)
+    modes.show(rows, modes.MODES, 0.0)
     assert "different" in capsys.readouterr().out
 
 
@@ -185,7 +185,7 @@ def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path
 def test_all_modes_write_the_targets_texts(pair, tiny_target_folder, some_tasks):
     prompts = [one.token_ids(pair.target.tokenizer) for one in some_tasks["a"]]
     rows = mismatches.compare(pair, str(tiny_target_folder), prompts, 8, stages=(1, 3))
-    assert [row["differ"] for row in rows] == [0] * (2 * 2 * 3) and {row["texts"] for row in rows} == {2}
+    assert [row["differ"] for row in rows] == [0] * (2 * 2 * 4) and {row["texts"] for row in rows} == {2}
 
 
 def test_a_small_lm_that_is_the_target_has_all_its_tokens(tiny_target_folder):
@@ -232,6 +232,10 @@ def test_modes_are_measured_in_turn_and_gone_on_with(recipe, tmp_path):
     run("modes", *words[:-4], "--repeats", 2, "--out", tmp_path / "modes", "--resume")
     more = json.loads((tmp_path / "modes" / "modes.json").read_text())
     assert more["rows"][:9] == found["rows"] and len(more["rows"]) == 18
+    few = ["--limit", 1, "--repeats", 1, "--mode", "stpp", "--mode", "pipedec", "--set", "layers=2"]
+    run("modes", *recipe, *few, "--out", tmp_path / "few")
+    rows = json.loads((tmp_path / "few" / "modes.json").read_text())["rows"]
+    assert [row["mode"] for row in rows] == ["stpp", "pipedec"] and modes.same_texts([*rows, *more["rows"]])
 
 
 def test_memory_of_a_rank_is_about_its_share(recipe):
