@@ -34,7 +34,7 @@ class PipelineCosts:
     Attributes:
         sizes: numbers of tokens.
         groups: of each group of stages by tokens while all ranks work, [groups][sizes].
-        alone: the same while the others wait.
+        alone: the same while the others wait, all in turn.
         judging: the last group with the logits of all tokens, while the others wait, [sizes].
         draft: a drafting step by expanded nodes while all ranks work, [sizes].
         draft_alone: the same while the others wait.
@@ -98,14 +98,13 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     layout, n = me.layout, len(SIZES)
     together = _times(ranks, stage or draft)
     drafting = _times(ranks, draft or stage)  # beside a stage it takes turns with that
-    in_turn = [_times(ranks, stage if me.rank == rank else None) for rank in layout.stages]
-    judging = _times(ranks, judge if me.is_last else None)
+    alone = _times(ranks, stage, in_turn=layout.stages)
+    judging = _times(ranks, judge if me.is_last else stage, in_turn=layout.stages)
     draft_alone = _times(ranks, draft)
     hop = _hops(me, ranks, hidden)
     broadcast = _broadcast(me, ranks)
     ends = [pair for one in requests for pair in _ends(me, ranks, one)]
     sync, waiting = (statistics.fmean(one) for one in zip(*ends))
-    alone = in_turn[layout.stages.index(me.rank)] if stage else [0.0] * n
     own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
     rows = ranks.gather([*own, broadcast, sync, waiting])
 
@@ -135,19 +134,22 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     )
 
 
-def _times(ranks: Ranks, work: Work | None) -> list[float]:
-    """Return this rank's median seconds by size, 0 without work; all ranks begin together."""
+def _times(ranks: Ranks, work: Work | None, in_turn: Sequence[int] = ()) -> list[float]:
+    """Return this rank's median seconds by size, 0 without work; all ranks begin together, or those of
+    `in_turn` one after the other, as in `pp`: what one left in the caches the next one drives out."""
     taken: dict[int, list[float]] = {size: [] for size in SIZES}
     for turn in range(WARM_UP + ROUNDS):
         for size in SIZES:
             if work is not None:
                 work[0](size)
-            ranks.total([0])
-            started = time.perf_counter()
-            if work is not None:
+            for rank in in_turn or [ranks.rank]:
+                ranks.total([0])  # waits for all
+                if work is None or rank != ranks.rank:
+                    continue
+                started = time.perf_counter()
                 work[1](size)
-            if turn >= WARM_UP:
-                taken[size].append(time.perf_counter() - started)
+                if turn >= WARM_UP:
+                    taken[size].append(time.perf_counter() - started)
     return [statistics.median(taken[size]) if work is not None else 0.0 for size in SIZES]
 
 
