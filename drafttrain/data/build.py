@@ -25,6 +25,7 @@ from drafttrain.data.config import CorpusConfig
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
 from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
+from drafttrain.data.loss_mask import fill_texts
 from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
@@ -61,7 +62,7 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
         work = folder / "work"
         work.mkdir()
         raw = work / "raw.arrow"
-        ids, n_bytes, digest = write_raw(kept_conversations(config, report), raw)
+        ids, n_bytes, digest = write_raw(kept_conversations(config, tokenizer, report), raw)
         # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
         require_free_disk(folder, 3 * n_bytes, "the corpus")
         encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
@@ -79,11 +80,13 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[Conversation]:
+def kept_conversations(
+    config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, report: CorpusReport
+) -> Iterator[Conversation]:
     """Yield the kept conversations of all sources, tidy, fill in the report and show progress.
 
     Raises:
-        UserError: a source is unreadable or has no usable rows.
+        UserError: a source is unreadable or has no usable rows, or token ids that the tokenizer does not have.
     """
     prompts = EvaluationPrompts.read(config.exclude)
     seen: set[bytes] = set()
@@ -102,6 +105,7 @@ def kept_conversations(config: CorpusConfig, report: CorpusReport) -> Iterator[C
             task = progress.add_task(source.path, total=None)
             n_kept = 0
             for conversation in read_conversations(source.path, source.format, counts):
+                fill_texts(tokenizer, conversation)
                 kept = _screen(conversation, counts, prompts, seen if config.deduplicate else None)
                 if kept is not None:
                     n_kept += 1

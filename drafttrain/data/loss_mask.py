@@ -176,13 +176,34 @@ def _check_ids(tokenizer: PreTrainedTokenizerBase, message: Message, where: str)
         UserError: they do not.
     """
     remedy = "use the tokenizer that made them, or remove the ids to have the text tokenized"
-    if not all(isinstance(token, int) and 0 <= token < len(tokenizer) for token in message.token_ids):
-        raise UserError(f"{where}: token_ids: must be in 0..{len(tokenizer) - 1}; {remedy}")
-    text = tokenizer.decode(message.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    text = decode_answer(tokenizer, message.token_ids, where, remedy)
     if _words(text) != _words(message.content):
         raise UserError(
             f"{where}: token_ids: must decode to {message.content[:40]!r}, got {text[:40]!r}; {remedy}"
         )
+
+
+def fill_texts(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> None:
+    """Set the text of answers that were stored as token ids alone.
+
+    Raises:
+        UserError: ids that the tokenizer does not have.
+    """
+    for number, message in enumerate(conversation.messages, 1):
+        if message.token_ids and not message.content:
+            where, remedy = f"{conversation.source}: turn {number}", "use the tokenizer that made them"
+            message.content = decode_answer(tokenizer, message.token_ids, where, remedy)
+
+
+def decode_answer(tokenizer: PreTrainedTokenizerBase, ids: list[int], where: str, remedy: str) -> str:
+    """Return the text of generated ids, without the end-of-turn token.
+
+    Raises:
+        UserError: ids that the tokenizer does not have; the message ends with the remedy.
+    """
+    if not all(isinstance(token, int) and 0 <= token < len(tokenizer) for token in ids):
+        raise UserError(f"{where}: token_ids: must be in 0..{len(tokenizer) - 1}; {remedy}")
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _words(text: str) -> str:

@@ -9,7 +9,7 @@ class Message:
 
     Attributes:
         role: "system", "user", "assistant" or "tool"; "text" for the single message of a plain document.
-        content: the turn's text.
+        content: the turn's text; "" where a file has an answer's token_ids alone, until `fill_texts`.
         token_ids: the turn's ids exactly as the target generated them, when known (assistant turns only).
     """
 

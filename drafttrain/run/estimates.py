@@ -38,7 +38,7 @@ Estimate = dict[str, str]
 KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
 SAMPLE = 200  # conversations from which the length of the others is estimated
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
-COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".bz2": 4.0, ".xz": 4.0}  # of such text
+COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".parquet": 3.5, ".bz2": 4.0, ".xz": 4.0}  # of such text
 RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
 

@@ -67,7 +67,7 @@ def tokenize_sources(
     vocabulary = vocabulary_size(tokenizer)
     file, texts = TokenFile(path, vocabulary), Texts()
     with open(path, "wb") as out, ExitStack() as stack:
-        encoded = _encoded(_batches(sources, report), tokenizer, vocabulary, processes, stack)
+        encoded = _encoded(_batches(sources, tokenizer, report), tokenizer, vocabulary, processes, stack)
         n_tokens = 0
         for batch in encoded:
             batch.tokens.tofile(out)
@@ -94,10 +94,12 @@ class _Encoded:
     texts: Texts
 
 
-def _batches(sources: CorpusConfig, report: CorpusReport) -> Iterator[list[Conversation]]:
+def _batches(
+    sources: CorpusConfig, tokenizer: PreTrainedTokenizerBase, report: CorpusReport
+) -> Iterator[list[Conversation]]:
     batch: list[Conversation] = []
     size = 0
-    for conversation in kept_conversations(sources, report):
+    for conversation in kept_conversations(sources, tokenizer, report):
         batch.append(conversation)
         size += sum(len(message.content) for message in conversation.messages)
         if size >= BATCH_CHARACTERS:

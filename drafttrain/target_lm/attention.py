@@ -3,8 +3,9 @@
 Packed rows: under an explicit mask SDPA computes what it masks, and most of a packed row's square is masked
 (other documents, and the future). On a CPU a call per document leaves other documents out.
 
-Trees: with a mask and more than one query, transformers copies keys and values once for every query head that
-shares them. Queries that share a key/value head can be placed side by side instead.
+Trees and batches: with a mask, transformers copies keys and values once for every query head that shares them.
+Queries that share a key/value head can be placed side by side instead (128 rows of 400 tokens in bf16, one
+query each: 16 ms a block instead of 165).
 
 `use` makes it a target's implementation, through the interfaces that transformers has for that.
 """
@@ -151,7 +152,7 @@ def _attend(
 
     def one(q, k, v, mask: torch.Tensor | None, causal: bool | None) -> torch.Tensor:
         plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap", "s_aux"))
-        if mask is not None and plain and 1 < q.shape[2] <= LONGEST:
+        if mask is not None and plain and q.shape[2] <= LONGEST:
             return grouped_attention(q, k, v, mask, scaling)
         return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, is_causal=causal, **kwargs)[0]
 

@@ -1,0 +1,123 @@
+"""The scripts that make the text that the repository ships, and the corpus that is read from it."""
+
+import gzip
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from drafttrain.data.build import build_corpus
+from drafttrain.data.config import CorpusConfig, Source
+from drafttrain.data.corpus import load_corpus
+from drafttrain.data.loss_mask import fill_texts
+from drafttrain.data.readers import read_conversations
+from drafttrain.utils.errors import UserError
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+def script(name: str) -> dict:
+    return runpy.run_path(str(SCRIPTS / name))
+
+
+def answered(folder: Path, tokenizer, answers: dict[str, str]) -> Path:
+    """Write a regeneration folder with one conversation for each id and answer."""
+    folder.mkdir(parents=True)
+    rows = []
+    for id, answer in answers.items():
+        ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        turns = [
+            {"from": "human", "value": f"Question {id}?"},
+            {"from": "gpt", "value": answer, "token_ids": ids},
+        ]
+        rows.append({"id": id, "conversations": turns, "finish_reason": "stop", "temperature": 0.0})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "responses.partial.jsonl").write_text(text + '{"id": "half')  # the process died while writing
+    return folder
+
+
+def test_packed_answers_make_the_same_corpus_as_the_json(tmp_path, chatml):
+    first = answered(tmp_path / "a", chatml, {"x": "One.", "y": "Two, and more."})
+    second = answered(tmp_path / "b", chatml, {"y": "Another answer.", "z": "Three."})
+    out = tmp_path / "answers.parquet"
+    pack = script("pack_responses.py")["pack"]
+    n_rows, n_tokens = pack([first, second], out)
+    rows = parquet.read_table(out).to_pylist()
+    assert [row["id"] for row in rows] == ["x", "y", "z"]
+    assert n_rows == 3 and n_tokens == sum(len(row["conversations"][1]["token_ids"]) for row in rows)
+    assert all(row["conversations"][1]["value"] is None for row in rows)
+    again = tmp_path / "again.parquet"
+    pack([first, second], again)
+    assert again.read_bytes() == out.read_bytes()
+
+    whole = [line for line in (first / "responses.partial.jsonl").read_text().splitlines()[:2]]
+    whole += [(second / "responses.partial.jsonl").read_text().splitlines()[1]]
+    (tmp_path / "answers.jsonl").write_text("\n".join(whole) + "\n")
+    corpora = []
+    for name in ("answers.parquet", "answers.jsonl"):
+        config = CorpusConfig([Source(str(tmp_path / name))], max_length=64, validation_fraction=0.0)
+        build_corpus(config, chatml, tmp_path / f"{name} corpus")
+        corpora.append(load_corpus(tmp_path / f"{name} corpus", chatml)[0]["train"])
+    assert corpora[0].to_list() == corpora[1].to_list()
+    assert sum(corpora[0][0]["loss_mask"]) == len(rows[0]["conversations"][1]["token_ids"])
+
+
+def test_two_answers_to_one_prompt_are_no_duplicates_and_other_tokenizers_are_refused(tmp_path, chatml):
+    turns = [
+        {"from": "human", "value": "Why?"},
+        {"from": "gpt", "token_ids": chatml("Because.")["input_ids"]},
+    ]
+    other = [turns[0], {"from": "gpt", "token_ids": chatml("Who knows?")["input_ids"]}]
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"id": str(i), "conversations": c}) + "\n" for i, c in enumerate([turns, other, turns])
+        )
+    )
+    report = build_corpus(
+        CorpusConfig([Source(str(path))], max_length=64, validation_fraction=0.0), chatml, tmp_path / "c"
+    )
+    assert report.sources[str(path)].skipped == {"duplicate": 1}
+
+    turns[1]["token_ids"] = [10**6]
+    path.write_text(json.dumps({"id": "0", "conversations": turns}))
+    conversation = next(read_conversations(path))
+    with pytest.raises(
+        UserError, match="row 1: turn 2: token_ids: must be in 0..\\d+; use the tokenizer that made them$"
+    ):
+        fill_texts(chatml, conversation)
+
+
+def test_training_prompts_leave_evaluation_out(tmp_path):
+    prompts = script("training_prompts.py")
+    tasks = [
+        {"task_id": i, "text": f"Task {i}.", "test_list": [f"assert f({i})"]} for i in (10, 11, 510, 511)
+    ]
+    (tmp_path / "mbpp.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    rows = list(prompts["mbpp_tasks"](tmp_path / "mbpp.jsonl"))
+    assert [row["id"] for row in rows] == ["mbpp-10", "mbpp-511"]
+    assert rows[0]["conversations"][0]["value"] == "Task 10. Your code should pass this test:\n\nassert f(10)"
+
+    for part in ("news", "novels"):
+        (tmp_path / "oanc" / part).mkdir(parents=True)
+        for number in range(3):
+            text = "\n\n".join(f"{part} {number} {i} ".capitalize() + "word " * 80 for i in range(4))
+            (tmp_path / "oanc" / part / f"{number}.txt").write_text(text)
+    drawn = list(prompts["passages"](tmp_path / "oanc", 6, {"news/1"}, 0))
+    assert drawn == list(prompts["passages"](tmp_path / "oanc", 6, {"news/1"}, 0))
+    texts = [row["conversations"][0]["value"] for row in drawn]
+    assert sum("News" in text for text in texts) == 3 and not any("News 1" in text for text in texts)
+    assert all(text.split("\n\n")[0] in prompts["REQUESTS"] for text in texts)
+
+
+def test_gsm8k_and_oasst_prompts(tmp_path):
+    prompts = script("training_prompts.py")
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"question": "How many?", "answer": "3\n#### 3"}) + "\n")
+    row = next(prompts["exchanges"](tmp_path / "train.jsonl.gz", "gsm8k-train"))
+    assert row == {"id": "gsm8k-train-0", "conversations": [{"from": "human", "value": "How many?"}]}
+    (tmp_path / "o.json").write_text(json.dumps({"prompts": [{"prompt": "Why? ", "results": []}]}))
+    row = next(prompts["oasst_prompts"](tmp_path / "o.json"))
+    assert row["conversations"][0]["value"] == "Why?"
