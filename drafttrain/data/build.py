@@ -86,7 +86,7 @@ def kept_conversations(
     """Yield the kept conversations of all sources, tidy, fill in the report and show progress.
 
     Raises:
-        UserError: a source is unreadable or has no usable rows, or token ids that the tokenizer does not have.
+        UserError: a source is unreadable or has no usable rows, or ids that the tokenizer does not have.
     """
     prompts = EvaluationPrompts.read(config.exclude)
     seen: set[bytes] = set()

@@ -3,9 +3,9 @@
 Packed rows: under an explicit mask SDPA computes what it masks, and most of a packed row's square is masked
 (other documents, and the future). On a CPU a call per document leaves other documents out.
 
-Trees and batches: with a mask, transformers copies keys and values once for every query head that shares them.
-Queries that share a key/value head can be placed side by side instead (128 rows of 400 tokens in bf16, one
-query each: 16 ms a block instead of 165).
+Trees and batches: with a mask, transformers copies keys and values once for every query head that shares
+them. Queries that share a key/value head can be placed side by side instead (128 rows of 400 tokens in bf16,
+one query each: 16 ms a block instead of 165).
 
 `use` makes it a target's implementation, through the interfaces that transformers has for that.
 """
