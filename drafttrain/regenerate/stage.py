@@ -21,7 +21,7 @@ from drafttrain.data.config import RegenerateConfig
 from drafttrain.regenerate import engines
 from drafttrain.regenerate.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
 from drafttrain.regenerate.rewriting import Rewriting, plan
-from drafttrain.target_lm.loading import load_target, load_tokenizer
+from drafttrain.target_lm.loading import load_for_decoding, load_tokenizer
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
@@ -41,12 +41,12 @@ def regenerate(
     """Load the target, or its tokenizer alone where a server generates, and call `answer_conversations`.
 
     Args:
-        model, dtype, device: as `load_target`.
+        model, dtype, device: as `load_for_decoding`.
     """
     config.check()
     if config.server is not None:
         return answer_conversations(config, out, None, load_tokenizer(model), earlier)
-    target = load_target(model, dtype, device)
+    target = load_for_decoding(model, dtype, device)
     return answer_conversations(config, out, target, target.tokenizer, earlier)
 
 

@@ -82,9 +82,9 @@ def regenerate(args: argparse.Namespace) -> None:
         return run_recipe(args, "regenerate", "self_prompts", "target", "out", "seed", "dtype")
     require(args, "self_prompts", "target", "out")
     from drafttrain.regenerate.self_prompts import write_self_prompts
-    from drafttrain.target_lm.loading import load_target
+    from drafttrain.target_lm.loading import load_for_decoding
 
-    target = load_target(args.target, **given(args, "dtype"))
+    target = load_for_decoding(args.target, **given(args, "dtype"))
     write_self_prompts(target, args.out, args.self_prompts, **given(args, "seed"))
 
 
