@@ -3,20 +3,28 @@ repository ships them: a fifth of the JSON's size, since an answer's text is lef
 
 python scripts/pack_responses.py runs/a/regenerated runs/b/regenerated --out data/train/answers.parquet
 
-The rows keep the order of their folders; every later answer with an earlier id is left out, so more folders
-can be added at the end. The same answers give the same bytes with the same pyarrow.
+Rows are sorted by id; a later folder's answer with an earlier id is left out, and so are conversations with a
+prompt of --exclude (default: the evaluation, tuning, validation and held-out prompts). The same answers give
+the same bytes with the same pyarrow.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.regenerate.responses import read_rows
 from drafttrain.utils.writing import whole_file
 
+EXCLUDE = [
+    "data/eval",
+    "data/tuning_prompts.jsonl",
+    "data/validation_prompts.jsonl",
+    "data/heldout_prompts.jsonl",
+]
 TURN = pa.struct([("from", pa.string()), ("value", pa.string()), ("token_ids", pa.list_(pa.uint32()))])
 SCHEMA = pa.schema(
     [
@@ -28,12 +36,13 @@ SCHEMA = pa.schema(
 )
 
 
-def packed_rows(folders: Iterable[Path]) -> Iterator[dict]:
+def packed_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
     """Yield the rows of regeneration folders, finished or not, each id once, answers as token ids alone."""
-    seen = set()
+    seen, prompts = set(), EvaluationPrompts.read(exclude)
     for folder in folders:
         for row in read_rows(folder):
-            if row["id"] in seen:
+            asked = (turn["value"] for turn in row["conversations"] if turn["from"] == "human")
+            if row["id"] in seen or any(map(prompts.overlap, asked)):
                 continue
             seen.add(row["id"])
             turns = [
@@ -43,9 +52,9 @@ def packed_rows(folders: Iterable[Path]) -> Iterator[dict]:
             yield {name: row[name] for name in SCHEMA.names} | {"conversations": turns}
 
 
-def pack(folders: Iterable[Path], out: Path) -> tuple[int, int]:
+def pack(folders: Iterable[Path], out: Path, exclude: Sequence[str] = ()) -> tuple[int, int]:
     """Write the file; return its conversations and the answers' tokens."""
-    rows = list(packed_rows(folders))
+    rows = sorted(packed_rows(folders, exclude), key=lambda row: row["id"])
     table = pa.Table.from_pylist(rows, SCHEMA)
     with whole_file(out) as file:
         # without dictionaries, which take more room than they save for ids that are nearly all different
@@ -60,8 +69,9 @@ def main() -> None:
     )
     parser.add_argument("folders", type=Path, nargs="+", help="of `drafttrain regenerate`")
     parser.add_argument("--out", type=Path, required=True, help="Parquet file to write")
+    parser.add_argument("--exclude", nargs="*", default=EXCLUDE, help="files or folders of prompts")
     args = parser.parse_args()
-    rows, tokens = pack(args.folders, args.out)
+    rows, tokens = pack(args.folders, args.out, args.exclude)
     print(f"{args.out}: {rows} conversations, {tokens} tokens in their answers")
 
 

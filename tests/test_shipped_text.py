@@ -12,8 +12,10 @@ from drafttrain.data.build import build_corpus
 from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.corpus import load_corpus
 from drafttrain.data.loss_mask import fill_texts
+from drafttrain.data.overlap import EvaluationPrompts
 from drafttrain.data.readers import read_conversations
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.hashes import sha256_file
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
@@ -51,6 +53,8 @@ def test_packed_answers_make_the_same_corpus_as_the_json(tmp_path, chatml):
     again = tmp_path / "again.parquet"
     pack([first, second], again)
     assert again.read_bytes() == out.read_bytes()
+    (tmp_path / "prompts.txt").write_text("question Y")
+    assert pack([first, second], again, [str(tmp_path / "prompts.txt")])[0] == 2
 
     whole = [line for line in (first / "responses.partial.jsonl").read_text().splitlines()[:2]]
     whole += [(second / "responses.partial.jsonl").read_text().splitlines()[1]]
@@ -110,6 +114,17 @@ def test_training_prompts_leave_evaluation_out(tmp_path):
     texts = [row["conversations"][0]["value"] for row in drawn]
     assert sum("News" in text for text in texts) == 3 and not any("News 1" in text for text in texts)
     assert all(text.split("\n\n")[0] in prompts["REQUESTS"] for text in texts)
+
+
+def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_documented_one():
+    data = SCRIPTS.parent / "data"
+    names = ("eval", "tuning_prompts.jsonl", "validation_prompts.jsonl", "heldout_prompts.jsonl")
+    prompts = EvaluationPrompts.read([str(data / name) for name in names])
+    rows = parquet.read_table(data / "train/answers.parquet", columns=["id", "conversations"]).to_pylist()
+    assert len(rows) > 10_000 and len({row["id"] for row in rows}) == len(rows)
+    asked = [row["conversations"][0]["value"] for row in rows]
+    assert not [prompt for prompt in asked if prompts.overlap(prompt)]
+    assert sha256_file(data / "train/answers.parquet") in (data / "README.md").read_text(encoding="utf-8")
 
 
 def test_gsm8k_and_oasst_prompts(tmp_path):
