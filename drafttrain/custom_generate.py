@@ -32,6 +32,7 @@ from transformers.generation import (
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import Request, Row, decode_requests
+from drafttrain.target_lm.cache import CACHE_ARGUMENT
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -39,7 +40,7 @@ LOADED = "_drafttrain_decoders"  # attribute of a model: its decoders by what th
 MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
 CACHES = None, "dynamic", "dynamic_full"
 BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # what processors keep for each row
-TAKEN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+TAKEN = {"attention_mask", "position_ids", CACHE_ARGUMENT, "use_cache", "logits_to_keep", "cache_position"}
 
 
 def generate(
@@ -68,7 +69,7 @@ def generate(
 
     Returns:
         int64 [B, L + longest output], padded on the right; or with return_dict_in_generate an output object,
-        whose `past_key_values` is None.
+        whose cache is None.
 
     Raises:
         UserError: something is asked for that drafted decoding does not do.
@@ -291,9 +292,9 @@ def _refuse(
         _require(one or not wanted, name, "off with several rows", len(input_ids))
     _require(one or streamer is None, "streamer", "left out with several rows", len(input_ids))
     _require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE_ARGUMENT)
     length = 0 if cache is None else int(cache.get_seq_length())
-    _require(length == 0, "past_key_values", "empty", f"{length} tokens")
+    _require(length == 0, CACHE_ARGUMENT, "empty", f"{length} tokens")
     others = [name for name, value in model_kwargs.items() if value is not None and name not in TAKEN]
     _require(not others, "inputs", "token ids alone", ", ".join(others))
     mask = model_kwargs.get("attention_mask")

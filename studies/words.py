@@ -57,8 +57,8 @@ WORDS = (
     Word(
         r"\b(tell|tells|told|telling)\b",
         "report, show, warn, name; an error for what is told",
-        r"\b(tell|tells|told|telling) ([\w'-]+ ){0,6}(apart|from)\b|\b(cannot|can't|could not|hard to) tell\b"
-        r"|\bTell\W+(Ġ)?me\b|\btold to\b",
+        r"\b(tell|tells|told|telling) ([\w'-]+ ){0,6}(apart|from)\b|\b(cannot|can't|could not|hard to)"
+        r" tell\b|\bcan you tell\?|\bTell\W+(Ġ)?me\b|\btold to\b",
     ),
     Word(r"\bmend(s|ed|ing)?\b", "fix, repair"),
     Word(r"\banew\b", "again"),

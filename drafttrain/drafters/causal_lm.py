@@ -21,7 +21,7 @@ from drafttrain.drafters.model_config import TOKENIZER_PROBE, DraftModelConfig, 
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
-from drafttrain.target_lm.cache import JoinedCache, TreeCache
+from drafttrain.target_lm.cache import CACHE_ARGUMENT, JoinedCache, TreeCache
 from drafttrain.target_lm.cpu_linear import pack_linears
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.masks import allowed_slots, attention_mask, causal
@@ -340,8 +340,8 @@ class CausalLmModel(DraftModel):
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE_ARGUMENT: cache},
         ).last_hidden_state
 
 

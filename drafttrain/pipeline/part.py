@@ -26,7 +26,7 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
-from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.cache import CACHE_ARGUMENT, TreeCache
 from drafttrain.target_lm.loading import load_config, load_tokenizer
 from drafttrain.target_lm.masks import allowed_slots, attention_mask
 from drafttrain.target_lm.model import (
@@ -137,8 +137,8 @@ class TargetPart:
             inputs_embeds=x,
             attention_mask=attention_mask(allowed, kv_positions, positions, self.config, x.dtype),
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE_ARGUMENT: cache},
         ).last_hidden_state
         found = [out if tap == self.n_blocks else self._tapped.pop(tap) for tap in self.taps]
         return out, torch.cat(found, -1) if found else out[..., :0]

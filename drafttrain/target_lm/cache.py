@@ -5,18 +5,23 @@ tree's accepted path is committed by gathering its slots to the front, and the o
 next forward. Keys are stored already rotated with position `root + depth`: committing needs no re-rotation.
 
 `TreeCache` is also a transformers `Cache`. That a forward with mask and positions calls nothing but `update`
-holds for transformers 5.21 to 5.23.
+holds for transformers 5.21 to 5.24.
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+import transformers
+from packaging.version import Version
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from drafttrain.kernels.blocks import Nodes
 from drafttrain.kernels.memory import empty
 from drafttrain.utils.errors import UserError
+
+# what a model's forward calls its cache
+CACHE_ARGUMENT = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"
 
 
 class KvCache:

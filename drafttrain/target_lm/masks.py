@@ -1,6 +1,6 @@
 """Which slots of a cache a token attends to: the one place for targets and drafters.
 
-Which 4-D mask each architecture takes (`attention_mask`) holds for transformers 5.21 to 5.23.
+Which 4-D mask each architecture takes (`attention_mask`) holds for transformers 5.21 to 5.24.
 """
 
 import torch

@@ -19,7 +19,7 @@ from drafttrain.kernels.blocks import NativeBlocks, Nodes
 from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
 from drafttrain.kernels.team import native_team
 from drafttrain.target_lm import attention
-from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.cache import CACHE_ARGUMENT, TreeCache
 from drafttrain.target_lm.masks import allowed_slots, attention_mask
 from drafttrain.target_lm.native import TOLERANCE, NativeCheck, can_run_natively, native_blocks
 from drafttrain.utils.errors import UserError
@@ -327,8 +327,8 @@ class FrozenTarget:
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE_ARGUMENT: cache},
         )
         return self._states(out.last_hidden_state)
 
@@ -374,8 +374,8 @@ class FrozenTarget:
                     input_ids=flat[None],
                     attention_mask=attention.IGNORED.to(self.device),
                     position_ids=torch.cat([positions.flatten() for _, _, positions, _ in parts])[None],
-                    past_key_values=joined,
                     use_cache=True,
+                    **{CACHE_ARGUMENT: joined},
                 )
             states = self._states(out.last_hidden_state)
             states = TargetStates(states.tapped[0], states.final[0])

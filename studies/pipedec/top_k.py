@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttrain.data.prompts import read_prompts
+from drafttrain.target_lm.cache import CACHE_ARGUMENT
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
@@ -44,8 +45,8 @@ def top(model: PreTrainedModel, ids: torch.Tensor, k: int) -> torch.Tensor:
     """Return the k most probable tokens after each token of a text, int64 [n, k]."""
     found, past = [], None
     for chunk in ids.split(CHUNK):
-        out = model(input_ids=chunk[None], past_key_values=past, use_cache=True)
-        past = out.past_key_values
+        out = model(input_ids=chunk[None], use_cache=True, **{CACHE_ARGUMENT: past})
+        past = out[CACHE_ARGUMENT]
         found.append(out.logits[0].topk(k).indices)
     return torch.cat(found)
 

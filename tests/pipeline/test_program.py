@@ -17,6 +17,7 @@ from drafttrain.kernels.build import variant
 from drafttrain.pipeline.check import problems
 from drafttrain.pipeline.program import Request, pipedec, pp, stpp
 from drafttrain.pipeline.transport import run_locally
+from drafttrain.target_lm.cache import CACHE_ARGUMENT
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
 from tests.decoding import ReplayDrafter
@@ -231,7 +232,7 @@ def test_the_committed_keys_are_those_of_a_plain_forward(members, whole, texts, 
     pipeline = members("llama", (1, 2, 1), drafter, [1])
     decode(pipedec, pipeline, prompts[0])
     text = torch.tensor([[*prompts[0], *expected]])
-    plain = target.model(input_ids=text, use_cache=True).past_key_values
+    plain = target.model(input_ids=text, use_cache=True)[CACHE_ARGUMENT]
     for member in pipeline:
         cache = member.stage.cache
         n = int(cache.lengths[0])
