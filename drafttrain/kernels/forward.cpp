@@ -198,7 +198,10 @@ struct Barrier {
   alignas(64) std::atomic<int> turn{0};
 };
 
-struct Range { int64_t begin, end; };
+struct Range {
+  int64_t begin, end;
+  bool operator==(const Range&) const = default;
+};
 static Range share(int64_t n, int t, int threads) { return {n * t / threads, n * (t + 1) / threads}; }
 
 // Work of n parts, 0 ... n - 1. Half of it is the threads' own, in equal shares, so that a thread knows where it
@@ -412,21 +415,21 @@ static void head_norm(float* x, const float* weight, int64_t dim, float eps) {
   if (weight) norm(x, weight, dim, eps, x, dim);
 }
 
-// Lanes of a where `half` is not in their number, of b moved up by `half` where it is; then the same of those `half`
-// above them. Their sum halves the terms of both: of a in the former lanes, of b in the latter.
+// Halves the terms of two sums over lanes: those of a are left in the lanes whose number has not `half` in it, those
+// of b in the others.
 template <int half> static inline vf fold(vf a, vf b) {
-  vf low, high;
+  vf own, other;
 #if defined(__clang__)
-  for (int i = 0; i < VL; i++) low[i] = i & half ? b[i - half] : a[i], high[i] = i & half ? b[i] : a[i + half];
+  for (int i = 0; i < VL; i++) own[i] = i & half ? b[i] : a[i], other[i] = i & half ? b[i - half] : a[i + half];
 #else
-  vi from_low, from_high;
+  vi at_own, at_other;
   UNROLL for (int i = 0; i < VL; i++) {
-    from_low[i] = i & half ? VL + i - half : i;
-    from_high[i] = i & half ? VL + i : i + half;
+    at_own[i] = i & half ? VL + i : i;  // a blend, which is cheaper than a permutation
+    at_other[i] = i & half ? VL + i - half : i + half;
   }
-  low = __builtin_shuffle(a, b, from_low), high = __builtin_shuffle(a, b, from_high);
+  own = __builtin_shuffle(a, b, at_own), other = __builtin_shuffle(a, b, at_other);
 #endif
-  return low + high;
+  return own + other;
 }
 
 template <int half> static inline vf fold_all(vf* parts) {
@@ -437,80 +440,84 @@ template <int half> static inline vf fold_all(vf* parts) {
   return parts[0];
 }
 
-// q · key for VL keys; every lane sums in the same order.
-static inline vf dots(const float* q, const float* const* keys, int64_t dim) {
+// q · key for VL keys, of which key(i) is the i-th; every lane sums in the same order. DIM: dim, or 0.
+template <int DIM, class Key> static inline vf dots(const float* q, Key&& key, int64_t dim) {
   vf parts[VL];
   UNROLL for (int i = 0; i < VL; i++) parts[i] = vf{};
+  const int64_t end = DIM ? DIM : dim;
   int64_t d = 0;
-  for (; d + VL <= dim; d += VL) {
+  for (; d + VL <= end; d += VL) {
     vf one = load(q + d);
-    UNROLL for (int i = 0; i < VL; i++) parts[i] = fma(one, load(keys[i] + d), parts[i]);
+    UNROLL for (int i = 0; i < VL; i++) parts[i] = fma(one, load(key(i) + d), parts[i]);
   }
   vf sums = fold_all<VL / 2>(parts);
-  for (; d < dim; d++)
-    for (int i = 0; i < VL; i++) sums[i] += q[d] * keys[i][d];
+  if constexpr (DIM == 0 || DIM % VL)
+    for (; d < end; d++)
+      for (int i = 0; i < VL; i++) sums[i] += q[d] * key(i)[d];
   return sums;
 }
 
 // One head of one node: what it sees, and where its result goes.
 template <class X> struct Query {
   const float* q;
-  Range verified;       // slots
-  const int64_t* path;  // slots after the verified ones
+  Range run;            // slots
+  const int64_t* path;  // slots after those
   int64_t path_length;
   float *scores, *sums;  // [keys], [head_dim]
   X* to;
 
-  int64_t before() const { return verified.end - verified.begin; }
+  int64_t before() const { return run.end - run.begin; }
   int64_t count() const { return before() + path_length; }
+  Range of_run(int64_t part) const { return {std::max(part, run.begin), std::max({part, run.begin, std::min(part + KEYS, run.end)})}; }
 };
 
-// Scores of keys first ... last - 1 of what a query sees, and up to VL - 1 numbers after them; slot(i) is the i-th
-// one's.
-template <class Slot> static inline void score(const float* q, const float* keys, int64_t first, int64_t last, Slot&& slot, float scale, int64_t dim, float* scores) {
-  for (int64_t i = first; i < last; i += VL) {
-    const float* seen[VL];
-    if (i + VL <= last) for (int j = 0; j < VL; j++) seen[j] = keys + slot(i + j) * dim;
-    else for (int j = 0; j < VL; j++) seen[j] = keys + slot(std::min(i + j, last - 1)) * dim;
-    store(scores + i, dots(q, seen, dim) * scale);
-  }
+// Scores of some keys, of which key(i) is the i-th, and up to VL - 1 numbers after them.
+template <int DIM, class Key> static inline void score(const float* q, int64_t count, Key&& key, float scale, int64_t dim, float* scores) {
+  int64_t i = 0;
+  for (; i + VL <= count; i += VL) store(scores + i, dots<DIM>(q, [&](int j) { return key(i + j); }, dim) * scale);
+  if (i < count) store(scores + i, dots<DIM>(q, [&](int j) { return key(std::min(i + j, count - 1)); }, dim) * scale);
 }
 
-// Adds values first ... last - 1 by their weights.
-template <class Slot> static inline void weigh(const float* weights, const float* values, int64_t first, int64_t last, Slot&& slot, int64_t dim, float* sums) {
+constexpr int TOGETHER = VL == 16 ? 4 : 2;  // queries whose sums fit into registers
+
+// Adds values, of which value(j) is the j-th, by the weights of Q queries, each in the order of values.
+template <int Q, class Value> static inline void weigh(const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
   int64_t d = 0;
-  for (; d + 4 * VL <= dim; d += 4 * VL) {  // as many sums as fit into registers
-    vf acc[4];
-    UNROLL for (int i = 0; i < 4; i++) acc[i] = load(sums + d + i * VL);
-    for (int64_t j = first; j < last; j++) {
-      const float* v = values + slot(j) * dim + d;
-      UNROLL for (int i = 0; i < 4; i++) acc[i] = fma(splat(weights[j]), load(v + i * VL), acc[i]);
+  for (; d + 4 * VL <= dim; d += 4 * VL) {
+    vf acc[Q][4];
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int m = 0; m < Q; m++) acc[m][i] = load(sums[m] + d + i * VL);
+    for (int64_t j = 0; j < count; j++) {
+      const float* v = value(j) + d;
+      UNROLL for (int m = 0; m < Q; m++) {
+        const vf weight = splat(weights[m][j]);
+        UNROLL for (int i = 0; i < 4; i++) acc[m][i] = fma(weight, load(v + i * VL), acc[m][i]);
+      }
     }
-    UNROLL for (int i = 0; i < 4; i++) store(sums + d + i * VL, acc[i]);
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int m = 0; m < Q; m++) store(sums[m] + d + i * VL, acc[m][i]);
   }
   for (; d < dim; d++)
-    for (int64_t j = first; j < last; j++) sums[d] += weights[j] * values[slot(j) * dim + d];
+    for (int m = 0; m < Q; m++)
+      for (int64_t j = 0; j < count; j++) sums[m][d] += weights[m][j] * value(j)[d];
 }
 
-// Queries that share keys and values, over the slots they see, in order of position. They go through the verified
-// ones together, some at a time, which stay in the cache that is next to the core.
-template <class X> static void attend(const Query<X>* queries, int64_t n, const float* keys, const float* values, float scale, int64_t dim) {
-  Range verified = queries[0].verified;  // their ends are the same
-  for (const Query<X>& query : std::span(queries, n)) verified.begin = std::min(verified.begin, query.verified.begin);
-  auto all_verified = [&](auto&& use) {
-    for (int64_t part = verified.begin; part < verified.end; part += KEYS)
-      for (const Query<X>& query : std::span(queries, n)) {
-        const int64_t begin = query.verified.begin;
-        use(query, std::max(part - begin, int64_t(0)), std::min(part + KEYS, verified.end) - begin, [=](int64_t i) { return begin + i; });
-      }
-  };
-  auto all_paths = [&](auto&& use) {
-    for (const Query<X>& query : std::span(queries, n))
-      use(query, query.before(), query.count(), [&](int64_t i) { return query.path[i - query.before()]; });
-  };
-  auto scored = [&](const Query<X>& query, int64_t first, int64_t last, auto&& slot) { score(query.q, keys, first, last, slot, scale, dim, query.scores); };
-  all_verified(scored), all_paths(scored);
-  for (const Query<X>& query : std::span(queries, n)) {
+template <int Q, class Value> static inline void weigh_some(int q, const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
+  if (q == Q) weigh<Q>(weights, count, value, dim, sums);
+  else if constexpr (Q > 1) weigh_some<Q - 1>(q, weights, count, value, dim, sums);
+}
+
+// Queries that share keys and values, over the slots they see, in order of position. They go through their runs
+// together, some slots at a time, which stay in the cache that is next to the core. DIM: dim, or 0.
+template <int DIM, class X> static void attend(std::span<const Query<X>> queries, const float* keys, const float* values, float scale, int64_t dim) {
+  Range all = queries[0].run;
+  for (const Query<X>& query : queries) all = {std::min(all.begin, query.run.begin), std::max(all.end, query.run.end)};
+  for (int64_t part = all.begin; part < all.end; part += KEYS)
+    for (const Query<X>& query : queries) {
+      const Range own = query.of_run(part);
+      score<DIM>(query.q, own.end - own.begin, [at = keys + own.begin * dim, dim](int64_t i) { return at + i * (DIM ? DIM : dim); }, scale, dim, query.scores + own.begin - query.run.begin);
+    }
+  for (const Query<X>& query : queries)
+    score<DIM>(query.q, query.path_length, [&](int64_t i) { return keys + query.path[i] * dim; }, scale, dim, query.scores + query.before());
+  for (const Query<X>& query : queries) {
     float* scores = query.scores;
     for (int64_t i = query.count(); i % VL; i++) scores[i] = -INFINITY;
     vf largest = splat(-INFINITY), total = {};
@@ -527,23 +534,44 @@ template <class X> static void attend(const Query<X>* queries, int64_t n, const 
     for (int64_t i = 0; i < query.count(); i += VL) store(scores + i, load(scores + i) * inverse);
     std::fill(query.sums, query.sums + dim, 0.f);
   }
-  auto weighed = [&](const Query<X>& query, int64_t first, int64_t last, auto&& slot) { weigh(query.scores, values, first, last, slot, dim, query.sums); };
-  all_verified(weighed), all_paths(weighed);
-  for (const Query<X>& query : std::span(queries, n))
+  for (int64_t part = all.begin; part < all.end; part += KEYS)
+    for (size_t i = 0; i < queries.size();) {
+      const Range own = queries[i].of_run(part);
+      const float* weights[TOGETHER];
+      float* sums[TOGETHER];
+      int q = 0;
+      for (; q < TOGETHER && i < queries.size() && queries[i].of_run(part) == own; q++, i++)
+        weights[q] = queries[i].scores + own.begin - queries[i].run.begin, sums[q] = queries[i].sums;
+      weigh_some<TOGETHER>(q, weights, own.end - own.begin, [at = values + own.begin * dim, dim](int64_t j) { return at + j * dim; }, dim, sums);
+    }
+  for (const Query<X>& query : queries) {
+    const float* weights = query.scores + query.before();
+    weigh<1>(&weights, query.path_length, [&](int64_t j) { return values + query.path[j] * dim; }, dim, &query.sums);
     for (int64_t i = 0; i < dim; i++) put(query.to + i, query.sums[i]);
+  }
 }
 
-// The slots after the verified ones that each node sees, in order.
+template <class X> static void attend(std::span<const Query<X>> queries, const float* keys, const float* values, float scale, int64_t dim) {
+  if (dim == 64) attend<64>(queries, keys, values, scale, dim);  // keys at distances that the compiler knows
+  else if (dim == 128) attend<128>(queries, keys, values, scale, dim);
+  else attend<0>(queries, keys, values, scale, dim);
+}
+
+// What each node sees besides the verified slots: a run of slots right after them (all, in a chain), then others, in
+// order.
 struct Paths {
-  std::vector<int64_t> slots, begin;
-  int64_t longest = 0;
+  std::vector<int64_t> run, slots, begin;
+  int64_t longest = 0;  // verified slots included
   explicit Paths(const Nodes& nodes) : begin(1, 0) {
     for (const Row& row : std::span(nodes.row, nodes.rows))
       for (int64_t i = 0; i < row.n; i++) {
         const uint8_t* seen = row.ancestors + i * row.width;
-        for (int64_t j = 0; j < row.width; j++) if (seen[j]) slots.push_back(row.length + j);
+        int64_t j = 0;
+        while (j < row.width && seen[j]) j++;
+        run.push_back(j);
+        for (; j < row.width; j++) if (seen[j]) slots.push_back(row.length + j);
         begin.push_back(slots.size());
-        longest = std::max(longest, row.length + begin.back() - begin[begin.size() - 2]);
+        longest = std::max(longest, row.length + run.back() + begin.back() - begin[begin.size() - 2]);
       }
   }
 };
@@ -673,17 +701,18 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
             for (int64_t i = first; i < last; i++)
               for (int64_t g = head * group; g < (head + 1) * group; g++) {
                 const int64_t node = start + i, place = (i - first) * group + g - head * group;
-                int64_t length = paths.begin[node + 1] - paths.begin[node], seen_from = 0;
+                const int64_t length = paths.begin[node + 1] - paths.begin[node], run_end = row.length + paths.run[node];
+                int64_t seen_from = 0;
                 if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
-                const int64_t unseen = std::clamp(seen_from - row.length, int64_t(0), length);  // of the path
+                const int64_t unseen = std::clamp(seen_from - run_end, int64_t(0), length);  // of the path
                 queries[place] = {
-                    q + (i * nq + g) * dim, {std::min(seen_from, row.length), row.length},
+                    q + (i * nq + g) * dim, {std::min(seen_from, run_end), run_end},
                     paths.slots.data() + paths.begin[node] + unseen, length - unseen,
                     scores.data() + place * (paths.longest + VL), sums.data() + place * dim,
                     buffers.attended.data() + i * at_stride + g * dim};
               }
             const float* keys = row.kv + 2 * l * row.plane + head * row.max_len * dim;
-            attend(queries.data(), (last - first) * group, keys, keys + row.plane, model.scale, dim);
+            attend(std::span<const Query<X>>(queries.data(), (last - first) * group), keys, keys + row.plane, model.scale, dim);
             item += last - first;
           }
         });
