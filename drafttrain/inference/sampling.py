@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from drafttrain.inference.params import SamplingParams
+from drafttrain.kernels.draw import draw_logits
 
 NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
-DRAW_BLOCK = 128  # tokens whose mass is summed before one of them is looked for
 NO_LIMIT = 2**62  # as top_k
 _MASK = 2**64 - 1
 
@@ -50,31 +50,35 @@ def pick_tokens(
     Returns:
         token ids [B]
     """
+    limit = torch.full_like(temperature, logits.shape[-1]) if top_k is None else top_k  # [B]
+    sampled, cut = temperature > 0, (limit < logits.shape[-1]) | (top_p < 1)  # [B]
+    if bool((sampled & ~cut).all()):  # no need to sort
+        return draw_logits(logits, temperature, uniform)[0]
     best, tokens = logits.max(-1)  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
-    sampled = (temperature > 0) & best.isfinite()  # [B]
-    if not sampled.any():
-        return tokens
-    probs = torch.softmax(logits[sampled].float() / temperature[sampled, None], dim=-1)  # [S, V]
-    limit = torch.full_like(tokens, logits.shape[-1]) if top_k is None else top_k  # [B]
-    tokens[sampled] = _draw(probs, top_p[sampled], uniform[sampled], limit[sampled])
+    if (rows := sampled & ~cut).any():
+        tokens[rows] = draw_logits(logits[rows], temperature[rows], uniform[rows])[0]
+    if (rows := sampled & cut & best.isfinite()).any():
+        tokens[rows] = _draw_cut(*(each[rows] for each in (logits, temperature, top_p, uniform, limit)))
     return tokens
 
 
-def _draw(
-    probs: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor, top_k: torch.Tensor
+def _draw_cut(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    top_k: torch.Tensor,
 ) -> torch.Tensor:
-    vocabulary = probs.shape[-1]
+    """Draw by descending probability from what top-k and top-p leave of the distributions [S, V]."""
+    probs = torch.softmax(logits.float() / temperature[:, None], dim=-1)  # [S, V]
+    vocabulary, limited = probs.shape[-1], top_k < probs.shape[-1]
     top, ids = probs.topk(min(NUCLEUS, vocabulary), dim=-1)  # [S, k]
-    limited = top_k < vocabulary  # [S]
-    # where nothing is cut the whole mass is known, and most draws are among the candidates
-    mass = torch.where((top_p >= 1) & ~limited, probs.sum(-1), torch.nan)  # [S]
-    is_among = uniform * mass < top.sum(-1)  # [S], False for NaN
     # the candidates do not reach top-p, or not all of the top-k are among them
-    wide = ((top.sum(-1) < top_p) | limited) & (top_k > top.shape[-1]) & ~is_among  # [S]
-    chosen = _invert(top, ids, top_p, uniform, top_k, limited, mass)
+    wide = ((top.sum(-1) < top_p) | limited) & (top_k > top.shape[-1])  # [S]
+    chosen = _invert(top, ids, top_p, uniform, top_k, limited)
     if wide.any() and vocabulary > top.shape[-1]:
         top, ids = probs[wide].sort(dim=-1, descending=True)
-        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide], top_k[wide], limited[wide], mass[wide])
+        chosen[wide] = _invert(top, ids, top_p[wide], uniform[wide], top_k[wide], limited[wide])
     return chosen
 
 
@@ -85,10 +89,9 @@ def _invert(
     uniform: torch.Tensor,
     top_k: torch.Tensor,
     limited: torch.Tensor,
-    mass: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the tokens at `uniform` [S] of the cumulative distribution of `top` [S, k], in that order; of
-    all that is kept, or of the whole `mass` [S] where that is a number."""
+    """Return the tokens at `uniform` [S] of the cumulative distribution of what is kept of `top` [S, k], in
+    that order."""
     # top-k first, then top-p of what it leaves, as transformers does
     within = torch.arange(top.shape[-1], device=top.device) < top_k[:, None]  # [S, k]
     top = torch.where(within, top, 0.0)
@@ -96,43 +99,30 @@ def _invert(
     before = top.cumsum(-1) - top  # [S, k] mass in front of each candidate
     kept = torch.where(before < (top_p * whole)[:, None], top, 0.0)
     cumulative = kept.cumsum(-1)
-    goal = uniform[:, None] * torch.where(mass.isnan(), cumulative[:, -1], mass)[:, None]  # [S, 1]
+    goal = uniform[:, None] * cumulative[:, -1:]  # [S, 1]
     index = (cumulative <= goal).sum(-1, keepdim=True)  # [S, 1]
     last = kept.count_nonzero(-1)[:, None] - 1  # [S, 1]; in fp32 a number just below 1 may reach the end
     index = torch.minimum(index, last)
     return ids.gather(-1, index).squeeze(-1)
 
 
+def is_cut(params: SamplingParams) -> bool:
+    """Return whether top-k or top-p leaves tokens out."""
+    return params.top_k is not None or params.top_p < 1
+
+
 def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Return the distribution that `pick_tokens` draws from, [V], from logits [V]: fp32 where nothing is cut,
-    which is half the work of a drafted step's acceptance, else fp64."""
+    """Return the distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
     if params.temperature == 0:
         return F.one_hot(logits.argmax(), len(logits)).double()
-    if params.top_k is None and params.top_p == 1:
-        return torch.softmax(logits.float() / params.temperature, dim=-1)
     probs = torch.softmax(logits.double() / params.temperature, dim=-1)
+    if not is_cut(params):
+        return probs
     probs, ids = probs.sort(descending=True, stable=True)
     probs[params.top_k or len(probs) :] = 0
     probs /= probs.sum()
     probs[probs.cumsum(-1) - probs >= params.top_p] = 0
     return torch.zeros_like(probs).scatter_(0, ids, probs / probs.sum())
-
-
-def draw(probs: torch.Tensor, uniform: float) -> int:
-    """Return the token at `uniform` in [0, 1) of the cumulative distribution [V]."""
-    blocks = F.pad(probs, (0, -len(probs) % DRAW_BLOCK)).view(-1, DRAW_BLOCK)
-    masses = blocks.sum(-1, dtype=torch.float64)  # [V / DRAW_BLOCK]
-    block, rest = _place(masses, uniform * masses.sum())
-    token, _ = _place(blocks[block].double(), rest)
-    return block * DRAW_BLOCK + token
-
-
-def _place(masses: torch.Tensor, goal: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the place at which the sum of masses fp64 [n] passes a goal, and what of the goal is left."""
-    cumulative = masses.cumsum(-1)
-    last = masses.nonzero()[-1]  # rounding may leave its share open
-    place = torch.minimum(torch.searchsorted(cumulative, goal.view(1), right=True), last)
-    return int(place), goal - (cumulative[place] - masses[place])
 
 
 class Sampler:
@@ -159,7 +149,7 @@ class Sampler:
             logits.flatten(0, 1),
             each(self.temperature),
             each(self.top_p),
-            torch.tensor(numbers, device=logits.device).flatten(),
+            torch.tensor(numbers, dtype=torch.float64, device=logits.device).flatten(),
             each(self.top_k.clamp(max=vocabulary)),
         )
         return tokens.view(batch, n)

@@ -34,6 +34,7 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "blocks": "pppnnpnppnn",
     "keys_values": "pppnn",
     "first_maximum": "pnnpn",
+    "draws": "pnnpppp",
     "linear_top": "ppnnppnn",
 }
 

@@ -693,7 +693,10 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
         const Block& block = model.block[l];
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
         project_all(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm), queue, t, threads, wait, q, k, v);
-        queue[2].take(nkv * count, t, threads, [&](Range items) {  // nodes by head of keys
+        // nodes by head of keys; few nodes of a head stay with one thread, as the other would read its keys again
+        const int64_t unit = count <= NODES / 2 && threads <= nkv ? count : 1;
+        queue[2].take(nkv * count / unit, t, threads, [&](Range units) {
+          const Range items = {units.begin * unit, units.end * unit};
           for (int64_t item = items.begin; item < items.end;) {
             const int64_t head = item / count, first = item % count;
             const Row& row = nodes.row[row_of[start + first]];
@@ -794,6 +797,60 @@ static float sum_of_exp(const float* x, int64_t size, float most) {
   float rest = 0;
   for (; i < size; i++) rest += exp(splat(x[i] - most))[0];
   return sum(total) + rest;
+}
+
+// Log of the sum of e^(x · factor) over a row, and the entry at which the sum from the first one on passes a share of it
+// in [0, 1); below 0 none is looked for. Where an entry is NaN or the largest is infinite, the first of those is found,
+// and the sum is NaN.
+static double draw(const float* x, int64_t width, float factor, double share, int64_t* place) {
+  constexpr int64_t SMALL = 1024;  // entries that are added up before one of them is looked for
+  vf largest = splat(-INFINITY);
+  vi broken = {};
+  int64_t i = 0;
+  for (; i + VL <= width; i += VL) {
+    const vf some = load(x + i);
+    largest = some > largest ? some : largest;
+    broken |= some != some;
+  }
+  float most = *std::max_element((const float*)&largest, (const float*)&largest + VL);
+  bool is_broken = std::any_of((const int32_t*)&broken, (const int32_t*)&broken + VL, [](int32_t lane) { return lane != 0; });
+  for (; i < width; i++) most = std::max(most, x[i]), is_broken |= x[i] != x[i];
+  if (is_broken || std::isinf(most)) {
+    *place = std::find_if(x, x + width, [&](float one) { return is_broken ? one != one : one == most; }) - x;
+    return NAN;
+  }
+  auto weights = [&](vf some) {
+    const vf e = exp((some - most) * factor);
+    return e > 1e-37f ? e : vf{};  // `exp` is never 0
+  };
+  auto weight = [&](int64_t entry) { return weights(splat(x[entry]))[0]; };
+  std::vector<double> sums;
+  double total = 0;
+  for (int64_t begin = 0; begin < width; begin += SMALL) {
+    const int64_t end = std::min(width, begin + SMALL);
+    vf part = {};
+    for (i = begin; i + VL <= end; i += VL) part += weights(load(x + i));
+    double small = sum(part);
+    for (; i < end; i++) small += weight(i);
+    sums.push_back(small);
+    total += small;
+  }
+  if (share >= 0) {
+    double goal = share * total;
+    size_t b = 0;
+    while (b + 1 < sums.size() && goal >= sums[b]) goal -= sums[b++];
+    while (b && sums[b] == 0) b--;  // rounding has passed the last one that can be drawn
+    int64_t last = b * SMALL;
+    for (i = last; i < std::min(width, int64_t(b + 1) * SMALL); i++) {
+      const float one = weight(i);
+      if (one == 0) continue;
+      last = i;
+      if (goal < one) break;
+      goal -= one;
+    }
+    *place = last;
+  }
+  return std::log(total) + double(most) * factor;
 }
 
 // What of each row of x [rows][width] is among its k largest.
@@ -956,6 +1013,11 @@ void first_maximum(const float* x, int64_t rows, int64_t width, int64_t* places,
   std::vector<float> values(rows);
   Team::get().run(int(threads), [&](int t) { tops.look(x, t, int(threads)); });
   tops.merge(values.data(), places);
+}
+
+// Of each row of x [rows][width]: `draw` with a factor and a share of its own.
+void draws(const float* x, int64_t rows, int64_t width, const float* factors, const double* shares, double* log_sums, int64_t* places) {
+  for (int64_t row = 0; row < rows; row++) log_sums[row] = draw(x + row * width, width, factors[row], shares[row], places + row);
 }
 
 // The k largest of each row of a layer's products with x [rows][in] in descending order, k <= out, with their places.

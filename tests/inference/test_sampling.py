@@ -14,11 +14,11 @@ from drafttrain.inference.sampling import (
     NUCLEUS,
     Sampler,
     SamplingParams,
-    draw,
     pick_tokens,
     token_probs,
     uniform,
 )
+from drafttrain.kernels.draw import draw
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
@@ -65,10 +65,13 @@ def test_seeded_draws_follow_the_distribution():
     assert ((counts - expected) ** 2 / expected).sum() < 29.9
 
 
-def test_greedy_and_sampled_rows_side_by_side():
-    logits = torch.randn(3, 50)
-    tokens = pick_tokens(logits, torch.tensor([0.0, 1.0, 0.0]), torch.ones(3), torch.tensor([0.9, 0.0, 0.1]))
-    assert tokens.tolist() == logits.argmax(-1).tolist()  # a uniform draw of 0 is the most probable token too
+def test_greedy_cut_and_whole_rows_side_by_side():
+    logits = torch.randn(4, 50)
+    temperature, top_p = torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.tensor([1.0, 0.9, 1.0, 0.5])
+    tokens = pick_tokens(logits, temperature, top_p, torch.tensor([0.9, 0.0, 0.6, 0.1]))
+    expected = logits.argmax(-1)  # 0 draws the most probable token of those that are left
+    expected[2] = (logits[2].softmax(-1).cumsum(-1) <= 0.6).sum()
+    assert torch.equal(tokens, expected)
 
 
 def test_uniform_numbers_are_uniform_and_unrelated():
@@ -217,10 +220,11 @@ class LastToken(Drafter):
     ids=["chain", "tree", "of the best three"],
 )
 @pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
-def test_recursive_rejection_is_exact(kind, k_config, candidates):
-    """20000 texts of two tokens against the enumerated distribution of all 36 (top-p leaves some out)."""
+@pytest.mark.parametrize("top_p", [0.97, 1.0])  # which leaves some out, or nothing
+def test_recursive_rejection_is_exact(kind, k_config, candidates, top_p):
+    """20000 texts of two tokens against the enumerated distribution of all 36."""
     model, n, batch, root = LastToken(kind), 20000, 1000, 2
-    settings = dict(temperature=0.9, top_p=0.97)
+    settings = dict(temperature=0.9, top_p=top_p)
     counts = torch.zeros(6, 6)
     for start in range(0, n, batch):
         seeds = range(start, start + batch)
@@ -310,7 +314,7 @@ def test_token_probs_are_what_is_drawn_from(params):
         torch.full((n,), params.top_k or 40),
     )
     assert (tokens.bincount(minlength=40) - n * probs).abs().max() <= 1.01
-    drawn = torch.tensor([draw(probs, float(number)) for number in numbers])
+    drawn = draw(probs.expand(n, -1), numbers.double())
     assert (drawn.bincount(minlength=40) - n * probs).abs().max() <= 1.01
 
 
