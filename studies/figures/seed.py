@@ -41,7 +41,8 @@ from studies.seed.methods import (
 from studies.seed.pairs import Pair, load_pair
 
 TUNING = "data/tuning_prompts.jsonl"
-TUNING_PROMPTS, SAMPLES, TUNING_TOKENS = 6, 3, 64
+SAMPLES, TUNING_TOKENS = 3, 64
+TUNING_PROMPTS = {"A": 2, "B": 6}  # a minute of each tree and method at most
 K_CONFIGS = ((1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1, 1))
 NO_PREFIXES, SEED, BATCHED_SEED, SERIAL_SD = "serial AR, prompts apart", "SEED", "SEED batched", "serial SD"
 WAYS = [
@@ -87,7 +88,7 @@ def tune(pair: Pair, make) -> tuple[str, dict[str, float]]:
         make: `Method` by a tree's name.
     """
     speeds = {}
-    requests = sampled_requests(pair, TUNING_TOKENS, TUNING_PROMPTS)
+    requests = sampled_requests(pair, TUNING_TOKENS, TUNING_PROMPTS[pair.name])
     groups = [requests[i : i + SAMPLES] for i in range(0, len(requests), SAMPLES)]
     for tree in (drawn(*k_config) for k_config in K_CONFIGS):
         decoder = make(tree).decoder(pair)
@@ -121,9 +122,10 @@ def speeds(run: Run, name: str) -> Measured:
     else:
         tuned = {method: tune(pair, make) for method, make in makers.items()}
         write_json(tuning, {method: found for method, (_, found) in tuned.items()})
+    apart = [replace(serial(NO_PREFIXES, None), prefixes=0)] if name == "B" else []  # of `prefix_gain` alone
     methods = [
         serial(SERIAL_AR, None),
-        replace(serial(NO_PREFIXES, None), prefixes=0),
+        *apart,
         scheduled(BATCHED_AR, None, "batched"),
         *(make(tuned[method][0]) for method, make in makers.items()),
     ]
@@ -205,7 +207,7 @@ def mismatches(run: Run) -> Measured:
     """Count seeded texts of scheduled decoding that differ from serial AR's, in fp32, with deterministic
     candidates."""
     pair = load_pair("B", dtype="float32")
-    requests = sampled_requests(pair, 24 if run.quick else 48, 1 if run.quick else TUNING_PROMPTS)
+    requests = sampled_requests(pair, 24 if run.quick else 48, 1 if run.quick else TUNING_PROMPTS[pair.name])
 
     def texts(method: Method) -> list[list[int]]:
         return [branch.row.output for branch in method.decoder(pair).decode(requests)]
