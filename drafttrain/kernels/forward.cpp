@@ -5,8 +5,8 @@
 // forward. So a token has the same bits alone, in a chain, in a tree, in a batch, and with any number of threads.
 //
 // Weights are packed into panels of 2 vectors of outputs: [out / PANEL][in / 2][PANEL][2] in bf16 (a 32-bit
-// lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. A panel is one
-// stream through memory. Sums are fp32; inputs of a product are rounded to bf16 where the machine multiplies
+// lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
+// of 7 bits with a scale for each output, in the order of bf16. A panel is one stream through memory. Sums are fp32; inputs of a product are rounded to bf16 where the machine multiplies
 // bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
 //
 // Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
@@ -63,6 +63,7 @@ constexpr bool BF16_PRODUCTS = false;
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
 typedef uint32_t vu __attribute__((vector_size(4 * VL)));
+typedef uint16_t vh __attribute__((vector_size(2 * VL)));
 
 static inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
@@ -226,12 +227,15 @@ struct alignas(64) Queue {
 
 // ---- linear layers
 
-enum Kind : int64_t { BF16 = 0, FP32 = 1 };
+enum Kind : int64_t { BF16 = 0, FP32 = 1, BYTE = 2 };
+constexpr int ZERO = 64;      // the byte of a weight of 0; all are 0 ... 127
+constexpr int RAISED = 128;   // with 0x43 above it a byte is the bf16 of RAISED + byte
 
 struct Linear {
   const void* weight;  // packed; null: no such layer
   const float* bias;   // or null
   int64_t in, out, kind;
+  const float* scales;  // of the outputs, [panels * PANEL]; for bytes, which take inputs in bf16
   int64_t panels() const { return (out + PANEL - 1) / PANEL; }
   int64_t pairs() const { return (in + 1) / 2; }
 };
@@ -241,9 +245,13 @@ template <class X> static inline void put(X* to, float x) {
   if constexpr (sizeof(X) == 2) *to = narrow(x); else *to = x;
 }
 
+// Where a byte of a pair of weights is, among those of a panel: unpacking takes the lower, then the upper halves of 16
+// bytes each.
+static int64_t byte_place(int64_t lane, int64_t half) { return lane % VL / 4 * 16 + lane / VL * 8 + lane % 4 * 2 + half; }
+
 // M tokens times a panel, to y [M][width], which begins with the panel's outputs; sums over inputs from the first
-// to the last. x is [pairs][M][2].
-template <int M, class X> static inline void tile(const X* x, const Linear& w, int64_t panel, float* y, int64_t width) {
+// to the last. x is [pairs][M][2]; totals are its sums, for bytes.
+template <int M, class X> static inline void tile(const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
   vf acc[2][M];
   UNROLL for (int m = 0; m < M; m++) acc[0][m] = acc[1][m] = vf{};
   const int64_t pairs = w.pairs();
@@ -286,6 +294,27 @@ template <int M, class X> static inline void tile(const X* x, const Linear& w, i
         }
       }
     }
+#if defined(__AVX512BF16__)
+  } else if constexpr (sizeof(X) == 2) {  // bytes
+    const uint8_t* base = (const uint8_t*)w.weight + panel * pairs * PANEL * 2;
+    const __m512i above = _mm512_set1_epi8(0x43);
+    for (int64_t k = 0; k < pairs; k++) {
+      const uint8_t* at = base + k * PANEL * 2;
+      if constexpr (M >= 6) __builtin_prefetch(at + AHEAD * 2, 0, 2);
+      const __m512i bytes = _mm512_loadu_si512(at);
+      const __m512bh a = (__m512bh)_mm512_unpacklo_epi8(bytes, above), b = (__m512bh)_mm512_unpackhi_epi8(bytes, above);
+      UNROLL for (int m = 0; m < M; m++) {
+        int32_t two;
+        std::memcpy(&two, x + (k * M + m) * 2, 4);
+        __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+        acc[0][m] = (vf)_mm512_dpbf16_ps((__m512)acc[0][m], a, both);
+        acc[1][m] = (vf)_mm512_dpbf16_ps((__m512)acc[1][m], b, both);
+      }
+    }
+    UNROLL for (int m = 0; m < M; m++)
+      UNROLL for (int half = 0; half < 2; half++)
+        acc[half][m] = (acc[half][m] - totals[m] * float(RAISED + ZERO)) * load(w.scales + panel * PANEL + half * VL);
+#endif
   } else if constexpr (sizeof(X) == 4) {
     for (int64_t k = 0; k < w.in; k++) {
       const float* at = (const float*)w.weight + (panel * w.in + k) * PANEL;
@@ -311,9 +340,9 @@ template <int M, class X> static inline void tile(const X* x, const Linear& w, i
     }
 }
 
-template <int M, class X> static void tile_of(int64_t m, const X* x, const Linear& w, int64_t panel, float* y, int64_t width) {
-  if (m == M) tile<M>(x, w, panel, y, width);
-  else if constexpr (M > 1) tile_of<M - 1>(m, x, w, panel, y, width);
+template <int M, class X> static void tile_of(int64_t m, const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
+  if (m == M) tile<M>(x, totals, w, panel, y, width);
+  else if constexpr (M > 1) tile_of<M - 1>(m, x, totals, w, panel, y, width);
 }
 
 static Range part_of(int64_t tokens, int64_t i) {
@@ -321,11 +350,36 @@ static Range part_of(int64_t tokens, int64_t i) {
   return share(tokens, int(i), int(tiles));
 }
 
-// Puts x [tokens][2 * pairs] into the order in which tiles read it, each tile's tokens side by side: one stream.
-// What it returns holds until this thread arranges something else.
-template <class X> static const X* arrange(const X* x, int64_t tokens, int64_t pairs) {
-  if (tokens == 1) return x;
+// Tokens in the order in which tiles read them, each tile's side by side, and their sums; valid until this thread
+// arranges others.
+template <class X> struct Arranged {
+  const X* x;
+  const float* totals;
+};
+
+static float total(const uint16_t* x, int64_t size) {  // of bf16
+  vf sums = {};
+  int64_t i = 0;
+  for (; i + VL <= size; i += VL) {
+    vh some;
+    std::memcpy(&some, x + i, sizeof some);
+    sums += (vf)(__builtin_convertvector(some, vi) << 16);
+  }
+  float all = sum(sums);
+  for (; i < size; i++) all += std::bit_cast<float>(uint32_t(x[i]) << 16);
+  return all;
+}
+
+// x [tokens][2 * pairs], for layers of this kind.
+template <class X> static Arranged<X> arrange(const X* x, int64_t tokens, int64_t pairs, int64_t kind) {
   static thread_local std::vector<X> arranged;
+  static thread_local std::vector<float> totals;
+  if constexpr (sizeof(X) == 2)
+    if (kind == BYTE) {
+      totals.resize(std::max(totals.size(), size_t(tokens)));
+      for (int64_t m = 0; m < tokens; m++) totals[m] = total(x + m * pairs * 2, pairs * 2);
+    }
+  if (tokens == 1) return {x, totals.data()};
   arranged.resize(std::max(arranged.size(), size_t(tokens * pairs * 2)));
   for (int64_t i = 0; i * TILE < tokens; i++) {
     Range part = part_of(tokens, i);
@@ -334,14 +388,14 @@ template <class X> static const X* arrange(const X* x, int64_t tokens, int64_t p
     for (int64_t j = 0; j < m; j++)
       for (int64_t k = 0; k < pairs; k++) std::memcpy(to + (k * m + j) * 2, x + ((part.begin + j) * pairs + k) * 2, 2 * sizeof(X));
   }
-  return arranged.data();
+  return {arranged.data(), totals.data()};
 }
 
 // Arranged inputs times a panel, to y [tokens][width], which begins with the panel's outputs.
-template <class X> static void multiply(const X* arranged, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
+template <class X> static void multiply(Arranged<X> arranged, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
   for (int64_t i = 0; i * TILE < tokens; i++) {  // the panel stays in the cache
     Range part = part_of(tokens, i);
-    tile_of<TILE>(part.end - part.begin, arranged + part.begin * w.pairs() * 2, w, panel, y + part.begin * width, width);
+    tile_of<TILE>(part.end - part.begin, arranged.x + part.begin * w.pairs() * 2, arranged.totals + part.begin, w, panel, y + part.begin * width, width);
   }
 }
 
@@ -579,7 +633,7 @@ struct Paths {
 static int64_t even(int64_t n) { return n + n % 2; }
 
 // Panels of queries, keys and values, counted through, of tokens whose normed states are arranged.
-template <class X> static void project(const Block& block, const X* arranged, int64_t tokens, Range panels, float* q, float* k, float* v) {
+template <class X> static void project(const Block& block, Arranged<X> arranged, int64_t tokens, Range panels, float* q, float* k, float* v) {
   const Linear* layers[3] = {&block.q, &block.k, &block.v};
   float* to[3] = {q, k, v};
   int64_t first = 0;
@@ -620,7 +674,7 @@ static void finish(const Model& model, const Block& block, int64_t layer, const 
 }
 
 // Both, for all heads. Where panels end with heads, a thread finishes its heads at once.
-template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, const X* arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
+template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Arranged<X> arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
   const int64_t count = tokens.end - tokens.begin, heads = (block.q.weight ? model.heads : 0) + 2 * model.kv_heads;
   const int64_t panels = (block.q.weight ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
   if (model.head_dim % PANEL == 0) {
@@ -672,12 +726,12 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
             for (int64_t m = 0; m < count; m++)
               std::memcpy(tapped + ((start + m) * n_taps + i) * hidden, states + m * hidden, hidden * sizeof(float));
       };
-      auto normed = [&](const float* weight) {
+      auto normed = [&](const float* weight, const Linear& layer) {
         for (int64_t m = 0; m < count; m++) norm(states + m * hidden, weight, hidden, model.eps, h.data() + m * h_stride, h_stride);
-        return arrange(h.data(), count, h_stride / 2);
+        return arrange<X>(h.data(), count, h_stride / 2, layer.kind);
       };
       auto add = [&](Queue& from_queue, const Linear& layer, const X* from) {  // to the residual stream
-        const X* arranged = arrange(from, count, layer.pairs());
+        const Arranged<X> arranged = arrange(from, count, layer.pairs(), layer.kind);
         from_queue.take(layer.panels(), t, threads, [&](Range panels) {
           for (int64_t panel = panels.begin; panel < panels.end; panel++) {
             float* out = gate.data();
@@ -692,7 +746,7 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
       for (int64_t l = first_block; l < last_block; l++, queue += PHASES) {
         const Block& block = model.block[l];
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
-        project_all(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm), queue, t, threads, wait, q, k, v);
+        project_all(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm, block.q), queue, t, threads, wait, q, k, v);
         // nodes by head of keys; few nodes of a head stay with one thread, as the other would read its keys again
         const int64_t unit = count <= NODES / 2 && threads <= nkv ? count : 1;
         queue[2].take(nkv * count / unit, t, threads, [&](Range units) {
@@ -721,7 +775,7 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
         });
         wait();
         add(queue[3], block.o, buffers.attended.data());
-        const X* arranged = normed(block.post_norm);
+        const Arranged<X> arranged = normed(block.post_norm, block.gate);
         queue[4].take(block.gate.panels(), t, threads, [&](Range panels) {
           for (int64_t panel = panels.begin; panel < panels.end; panel++) {
             multiply(arranged, count, block.gate, panel, gate.data(), PANEL);
@@ -912,14 +966,14 @@ template <class Then> static void multiply_all(const Linear& layer, const float*
     for (int64_t m = 0; m < tokens; m++) norm(x + m * layer.in, nullptr, layer.in, 0.f, h.data() + m * stride, stride);
     Queue queue;
     Team::get().run(threads, [&](int t) {
-      const X* arranged = arrange(h.data(), tokens, layer.pairs());
+      const Arranged<X> arranged = arrange<X>(h.data(), tokens, layer.pairs(), layer.kind);
       queue.take(layer.panels(), t, threads, [&](Range panels) {
         for (int64_t panel = panels.begin; panel < panels.end; panel++) multiply(arranged, tokens, layer, panel, y + panel * PANEL, layer.out);
       });
       then(t);
     });
   };
-  if (BF16_PRODUCTS && round_inputs && layer.kind == BF16) run((uint16_t*)nullptr); else run((float*)nullptr);
+  if (BF16_PRODUCTS && round_inputs && layer.kind != FP32) run((uint16_t*)nullptr); else run((float*)nullptr);
 }
 
 // ---- what Python calls
@@ -932,7 +986,7 @@ int64_t has_bf16_products() { return BF16_PRODUCTS; }
 // Bytes of a packed layer of out x in weights.
 int64_t packed_bytes(int64_t out, int64_t in, int64_t kind) {
   int64_t rows = (out + PANEL - 1) / PANEL * PANEL;
-  return kind == BF16 ? rows * even(in) * 2 : rows * in * 4;
+  return kind == FP32 ? rows * in * 4 : rows * even(in) * (kind == BF16 ? 2 : 1);
 }
 
 // Asks for huge pages: a fresh region that begins and ends with them.
@@ -956,6 +1010,12 @@ void pack(const void* from, int64_t out, int64_t in, int64_t kind, void* to, int
           for (int64_t k = 0; k < pairs; k++)
             for (int half = 0; half < 2; half++)
               packed[k * PANEL * 2 + half] = row < out && 2 * k + half < in ? w[2 * k + half] : 0;
+        } else if (kind == BYTE) {
+          const uint8_t* w = (const uint8_t*)from + row * in;
+          uint8_t* packed = (uint8_t*)to + panel * pairs * PANEL * 2;
+          for (int64_t k = 0; k < pairs; k++)
+            for (int half = 0; half < 2; half++)
+              packed[k * PANEL * 2 + byte_place(lane, half)] = row < out && 2 * k + half < in ? w[2 * k + half] : ZERO;
         } else {
           const float* w = (const float*)from + row * in;
           float* packed = (float*)to + panel * in * PANEL + lane;
@@ -998,7 +1058,7 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
           Block block = model->block[l];
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
-          const X* arranged = arrange(h.data(), tokens.end - tokens.begin, stride / 2);
+          const Arranged<X> arranged = arrange<X>(h.data(), tokens.end - tokens.begin, stride / 2, block.k.kind);
           project_all(*model, block, l, *nodes, row_of.data(), tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
         }
       }

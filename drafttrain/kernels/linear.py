@@ -12,7 +12,8 @@ from drafttrain.kernels.build import library, variant
 from drafttrain.kernels.memory import HUGE_PAGE
 from drafttrain.kernels.team import team_size
 
-KINDS = {torch.bfloat16: 0, torch.float32: 1}
+KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
+ZERO, LARGEST = 64, 63  # the byte of a weight of 0, and the most that one differs from it
 CACHE_LINE, REGION = 64, 32 << 20  # bytes
 
 
@@ -25,6 +26,7 @@ class LinearStruct(ctypes.Structure):
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
         ("kind", ctypes.c_int64),
+        ("scales", ctypes.c_void_p),
     ]
 
 
@@ -59,19 +61,37 @@ def _allocate(size: int) -> tuple[torch.Tensor, int]:
     return memory, begin
 
 
+def to_bytes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round weights [out, in] to 7 bits, the largest of each output's to 63.
+
+    Returns:
+        bytes around ZERO, uint8 [out, in], and the outputs' scales, fp32 [out].
+    """
+    weight = weight.detach().float()
+    scales = weight.abs().amax(1).clamp(min=torch.finfo(torch.float).tiny) / LARGEST  # [out]
+    return (weight / scales[:, None]).round_().add_(ZERO).to(torch.uint8), scales
+
+
 class NativeLinear(nn.Module):
     """A linear layer on the CPU, for inference; its weight exists in packed form only.
 
     Args:
         weight: [out, in], bf16 or fp32; sums are fp32 in both.
         bias: [out] or None.
+        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, where products round inputs
+            to bf16 anyway: for drafters, whose errors cost acceptance alone.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, narrow: bool = False):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype, self.native = weight.dtype, library()
-        kind, row_major = KINDS[weight.dtype], weight.detach().contiguous()  # [out, in]
+        self.scales, row_major = None, weight.detach().contiguous()  # [out, in]
+        if narrow and rounds_inputs(weight.dtype):
+            row_major, scales = to_bytes(weight)
+            padding = -len(scales) % self.native.panel_outputs()
+            self.scales = torch.nn.functional.pad(scales, (0, padding))  # [panels · outputs of one]
+        kind = KINDS[row_major.dtype]
         size = self.native.packed_bytes(self.out_features, self.in_features, kind)
         # Plain attributes: nothing may cast, move or save them.
         self.packed, start = _allocate(size)
@@ -79,7 +99,8 @@ class NativeLinear(nn.Module):
         threads = team_size()
         self.native.pack(row_major.data_ptr(), self.out_features, self.in_features, kind, start, threads)
         bias_at = None if self.bias is None else self.bias.data_ptr()
-        self.struct = LinearStruct(start, bias_at, self.in_features, self.out_features, kind)
+        scales_at = None if self.scales is None else self.scales.data_ptr()
+        self.struct = LinearStruct(start, bias_at, self.in_features, self.out_features, kind, scales_at)
         self.address = ctypes.addressof(self.struct)
         self.round_inputs = rounds_inputs(weight.dtype)
 
@@ -122,13 +143,16 @@ def can_be_native(module: nn.Module | None) -> bool:
     return (
         type(module) is nn.Linear  # a subclass may do something else
         and module.weight.device.type == "cpu"
-        and module.weight.dtype in KINDS
+        and module.weight.dtype in (torch.bfloat16, torch.float32)
         and is_available()
     )
 
 
-def make_native(module: nn.Module) -> int:
+def make_native(module: nn.Module, narrow: bool = False) -> int:
     """Replace the linear layers below a module by native ones; return how many.
+
+    Args:
+        narrow: as in `NativeLinear`.
 
     The row-major weights go where nothing else holds them, so that the module can no longer be trained, saved
     or copied.
@@ -136,8 +160,8 @@ def make_native(module: nn.Module) -> int:
     replaced = 0
     for name, child in module.named_children():
         if can_be_native(child):
-            setattr(module, name, NativeLinear(child.weight, child.bias))
+            setattr(module, name, NativeLinear(child.weight, child.bias, narrow))
             replaced += 1
         else:
-            replaced += make_native(child)
+            replaced += make_native(child, narrow)
     return replaced

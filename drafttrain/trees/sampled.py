@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -10,6 +11,44 @@ from drafttrain.trees.interface import LARGEST, TreePolicy
 from drafttrain.trees.tree import DrawnFrom, TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What all trees of a k_config have in common.
+
+    Attributes:
+        parents, depths, nodes, entropies: as `TokenTree` has them, and the nodes' numbers, [n].
+        ancestors: bool [n, n].
+    """
+
+    parents: torch.Tensor
+    depths: torch.Tensor
+    nodes: torch.Tensor
+    entropies: torch.Tensor
+    ancestors: torch.Tensor
+
+    def tree(
+        self, tokens: torch.Tensor, log_probs: torch.Tensor, drawn: DrawnFrom | None = None
+    ) -> TokenTree:
+        """Return trees of the first nodes, from their tokens and log-probabilities [B, n]."""
+        batch, n = tokens.shape
+        parts = (self.parents, self.depths, self.entropies)
+        parents, depths, entropies = (part[:n].expand(batch, -1) for part in parts)
+        sizes, ancestors = tokens.new_full((batch,), n), self.ancestors[:n, :n].expand(batch, -1, -1)
+        return TokenTree(tokens, parents, depths, log_probs, entropies, sizes, drawn, ancestors)
+
+
+@lru_cache(maxsize=64)
+def _shape(k_config: tuple[int, ...], device: torch.device) -> _Shape:
+    tree = TokenTree.root_only(torch.zeros(1, dtype=torch.long, device=device))
+    begin = 0
+    for k in k_config:
+        parents = torch.arange(begin, tree.width, device=device).repeat_interleave(k)[None]  # [1, f * k]
+        begin = tree.width
+        tree = tree.append(parents, torch.zeros_like(parents), torch.zeros(parents.shape, device=device))
+    nodes = torch.arange(tree.width, device=device)
+    return _Shape(tree.parents[0], tree.depths[0], nodes, tree.entropies[0], tree.ancestors()[0])
 
 
 @dataclass
@@ -48,34 +87,28 @@ class SampledTreePolicy(TreePolicy):
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
         batch, size = len(root), min(self.candidates, drafter.draft_vocab_size)
-        generators = self._generators()
-        tree = TokenTree.root_only(root)
-        frontier = torch.zeros_like(root)[:, None]  # [B, 1]
-        drawn_from = DrawnFrom(*(root.new_zeros(batch, 1, size, dtype=t) for t in (torch.float, torch.long)))
-        for k in self.k_config:
-            k, f = min(k, size), frontier.shape[1]
-            log_probs, ids = drafter.top(state, tree, frontier, size)  # [B, f, K]
-            log_q = torch.log_softmax(log_probs / self.temperature, dim=-1)
-            exponential = [torch.empty(f, size).exponential_(generator=g) for g in generators]
-            noise = torch.stack(exponential).to(root.device)  # [B, f, K]
+        k_config = tuple(min(k, size) for k in self.k_config)
+        shape, generators = _shape(k_config, root.device), self._generators()
+        n = len(shape.parents)
+        tokens, log_probs = root.new_zeros(batch, n), root.new_zeros(batch, n, dtype=torch.float)  # [B, n]
+        probs = log_probs.new_zeros(batch, n, size)  # [B, n, K]
+        ids = tokens.new_zeros(batch, n, size)  # [B, n, K]
+        tokens[:, 0] = root
+        begin, end = 0, 1  # of the layer that is expanded
+        for k in k_config:
+            frontier = shape.nodes[begin:end].expand(batch, -1)  # [B, f]
+            tree = shape.tree(tokens[:, :end], log_probs[:, :end])
+            best, draft_ids = drafter.top(state, tree, frontier, size)  # [B, f, K]
+            log_q = torch.log_softmax(best / self.temperature, dim=-1)
+            exponential = [torch.empty(best.shape[1:]).exponential_(generator=g) for g in generators]
+            noise = torch.stack(exponential).to(root.device).log()  # [B, f, K]
             # Gumbel top-k: the k largest of log q - log E, in order, are k draws without replacement
-            drawn = (log_q - noise.log()).topk(k).indices  # [B, f, k]
-            tokens = drafter.to_target(ids)  # [B, f, K]
-            place = frontier[:, :, None].expand(-1, -1, size)
-            probs = drawn_from.probs.scatter(1, place, log_q.exp())  # [B, n, K]
-            all_ids = drawn_from.ids.scatter(1, place, tokens)  # [B, n, K]
-            leaves = probs.new_zeros(batch, f * k, size)
-            drawn_from = DrawnFrom(torch.cat([probs, leaves], 1), torch.cat([all_ids, leaves.long()], 1))
-            parents = frontier[:, :, None].expand_as(drawn)  # [B, f, k]
-            first = tree.width
-            tree = tree.append(
-                parents.flatten(1),
-                tokens.gather(2, drawn).flatten(1),
-                log_probs.gather(2, drawn).flatten(1),
-                drawn_from=drawn_from,
-            )
-            frontier = torch.arange(first, tree.width, device=root.device).expand(batch, -1)
-        return tree
+            drawn = (log_q - noise).topk(k).indices  # [B, f, k]
+            probs[:, begin:end], ids[:, begin:end] = log_q.exp(), drafter.to_target(draft_ids)
+            begin, end, parents = end, end + drawn[0].numel(), slice(begin, end)
+            tokens[:, begin:end] = ids[:, parents].gather(2, drawn).flatten(1)
+            log_probs[:, begin:end] = best.gather(2, drawn).flatten(1)
+        return shape.tree(tokens, log_probs, DrawnFrom(probs, ids))
 
     def _generators(self) -> list[torch.Generator]:
         """Return random numbers for the next tree of each active sequence."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from drafttrain.kernels.linear import NativeLinear, make_native, rounds_inputs
+from drafttrain.kernels.linear import ZERO, NativeLinear, make_native, rounds_inputs, to_bytes
 
 SHAPES = [(1, 1), (7, 3), (33, 17), (64, 64), (96, 576), (130, 55)]  # odd inputs, outputs that fill no panel
 
@@ -135,3 +135,27 @@ def test_linear_layers_of_a_module_become_native(kernels):
     assert make_native(model) == 2 and isinstance(model[0], NativeLinear)
     assert isinstance(model[1][0], NativeLinear) and type(model[2]) is Other
     assert make_native(nn.Sequential(half)) == 0
+
+
+@pytest.mark.parametrize(("out", "inputs"), [(40, 7), (33, 64), (130, 96), (64, 33)])
+def test_narrow_weights_are_bytes_where_products_are_bf16(kernels, out, inputs):
+    random = torch.Generator().manual_seed(out)
+    weight = torch.randn(out, inputs, generator=random).bfloat16()
+    bias = torch.randn(out, generator=random)
+    narrow, x = NativeLinear(weight, bias, narrow=True), torch.randn(30, inputs, generator=random) * 3 + 1
+    assert (narrow.scales is not None) == (kernels == "avx512_bf16")
+    if narrow.scales is None:
+        assert torch.equal(narrow.product(x), NativeLinear(weight, bias).product(x))
+        return
+    numbers, scales = to_bytes(weight)
+    rounded = (numbers.double() - ZERO) * scales[:, None].double()  # [out, in]
+    assert (rounded - weight).abs().le(scales[:, None] / 2 + 1e-6).all()
+    expected = x.bfloat16().double() @ rounded.T + bias
+    # the bytes are raised by 192, and what is taken off again is rounded
+    torch.testing.assert_close(narrow.product(x).double(), expected, rtol=1e-3, atol=2e-3 * float(expected.std()))
+    for rows in (1, 2, 7, 12, 13):
+        assert torch.equal(narrow.product(x[:rows]), narrow.product(x)[:rows])
+    values, places = narrow.top_log_probs(x, 5)
+    best = narrow.product(x).log_softmax(-1).topk(5)
+    assert torch.equal(places, best.indices)
+    torch.testing.assert_close(values, best.values)
