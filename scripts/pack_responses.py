@@ -2,10 +2,12 @@
 repository ships them: a fifth of the JSON's size, since an answer's text is left to the tokenizer.
 
 python scripts/pack_responses.py runs/a/regenerated runs/b/regenerated --out data/train/answers.parquet
+python scripts/pack_responses.py data/train/answers.parquet runs/c/regenerated --out data/train/answers.parquet
 
-Rows are sorted by id; a later folder's answer with an earlier id is left out, and so are conversations with a
-prompt of --exclude (default: the evaluation, tuning, validation and held-out prompts). The same answers give
-the same bytes with the same pyarrow.
+A packed file may be among them: its rows come first, and others are added. Rows are sorted by id; a later
+folder's answer with an earlier id is left out, and so are conversations with a prompt of --exclude (default:
+the evaluation, tuning, validation and held-out prompts). The same answers give the same bytes with the same
+pyarrow.
 """
 
 import argparse
@@ -36,25 +38,26 @@ SCHEMA = pa.schema(
 )
 
 
-def packed_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
-    """Yield the rows of regeneration folders, finished or not, each id once, answers as token ids alone."""
+def packed_rows(sources: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
+    """Yield the rows of regeneration folders, finished or not, and of packed files, each id once, answers as
+    token ids alone."""
     seen, prompts = set(), EvaluationPrompts.read(exclude)
-    for folder in folders:
-        for row in read_rows(folder):
+    for source in sources:
+        for row in parquet.read_table(source).to_pylist() if source.is_file() else read_rows(source):
             asked = (turn["value"] for turn in row["conversations"] if turn["from"] == "human")
             if row["id"] in seen or any(map(prompts.overlap, asked)):
                 continue
             seen.add(row["id"])
             turns = [
-                turn | {"value": None} if "token_ids" in turn else turn | {"token_ids": None}
+                turn | {"value": None} if turn.get("token_ids") else turn | {"token_ids": None}
                 for turn in row["conversations"]
             ]
             yield {name: row[name] for name in SCHEMA.names} | {"conversations": turns}
 
 
-def pack(folders: Iterable[Path], out: Path, exclude: Sequence[str] = ()) -> tuple[int, int]:
+def pack(sources: Iterable[Path], out: Path, exclude: Sequence[str] = ()) -> tuple[int, int]:
     """Write the file; return its conversations and the answers' tokens."""
-    rows = sorted(packed_rows(folders, exclude), key=lambda row: row["id"])
+    rows = sorted(packed_rows(sources, exclude), key=lambda row: row["id"])
     table = pa.Table.from_pylist(rows, SCHEMA)
     with whole_file(out) as file:
         # without dictionaries, which take more room than they save for ids that are nearly all different
@@ -67,11 +70,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", type=Path, nargs="+", help="of `drafttrain regenerate`")
+    text = "folders of `drafttrain regenerate`, or packed files"
+    parser.add_argument("sources", type=Path, nargs="+", metavar="SOURCE", help=text)
     parser.add_argument("--out", type=Path, required=True, help="Parquet file to write")
     parser.add_argument("--exclude", nargs="*", default=EXCLUDE, help="files or folders of prompts")
     args = parser.parse_args()
-    rows, tokens = pack(args.folders, args.out, args.exclude)
+    rows, tokens = pack(args.sources, args.out, args.exclude)
     print(f"{args.out}: {rows} conversations, {tokens} tokens in their answers")
 
 
