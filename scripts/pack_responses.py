@@ -5,9 +5,9 @@ python scripts/pack_responses.py runs/a/regenerated runs/b/regenerated --out dat
 python scripts/pack_responses.py data/train/answers.parquet runs/c/regenerated --out data/train/answers.parquet
 
 A packed file may be among them: its rows come first, and others are added. Rows are sorted by id; a later
-folder's answer with an earlier id is left out, and so are conversations with a prompt of --exclude (default:
-the evaluation, tuning, validation and held-out prompts). The same answers give the same bytes with the same
-pyarrow.
+folder's answer with an earlier id or prompt (case and punctuation folded) is left out, and so are
+conversations with a prompt of --exclude (default: the evaluation, tuning, validation and held-out prompts).
+The same answers give the same bytes with the same pyarrow.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from drafttrain.data.overlap import EvaluationPrompts
+from drafttrain.data.overlap import EvaluationPrompts, fold
 from drafttrain.regenerate.responses import read_rows
 from drafttrain.utils.writing import whole_file
 
@@ -39,15 +39,16 @@ SCHEMA = pa.schema(
 
 
 def packed_rows(sources: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
-    """Yield the rows of regeneration folders, finished or not, and of packed files, each id once, answers as
-    token ids alone."""
+    """Yield the rows of regeneration folders, finished or not, and of packed files, each id and each
+    prompt once, answers as token ids alone."""
     seen, prompts = set(), EvaluationPrompts.read(exclude)
     for source in sources:
         for row in parquet.read_table(source).to_pylist() if source.is_file() else read_rows(source):
-            asked = (turn["value"] for turn in row["conversations"] if turn["from"] == "human")
-            if row["id"] in seen or any(map(prompts.overlap, asked)):
+            asked = tuple(turn["value"] for turn in row["conversations"] if turn["from"] == "human")
+            folded = tuple(map(fold, asked))
+            if row["id"] in seen or folded in seen or any(map(prompts.overlap, asked)):
                 continue
-            seen.add(row["id"])
+            seen |= {row["id"], folded}
             turns = [
                 turn | {"value": None} if turn.get("token_ids") else turn | {"token_ids": None}
                 for turn in row["conversations"]

@@ -53,8 +53,8 @@ def test_packed_answers_make_the_same_corpus_as_the_json(tmp_path, chatml):
     again = tmp_path / "again.parquet"
     pack([first, second], again)
     assert again.read_bytes() == out.read_bytes()
-    third = answered(tmp_path / "c", chatml, {"w": "Four.", "x": "Five."})
-    assert pack([out, third], again)[0] == 4
+    third = answered(tmp_path / "c", chatml, {"w": "Four.", "x": "Five.", "X": "Six."})
+    assert pack([out, third], again)[0] == 4  # "Question X?" has been asked
     assert parquet.read_table(again).to_pylist()[1:] == rows
     (tmp_path / "prompts.txt").write_text("question Y")
     assert pack([first, second], again, [str(tmp_path / "prompts.txt")])[0] == 2
