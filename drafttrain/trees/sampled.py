@@ -15,7 +15,7 @@ from drafttrain.utils.ranges import setting
 
 @dataclass(frozen=True)
 class _Shape:
-    """What all trees of a k_config have in common.
+    """The part that all trees of a k_config share.
 
     Attributes:
         parents, depths, nodes, entropies: as `TokenTree` has them, and the nodes' numbers, [n].
