@@ -2,7 +2,7 @@
 repository ships them: a fifth of the JSON's size, since an answer's text is left to the tokenizer.
 
 python scripts/pack_responses.py runs/a/regenerated runs/b/regenerated --out data/train/answers.parquet
-python scripts/pack_responses.py data/train/answers.parquet runs/c/regenerated --out data/train/answers.parquet
+python scripts/pack_responses.py data/train/answers.parquet runs/c/regenerated --out more.parquet
 
 A packed file may be among them: its rows come first, and others are added. Rows are sorted by id; a later
 folder's answer with an earlier id or prompt (case and punctuation folded) is left out, and so are

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from drafttrain.inference.params import SamplingParams
-from drafttrain.kernels.draw import draw_logits
 
 NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
 NO_LIMIT = 2**62  # as top_k
@@ -50,6 +49,8 @@ def pick_tokens(
     Returns:
         token ids [B]
     """
+    from drafttrain.kernels.draw import draw_logits  # greedy decoding does not need it
+
     limit = torch.full_like(temperature, logits.shape[-1]) if top_k is None else top_k  # [B]
     sampled, cut = temperature > 0, (limit < logits.shape[-1]) | (top_p < 1)  # [B]
     if bool((sampled & ~cut).all()):  # no need to sort

@@ -13,7 +13,6 @@ from drafttrain.kernels.memory import HUGE_PAGE
 from drafttrain.kernels.team import team_size
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
-ZERO, LARGEST = 64, 63  # the byte of a weight of 0, and the most that one differs from it
 CACHE_LINE, REGION = 64, 32 << 20  # bytes
 
 
@@ -61,17 +60,6 @@ def _allocate(size: int) -> tuple[torch.Tensor, int]:
     return memory, begin
 
 
-def to_bytes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round weights [out, in] to 7 bits, the largest of each output's to 63.
-
-    Returns:
-        bytes around ZERO, uint8 [out, in], and the outputs' scales, fp32 [out].
-    """
-    weight = weight.detach().float()
-    scales = weight.abs().amax(1).clamp(min=torch.finfo(torch.float).tiny) / LARGEST  # [out]
-    return (weight / scales[:, None]).round_().add_(ZERO).to(torch.uint8), scales
-
-
 class NativeLinear(nn.Module):
     """A linear layer on the CPU, for inference; its weight exists in packed form only.
 
@@ -88,9 +76,9 @@ class NativeLinear(nn.Module):
         self.dtype, self.native = weight.dtype, library()
         self.scales, row_major = None, weight.detach().contiguous()  # [out, in]
         if narrow and rounds_inputs(weight.dtype):
-            row_major, scales = to_bytes(weight)
-            padding = -len(scales) % self.native.panel_outputs()
-            self.scales = torch.nn.functional.pad(scales, (0, padding))  # [panels · outputs of one]
+            from drafttrain.kernels.narrow import to_bytes
+
+            row_major, self.scales = to_bytes(weight, self.native.panel_outputs())
         kind = KINDS[row_major.dtype]
         size = self.native.packed_bytes(self.out_features, self.in_features, kind)
         # Plain attributes: nothing may cast, move or save them.

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from drafttrain.kernels.linear import ZERO, NativeLinear, make_native, rounds_inputs, to_bytes
+from drafttrain.kernels.linear import NativeLinear, make_native, rounds_inputs
+from drafttrain.kernels.narrow import ZERO, to_bytes
 
 SHAPES = [(1, 1), (7, 3), (33, 17), (64, 64), (96, 576), (130, 55)]  # odd inputs, outputs that fill no panel
 
