@@ -2,12 +2,12 @@
 repository ships them: a fifth of the JSON's size, since an answer's text is left to the tokenizer.
 
 python scripts/pack_responses.py runs/a/regenerated runs/b/regenerated --out data/train/answers.parquet
-python scripts/pack_responses.py data/train/answers.parquet runs/c/regenerated --out more.parquet
+python scripts/pack_responses.py runs/c/regenerated --without data/train/answers.parquet --out more.parquet
 
-A packed file may be among them: its rows come first, and others are added. Rows are sorted by id; a later
-folder's answer with an earlier id or prompt (case and punctuation folded) is left out, and so are
-conversations with a prompt of --exclude (default: the evaluation, tuning, validation and held-out prompts).
-The same answers give the same bytes with the same pyarrow.
+Rows are sorted by id; a later folder's answer with an earlier id or prompt (case and punctuation folded) is
+left out, and so are those of --without, packed files that exist already, and conversations with a prompt of
+--exclude (default: the evaluation, tuning, validation and held-out prompts). The same answers give the same
+bytes with the same pyarrow.
 """
 
 import argparse
@@ -38,27 +38,36 @@ SCHEMA = pa.schema(
 )
 
 
-def packed_rows(sources: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
-    """Yield the rows of regeneration folders, finished or not, and of packed files, each id and each
-    prompt once, answers as token ids alone."""
+def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterable[Path]) -> Iterator[dict]:
+    """Yield the rows of regeneration folders, finished or not, each id and each prompt once, answers as token
+    ids alone."""
     seen, prompts = set(), EvaluationPrompts.read(exclude)
-    for source in sources:
-        for row in parquet.read_table(source).to_pylist() if source.is_file() else read_rows(source):
-            asked = tuple(turn["value"] for turn in row["conversations"] if turn["from"] == "human")
-            folded = tuple(map(fold, asked))
-            if row["id"] in seen or folded in seen or any(map(prompts.overlap, asked)):
+    for path in without:
+        for row in parquet.read_table(path, columns=["id", "conversations"]).to_pylist():
+            seen |= {row["id"], tuple(map(fold, asked(row)))}
+    for folder in folders:
+        for row in read_rows(folder):
+            folded = tuple(map(fold, asked(row)))
+            if row["id"] in seen or folded in seen or any(map(prompts.overlap, asked(row))):
                 continue
             seen |= {row["id"], folded}
             turns = [
-                turn | {"value": None} if turn.get("token_ids") else turn | {"token_ids": None}
+                turn | {"value": None} if "token_ids" in turn else turn | {"token_ids": None}
                 for turn in row["conversations"]
             ]
             yield {name: row[name] for name in SCHEMA.names} | {"conversations": turns}
 
 
-def pack(sources: Iterable[Path], out: Path, exclude: Sequence[str] = ()) -> tuple[int, int]:
+def asked(row: dict) -> list[str]:
+    """Return the prompts of a row's conversation."""
+    return [turn["value"] for turn in row["conversations"] if turn["from"] == "human"]
+
+
+def pack(
+    folders: Iterable[Path], out: Path, exclude: Sequence[str] = (), without: Iterable[Path] = ()
+) -> tuple[int, int]:
     """Write the file; return its conversations and the answers' tokens."""
-    rows = sorted(packed_rows(sources, exclude), key=lambda row: row["id"])
+    rows = sorted(packed_rows(folders, exclude, without), key=lambda row: row["id"])
     table = pa.Table.from_pylist(rows, SCHEMA)
     with whole_file(out) as file:
         # without dictionaries, which take more room than they save for ids that are nearly all different
@@ -71,12 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    text = "folders of `drafttrain regenerate`, or packed files"
-    parser.add_argument("sources", type=Path, nargs="+", metavar="SOURCE", help=text)
+    parser.add_argument("folders", type=Path, nargs="+", help="of `drafttrain regenerate`")
     parser.add_argument("--out", type=Path, required=True, help="Parquet file to write")
     parser.add_argument("--exclude", nargs="*", default=EXCLUDE, help="files or folders of prompts")
+    parser.add_argument("--without", type=Path, nargs="*", default=[], help="packed files of other answers")
     args = parser.parse_args()
-    rows, tokens = pack(args.sources, args.out, args.exclude)
+    rows, tokens = pack(args.folders, args.out, args.exclude, args.without)
     print(f"{args.out}: {rows} conversations, {tokens} tokens in their answers")
 
 
