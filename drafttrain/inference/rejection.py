@@ -97,7 +97,7 @@ def _draw_rest(p: "_Whole | _Cut", ids: torch.Tensor, left: np.ndarray, elsewher
 
 
 class _Whole:
-    """The softmax of logits [V]. The vocabulary is read twice, and nothing as long as it is written.
+    """The softmax of logits [V], without a tensor of probabilities.
 
     Attributes:
         uniform, token: the number in [0, 1) that draws the token, and this; of logits that are not finite the

@@ -6,8 +6,8 @@
 //
 // Weights are packed into panels of 2 vectors of outputs: [out / PANEL][in / 2][PANEL][2] in bf16 (a 32-bit
 // lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
-// of 7 bits with a scale for each output, in the order of bf16. A panel is one stream through memory. Sums are fp32; inputs of a product are rounded to bf16 where the machine multiplies
-// bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
+// of 7 bits with a scale for each output. A panel is one stream through memory. Sums are fp32; inputs of a product are
+// rounded to bf16 where the machine multiplies bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
 //
 // Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
 // calls it and releases the GIL.
@@ -853,9 +853,8 @@ static float sum_of_exp(const float* x, int64_t size, float most) {
   return sum(total) + rest;
 }
 
-// Log of the sum of e^(x · factor) over a row, and the entry at which the sum from the first one on passes a share of it
-// in [0, 1); below 0 none is looked for. Where an entry is NaN or the largest is infinite, the first of those is found,
-// and the sum is NaN.
+// Log of the sum of e^(x · factor) over a row, and the entry at which the sum from the first one on passes a share of
+// it, in [0, 1). Where an entry is NaN or the largest is infinite, the first of those is found, and the sum is NaN.
 static double draw(const float* x, int64_t width, float factor, double share, int64_t* place) {
   constexpr int64_t SMALL = 1024;  // entries that are added up before one of them is looked for
   vf largest = splat(-INFINITY);
@@ -889,20 +888,17 @@ static double draw(const float* x, int64_t width, float factor, double share, in
     sums.push_back(small);
     total += small;
   }
-  if (share >= 0) {
-    double goal = share * total;
-    size_t b = 0;
-    while (b + 1 < sums.size() && goal >= sums[b]) goal -= sums[b++];
-    while (b && sums[b] == 0) b--;  // rounding has passed the last one that can be drawn
-    int64_t last = b * SMALL;
-    for (i = last; i < std::min(width, int64_t(b + 1) * SMALL); i++) {
-      const float one = weight(i);
-      if (one == 0) continue;
-      last = i;
-      if (goal < one) break;
-      goal -= one;
-    }
-    *place = last;
+  double goal = share * total;
+  size_t b = 0;
+  while (b + 1 < sums.size() && goal >= sums[b]) goal -= sums[b++];
+  while (b && sums[b] == 0) b--;  // rounding has passed the last one that can be drawn
+  *place = b * SMALL;
+  for (i = b * SMALL; i < std::min(width, int64_t(b + 1) * SMALL); i++) {
+    const float one = weight(i);
+    if (one == 0) continue;
+    *place = i;
+    if (goal < one) break;
+    goal -= one;
   }
   return std::log(total) + double(most) * factor;
 }

@@ -139,11 +139,11 @@ def can_be_native(module: nn.Module | None) -> bool:
 def make_native(module: nn.Module, narrow: bool = False) -> int:
     """Replace the linear layers below a module by native ones; return how many.
 
-    Args:
-        narrow: as in `NativeLinear`.
-
     The row-major weights go where nothing else holds them, so that the module can no longer be trained, saved
     or copied.
+
+    Args:
+        narrow: as in `NativeLinear`.
     """
     replaced = 0
     for name, child in module.named_children():

@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.kernels import blocks
-from drafttrain.kernels.linear import NativeLinear, is_available
+from drafttrain.kernels.linear import NativeLinear, is_available, rounds_inputs
+from drafttrain.kernels.narrow import ZERO, to_bytes
 from drafttrain.trees.tree import TokenTree
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
@@ -116,3 +117,26 @@ def test_a_small_lm_runs_natively(make_target, tiny_llama, tmp_path):
     nothing, counts = torch.zeros(2, 10, 0), torch.tensor([10, 7])
     mine, other = (drafting(drafter, ids, nothing, counts) for drafter in (native, stock))
     torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_small_lm_in_bf16_drafts_with_narrow_weights(make_target, tiny_llama, tmp_path):
+    target, config = make_target("llama"), copy.deepcopy(tiny_llama[0].config)
+    LlamaForCausalLM(LlamaConfig(**config.to_dict())).save_pretrained(tmp_path)
+    tiny_llama[1].save_pretrained(tmp_path)
+    settings = DrafterConfig(kind="causal_lm", model=str(tmp_path))
+    stock = new_drafter(target, settings, torch.arange(512)).eval()
+    narrow = copy.deepcopy(stock).bfloat16()
+    narrow.pack()
+    layers = [module for module in narrow.modules() if isinstance(module, NativeLinear)]
+    assert layers and all((one.scales is not None) == rounds_inputs(torch.bfloat16) for one in layers)
+    rounded = copy.deepcopy(stock)  # the stock LM in fp32 with the weights that bytes stand for
+    for module in rounded.lm.modules():
+        if isinstance(module, torch.nn.Linear) and rounds_inputs(torch.bfloat16):
+            numbers, scales = to_bytes(module.weight.bfloat16())
+            module.weight = torch.nn.Parameter((numbers.float() - ZERO) * scales[:, None])
+    ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
+    nothing, counts = torch.zeros(2, 10, 0), torch.tensor([10, 7])
+    drafters = (narrow, rounded, stock)
+    mine, expected, other = (drafting(drafter, ids, nothing, counts) for drafter in drafters)
+    assert (mine - expected).std() < 0.05 * other.std()
