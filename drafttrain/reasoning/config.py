@@ -93,6 +93,8 @@ class SchedulerConfig:
             each.
         shared_ngrams: sequences of one prompt draft from each other's n-grams. auto: unless candidates are
             drawn.
+        short: limit up to which an answer gets no drafts, such as a score's: the drafter would read the
+            prompt for a token or two. 0: all get drafts.
     """
 
     verifier: Literal["one", "batched"] = "batched"
@@ -101,6 +103,7 @@ class SchedulerConfig:
     overlap: bool | Literal["auto"] = "auto"
     threads: list[int] | None = None
     shared_ngrams: bool | Literal["auto"] = "auto"
+    short: int = setting(16, ge=0)
 
     def __post_init__(self) -> None:
         check_ranges(self, "scheduler")

@@ -9,7 +9,7 @@ import torch
 
 from drafttrain.inference.acceptance import AcceptanceRule
 from drafttrain.inference.many import read_many
-from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.session import DRAFT_SLOTS, Session, choose_root
 from drafttrain.target_lm.cache import TreeCache
 from drafttrain.target_lm.masks import causal
@@ -28,16 +28,17 @@ class Encoded:
 
     Attributes:
         tokens: the prompt's.
-        cache, state: with the prompt, and no room for more.
+        cache: the target's, with the prompt and no room for more.
+        state: the proposer's, the same; None: it has not read the prompt.
         tapped: the target's tapped states, [n, K·H].
         logits: after the prompt, [V].
     """
 
     tokens: list[int]
     cache: TreeCache
-    state: Any
     tapped: torch.Tensor
     logits: torch.Tensor
+    state: Any = None
 
 
 class PrefixStore:
@@ -89,7 +90,8 @@ class PrefixStore:
         Args:
             max_len: tokens of each prompt and its output together.
             accept: each chooses a first token.
-            proposers: for the sessions: the store's, or twins of it.
+            proposers: for the sessions: the store's, twins of it, or a `NoProposer`, for which the store's
+                reads nothing.
         """
         prompts, rooms = [list(prompt) for prompt in prompts], [n + DRAFT_SLOTS for n in max_len]
         found = [self._find(prompt) for prompt in prompts]
@@ -99,6 +101,8 @@ class PrefixStore:
             for i, one in zip(new, encoded):
                 found[i] = one
         self.shared += sum(len(prompt) for i, prompt in enumerate(prompts) if i not in new)
+        drafted = [i for i, proposer in enumerate(proposers) if not isinstance(proposer, NoProposer)]
+        self._read([found[i] for i in drafted], [rooms[i] for i in drafted])
         for one in found:
             if self.capacity and one.logits.max().isfinite():  # NaN would outlive its prompt
                 self._keep(one)
@@ -106,9 +110,11 @@ class PrefixStore:
 
     def _session(self, encoded: Encoded, room: int, accept: AcceptanceRule, proposer: Proposer) -> Session:
         cache, state, length = encoded.cache, encoded.state, len(encoded.tokens)
+        if isinstance(proposer, NoProposer):
+            state = None
         if self.capacity:
             cache = cache.copy(length, room)
-            state = self._state(encoded, length, room)
+            state = None if state is None else self._state(encoded, length, room)
         last = torch.tensor(encoded.tokens[-1:], device=self.target.device)  # [1]
         logits = encoded.logits[None, None]  # [1, 1, V]
         # the last prompt token plays the root of a tree without drafts
@@ -116,43 +122,59 @@ class PrefixStore:
         root, _ = choose_root(cache, accepted, logits, encoded.tapped[None])
         return Session(self.target, proposer, cache, state, root)
 
-    def _find(self, prompt: list[int]) -> Encoded | None:
-        """Return the prompt that begins like this one for longest; None if none does."""
-        best = max(self.kept, key=lambda one: _shared(one.tokens, prompt), default=None)
+    def _find(self, prompt: list[int], read: bool = False) -> Encoded | None:
+        """Return the prompt that begins like this one for longest; None if none does.
+
+        Args:
+            read: of those alone that the proposer has read.
+        """
+        among = (one for one in self.kept if one.state is not None or not read)
+        best = max(among, key=lambda one: (_shared(one.tokens, prompt), one.tokens == prompt), default=None)
         return best if best is not None and _shared(best.tokens, prompt) else None
 
     def _encode(
         self, prompts: list[list[int]], rooms: list[int], likes: list[Encoded | None]
     ) -> list[Encoded]:
-        """Run what prompts do not share with others that are known through target and proposer."""
-        target, proposer, device = self.target, self.proposer, self.target.device
+        """Run what prompts do not share with others that are known through the target."""
+        target, device = self.target, self.target.device
         known = [_known(like, prompt) for like, prompt in zip(likes, prompts)]
         tokens = [torch.tensor([prompt[n:]], device=device) for prompt, n in zip(prompts, known)]  # [1, n]
         orders = [torch.arange(one.shape[1], device=device) for one in tokens]  # [n]
-        counts = [torch.full_like(order[:1], len(order)) for order in orders]  # [1]
-        widest = max(map(len, orders))
-        caches, drafts = [], []
+        caches = []
         for prompt, room, like, n in zip(prompts, rooms, likes, known):
             room = len(prompt) if self.capacity else room
-            wide = max(room, n + widest)  # the proposer pads the tokens that it reads together
             caches.append(like.cache.copy(n, room) if n else target.new_cache(1, room))
-            drafts.append(self._state(like, n, wide) if n else proposer.new_state(1, wide))
         seen = [causal(len(order), device) for order in orders]
         states = target.forward_many(caches, tokens, orders, seen)
-        for cache, order, count in zip(caches, orders, counts):
-            cache.commit(order[None], count)
-        tapped = [one.tapped for one in states]
-        for begins in (True, False):  # proposers read the beginning of a text in another way than the rest
-            rows = [i for i, n in enumerate(known) if (n == 0) == begins]
-            if rows:
-                read_many(proposer, *([each[i] for i in rows] for each in (drafts, tokens, tapped, counts)))
+        for cache, order in zip(caches, orders):
+            cache.commit(order[None], torch.full_like(order[:1], len(order)))
         logits = target.head(torch.stack([one.final[0, -1] for one in states]))  # [B, V]
         self.encoded, self.shared = self.encoded + sum(map(len, orders)), self.shared + sum(known)
-        whole = [
-            torch.cat([like.tapped[:n], one[0]]) if n else one[0]
-            for like, n, one in zip(likes, known, tapped)
+        tapped = [
+            torch.cat([like.tapped[:n], one.tapped[0]]) if n else one.tapped[0]
+            for like, n, one in zip(likes, known, states)
         ]
-        return [Encoded(*each) for each in zip(prompts, caches, drafts, whole, logits)]
+        return [Encoded(*each) for each in zip(prompts, caches, tapped, logits)]
+
+    def _read(self, encoded: list[Encoded], rooms: list[int]) -> None:
+        """Let the proposer read the prompts that it has not read yet, but for what they share with others."""
+        unread = {id(one): (one, room) for one, room in zip(encoded, rooms) if one.state is None}
+        parts: dict[bool, list[tuple]] = {True: [], False: []}
+        for one, room in unread.values():
+            like = self._find(one.tokens, read=True)
+            n = _known(like, one.tokens)
+            tokens = torch.tensor([one.tokens[n:]], device=self.target.device)  # [1, m]
+            # proposers read the beginning of a text in another way than the rest
+            parts[n == 0].append((one, room, like, n, tokens, one.tapped[None, n:]))
+        for rows in filter(None, parts.values()):
+            widest = max(tokens.shape[1] for *_, tokens, _ in rows)
+            for one, room, like, n, *_ in rows:
+                # the proposer pads the tokens that it reads together
+                room = max(len(one.tokens) if self.capacity else room, n + widest)
+                one.state = self._state(like, n, room) if n else self.proposer.new_state(1, room)
+            tokens, tapped = [row[-2] for row in rows], [row[-1] for row in rows]
+            counts = [torch.full_like(part[0, :1], part.shape[1]) for part in tokens]  # [1] each
+            read_many(self.proposer, [row[0].state for row in rows], tokens, tapped, counts)
 
     def _state(self, encoded: Encoded, length: int, room: int) -> Any:
         """Return a proposer's state of its own for the first tokens of an encoded prompt."""
@@ -165,10 +187,15 @@ class PrefixStore:
         return state
 
     def _keep(self, encoded: Encoded) -> None:
-        """Keep a prompt as the newest in place of those that it begins with, and forget the oldest beyond the
-        capacity."""
-        longer = encoded.tokens
-        self.kept = [one for one in self.kept if one.tokens != longer[: len(one.tokens)]] + [encoded]
+        """Keep a prompt as the newest in place of those that it begins with, unless only they have been read
+        by the proposer, and forget the oldest beyond the capacity."""
+        longer, read = encoded.tokens, encoded.state is not None
+        others = [one for one in self.kept if one is not encoded]
+        self.kept = [
+            one
+            for one in others
+            if one.tokens != longer[: len(one.tokens)] or (one.state is not None and not read)
+        ] + [encoded]
         while len(self.kept) > 1 and sum(len(one.tokens) for one in self.kept) > self.capacity:
             del self.kept[0]
 

@@ -23,7 +23,7 @@ from drafttrain.inference.acceptance import AcceptanceRule, rule_for
 from drafttrain.inference.decode import Request, Row, check_request, emit, trim
 from drafttrain.inference.many import propose_many, update_many, verify_many
 from drafttrain.inference.params import SamplingParams
-from drafttrain.inference.proposer import Proposer
+from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.session import Session, Verified
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode
@@ -60,6 +60,10 @@ class Branch:
     tree: TokenTree | None = None
     verified: Verified | None = None
     error: str | None = None
+
+    @property
+    def is_drafted(self) -> bool:
+        return not isinstance(self.session.proposer, NoProposer)
 
     @property
     def is_going(self) -> bool:
@@ -371,8 +375,11 @@ class _Run:
         numbers, requests = zip(*taken)
         prompts = [request.prompt_ids for request in requests]
         rooms = [len(request.prompt_ids) + request.max_new_tokens for request in requests]
-        accept = [rule_for([request.sampling], decoder.proposer.draws) for request in requests]
-        proposers = [decoder.proposer.twin() for _ in requests]
+        proposers = [
+            decoder.proposer.twin() if request.max_new_tokens > self.config.short else NoProposer()
+            for request in requests
+        ]
+        accept = [rule_for([one.sampling], proposer.draws) for one, proposer in zip(requests, proposers)]
         known = decoder.store.encoded
         with self.timeline.span(TARGET, "prefill", numbers):
             began = self.timeline.clock()
@@ -380,7 +387,8 @@ class _Run:
             decoder.pace.prefilled(began, decoder.store.encoded - known)
         branches = [Branch(Row(*pair), *rest) for pair, *rest in zip(taken, sessions, accept)]
         if decoder.shares_ngrams:
-            for prompt, session in zip(prompts, sessions):
+            drafted = [pair for pair, branch in zip(zip(prompts, sessions), branches) if branch.is_drafted]
+            for prompt, session in drafted:
                 first = self.siblings.setdefault(tuple(prompt), session)
                 if first is not session:
                     decoder.proposer.share(session.state, first.state)
@@ -397,16 +405,19 @@ class _Run:
     def draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None = None) -> None:
         """Give branches their verdicts and new drafts, and put them into the queue. One that cannot go on is
         put there as well: its end is noticed in its turn."""
-        numbers, clock = [branch.row.number for branch in branches], self.timeline.clock
-        with self.timeline.span(name, "draft", numbers):
-            try:
-                with cores or nullcontext():
-                    began = clock()
-                    self._propose(branches)
-                self.decoder.pace.drafted(began, branches)
-            except Exception as error:  # of any kind: the other branches go on
-                for branch in branches:
-                    branch.fail(error)
+        for branch in branches:
+            branch.tree = TokenTree.root_only(branch.session.root)
+        drafted, clock = [branch for branch in branches if branch.is_drafted], self.timeline.clock
+        if drafted:
+            with self.timeline.span(name, "draft", [branch.row.number for branch in drafted]):
+                try:
+                    with cores or nullcontext():
+                        began = clock()
+                        self._propose(drafted)
+                    self.decoder.pace.drafted(began, drafted)
+                except Exception as error:  # of any kind: the other branches go on
+                    for branch in drafted:
+                        branch.fail(error)
         self.rounds.put(self.rounds.ready, branches)
 
     def _propose(self, branches: list[Branch]) -> None:

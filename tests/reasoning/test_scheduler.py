@@ -44,8 +44,9 @@ PROMPTS = [
     [41, 5, 41, 5, 41, 5],
 ]
 NEW = 16
+scheduling = partial(SchedulerConfig, short=0)
 WAYS = [
-    SchedulerConfig(verifier, drafting, overlap=overlap)
+    scheduling(verifier, drafting, overlap=overlap)
     for verifier in ("one", "batched")
     for drafting in ("each", "joined")
     for overlap in (False, True)
@@ -71,7 +72,7 @@ def requests(temperature: float, n: int = len(PROMPTS)) -> list[Request]:
 
 
 def texts(target, proposer, asked, config=None, **options) -> list[list[int]]:
-    decoder = ScheduledDecoder(target, proposer, config or SchedulerConfig(), **options)
+    decoder = ScheduledDecoder(target, proposer, config or scheduling(), **options)
     branches = decoder.decode(asked, stop=())
     assert all(branch.error is None for branch in branches)
     return [branch.row.output for branch in branches]
@@ -138,7 +139,7 @@ class Order(Pace):
 def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind):
     asked = requests(1.0, 3)[:2] + requests(1.0, 4)[3:]
     expected = texts(loaded.target, proposer_of(loaded, kind), asked)
-    config = SchedulerConfig("one", "each", sequences=3, overlap=True, threads=(1, 3))
+    config = scheduling("one", "each", sequences=3, overlap=True, threads=(1, 3))
     for order in itertools.permutations(range(3)):
         with pytest.warns(UserWarning, match="threads: must add up to"):
             found = texts(
@@ -189,7 +190,7 @@ def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, dr
             put(self, queue, branches)
 
     monkeypatch.setattr(Rounds, "put", noted)
-    config = SchedulerConfig("one", drafting, sequences=3, overlap=True)
+    config = scheduling("one", drafting, sequences=3, overlap=True)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=3"), config)
     decoder.decode(requests(1.0, 6), stop=())
     verdicts = [span.sequences[0] for span in decoder.timeline.spans if span.what == "verify"]
@@ -204,7 +205,7 @@ def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, dr
 def test_a_slow_drafter_delays_nobody_else(loaded):
     """While one sequence drafts for 50 ms, the others are verified again and again; once its draft is there,
     at most the n - 1 others come first."""
-    config = SchedulerConfig("one", "each", sequences=3, overlap=True)
+    config = scheduling("one", "each", sequences=3, overlap=True)
     asked = [replace(one, max_new_tokens=24) for one in requests(0.0, 1) + requests(0.0, 5)[3:]]
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=1"), config, pace=Slow(0))
     decoder.decode(asked, stop=())
@@ -256,7 +257,7 @@ def test_nan_in_one_sequence_ends_it_alone(loaded, monkeypatch, overlap):
         return logits
 
     monkeypatch.setattr(type(loaded.target), "head", broken)
-    config = SchedulerConfig("one", "each", sequences=1, overlap=overlap)
+    config = scheduling("one", "each", sequences=1, overlap=overlap)
     branches = ScheduledDecoder(
         loaded.target, proposer_of(loaded, "chain:length=2"), config, prefixes=0
     ).decode(asked, stop=())
@@ -270,7 +271,7 @@ def test_ctrl_c_ends_all_threads(loaded):
             raise KeyboardInterrupt
 
     before, started = threading.active_count(), time.monotonic()
-    config = SchedulerConfig("one", "each", sequences=3, overlap=True)
+    config = scheduling("one", "each", sequences=3, overlap=True)
     decoder = ScheduledDecoder(
         loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Interrupting()
     )
@@ -300,7 +301,7 @@ def test_samples_of_one_prompt_draft_from_each_other(loaded, kind):
     asked.append(Request(PROMPTS[3], 40, SamplingParams(1.0, seed=3)))
     expected, accept_len = serial(loaded.target, asked), {}
     for shared in (True, False):
-        config = SchedulerConfig("one", "each", sequences=1, overlap=False, shared_ngrams=shared)
+        config = scheduling("one", "each", sequences=1, overlap=False, shared_ngrams=shared)
         for prefixes in (0, 8192):
             decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), config, prefixes)
             assert [branch.row.output for branch in decoder.decode(asked, stop=())] == expected
@@ -311,7 +312,7 @@ def test_samples_of_one_prompt_draft_from_each_other(loaded, kind):
 
 
 def test_sequences_of_other_prompts_share_nothing(loaded):
-    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams"), SchedulerConfig("one"))
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams"), scheduling("one"))
     sources = [branch.session.state[0].sources for branch in decoder.decode(requests(1.0), stop=())]
     assert sources[0] is sources[1] and len({id(one) for one in sources}) == len(PROMPTS) - 1
 
@@ -321,7 +322,7 @@ def test_drawn_candidates_share_no_ngrams(loaded):
     with pytest.raises(
         UserError, match="scheduler.shared_ngrams: must be false or auto with drawn candidates"
     ):
-        ScheduledDecoder(loaded.target, drawn, SchedulerConfig(shared_ngrams=True))
+        ScheduledDecoder(loaded.target, drawn, scheduling(shared_ngrams=True))
     assert not ScheduledDecoder(loaded.target, drawn).shares_ngrams
     assert ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams")).shares_ngrams
 
@@ -361,7 +362,7 @@ def test_drawn_trees_that_cannot_be_are_refused(loaded):
 )
 def test_bad_settings(settings, message):
     with pytest.raises(UserError, match=message):
-        SchedulerConfig(**settings)
+        scheduling(**settings)
 
 
 @pytest.mark.parametrize("kind", ["chain:length=3", DRAWN, "n-grams", "hybrid"])
@@ -369,7 +370,7 @@ def test_prefixes_are_encoded_once_and_change_nothing(loaded, kind):
     asked = requests(1.0)
     found, stores = [], []
     for capacity in (0, 20, 8192):
-        decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), prefixes=capacity)
+        decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), scheduling(), capacity)
         found.append([branch.row.output for branch in decoder.decode(asked, stop=())])
         stores.append(decoder.store)
     assert found[0] == found[1] == found[2]
@@ -453,8 +454,48 @@ def test_a_stock_target_encodes_several_prompts_in_one_forward(tiny_llama, loade
     for ours, its, prompt in zip(found, fresh, FAMILY):
         assert_fresh(ours, its, len(prompt), partial(torch.allclose, atol=1e-5))
     asked = requests(1.0)
-    plain = texts(target, NoProposer(), asked, SchedulerConfig("one", "each", sequences=1))
+    plain = texts(target, NoProposer(), asked, scheduling("one", "each", sequences=1))
     assert texts(target, proposer_of(loaded, "chain:length=3"), asked) == plain
+
+
+@pytest.mark.parametrize("kind", ["edd", "eagle", "lm"])
+def test_a_prompt_is_read_by_the_drafter_when_it_is_drafted_for(loaded, tiny_target_folder, kind):
+    """Every second session gets no drafts; the others equal fresh ones."""
+    target, none = loaded.target, NoProposer()
+    target.tap([-1] if kind == "eagle" else [-2])
+    proposer = proposers(loaded, tiny_target_folder)[kind]
+    family = FAMILY + FAMILY[::-1]
+    fresh = [prefill(target, proposer, [prompt], 80, accept_greedy) for prompt in family]
+    for capacity, size, first in itertools.product((8192, 12, 0), (1, 3), (0, 1)):
+        store = PrefixStore(target, proposer, capacity)
+        drafts = [none if number % 2 == first else proposer for number in range(len(family))]
+        for begin in range(0, len(family), size):
+            part = slice(begin, begin + size)
+            n = len(family[part])
+            found = store.start(family[part], [80] * n, [accept_greedy] * n, drafts[part])
+            for ours, its, prompt, drafter in zip(found, fresh[part], family[part], drafts[part]):
+                if drafter is none:
+                    assert ours.root == its.root and ours.state is None
+                else:
+                    assert_fresh(ours, its, len(prompt))
+        assert store.encoded + store.shared == sum(map(len, family))
+    target.tap([-2])
+
+
+@pytest.mark.parametrize("kind", ["chain:length=3", DRAWN, "n-grams"])
+@pytest.mark.parametrize("way", [*WAYS[::3], scheduling("one", "each", sequences=1)], ids=name)
+def test_short_answers_get_no_drafts(loaded, kind, way):
+    asked = [replace(one, max_new_tokens=NEW if i % 2 else 6) for i, one in enumerate(requests(1.0))]
+    plain = serial(loaded.target, asked)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), replace(way, short=6))
+    branches = decoder.decode(asked, stop=())
+    drafted = texts(loaded.target, proposer_of(loaded, kind), asked, way)
+    for number, branch in enumerate(branches):
+        is_short = asked[number].max_new_tokens <= 6
+        assert branch.is_drafted != is_short
+        assert branch.row.output == (plain if is_short else drafted)[number]
+    drafts = {n for span in decoder.timeline.spans if span.what == "draft" for n in span.sequences}
+    assert drafts == {branch.row.number for branch in branches if branch.is_drafted}
 
 
 def test_prompts_wait_for_what_they_can_copy(loaded):
@@ -483,7 +524,7 @@ def test_prompts_are_encoded_together_where_drafts_are_verified_together(loaded,
     for verifier, forwards in (("one", 8), ("batched", 2 if prefixes else 1)):
         pace = Prompts()
         decoder = ScheduledDecoder(
-            loaded.target, NoProposer(), SchedulerConfig(verifier, sequences=8), prefixes, pace
+            loaded.target, NoProposer(), scheduling(verifier, sequences=8), prefixes, pace
         )
         branches = decoder.decode(asked, stop=())
         assert [branch.row.output for branch in branches] == serial(loaded.target, asked)
