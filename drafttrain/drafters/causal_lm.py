@@ -31,6 +31,7 @@ from drafttrain.target_lm.packed import run_packed
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
+NONE = -2  # in place of a node's token and parent; the root's parent is -1
 FEW = 16  # verified tokens that may wait for the next root; more are a prompt's, which is read with others
 
 
@@ -77,22 +78,47 @@ class CausalLmState:
     Attributes:
         unread: int64 [B, m], of which the first counts[b] are valid.
         counts: int64 [B].
+        nodes: tokens and parents of the tree's nodes that have been read, NONE for others, int64 [B, 2, n].
+            Node j is in slot j after the verified ones.
     """
 
     cache: TreeCache
     unread: torch.Tensor
     counts: torch.Tensor
+    nodes: torch.Tensor
 
     @classmethod
     def all_read(cls, cache: TreeCache) -> "CausalLmState":
         counts = torch.zeros_like(cache.lengths)  # [B]
-        return cls(cache, counts[:, None][:, :0], counts)
+        return cls(cache, counts[:, None][:, :0], counts, counts[:, None, None].expand(-1, 2, 1)[..., :0])
+
+    def keep(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
+        """Append verified tokens [B, m], of which the first counts[b] are valid. Where they are nodes that
+        have been read, their keys and values become those of verified tokens; the rest is `unread`."""
+        words, parents = self.nodes.unbind(1)  # [B, n] each
+        n, m = words.shape[1], tokens.shape[1]
+        order = torch.arange(m, device=tokens.device).expand_as(tokens)  # [B, m]
+        valid = order < counts[:, None]  # [B, m]
+        path, known = torch.zeros_like(tokens), torch.zeros_like(counts)  # [B, m], [B]
+        if n:
+            node = torch.full_like(counts, -1)  # [B] above the root
+            going = torch.ones_like(counts, dtype=torch.bool)  # [B]
+            for i in range(m):
+                child = (parents == node[:, None]) & (words == tokens[:, i, None])  # [B, n]
+                going = going & valid[:, i] & child.any(1)
+                node = child.byte().argmax(1)
+                path[:, i], known = torch.where(going, node, 0), known + going
+            self.cache.commit(path, known)
+        rest = counts - known  # [B]
+        width = int(rest.max())
+        later = (known[:, None] + order[:, :width]).clamp(max=m - 1)  # [B, w]
+        self.unread, self.counts, self.nodes = tokens.gather(1, later), rest, self.nodes[..., :0]
 
 
-def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return rows [b, m] of different m as one tensor, padded on the right."""
-    m = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, m - part.shape[1])) for part in parts])
+def _stack(parts: Sequence[torch.Tensor], value: int = 0) -> torch.Tensor:
+    """Return rows [b, ..., m] of different m as one tensor, padded on the right."""
+    m = max(part.shape[-1] for part in parts)
+    return torch.cat([F.pad(part, (0, m - part.shape[-1]), value=value) for part in parts])
 
 
 class CausalLmModel(DraftModel):
@@ -165,11 +191,11 @@ class CausalLmModel(DraftModel):
         head.weight = self._head.weight  # without a copy of the whole vocabulary
         if self.draft_vocab_size < len(head.weight):
             head.weight = nn.Parameter(head.weight[self.draft_to_target], requires_grad=False)
-        if not make_native(base, narrow=True):  # reading its weights is what drafting costs
+        if not make_native(base, bits=4):  # reading its weights is what drafting costs
             pack_linears(base)
             self.draft_head = head
         else:
-            self.draft_head = NativeLinear(head.weight, narrow=True)
+            self.draft_head = NativeLinear(head.weight, bits=7)
             self.native = native_blocks(base, config) if is_known else None
 
     def finish(self) -> None:
@@ -207,12 +233,13 @@ class CausalLmModel(DraftModel):
 
     def select_rows(self, state: CausalLmState, rows: torch.Tensor) -> CausalLmState:
         state.cache.select_rows(rows)
-        return CausalLmState(state.cache, state.unread[rows], state.counts[rows])
+        return CausalLmState(state.cache, state.unread[rows], state.counts[rows], state.nodes[rows])
 
     def append_rows(self, state: CausalLmState, other: CausalLmState) -> CausalLmState:
         state.cache.append_rows(other.cache)
-        unread = _stack([state.unread, other.unread])
-        return CausalLmState(state.cache, unread, torch.cat([state.counts, other.counts]))
+        counts = torch.cat([state.counts, other.counts])
+        unread, nodes = _stack([state.unread, other.unread]), _stack([state.nodes, other.nodes], NONE)
+        return CausalLmState(state.cache, unread, counts, nodes)
 
     def prefix(self, state: CausalLmState, length: int, room: int, tapped: torch.Tensor) -> CausalLmState:
         if state.unread.shape[1]:
@@ -222,12 +249,14 @@ class CausalLmModel(DraftModel):
     def join(self, states: Sequence[CausalLmState]) -> CausalLmState:
         cache = JoinedCache([state.cache for state in states])
         counts = torch.cat([state.counts for state in states])
-        return CausalLmState(cache, _stack([state.unread for state in states]), counts)
+        unread, nodes = [state.unread for state in states], [state.nodes for state in states]
+        return CausalLmState(cache, _stack(unread), counts, _stack(nodes, NONE))
 
     def split(self, joined: CausalLmState, states: Sequence[CausalLmState]) -> None:
         sizes = [len(state.counts) for state in states]
-        for state, unread, counts in zip(states, joined.unread.split(sizes), joined.counts.split(sizes)):
-            state.unread, state.counts = unread[:, : int(counts.max())], counts
+        parts = (joined.unread, joined.counts, joined.nodes)
+        for state, unread, counts, nodes in zip(states, *(part.split(sizes) for part in parts)):
+            state.unread, state.counts, state.nodes = unread[:, : int(counts.max())], counts, nodes
 
     @torch.no_grad()
     def update(
@@ -237,7 +266,7 @@ class CausalLmModel(DraftModel):
         if state.unread.shape[1]:
             self._read(state, state.unread, state.counts)
         if int(state.cache.lengths.max()) and tokens.shape[1] <= FEW:
-            state.unread, state.counts = tokens, counts
+            state.keep(tokens, counts)
         else:
             self._read(state, tokens, counts)
 
@@ -245,6 +274,7 @@ class CausalLmModel(DraftModel):
         self, state: CausalLmState, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor
     ) -> None:
         state.cache.advance(keep)  # the root's key depends on verified tokens alone
+        state.nodes = state.nodes[..., :0]
 
     def _read(self, state: CausalLmState, tokens: torch.Tensor, counts: torch.Tensor) -> None:
         """Run tokens [B, n] after those in the cache, which keeps counts[b] of them."""
@@ -254,6 +284,7 @@ class CausalLmModel(DraftModel):
         self._run(state, tokens, slots, slots, causal(n, tokens.device))
         cache.commit(torch.arange(n, device=tokens.device).expand_as(tokens), counts)
         state.unread, state.counts = tokens[:, :0], torch.zeros_like(counts)
+        state.nodes = state.nodes[..., :0]
 
     @torch.no_grad()
     def expand(self, state: CausalLmState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
@@ -282,6 +313,11 @@ class CausalLmModel(DraftModel):
 
     def _read_frontier(self, state: CausalLmState, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""
+        facts = torch.stack([tree.tokens, tree.parents], 1)  # [B, 2, n]
+        is_read = torch.zeros_like(tree.tokens, dtype=torch.bool).scatter_(1, frontier, True)  # [B, n]
+        # lengthened; or, as a new tree begins, cut
+        known = F.pad(state.nodes, (0, tree.width - state.nodes.shape[2]), value=NONE)  # [B, 2, n]
+        state.nodes = torch.where(is_read[:, None], facts, known)
         if state.unread.shape[1]:
             return self._read_root(state, tree.tokens[:, 0])
         cache, n = state.cache, tree.width

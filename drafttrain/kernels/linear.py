@@ -12,7 +12,8 @@ from drafttrain.kernels.build import library, variant
 from drafttrain.kernels.memory import HUGE_PAGE
 from drafttrain.kernels.team import team_size
 
-KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
+KINDS = {torch.bfloat16: 0, torch.float32: 1}  # of forward.cpp, besides
+BYTE, HALF_BYTE = 2, 3
 CACHE_LINE, REGION = 64, 32 << 20  # bytes
 
 
@@ -66,26 +67,32 @@ class NativeLinear(nn.Module):
     Args:
         weight: [out, in], bf16 or fp32; sums are fp32 in both.
         bias: [out] or None.
-        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, where products round inputs
-            to bf16 anyway: for drafters, whose errors cost acceptance alone.
+        bits: keep weights in bf16 in 7 or 4 bits each, so that less is read, where products round inputs to
+            bf16 anyway: for drafters, whose errors cost acceptance alone. None: as they are.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, narrow: bool = False):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, bits: int | None = None):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype, self.native = weight.dtype, library()
-        self.scales, row_major = None, weight.detach().contiguous()  # [out, in]
-        if narrow and rounds_inputs(weight.dtype):
-            from drafttrain.kernels.narrow import to_bytes
+        self.scales, factors, row_major = None, None, weight.detach().contiguous()  # [out, in]
+        kind = KINDS[weight.dtype]
+        if bits and rounds_inputs(weight.dtype):
+            from drafttrain.kernels.narrow import GROUP, to_bytes, to_half_bytes
 
-            row_major, self.scales = to_bytes(weight, self.native.panel_outputs())
-        kind = KINDS[row_major.dtype]
+            if bits == 4 and self.in_features % GROUP == 0:
+                (row_major, factors), kind = to_half_bytes(weight), HALF_BYTE
+            else:
+                (row_major, self.scales), kind = to_bytes(weight, self.native.panel_outputs()), BYTE
         size = self.native.packed_bytes(self.out_features, self.in_features, kind)
         # Plain attributes: nothing may cast, move or save them.
         self.packed, start = _allocate(size)
         self.bias = None if bias is None else bias.detach().float().contiguous()  # [out]
         threads = team_size()
-        self.native.pack(row_major.data_ptr(), self.out_features, self.in_features, kind, start, threads)
+        factors_at = None if factors is None else factors.data_ptr()
+        self.native.pack(
+            row_major.data_ptr(), self.out_features, self.in_features, kind, start, factors_at, threads
+        )
         bias_at = None if self.bias is None else self.bias.data_ptr()
         scales_at = None if self.scales is None else self.scales.data_ptr()
         self.struct = LinearStruct(start, bias_at, self.in_features, self.out_features, kind, scales_at)
@@ -136,20 +143,20 @@ def can_be_native(module: nn.Module | None) -> bool:
     )
 
 
-def make_native(module: nn.Module, narrow: bool = False) -> int:
+def make_native(module: nn.Module, bits: int | None = None) -> int:
     """Replace the linear layers below a module by native ones; return how many.
 
     The row-major weights go where nothing else holds them, so that the module can no longer be trained, saved
     or copied.
 
     Args:
-        narrow: as in `NativeLinear`.
+        bits: as in `NativeLinear`.
     """
     replaced = 0
     for name, child in module.named_children():
         if can_be_native(child):
-            setattr(module, name, NativeLinear(child.weight, child.bias, narrow))
+            setattr(module, name, NativeLinear(child.weight, child.bias, bits))
             replaced += 1
         else:
-            replaced += make_native(child, narrow)
+            replaced += make_native(child, bits)
     return replaced

@@ -158,23 +158,24 @@ class PrefixStore:
 
     def _read(self, encoded: list[Encoded], rooms: list[int]) -> None:
         """Let the proposer read the prompts that it has not read yet, but for what they share with others."""
-        unread = {id(one): (one, room) for one, room in zip(encoded, rooms) if one.state is None}
-        parts: dict[bool, list[tuple]] = {True: [], False: []}
-        for one, room in unread.values():
-            like = self._find(one.tokens, read=True)
-            n = _known(like, one.tokens)
-            tokens = torch.tensor([one.tokens[n:]], device=self.target.device)  # [1, m]
-            # proposers read the beginning of a text in another way than the rest
-            parts[n == 0].append((one, room, like, n, tokens, one.tapped[None, n:]))
-        for rows in filter(None, parts.values()):
-            widest = max(tokens.shape[1] for *_, tokens, _ in rows)
-            for one, room, like, n, *_ in rows:
+        pairs = {id(one): (one, room) for one, room in zip(encoded, rooms) if one.state is None}
+        unread, rooms = ([pair[i] for pair in pairs.values()] for i in (0, 1))
+        likes = [self._find(one.tokens, read=True) for one in unread]
+        known = [_known(like, one.tokens) for like, one in zip(likes, unread)]
+        for begins in (True, False):  # proposers read the beginning of a text in another way than the rest
+            rows = [i for i, n in enumerate(known) if (n == 0) == begins]
+            if not rows:
+                continue
+            new = [torch.tensor([unread[i].tokens[known[i] :]], device=self.target.device) for i in rows]
+            widest = max(tokens.shape[1] for tokens in new)
+            for i in rows:
+                one, n = unread[i], known[i]
                 # the proposer pads the tokens that it reads together
-                room = max(len(one.tokens) if self.capacity else room, n + widest)
-                one.state = self._state(like, n, room) if n else self.proposer.new_state(1, room)
-            tokens, tapped = [row[-2] for row in rows], [row[-1] for row in rows]
-            counts = [torch.full_like(part[0, :1], part.shape[1]) for part in tokens]  # [1] each
-            read_many(self.proposer, [row[0].state for row in rows], tokens, tapped, counts)
+                room = max(len(one.tokens) if self.capacity else rooms[i], n + widest)
+                one.state = self._state(likes[i], n, room) if n else self.proposer.new_state(1, room)
+            states, tapped = zip(*((unread[i].state, unread[i].tapped[None, known[i] :]) for i in rows))
+            counts = [torch.full_like(tokens[0, :1], tokens.shape[1]) for tokens in new]  # [1] each
+            read_many(self.proposer, states, new, tapped, counts)
 
     def _state(self, encoded: Encoded, length: int, room: int) -> Any:
         """Return a proposer's state of its own for the first tokens of an encoded prompt."""

@@ -9,9 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.kernels import blocks
-from drafttrain.kernels.linear import NativeLinear, is_available, rounds_inputs
-from drafttrain.kernels.narrow import ZERO, to_bytes
+from drafttrain.kernels.linear import BYTE, HALF_BYTE, NativeLinear, is_available, rounds_inputs
 from drafttrain.trees.tree import TokenTree
+from tests.narrow_weights import in_bytes, in_half_bytes
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
 
@@ -129,14 +129,88 @@ def test_a_small_lm_in_bf16_drafts_with_narrow_weights(make_target, tiny_llama, 
     narrow = copy.deepcopy(stock).bfloat16()
     narrow.pack()
     layers = [module for module in narrow.modules() if isinstance(module, NativeLinear)]
-    assert layers and all((one.scales is not None) == rounds_inputs(torch.bfloat16) for one in layers)
-    rounded = copy.deepcopy(stock)  # the stock LM in fp32 with the weights that bytes stand for
-    for module in rounded.lm.modules():
-        if isinstance(module, torch.nn.Linear) and rounds_inputs(torch.bfloat16):
-            numbers, scales = to_bytes(module.weight.bfloat16())
-            module.weight = torch.nn.Parameter((numbers.float() - ZERO) * scales[:, None])
+    rounds = rounds_inputs(torch.bfloat16)
+    assert sorted({one.struct.kind for one in layers}) == ([BYTE, HALF_BYTE] if rounds else [0])
+    rounded = copy.deepcopy(stock)  # the stock LM in fp32 with the weights that they stand for
+    for name, module in rounded.lm.named_modules():
+        if isinstance(module, torch.nn.Linear) and rounds:
+            weight = module.weight.bfloat16()
+            module.weight = torch.nn.Parameter(
+                (in_bytes if "head" in name else in_half_bytes)(weight).float()
+            )
     ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
     nothing, counts = torch.zeros(2, 10, 0), torch.tensor([10, 7])
     drafters = (narrow, rounded, stock)
     mine, expected, other = (drafting(drafter, ids, nothing, counts) for drafter in drafters)
     assert (mine - expected).std() < 0.05 * other.std()
+
+
+VERIFIED = [  # of the tree below: a leaf's path, one that ends earlier, one that leaves it, the root alone
+    [5, 8, 12],
+    [5, 9],
+    [5, 7, 40],
+    [5],
+]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@torch.no_grad()
+def test_a_small_lm_reads_no_node_again(make_target, tiny_llama, tmp_path, monkeypatch, joined):
+    """Accepted nodes keep their keys and values, wherever they are in the tree: bit for bit those of a state
+    that has read the same text as a prompt."""
+    target = make_target("llama")
+    LlamaForCausalLM(LlamaConfig(**copy.deepcopy(tiny_llama[0].config).to_dict())).save_pretrained(tmp_path)
+    tiny_llama[1].save_pretrained(tmp_path)
+    drafter = new_drafter(
+        target, DrafterConfig(kind="causal_lm", model=str(tmp_path)), torch.arange(512)
+    ).eval()
+    drafter.pack()
+    ran, run = [], drafter._run
+    monkeypatch.setattr(
+        drafter, "_run", lambda state, tokens, *rest: ran.append(tokens.shape) or run(state, tokens, *rest)
+    )
+    rows, zeros = len(VERIFIED), torch.zeros(len(VERIFIED), 1, dtype=torch.long)
+    prompts = torch.randint(3, 512, (rows, 6), generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([6, 4, 5, 6])
+    if joined:
+        states = []
+        for prompt, n in zip(prompts, lengths):
+            states.append(drafter.new_state(1, 8))
+            drafter.update(states[-1], prompt[None, :n], torch.zeros(1, int(n), 0), n[None])
+    else:
+        state = drafter.new_state(rows, 8)
+        drafter.update(state, prompts, torch.zeros(rows, 6, 0), lengths)
+
+    def together(use):
+        """Call `use` with the state of all rows."""
+        if not joined:
+            return use(state)
+        one = drafter.join(states)
+        found = use(one)
+        drafter.split(one, states)
+        return found
+
+    def grow(state) -> None:
+        tree = TokenTree.root_only(torch.full((rows,), 5))
+        drafter.expand(state, tree, zeros)
+        tree = tree.append(
+            zeros.expand(-1, 3), torch.tensor([[7, 8, 9]]).expand(rows, -1), torch.zeros(rows, 3)
+        )
+        drafter.expand(state, tree, torch.tensor([[1, 2, 3]]).expand(rows, -1))
+        parents, tokens = (torch.tensor([one]).expand(rows, -1) for one in ([1, 2], [11, 12]))
+        tree = tree.append(parents, tokens, torch.zeros(rows, 2))
+        drafter.expand(state, tree, torch.tensor([[5]]).expand(rows, -1))
+
+    together(grow)
+    verified = torch.tensor([[*path, *[0] * (3 - len(path))] for path in VERIFIED])
+    counts = torch.tensor([len(path) for path in VERIFIED])
+    together(lambda state: drafter.update(state, verified, torch.zeros(rows, 3, 0), counts))
+    root = TokenTree.root_only(torch.full((rows,), 30))
+    ran.clear()
+    found = together(lambda state: drafter.expand(state, root, zeros))
+    assert ran == [(rows, 2)]  # the token that is no node, and the roots
+    for row, (prompt, n, path) in enumerate(zip(prompts, lengths, VERIFIED)):
+        fresh, text = drafter.new_state(1, 16), torch.tensor([[*prompt[:n].tolist(), *path]])
+        drafter.update(fresh, text, torch.zeros(*text.shape, 0), torch.tensor([text.shape[1]]))
+        expected = drafter.expand(fresh, TokenTree.root_only(torch.tensor([30])), zeros[:1])
+        assert torch.equal(found[row], expected[0])
