@@ -12,8 +12,7 @@ from drafttrain.kernels.build import library, variant
 from drafttrain.kernels.memory import HUGE_PAGE
 from drafttrain.kernels.team import team_size
 
-KINDS = {torch.bfloat16: 0, torch.float32: 1}  # of forward.cpp, besides
-BYTE, HALF_BYTE = 2, 3
+KINDS = {torch.bfloat16: 0, torch.float32: 1}  # of forward.cpp; narrow.py has two more
 CACHE_LINE, REGION = 64, 32 << 20  # bytes
 
 
@@ -75,26 +74,20 @@ class NativeLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype, self.native = weight.dtype, library()
-        self.scales, factors, row_major = None, None, weight.detach().contiguous()  # [out, in]
-        kind = KINDS[weight.dtype]
+        kind, rows, self.scales, factors = KINDS[weight.dtype], weight.detach().contiguous(), None, None
         if bits and rounds_inputs(weight.dtype):
-            from drafttrain.kernels.narrow import GROUP, to_bytes, to_half_bytes
+            from drafttrain.kernels.narrow import narrowed
 
-            if bits == 4 and self.in_features % GROUP == 0:
-                (row_major, factors), kind = to_half_bytes(weight), HALF_BYTE
-            else:
-                (row_major, self.scales), kind = to_bytes(weight, self.native.panel_outputs()), BYTE
+            kind, rows, self.scales, factors = narrowed(weight, bits, self.native.panel_outputs())
         size = self.native.packed_bytes(self.out_features, self.in_features, kind)
         # Plain attributes: nothing may cast, move or save them.
         self.packed, start = _allocate(size)
         self.bias = None if bias is None else bias.detach().float().contiguous()  # [out]
-        threads = team_size()
-        factors_at = None if factors is None else factors.data_ptr()
-        self.native.pack(
-            row_major.data_ptr(), self.out_features, self.in_features, kind, start, factors_at, threads
+        bias_at, scales_at, factors_at = (
+            None if one is None else one.data_ptr() for one in (self.bias, self.scales, factors)
         )
-        bias_at = None if self.bias is None else self.bias.data_ptr()
-        scales_at = None if self.scales is None else self.scales.data_ptr()
+        sizes = self.out_features, self.in_features, kind
+        self.native.pack(rows.data_ptr(), *sizes, start, factors_at, team_size())
         self.struct = LinearStruct(start, bias_at, self.in_features, self.out_features, kind, scales_at)
         self.address = ctypes.addressof(self.struct)
         self.round_inputs = rounds_inputs(weight.dtype)

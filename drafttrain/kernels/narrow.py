@@ -3,9 +3,26 @@
 import torch
 import torch.nn.functional as F
 
+BYTE, HALF_BYTE = 2, 3  # kinds of weights in forward.cpp
 ZERO, LARGEST = 64, 63  # the byte of a weight of 0, and the most that one differs from it
 GROUP = 32  # neighbouring inputs whose 4-bit weights share a scale and an offset
 LEVELS = range(15, 11, -1)  # steps between the smallest and the largest weight of a group
+
+
+def narrowed(
+    weight: torch.Tensor, bits: int, panel: int
+) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the kind, the numbers, and the scales or factors, of weights [out, in] in 7 or 4 bits; in 7 if
+    their inputs are no multiple of GROUP.
+
+    Args:
+        panel: as in `to_bytes`.
+    """
+    if bits == 4 and weight.shape[1] % GROUP == 0:
+        numbers, factors = to_half_bytes(weight)
+        return HALF_BYTE, numbers, None, factors
+    numbers, scales = to_bytes(weight, panel)
+    return BYTE, numbers, scales, None
 
 
 def to_bytes(weight: torch.Tensor, panel: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -63,9 +63,11 @@ def scheduled(
     overlap: bool = False,
     sequences: int = SEQUENCES,
     threads: list[int] | None = None,
+    short: int = SchedulerConfig.short,
 ) -> Method:
     """Three sequences at a time, drafted for together (Figure 1c)."""
-    return Method(name, tree, SchedulerConfig(verifier, "joined", sequences, overlap, threads))
+    scheduler = SchedulerConfig(verifier, "joined", sequences, overlap, threads, short=short)
+    return Method(name, tree, scheduler)
 
 
 def drawn(*k_config: int) -> str:

@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.kernels import blocks
-from drafttrain.kernels.linear import BYTE, HALF_BYTE, NativeLinear, is_available, rounds_inputs
+from drafttrain.kernels.linear import NativeLinear, is_available, rounds_inputs
+from drafttrain.kernels.narrow import BYTE, HALF_BYTE
 from drafttrain.trees.tree import TokenTree
 from tests.narrow_weights import in_bytes, in_half_bytes
 
