@@ -191,11 +191,11 @@ class CausalLmModel(DraftModel):
         head.weight = self._head.weight  # without a copy of the whole vocabulary
         if self.draft_vocab_size < len(head.weight):
             head.weight = nn.Parameter(head.weight[self.draft_to_target], requires_grad=False)
-        if not make_native(base, bits=4):  # reading its weights is what drafting costs
+        if not make_native(base, narrow=True):  # reading its weights is what drafting costs
             pack_linears(base)
             self.draft_head = head
         else:
-            self.draft_head = NativeLinear(head.weight, bits=7)
+            self.draft_head = NativeLinear(head.weight, narrow=True)
             self.native = native_blocks(base, config) if is_known else None
 
     def finish(self) -> None:

@@ -27,7 +27,7 @@ FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": (*AVX512,
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 SECONDS = 60  # that a compilation may take
 ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
-    "pack": "pnnnppn",
+    "pack": "pnnnpn",
     "packed_bytes": "nnn",
     "advise_huge": "pn",
     "linear": "ppnpnn",

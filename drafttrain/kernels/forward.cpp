@@ -6,9 +6,8 @@
 //
 // Weights are packed into panels of 2 vectors of outputs: [out / PANEL][in / 2][PANEL][2] in bf16 (a 32-bit
 // lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
-// of 7 bits with a scale for each output, or halves of bytes, 4 bits, with a scale and an offset for each GROUP of inputs.
-// A panel is one stream through memory. Sums are fp32; inputs of a product are rounded to bf16 where the machine
-// multiplies bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
+// of 7 bits with a scale for each output. A panel is one stream through memory. Sums are fp32; inputs of a product are
+// rounded to bf16 where the machine multiplies bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
 //
 // Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
 // calls it and releases the GIL.
@@ -228,12 +227,9 @@ struct alignas(64) Queue {
 
 // ---- linear layers
 
-enum Kind : int64_t { BF16 = 0, FP32 = 1, BYTE = 2, HALF_BYTE = 3 };
+enum Kind : int64_t { BF16 = 0, FP32 = 1, BYTE = 2 };
 constexpr int ZERO = 64;      // the byte of a weight of 0; all are 0 ... 127
 constexpr int RAISED = 128;   // with 0x43 above it a byte is the bf16 of RAISED + byte
-constexpr int64_t GROUP = 32;  // inputs whose half bytes share a scale and an offset
-constexpr int64_t FACTORS = PANEL * 2 * 2;                           // bytes of a panel's scales and offsets, in bf16
-constexpr int64_t GROUP_BYTES = FACTORS + PANEL * GROUP / 2;  // after those come half bytes, two pairs of inputs together
 
 struct Linear {
   const void* weight;  // packed; null: no such layer
@@ -242,8 +238,6 @@ struct Linear {
   const float* scales;  // of the outputs, [panels * PANEL]; for bytes, which take inputs in bf16
   int64_t panels() const { return (out + PANEL - 1) / PANEL; }
   int64_t pairs() const { return (in + 1) / 2; }
-  int64_t tile() const { return kind == HALF_BYTE ? TILE / 2 : TILE; }  // tokens; half bytes need more registers
-  int64_t totals() const { return kind == BYTE ? 1 : kind == HALF_BYTE ? in / GROUP : 0; }  // sums over a token's inputs
 };
 
 // Inputs of products, [tokens][2 * pairs]: fp32, or bf16 for vdpbf16ps.
@@ -255,14 +249,8 @@ template <class X> static inline void put(X* to, float x) {
 // bytes each.
 static int64_t byte_place(int64_t lane, int64_t half) { return lane % VL / 4 * 16 + lane / VL * 8 + lane % 4 * 2 + half; }
 
-static inline vf widen(const void* bf16) {
-  vh some;
-  std::memcpy(&some, bf16, sizeof some);
-  return (vf)(__builtin_convertvector(some, vi) << 16);
-}
-
 // M tokens times a panel, to y [M][width], which begins with the panel's outputs; sums over inputs from the first
-// to the last. x is [pairs][M][2]; totals [M][w.totals()] are its sums, for bytes and half bytes.
+// to the last. x is [pairs][M][2]; totals are its sums, for bytes.
 template <int M, class X> static inline void tile(const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
   vf acc[2][M];
   UNROLL for (int m = 0; m < M; m++) acc[0][m] = acc[1][m] = vf{};
@@ -307,37 +295,6 @@ template <int M, class X> static inline void tile(const X* x, const float* total
       }
     }
 #if defined(__AVX512BF16__)
-  } else if (sizeof(X) == 2 && w.kind == HALF_BYTE) {
-    const int64_t groups = w.in / GROUP;
-    const uint8_t* at = (const uint8_t*)w.weight + panel * groups * GROUP_BYTES;
-    const __m512i above = _mm512_set1_epi8(0x43), lower = _mm512_set1_epi8(15);
-    for (int64_t g = 0; g < groups; g++, at += GROUP_BYTES) {
-      vf part[2][M];
-      UNROLL for (int m = 0; m < M; m++) part[0][m] = part[1][m] = vf{};
-      for (int64_t i = 0; i < GROUP / 4; i++) {
-        if constexpr (M >= 4) __builtin_prefetch(at + FACTORS + (i + AHEAD / PANEL) * PANEL * 2, 0, 2);
-        const __m512i both = _mm512_loadu_si512(at + FACTORS + i * PANEL * 2);
-        const __m512i pair[2] = {_mm512_and_si512(both, lower), _mm512_and_si512(_mm512_srli_epi16(both, 4), lower)};
-        UNROLL for (int j = 0; j < 2; j++) {
-          const __m512bh a = (__m512bh)_mm512_unpacklo_epi8(pair[j], above), b = (__m512bh)_mm512_unpackhi_epi8(pair[j], above);
-          const int64_t k = g * GROUP / 2 + i * 2 + j;
-          UNROLL for (int m = 0; m < M; m++) {
-            int32_t two;
-            std::memcpy(&two, (const uint16_t*)x + (k * M + m) * 2, 4);
-            const __m512bh inputs = (__m512bh)_mm512_set1_epi32(two);
-            part[0][m] = (vf)_mm512_dpbf16_ps((__m512)part[0][m], a, inputs);
-            part[1][m] = (vf)_mm512_dpbf16_ps((__m512)part[1][m], b, inputs);
-          }
-        }
-      }
-      UNROLL for (int half = 0; half < 2; half++) {
-        const vf scale = widen(at + half * VL * 2), offset = widen(at + PANEL * 2 + half * VL * 2);
-        UNROLL for (int m = 0; m < M; m++) {
-          const float total = totals[m * groups + g];
-          acc[half][m] = fma(scale, part[half][m] - total * float(RAISED), fma(offset, splat(total), acc[half][m]));
-        }
-      }
-    }
   } else if constexpr (sizeof(X) == 2) {  // bytes
     const uint8_t* base = (const uint8_t*)w.weight + panel * pairs * PANEL * 2;
     const __m512i above = _mm512_set1_epi8(0x43);
@@ -388,8 +345,8 @@ template <int M, class X> static void tile_of(int64_t m, const X* x, const float
   else if constexpr (M > 1) tile_of<M - 1>(m, x, totals, w, panel, y, width);
 }
 
-static Range part_of(int64_t tokens, int64_t i, int64_t tile) {
-  int64_t tiles = (tokens + tile - 1) / tile;
+static Range part_of(int64_t tokens, int64_t i) {
+  int64_t tiles = (tokens + TILE - 1) / TILE;
   return share(tokens, int(i), int(tiles));
 }
 
@@ -397,33 +354,35 @@ static Range part_of(int64_t tokens, int64_t i, int64_t tile) {
 // arranges others.
 template <class X> struct Arranged {
   const X* x;
-  const float* totals;  // [tokens][those of a layer]
+  const float* totals;
 };
 
 static float total(const uint16_t* x, int64_t size) {  // of bf16
   vf sums = {};
   int64_t i = 0;
-  for (; i + VL <= size; i += VL) sums += widen(x + i);
+  for (; i + VL <= size; i += VL) {
+    vh some;
+    std::memcpy(&some, x + i, sizeof some);
+    sums += (vf)(__builtin_convertvector(some, vi) << 16);
+  }
   float all = sum(sums);
   for (; i < size; i++) all += std::bit_cast<float>(uint32_t(x[i]) << 16);
   return all;
 }
 
-// x [tokens][2 * pairs], for layers like this one.
-template <class X> static Arranged<X> arrange(const X* x, int64_t tokens, const Linear& layer) {
-  const int64_t pairs = layer.pairs(), parts = layer.totals();
+// x [tokens][2 * pairs], for layers of this kind.
+template <class X> static Arranged<X> arrange(const X* x, int64_t tokens, int64_t pairs, int64_t kind) {
   static thread_local std::vector<X> arranged;
   static thread_local std::vector<float> totals;
   if constexpr (sizeof(X) == 2)
-    if (parts) {
-      totals.resize(std::max(totals.size(), size_t(tokens * parts)));
-      const int64_t size = pairs * 2 / parts;
-      for (int64_t i = 0; i < tokens * parts; i++) totals[i] = total(x + i * size, size);
+    if (kind == BYTE) {
+      totals.resize(std::max(totals.size(), size_t(tokens)));
+      for (int64_t m = 0; m < tokens; m++) totals[m] = total(x + m * pairs * 2, pairs * 2);
     }
   if (tokens == 1) return {x, totals.data()};
   arranged.resize(std::max(arranged.size(), size_t(tokens * pairs * 2)));
-  for (int64_t i = 0; i * layer.tile() < tokens; i++) {
-    Range part = part_of(tokens, i, layer.tile());
+  for (int64_t i = 0; i * TILE < tokens; i++) {
+    Range part = part_of(tokens, i);
     const int64_t m = part.end - part.begin;
     X* to = arranged.data() + part.begin * pairs * 2;
     for (int64_t j = 0; j < m; j++)
@@ -434,9 +393,9 @@ template <class X> static Arranged<X> arrange(const X* x, int64_t tokens, const 
 
 // Arranged inputs times a panel, to y [tokens][width], which begins with the panel's outputs.
 template <class X> static void multiply(Arranged<X> arranged, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
-  for (int64_t i = 0; i * w.tile() < tokens; i++) {  // the panel stays in the cache
-    Range part = part_of(tokens, i, w.tile());
-    tile_of<TILE>(part.end - part.begin, arranged.x + part.begin * w.pairs() * 2, arranged.totals + part.begin * w.totals(), w, panel, y + part.begin * width, width);
+  for (int64_t i = 0; i * TILE < tokens; i++) {  // the panel stays in the cache
+    Range part = part_of(tokens, i);
+    tile_of<TILE>(part.end - part.begin, arranged.x + part.begin * w.pairs() * 2, arranged.totals + part.begin, w, panel, y + part.begin * width, width);
   }
 }
 
@@ -769,10 +728,10 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
       };
       auto normed = [&](const float* weight, const Linear& layer) {
         for (int64_t m = 0; m < count; m++) norm(states + m * hidden, weight, hidden, model.eps, h.data() + m * h_stride, h_stride);
-        return arrange<X>(h.data(), count, layer);
+        return arrange<X>(h.data(), count, h_stride / 2, layer.kind);
       };
       auto add = [&](Queue& from_queue, const Linear& layer, const X* from) {  // to the residual stream
-        const Arranged<X> arranged = arrange(from, count, layer);
+        const Arranged<X> arranged = arrange(from, count, layer.pairs(), layer.kind);
         from_queue.take(layer.panels(), t, threads, [&](Range panels) {
           for (int64_t panel = panels.begin; panel < panels.end; panel++) {
             float* out = gate.data();
@@ -1003,7 +962,7 @@ template <class Then> static void multiply_all(const Linear& layer, const float*
     for (int64_t m = 0; m < tokens; m++) norm(x + m * layer.in, nullptr, layer.in, 0.f, h.data() + m * stride, stride);
     Queue queue;
     Team::get().run(threads, [&](int t) {
-      const Arranged<X> arranged = arrange<X>(h.data(), tokens, layer);
+      const Arranged<X> arranged = arrange<X>(h.data(), tokens, layer.pairs(), layer.kind);
       queue.take(layer.panels(), t, threads, [&](Range panels) {
         for (int64_t panel = panels.begin; panel < panels.end; panel++) multiply(arranged, tokens, layer, panel, y + panel * PANEL, layer.out);
       });
@@ -1023,7 +982,6 @@ int64_t has_bf16_products() { return BF16_PRODUCTS; }
 // Bytes of a packed layer of out x in weights.
 int64_t packed_bytes(int64_t out, int64_t in, int64_t kind) {
   int64_t rows = (out + PANEL - 1) / PANEL * PANEL;
-  if (kind == HALF_BYTE) return rows / PANEL * (in / GROUP) * GROUP_BYTES;
   return kind == FP32 ? rows * in * 4 : rows * even(in) * (kind == BF16 ? 2 : 1);
 }
 
@@ -1034,9 +992,8 @@ void advise_huge(void* region, int64_t bytes) {
 #endif
 }
 
-// Packs row-major weights [out][in] of the same kind; half bytes come as bytes, with factors: scales and offsets in bf16,
-// [2][out][in / GROUP].
-void pack(const void* from, int64_t out, int64_t in, int64_t kind, void* to, const uint16_t* factors, int64_t threads) {
+// Packs row-major weights [out][in] of the same kind.
+void pack(const void* from, int64_t out, int64_t in, int64_t kind, void* to, int64_t threads) {
   int64_t panels = (out + PANEL - 1) / PANEL, pairs = (in + 1) / 2;
   auto work = [&](int t) {
     Range mine = share(panels, t, threads);
@@ -1049,18 +1006,6 @@ void pack(const void* from, int64_t out, int64_t in, int64_t kind, void* to, con
           for (int64_t k = 0; k < pairs; k++)
             for (int half = 0; half < 2; half++)
               packed[k * PANEL * 2 + half] = row < out && 2 * k + half < in ? w[2 * k + half] : 0;
-        } else if (kind == HALF_BYTE) {
-          const int64_t groups = in / GROUP;
-          for (int64_t g = 0; g < groups; g++) {
-            uint8_t* group = (uint8_t*)to + (panel * groups + g) * GROUP_BYTES;
-            for (int which = 0; which < 2; which++)
-              ((uint16_t*)group)[which * PANEL + lane] = row < out ? factors[(which * out + row) * groups + g] : 0;
-            for (int64_t i = 0; i < GROUP; i++) {
-              const uint8_t number = row < out ? ((const uint8_t*)from)[row * in + g * GROUP + i] : 0;
-              uint8_t& both = group[FACTORS + i / 4 * PANEL * 2 + byte_place(lane, i % 2)];
-              both = i % 4 < 2 ? number : both | number << 4;
-            }
-          }
         } else if (kind == BYTE) {
           const uint8_t* w = (const uint8_t*)from + row * in;
           uint8_t* packed = (uint8_t*)to + panel * pairs * PANEL * 2;
@@ -1109,7 +1054,7 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
           Block block = model->block[l];
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
-          const Arranged<X> arranged = arrange<X>(h.data(), tokens.end - tokens.begin, block.k);
+          const Arranged<X> arranged = arrange<X>(h.data(), tokens.end - tokens.begin, stride / 2, block.k.kind);
           project_all(*model, block, l, *nodes, row_of.data(), tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
         }
       }

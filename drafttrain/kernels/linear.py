@@ -12,7 +12,7 @@ from drafttrain.kernels.build import library, variant
 from drafttrain.kernels.memory import HUGE_PAGE
 from drafttrain.kernels.team import team_size
 
-KINDS = {torch.bfloat16: 0, torch.float32: 1}  # of forward.cpp; narrow.py has two more
+KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
 CACHE_LINE, REGION = 64, 32 << 20  # bytes
 
 
@@ -66,28 +66,28 @@ class NativeLinear(nn.Module):
     Args:
         weight: [out, in], bf16 or fp32; sums are fp32 in both.
         bias: [out] or None.
-        bits: keep weights in bf16 in 7 or 4 bits each, so that less is read, where products round inputs to
-            bf16 anyway: for drafters, whose errors cost acceptance alone. None: as they are.
+        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, where products round inputs
+            to bf16 anyway: for drafters, whose errors cost acceptance alone.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, bits: int | None = None):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, narrow: bool = False):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype, self.native = weight.dtype, library()
-        kind, rows, self.scales, factors = KINDS[weight.dtype], weight.detach().contiguous(), None, None
-        if bits and rounds_inputs(weight.dtype):
-            from drafttrain.kernels.narrow import narrowed
+        self.scales, row_major = None, weight.detach().contiguous()  # [out, in]
+        if narrow and rounds_inputs(weight.dtype):
+            from drafttrain.kernels.narrow import to_bytes
 
-            kind, rows, self.scales, factors = narrowed(weight, bits, self.native.panel_outputs())
+            row_major, self.scales = to_bytes(weight, self.native.panel_outputs())
+        kind = KINDS[row_major.dtype]
         size = self.native.packed_bytes(self.out_features, self.in_features, kind)
         # Plain attributes: nothing may cast, move or save them.
         self.packed, start = _allocate(size)
         self.bias = None if bias is None else bias.detach().float().contiguous()  # [out]
-        bias_at, scales_at, factors_at = (
-            None if one is None else one.data_ptr() for one in (self.bias, self.scales, factors)
-        )
-        sizes = self.out_features, self.in_features, kind
-        self.native.pack(rows.data_ptr(), *sizes, start, factors_at, team_size())
+        threads = team_size()
+        self.native.pack(row_major.data_ptr(), self.out_features, self.in_features, kind, start, threads)
+        bias_at = None if self.bias is None else self.bias.data_ptr()
+        scales_at = None if self.scales is None else self.scales.data_ptr()
         self.struct = LinearStruct(start, bias_at, self.in_features, self.out_features, kind, scales_at)
         self.address = ctypes.addressof(self.struct)
         self.round_inputs = rounds_inputs(weight.dtype)
@@ -136,20 +136,20 @@ def can_be_native(module: nn.Module | None) -> bool:
     )
 
 
-def make_native(module: nn.Module, bits: int | None = None) -> int:
+def make_native(module: nn.Module, narrow: bool = False) -> int:
     """Replace the linear layers below a module by native ones; return how many.
 
     The row-major weights go where nothing else holds them, so that the module can no longer be trained, saved
     or copied.
 
     Args:
-        bits: as in `NativeLinear`.
+        narrow: as in `NativeLinear`.
     """
     replaced = 0
     for name, child in module.named_children():
         if can_be_native(child):
-            setattr(module, name, NativeLinear(child.weight, child.bias, bits))
+            setattr(module, name, NativeLinear(child.weight, child.bias, narrow))
             replaced += 1
         else:
-            replaced += make_native(child, bits)
+            replaced += make_native(child, narrow)
     return replaced

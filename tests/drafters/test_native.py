@@ -10,9 +10,8 @@ from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.kernels import blocks
 from drafttrain.kernels.linear import NativeLinear, is_available, rounds_inputs
-from drafttrain.kernels.narrow import BYTE, HALF_BYTE
+from drafttrain.kernels.narrow import ZERO, to_bytes
 from drafttrain.trees.tree import TokenTree
-from tests.narrow_weights import in_bytes, in_half_bytes
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
 
@@ -130,15 +129,12 @@ def test_a_small_lm_in_bf16_drafts_with_narrow_weights(make_target, tiny_llama, 
     narrow = copy.deepcopy(stock).bfloat16()
     narrow.pack()
     layers = [module for module in narrow.modules() if isinstance(module, NativeLinear)]
-    rounds = rounds_inputs(torch.bfloat16)
-    assert sorted({one.struct.kind for one in layers}) == ([BYTE, HALF_BYTE] if rounds else [0])
-    rounded = copy.deepcopy(stock)  # the stock LM in fp32 with the weights that they stand for
-    for name, module in rounded.lm.named_modules():
-        if isinstance(module, torch.nn.Linear) and rounds:
-            weight = module.weight.bfloat16()
-            module.weight = torch.nn.Parameter(
-                (in_bytes if "head" in name else in_half_bytes)(weight).float()
-            )
+    assert layers and all((one.scales is not None) == rounds_inputs(torch.bfloat16) for one in layers)
+    rounded = copy.deepcopy(stock)  # the stock LM in fp32 with the weights that bytes stand for
+    for module in rounded.lm.modules():
+        if isinstance(module, torch.nn.Linear) and rounds_inputs(torch.bfloat16):
+            numbers, scales = to_bytes(module.weight.bfloat16())
+            module.weight = torch.nn.Parameter((numbers.float() - ZERO) * scales[:, None])
     ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
     nothing, counts = torch.zeros(2, 10, 0), torch.tensor([10, 7])
     drafters = (narrow, rounded, stock)

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from drafttrain.kernels.linear import NativeLinear, make_native, rounds_inputs
-from drafttrain.kernels.narrow import GROUP
-from tests.narrow_weights import in_bytes, in_half_bytes
+from drafttrain.kernels.narrow import ZERO, to_bytes
 
 SHAPES = [(1, 1), (7, 3), (33, 17), (64, 64), (96, 576), (130, 55)]  # odd inputs, outputs that fill no panel
 
@@ -139,17 +138,19 @@ def test_linear_layers_of_a_module_become_native(kernels):
     assert make_native(nn.Sequential(half)) == 0
 
 
-@pytest.mark.parametrize("bits", [7, 4])
 @pytest.mark.parametrize(("out", "inputs"), [(40, 7), (33, 64), (130, 96), (64, 33)])
-def test_narrow_weights_where_products_are_bf16(kernels, out, inputs, bits):
+def test_narrow_weights_are_bytes_where_products_are_bf16(kernels, out, inputs):
     random = torch.Generator().manual_seed(out)
     weight = torch.randn(out, inputs, generator=random).bfloat16()
     bias = torch.randn(out, generator=random)
-    narrow, x = NativeLinear(weight, bias, bits=bits), torch.randn(30, inputs, generator=random) * 3 + 1
-    if kernels != "avx512_bf16":
+    narrow, x = NativeLinear(weight, bias, narrow=True), torch.randn(30, inputs, generator=random) * 3 + 1
+    assert (narrow.scales is not None) == (kernels == "avx512_bf16")
+    if narrow.scales is None:
         assert torch.equal(narrow.product(x), NativeLinear(weight, bias).product(x))
         return
-    rounded = (in_half_bytes if bits == 4 and inputs % GROUP == 0 else in_bytes)(weight)  # [out, in]
+    numbers, scales = to_bytes(weight)
+    rounded = (numbers.double() - ZERO) * scales[:, None].double()  # [out, in]
+    assert (rounded - weight).abs().le(scales[:, None] / 2 + 1e-6).all()
     expected = x.bfloat16().double() @ rounded.T + bias
     # the bytes are raised by 192, and what is taken off again is rounded
     atol = 2e-3 * float(expected.std())
@@ -160,31 +161,3 @@ def test_narrow_weights_where_products_are_bf16(kernels, out, inputs, bits):
     best = narrow.product(x).log_softmax(-1).topk(5)
     assert torch.equal(places, best.indices)
     torch.testing.assert_close(values, best.values)
-
-
-def test_half_bytes_are_as_near_as_four_bits_can_be():
-    random = torch.Generator().manual_seed(0)
-    weight = torch.randn(64, 4 * GROUP, generator=random)
-    error = (in_half_bytes(weight) - weight).unflatten(1, (-1, GROUP))  # [out, g, GROUP]
-    groups = weight.unflatten(1, (-1, GROUP))
-    steps = (groups.amax(2) - groups.amin(2)) / 15  # [out, g] with all levels
-    assert (error.square().mean(2) <= 1.1 * steps**2 / 12).float().mean() > 0.7  # of a uniform error
-    assert error.abs().amax(2).le(1.1 * steps).all()
-
-
-@pytest.mark.parametrize("levels", [15, 14, 12])
-def test_half_bytes_keep_weights_that_have_been_rounded_before(levels):
-    """As those of a GGUF file in 4 bits, not all of whose levels each group has."""
-    random = torch.Generator().manual_seed(levels)
-    numbers = torch.randint(0, levels + 1, (32, 2 * GROUP), generator=random)
-    numbers[:, ::GROUP], numbers[:, 1::GROUP] = 0, levels
-    scale = torch.tensor([0.5, 0.0625]).repeat_interleave(GROUP)  # numbers that bf16 has
-    weight = numbers * scale - torch.tensor([3.0, 0.25]).repeat_interleave(GROUP)
-    assert torch.equal(in_half_bytes(weight), weight.double())
-
-
-def test_half_bytes_of_equal_weights():
-    for value in (0.0, 1.5, -2.0):
-        assert torch.equal(
-            in_half_bytes(torch.full((3, GROUP), value)), torch.full((3, GROUP), value).double()
-        )
