@@ -11,6 +11,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -123,7 +124,7 @@ def study(args: Namespace) -> None:
     pair = load_pair("A" if args.target else "B", args.target, args.bundle, args.dtype)
     table = measure(pair)
     machine = {**describe_machine(torch.device("cpu")), "load": load.lap()}
-    names = {"target": pair.target.name, "drafter": args.bundle, "dtype": args.dtype}
+    names = {"target": pair.target.name, "drafter": Path(args.bundle).name, "dtype": args.dtype}
     write_json(args.out / f"overlap_{pair.name}.json", {**names, "machine": machine, "ms": table})
     labels = list(next(iter(table.values())))
     print(f"| ms | {' | '.join(labels)} |\n|---|{'---|' * len(labels)}")
