@@ -406,7 +406,8 @@ class _Run:
         """Give branches their verdicts and new drafts, and put them into the queue. One that cannot go on is
         put there as well: its end is noticed in its turn."""
         for branch in branches:
-            branch.tree = TokenTree.root_only(branch.session.root)
+            if not branch.is_drafted:
+                branch.tree = TokenTree.root_only(branch.session.root)
         drafted, clock = [branch for branch in branches if branch.is_drafted], self.timeline.clock
         if drafted:
             with self.timeline.span(name, "draft", [branch.row.number for branch in drafted]):

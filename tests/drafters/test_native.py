@@ -103,13 +103,23 @@ def test_keys_and_values_are_the_same_with_any_threads(make_target, make_drafter
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+@pytest.fixture
+def make_small_lm(make_target, tiny_llama, tmp_path):
+    """Return a function that makes a small LM of random weights draft tokens [D]."""
+
+    def make(draft_ids: torch.Tensor):
+        config = copy.deepcopy(tiny_llama[0].config)
+        LlamaForCausalLM(LlamaConfig(**config.to_dict())).save_pretrained(tmp_path)
+        tiny_llama[1].save_pretrained(tmp_path)
+        settings = DrafterConfig(kind="causal_lm", model=str(tmp_path))
+        return new_drafter(make_target("llama"), settings, draft_ids).eval()
+
+    return make
+
+
 @torch.no_grad()
-def test_a_small_lm_runs_natively(make_target, tiny_llama, tmp_path):
-    target, config = make_target("llama"), copy.deepcopy(tiny_llama[0].config)
-    LlamaForCausalLM(LlamaConfig(**config.to_dict())).save_pretrained(tmp_path)
-    tiny_llama[1].save_pretrained(tmp_path)
-    settings = DrafterConfig(kind="causal_lm", model=str(tmp_path))
-    stock = new_drafter(target, settings, torch.arange(0, 512, 2)).eval()
+def test_a_small_lm_runs_natively(make_small_lm):
+    stock = make_small_lm(torch.arange(0, 512, 2))
     native = copy.deepcopy(stock)
     native.pack()
     assert native.native is not None
@@ -120,12 +130,8 @@ def test_a_small_lm_runs_natively(make_target, tiny_llama, tmp_path):
 
 
 @torch.no_grad()
-def test_a_small_lm_in_bf16_drafts_with_narrow_weights(make_target, tiny_llama, tmp_path):
-    target, config = make_target("llama"), copy.deepcopy(tiny_llama[0].config)
-    LlamaForCausalLM(LlamaConfig(**config.to_dict())).save_pretrained(tmp_path)
-    tiny_llama[1].save_pretrained(tmp_path)
-    settings = DrafterConfig(kind="causal_lm", model=str(tmp_path))
-    stock = new_drafter(target, settings, torch.arange(512)).eval()
+def test_a_small_lm_in_bf16_drafts_with_narrow_weights(make_small_lm):
+    stock = make_small_lm(torch.arange(512))
     narrow = copy.deepcopy(stock).bfloat16()
     narrow.pack()
     layers = [module for module in narrow.modules() if isinstance(module, NativeLinear)]
@@ -152,15 +158,10 @@ VERIFIED = [  # of the tree below: a leaf's path, one that ends earlier, one tha
 
 @pytest.mark.parametrize("joined", [False, True])
 @torch.no_grad()
-def test_a_small_lm_reads_no_node_again(make_target, tiny_llama, tmp_path, monkeypatch, joined):
+def test_a_small_lm_reads_no_node_again(make_small_lm, monkeypatch, joined):
     """Accepted nodes keep their keys and values, wherever they are in the tree: bit for bit those of a state
     that has read the same text as a prompt."""
-    target = make_target("llama")
-    LlamaForCausalLM(LlamaConfig(**copy.deepcopy(tiny_llama[0].config).to_dict())).save_pretrained(tmp_path)
-    tiny_llama[1].save_pretrained(tmp_path)
-    drafter = new_drafter(
-        target, DrafterConfig(kind="causal_lm", model=str(tmp_path)), torch.arange(512)
-    ).eval()
+    drafter = make_small_lm(torch.arange(512))
     drafter.pack()
     ran, run = [], drafter._run
     monkeypatch.setattr(
