@@ -22,7 +22,7 @@ _HOMES = {
     "load_drafter": "drafttrain.drafters.registration",
     "PipelineConfig": "drafttrain.pipeline.config",
     "PipelineDecoder": "drafttrain.pipeline_decoder",
-    "SamplingParams": "drafttrain.inference.sampling",
+    "SamplingParams": "drafttrain.inference.params",
     "SpeculativeDecoder": "drafttrain.decoder",
 }
 __all__ = list(_HOMES)

@@ -13,8 +13,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from drafttrain.inference.decode import decode
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode, is_batch, shown
 from drafttrain.target_lm.model import FrozenTarget

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import Proposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.target_lm.model import FrozenTarget
 
 

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from drafttrain.data.message import Message
 from drafttrain.decoder import SpeculativeDecoder
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import StopStrings, TextStream
 from drafttrain.target_lm.model import FrozenTarget

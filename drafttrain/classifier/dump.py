@@ -19,10 +19,11 @@ import torch
 from rich.console import Console
 
 from drafttrain.classifier.config import ROW_BYTES, DumpConfig
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import expand_best

@@ -23,7 +23,7 @@ from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.metrics import Measurement, by_context, cpu_contention, tabulate
 from drafttrain.evaluation.report import print_benchmark
 from drafttrain.evaluation.stock import load_stock
-from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget

@@ -22,8 +22,8 @@ from drafttrain.data.prompts import Task
 from drafttrain.evaluation.memory import peak_bytes, reset_peak
 from drafttrain.evaluation.metrics import Measurement, MethodRun
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.utils.errors import UserError

@@ -13,8 +13,8 @@ from drafttrain.evaluation.benchmark_config import ASSISTANT, LOOKAHEAD, PROMPT_
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.evaluation.stock import Stock, convert
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import Proposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.self_draft.lookahead import Lookahead
 from drafttrain.self_draft.prompt_lookup import PromptLookup
 from drafttrain.self_draft.settings import load_self_draft

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drafttrain.inference.sampling import Sampler, SamplingParams
+from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.maximum import first_maximum
 from drafttrain.trees.tree import TokenTree
 
@@ -77,9 +77,12 @@ def rule_for(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
 
 def sampling_rule(sampling: Sequence[SamplingParams], draws: bool) -> "SamplingRule":
     """Return the exact rule that can sample at any temperature; arguments as `rule_for`."""
+    # greedy decoding needs neither
     if not draws:
+        from drafttrain.inference.matching import AcceptMatching
+
         return AcceptMatching(sampling)
-    from drafttrain.inference.rejection import RejectionSampling  # for drawn candidates alone
+    from drafttrain.inference.rejection import RejectionSampling
 
     return RejectionSampling(sampling)
 
@@ -104,47 +107,15 @@ class SamplingRule(AcceptanceRule):
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
-        self.numbers = _different(numbers)
+        self.numbers = different(numbers)
 
 
-class AcceptMatching(SamplingRule):
-    """Sampling with deterministic candidates (trees of most probable tokens): the target's token after each
-    node is drawn from its own distribution, and the path goes on as long as a child has the token drawn.
+def different(numbers: Sequence[int]) -> list[int]:
+    """Return the numbers as a list.
 
-    Exact, because a draw never depends on the tree, and no rule can accept more of candidates that were not
-    drawn themselves: a token is accepted with the target's probability of it. A draw belongs to its position
-    in the output (`sampling.uniform`), so the text is that of plain sampling with the same seed.
-
-    One object serves one call of `decode`.
+    Raises:
+        ValueError: one of them is named twice.
     """
-
-    def set_active(self, numbers: Sequence[int]) -> None:
-        if (numbers := _different(numbers)) != self.numbers:
-            self.numbers, self.sampler = numbers, Sampler([self.params[number] for number in numbers])
-
-    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        device = tree.sizes.device
-        emitted = torch.tensor([self.emitted[number] for number in self.numbers], device=device)  # [B]
-        rows = torch.arange(len(emitted), device=device)  # [B]
-        node = torch.zeros_like(tree.sizes)  # [B] the last accepted one
-        path, counts = [node], torch.ones_like(tree.sizes)
-        while True:  # only what the path reaches is drawn: a draw sorts thousands of probabilities
-            position = emitted + tree.depths[rows, node]  # [B]
-            after = logits if tree.width == 1 else logits[rows, node][:, None]  # [B, 1, V]
-            token = self.sampler.pick(after, position[:, None])[:, 0]  # [B]
-            child = (tree.parents == node[:, None]) & (tree.tokens == token[:, None]) & tree.valid  # [B, n]
-            if not child.any():
-                break
-            # a row whose path has ended draws the same again and finds no child again
-            counts = counts + child.any(1)
-            node = torch.where(child.any(1), child.byte().argmax(1), node)
-            path.append(node)
-        for number, count in zip(self.numbers, counts.tolist()):
-            self.emitted[number] += count
-        return Accepted(torch.stack(path, 1), counts, token)
-
-
-def _different(numbers: Sequence[int]) -> list[int]:
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"numbers: must differ, got {list(numbers)}; give forked rows numbers of their own")
     return list(numbers)

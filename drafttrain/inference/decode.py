@@ -21,8 +21,8 @@ from drafttrain.inference.acceptance import (
     rule_for,
     sampling_rule,
 )
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import Proposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.session import NOT_FINITE, Session, prefill, propose, update, verify
 from drafttrain.inference.stats import DecodeStats, ModuleClock
 from drafttrain.kernels.team import native_team

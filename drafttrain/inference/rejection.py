@@ -1,5 +1,7 @@
 """The acceptance rule for drawn candidates: recursive rejection sampling."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -23,42 +25,74 @@ class RejectionSampling(SamplingRule):
     """
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        paths, tokens = [], []
+        parents, tokens, sizes = (part.tolist() for part in (tree.parents, tree.tokens, tree.sizes))
+        candidates = _Candidates.of(tree, logits)
+        paths, after = [], []
         for row, number in enumerate(self.numbers):
-            path, token = self._walk(tree, logits[row], row, number)
+            drafts: dict[int, list[tuple[int, int]]] = {}  # below each node: node and token each
+            for node, (parent, token) in enumerate(zip(parents[row][: sizes[row]], tokens[row])):
+                drafts.setdefault(parent, []).append((node, token))
+            path, token = self._walk(drafts, candidates, logits[row], row, number)
             paths.append(path)
-            tokens.append(token)
+            after.append(token)
             self.emitted[number] += len(path)
-        return Accepted.of(paths, tokens, tree.tokens.device)
+        return Accepted.of(paths, after, tree.tokens.device)
 
-    def _walk(self, tree: TokenTree, logits: torch.Tensor, row: int, number: int) -> tuple[list[int], int]:
+    def _walk(
+        self,
+        drafts: dict[int, list[tuple[int, int]]],
+        candidates: "_Candidates | None",
+        logits: torch.Tensor,
+        row: int,
+        number: int,
+    ) -> tuple[list[int], int]:
         """Return a row's accepted nodes from the root on, and the target's own token after them, from logits
         [n, V]."""
         params = self.params[number]
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(tree.parents[row, : int(tree.sizes[row])].tolist()):
-            children.setdefault(parent, []).append(node)
-        tokens = tree.tokens[row].tolist()
         node, path = 0, [0]
         while True:
             position = self.emitted[number] + len(path) - 1
             p = _distribution(logits[node], params, uniform(params.seed, position))
-            if node not in children:
+            if node not in drafts:
                 return path, p.token
-            ids, q = (part[row, node] for part in (tree.drawn_from.ids, tree.drawn_from.probs))  # [K]
-            chances = p.at(ids)
+            ids, q = candidates.ids[row, node], candidates.probs[row, node]  # [K]
+            chances = p.at(ids, candidates.logits[row, node])
             if not np.isfinite(chances).all():
                 return path, p.token
-            drafts = [(child, tokens[child]) for child in children[node]]
-            accepted, left, elsewhere = _choose(chances, q, ids, drafts, params.seed, position)
+            accepted, left, elsewhere = _choose(chances, q, ids, drafts[node], params.seed, position)
             if accepted is None:
                 return path, _draw_rest(p, ids, left, elsewhere)
             node = accepted
             path.append(node)
 
 
+@dataclass(frozen=True)
+class _Candidates:
+    """What the children of each node were drawn from, on the host: a walk over a tree is made of steps that
+    take less time there than one of torch's operators.
+
+    Attributes:
+        ids: tokens, int64 [B, n, K].
+        probs: of them in q, fp64 [B, n, K].
+        logits: of them by the target, fp64 [B, n, K].
+    """
+
+    ids: np.ndarray
+    probs: np.ndarray
+    logits: np.ndarray
+
+    @classmethod
+    def of(cls, tree: TokenTree, logits: torch.Tensor) -> "_Candidates | None":
+        """Return those of trees with the target's logits [B, n, V]; None of trees without drafts."""
+        if tree.drawn_from is None:
+            return None
+        ids, probs = tree.drawn_from.ids, tree.drawn_from.probs
+        parts = ids, probs.double(), logits.gather(-1, ids).double()
+        return cls(*(part.numpy(force=True) for part in parts))
+
+
 def _choose(
-    p: np.ndarray, q: torch.Tensor, ids: torch.Tensor, drafts: list[tuple[int, int]], seed: int, position: int
+    p: np.ndarray, q: np.ndarray, ids: np.ndarray, drafts: list[tuple[int, int]], seed: int, position: int
 ) -> tuple[int | None, np.ndarray, float]:
     """Choose among the drafts, node and token each, that follow a node.
 
@@ -69,7 +103,7 @@ def _choose(
         the node that is accepted or None; what is then left of p at those tokens, [K], and elsewhere in all.
     """
     left, elsewhere = p, max(0.0, 1.0 - float(p.sum()))
-    q, places = q.double().cpu().numpy(), ids.tolist()
+    places = ids.tolist()
     for candidate, (node, token) in enumerate(drafts, 1):
         place = places.index(token)
         if q[place] == 0:  # q had nothing left to draw
@@ -80,13 +114,13 @@ def _choose(
         if uniform(seed, position, candidate) * q[place] < left[place] or not mass > 0:
             return node, left, elsewhere
         left, elsewhere = rest / mass, elsewhere / mass
-        q = q.copy()  # the tree's own, where its numbers are fp64
+        q = q.copy()  # the tree's own
         q[place] = 0.0
         q /= max(q.sum(), 1e-300)
     return None, left, elsewhere
 
 
-def _draw_rest(p: "_Whole | _Cut", ids: torch.Tensor, left: np.ndarray, elsewhere: float) -> int:
+def _draw_rest(p: "_Whole | _Cut", ids: np.ndarray, left: np.ndarray, elsewhere: float) -> int:
     """Draw from what is `left` [K] of p at some tokens and, where it is only scaled, `elsewhere`."""
     cumulative = left.cumsum()
     goal = p.uniform * (cumulative[-1] + elsewhere)
@@ -104,20 +138,21 @@ class _Whole:
             place of one.
     """
 
-    def __init__(self, logits: torch.Tensor, temperature: torch.Tensor, uniform: float):
+    def __init__(self, logits: torch.Tensor, temperature: float, uniform: float):
         self.logits, self.temperature, self.uniform = logits, temperature, uniform
         share = torch.tensor([uniform], dtype=torch.float64, device=logits.device)  # [1]
-        token, self.log_mass = draw_logits(logits[None], temperature, share)
-        self.token = int(token)
+        factor = torch.tensor([temperature], device=logits.device)  # [1]
+        token, log_mass = draw_logits(logits[None], factor, share)
+        self.token, self.log_mass = int(token), float(log_mass)
 
-    def at(self, ids: torch.Tensor) -> np.ndarray:
-        """Return the probabilities of tokens [K]."""
-        scaled = self.logits[ids].double() / self.temperature  # [K]
-        return (scaled - self.log_mass).exp().cpu().numpy()
+    def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        """Return the probabilities of tokens [K], whose logits these are."""
+        return np.exp(logits / self.temperature - self.log_mass)
 
-    def without(self, ids: torch.Tensor, uniform: float) -> int:
+    def without(self, ids: np.ndarray, uniform: float) -> int:
         """Draw another token than these."""
-        return _Whole(self.logits.index_fill(0, ids, -torch.inf), self.temperature, uniform).token
+        rest = self.logits.index_fill(0, torch.as_tensor(ids, device=self.logits.device), -torch.inf)  # [V]
+        return _Whole(rest, self.temperature, uniform).token
 
 
 class _Cut:
@@ -128,16 +163,16 @@ class _Cut:
         share = torch.tensor([uniform], dtype=torch.float64, device=probs.device)  # [1]
         self.token = int(draw(probs[None], share))
 
-    def at(self, ids: torch.Tensor) -> np.ndarray:
-        return self.probs[ids].cpu().numpy()
+    def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        return self.probs.numpy(force=True)[ids]
 
-    def without(self, ids: torch.Tensor, uniform: float) -> int:
-        return _Cut(self.probs.index_fill(0, ids, 0.0), uniform).token
+    def without(self, ids: np.ndarray, uniform: float) -> int:
+        rest = self.probs.index_fill(0, torch.as_tensor(ids, device=self.probs.device), 0.0)  # [V]
+        return _Cut(rest, uniform).token
 
 
 def _distribution(logits: torch.Tensor, params: SamplingParams, uniform: float) -> _Whole | _Cut:
     """Return what the target's token after a node is drawn from, by its logits [V]."""
     if (params.temperature == 0 or is_cut(params)) and logits.max().isfinite():
         return _Cut(token_probs(logits, params), uniform)
-    temperature = params.temperature or 1.0
-    return _Whole(logits, torch.tensor([temperature], device=logits.device), uniform)
+    return _Whole(logits, params.temperature or 1.0, uniform)

@@ -131,26 +131,30 @@ class Sampler:
 
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
+        self.whole = all(one.temperature > 0 and not is_cut(one) for one in self.params)
         self.temperature = torch.tensor([one.temperature for one in self.params])  # [B]
         self.top_p = torch.tensor([one.top_p for one in self.params])  # [B]
         self.top_k = torch.tensor([one.top_k or NO_LIMIT for one in self.params], dtype=torch.long)  # [B]
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return tokens [B, n] from logits [B, n, V], for these positions of the outputs, int64 [B, n]."""
+        from drafttrain.kernels.draw import draw_logits  # greedy decoding does not need it
+
         batch, n, vocabulary = logits.shape
         numbers = [
             [uniform(params.seed, position) if params.temperature else 0.0 for position in row]
             for params, row in zip(self.params, positions.tolist(), strict=True)
         ]
 
+        numbers = torch.tensor(numbers, dtype=torch.float64, device=logits.device).flatten()  # [B * n]
+
         def each(values: torch.Tensor) -> torch.Tensor:
             return values.to(logits.device).repeat_interleave(n)  # [B * n]
 
-        tokens = pick_tokens(
-            logits.flatten(0, 1),
-            each(self.temperature),
-            each(self.top_p),
-            torch.tensor(numbers, dtype=torch.float64, device=logits.device).flatten(),
-            each(self.top_k.clamp(max=vocabulary)),
-        )
+        flat, temperature = logits.flatten(0, 1), each(self.temperature)
+        if self.whole:  # a few operators less than below, for each token of plain sampling
+            tokens = draw_logits(flat, temperature, numbers)[0]
+        else:
+            top_k = each(self.top_k.clamp(max=vocabulary))
+            tokens = pick_tokens(flat, temperature, each(self.top_p), numbers, top_k)
         return tokens.view(batch, n)

@@ -136,10 +136,11 @@ def choose_root(
     Where the logits [B, n, V] of that token are not finite, it is NOT_FINITE, and what the row leaves in the
     cache and to the proposer is zeros: NaN would outlive the row.
     """
-    rows = torch.arange(len(logits), device=logits.device)  # [B]
-    last = accepted.path[rows, accepted.counts - 1]  # [B]
-    broken = ~logits[rows, last, accepted.next_token].isfinite()  # [B]; the largest of some is NaN if one is
-    if not broken.any():
+    last = accepted.path.gather(1, accepted.counts[:, None] - 1)  # [B, 1]
+    places = last * logits.shape[2] + accepted.next_token[:, None]  # [B, 1] among all of a row
+    finite = logits.flatten(1).gather(1, places)[:, 0].isfinite()  # [B]; the largest of some is NaN if one is
+    if finite.all():
         return accepted.next_token, tapped
+    broken = ~finite  # [B]
     cache.clear_rows(broken)
     return accepted.next_token.masked_fill(broken, NOT_FINITE), tapped.masked_fill(broken[:, None, None], 0)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.pipeline.replay import replay, replay_static
 from drafttrain.pipeline.simulate import (
     Link,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import torch
 
@@ -47,27 +48,31 @@ class Branch:
 
     Attributes:
         row: its request and output.
-        session: of this sequence alone.
+        session: of this sequence alone; None once it has ended.
         accept: its acceptance rule.
         tree: its draft; None while it has none.
         verified: the verdict that its proposer has not had yet.
         error: why it ended, if it could not go on.
+        is_drafted: whether it gets drafts.
     """
 
     row: Row
-    session: Session
+    session: Session | None
     accept: AcceptanceRule
     tree: TokenTree | None = None
     verified: Verified | None = None
     error: str | None = None
 
-    @property
-    def is_drafted(self) -> bool:
-        return not isinstance(self.session.proposer, NoProposer)
+    def __post_init__(self) -> None:
+        self.is_drafted = not isinstance(self.session.proposer, NoProposer)
 
     @property
     def is_going(self) -> bool:
         return self.row.finish_reason is None and self.error is None
+
+    def free(self) -> None:
+        """Let go of what only a branch that goes on needs: some megabytes, and many prompts may follow."""
+        self.session = self.verified = None
 
     def fail(self, error: Exception) -> None:
         """End it with the reason."""
@@ -294,7 +299,7 @@ class _Run:
 
     Attributes:
         threads: of all drafting together, where it overlaps with verifying.
-        siblings: of each prompt the first session.
+        siblings: of each prompt the proposer's state in the first session.
     """
 
     decoder: ScheduledDecoder
@@ -304,7 +309,7 @@ class _Run:
     threads: int
     rounds: Rounds = field(default_factory=Rounds)
     branches: list[Branch] = field(default_factory=list)
-    siblings: dict[tuple[int, ...], Session] = field(default_factory=dict)
+    siblings: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config, self.timeline = self.decoder.config, self.decoder.timeline
@@ -389,9 +394,9 @@ class _Run:
         if decoder.shares_ngrams:
             drafted = [pair for pair, branch in zip(zip(prompts, sessions), branches) if branch.is_drafted]
             for prompt, session in drafted:
-                first = self.siblings.setdefault(tuple(prompt), session)
-                if first is not session:
-                    decoder.proposer.share(session.state, first.state)
+                first = self.siblings.setdefault(tuple(prompt), session.state)
+                if first is not session.state:
+                    decoder.proposer.share(session.state, first)
         self.branches += branches
         self.live += len(branches)
         stats = decoder.stats
@@ -450,6 +455,8 @@ class _Run:
                 emit([branch.row], branch.tree, accepted, root, self.stop, self.decoder.stats)
         self._go_on(branches)
         self.live -= len(failed)
+        for branch in failed:
+            branch.free()
         self.admit()
 
     def _judge(self, branches: list[Branch], trees: list[TokenTree]) -> None:
@@ -467,6 +474,9 @@ class _Run:
             if branch.row.tokens:
                 self.on_tokens(branch.row)
         going = [branch for branch in branches if branch.is_going]
+        for branch in branches:
+            if not branch.is_going:
+                branch.free()
         self.live -= len(branches) - len(going)
         self.rounds.put(self.rounds.to_draft, going)
 

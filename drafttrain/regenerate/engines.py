@@ -11,8 +11,8 @@ from drafttrain.data.config import ServerConfig
 from drafttrain.data.message import Message
 from drafttrain.data.template import template_of
 from drafttrain.inference.decode import Request, decode_requests
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.session import DRAFT_SLOTS
 from drafttrain.regenerate.dialogues import ChatRequest, Completion
 from drafttrain.regenerate.openai_client import OpenAIClient

@@ -21,7 +21,7 @@ from drafttrain.data.chat import encode_prompt
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.message import Message
 from drafttrain.data.readers import ReadReport, read_conversations
-from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.params import SamplingParams
 from drafttrain.regenerate.dialogues import (
     ChatRequest,
     Completion,

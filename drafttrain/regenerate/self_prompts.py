@@ -15,7 +15,7 @@ from drafttrain.data.message import Message
 from drafttrain.data.overlap import fold
 from drafttrain.data.template import render
 from drafttrain.inference.decode import Request
-from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.params import SamplingParams
 from drafttrain.regenerate.engines import in_process
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.style import Style
 
 from drafttrain.decoder import GREEDY, Result, SpeculativeDecoder
-from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 
 STYLES = [Style(color=name) for name in ("cyan", "yellow", "green", "magenta", "blue")]

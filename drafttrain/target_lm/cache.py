@@ -8,6 +8,7 @@ next forward. Keys are stored already rotated with position `root + depth`: comm
 holds for transformers 5.21 to 5.24.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -189,7 +190,12 @@ class _TreeLayer(CacheLayerMixin):
 
     def __init__(self, owner: "TreeCache", index: int):
         super().__init__()
-        self.owner, self.index, self.is_initialized = owner, index, True
+        # not a cycle: the cache of a text that has ended would stay until the garbage collector's turn
+        self._owner, self.index, self.is_initialized = weakref.ref(owner), index, True
+
+    @property
+    def owner(self) -> "TreeCache":
+        return self._owner()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.owner.allocate(key_states.shape[1], key_states.shape[3])

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from drafttrain.data.prompts import Prompt, read_prompts, spread
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.files import fingerprint, read_json

@@ -19,9 +19,10 @@ import torch
 from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.inference.decode import Request
 from drafttrain.inference.params import SamplingParams
-from drafttrain.inference.session import DRAFT_SLOTS
+from drafttrain.inference.session import DRAFT_SLOTS, Session
 from drafttrain.inference.text import encode
 from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.reasoning.scheduler import Branch, Pace
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies.goals import Group, Measured, Run, Size
@@ -222,20 +223,30 @@ def mismatches(run: Run) -> Measured:
     return {"seed_mismatches": {"value": differ, "texts": compared}}
 
 
+class _Held(Pace):
+    """Keeps the session of each branch that drafts; one that has ended lets go of its own."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, Session] = {}
+
+    def drafted(self, began: float, branches: Sequence[Branch]) -> None:
+        self.sessions |= {branch.row.number: branch.session for branch in branches}
+
+
 def draft_memory(run: Run) -> Measured:
     """Compare the bytes of drafter weights and states in a running decoder with one copy of the weights and,
     for each sequence, keys and values of its prompt and output with the slots of a tree."""
-    pair, n = load_pair("B"), 3
-    decoder = scheduled("", drawn(1, 1, 1), "one").decoder(pair)
+    pair, n, held = load_pair("B"), 3, _Held()
     requests = sampled_requests(pair, 48, 1)[:n]
-    sessions = [branch.session for branch in decoder.decode(requests, stop=())]
+    scheduled("", drawn(1, 1, 1), "one").decoder(pair, held).decode(requests, stop=())
+    sessions = list(held.sessions.values())
     drafters = [session.proposer.drafter for session in sessions]
-    held = [tensor for one in drafters for tensor in (*one.parameters(), *one.buffers())]
-    held += [session.state.kv for session in sessions]
+    tensors = [tensor for one in drafters for tensor in (*one.parameters(), *one.buffers())]
+    tensors += [session.state.kv for session in sessions]
     room = len(requests[0].prompt_ids) + requests[0].max_new_tokens + DRAFT_SLOTS
     least = bytes_of([*pair.drafter.parameters(), *pair.drafter.buffers()])
     least += n * bytes_of([pair.drafter.new_state(1, room).kv])
-    measured = bytes_of(held)
+    measured = bytes_of(tensors)
     return {"draft_memory": {"value": measured / least, "bytes": measured, "sequences": n}}
 
 

@@ -14,10 +14,11 @@ from drafttrain.classifier.config import DumpConfig
 from drafttrain.classifier.dump import accepted_nodes, label_trees, write_trees
 from drafttrain.classifier.model import Classifier
 from drafttrain.data.config import PromptSet
-from drafttrain.inference.acceptance import AcceptanceRule, AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import TreeProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.run.c2t import dump_trees
 from drafttrain.run.cli import main
 from drafttrain.target_lm.model import FrozenTarget

@@ -18,8 +18,8 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun, tabulate
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.per_sequence import PerSequence
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 

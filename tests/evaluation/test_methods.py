@@ -6,7 +6,7 @@ from drafttrain.evaluation import methods as module
 from drafttrain.evaluation.benchmark_config import MethodSpec
 from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.stock import Stock, load_stock
-from drafttrain.inference.sampling import SamplingParams
+from drafttrain.inference.params import SamplingParams
 from drafttrain.utils.errors import UserError
 
 IDS = [5, 6, 7, 5, 6, 7, 5, 6]

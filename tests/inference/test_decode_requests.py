@@ -10,10 +10,10 @@ import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.inference.acceptance import AcceptMatching
 from drafttrain.inference.decode import Request, Row, decode, decode_all, decode_requests
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy

@@ -6,10 +6,11 @@ import pytest
 
 from drafttrain.bundle import load_bundle
 from drafttrain.decoder import SpeculativeDecoder
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.inference.sampling import SamplingParams
 
 BUNDLE = Path(__file__).parents[2] / "model_cards" / "smollm2-135m-edd"
 TREES = (

@@ -6,8 +6,8 @@ import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.inference.acceptance import AcceptMatching
 from drafttrain.inference.decode import decode, decode_all
+from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.rejection import RejectionSampling
 from drafttrain.inference.sampling import (

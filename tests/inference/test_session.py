@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import prefill, propose, update, verify
 from drafttrain.inference.many import propose_many, update_many, verify_many
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.rejection import RejectionSampling
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.session import DRAFT_SLOTS, NOT_FINITE
 from drafttrain.kernels.linear import is_available
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig

@@ -1,5 +1,6 @@
 """Scheduled decoding: who is verified when, and texts that depend on seeds alone."""
 
+import gc
 import itertools
 import random
 import threading
@@ -16,8 +17,8 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.eagle import EagleConfig, EagleModel
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import Request, decode_all
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.session import prefill
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.config import SchedulerConfig
@@ -26,6 +27,7 @@ from drafttrain.reasoning.prefixes import PrefixStore
 from drafttrain.reasoning.scheduler import Pace, Rounds, ScheduledDecoder
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
+from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
@@ -107,6 +109,25 @@ def test_every_way_gives_the_texts_of_plain_decoding(loaded, kind, way):
         for sequences in (1, 3, 8):
             config = replace(way, sequences=sequences)
             assert texts(loaded.target, proposer_of(loaded, kind), asked, config) == expected
+
+
+@pytest.mark.parametrize("kind", ["none", DRAWN])
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_texts_that_have_ended_leave_no_caches(loaded, kind, way):
+    """Nothing waits for the garbage collector: it counts objects, not their bytes."""
+
+    def caches() -> int:
+        return sum(issubclass(type(one), KvCache) for one in gc.get_objects())
+
+    gc.collect()
+    before = caches()
+    gc.disable()
+    try:
+        decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), way, prefixes=0)
+        ended = decoder.decode(requests(1.0), stop=())
+        assert len(ended) == len(PROMPTS) and caches() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name)
@@ -312,8 +333,14 @@ def test_samples_of_one_prompt_draft_from_each_other(loaded, kind):
 
 
 def test_sequences_of_other_prompts_share_nothing(loaded):
-    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "n-grams"), scheduling("one"))
-    sources = [branch.session.state[0].sources for branch in decoder.decode(requests(1.0), stop=())]
+    found = {}
+
+    class Looks(Pace):
+        def drafted(self, began, branches):
+            found.update({branch.row.number: branch.session.state[0].sources for branch in branches})
+
+    texts(loaded.target, proposer_of(loaded, "n-grams"), requests(1.0), scheduling("one"), pace=Looks())
+    sources = [found[number] for number in range(len(PROMPTS))]
     assert sources[0] is sources[1] and len({id(one) for one in sources}) == len(PROMPTS) - 1
 
 

@@ -18,10 +18,10 @@ from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import RegenerateConfig, ServerConfig, Source
 from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.readers import read_conversations
-from drafttrain.inference.acceptance import AcceptMatching
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.regenerate.openai_client import _base_url, _message
 from drafttrain.regenerate.stage import answer_conversations
 from drafttrain.target_lm.model import FrozenTarget

@@ -16,8 +16,8 @@ from drafttrain.data.config import RegenerateConfig, Source
 from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.message import Message
 from drafttrain.data.readers import read_conversations
-from drafttrain.inference.acceptance import AcceptMatching
 from drafttrain.inference.decode import decode_all
+from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.regenerate.rewriting import Rewriting
 from drafttrain.regenerate.stage import answer_conversations, estimate

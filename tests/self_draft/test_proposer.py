@@ -9,10 +9,11 @@ import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
-from drafttrain.inference.acceptance import AcceptMatching, accept_greedy
+from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import decode, decode_all
+from drafttrain.inference.matching import AcceptMatching
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.sampling import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.self_draft.candidates import CandidateModel
 from drafttrain.self_draft.corpus_cache import NO_MATCHES, Matches

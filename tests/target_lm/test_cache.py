@@ -1,5 +1,8 @@
 """Forwards through TreeCache against plain ones, by logits: ragged rows, trees, committed paths, windows."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -116,6 +119,19 @@ def test_reserve_keeps_what_is_committed(llama):
     cache.reserve(tree.width)
     check(llama, cache, tree, [text])
     assert cache.kv.shape[4] == cache.max_len >= 13
+
+
+def test_a_cache_is_freed_with_its_last_reference(llama):
+    """Some megabytes for each text would else wait for the garbage collector, which counts objects alone."""
+    cache = llama.new_cache(1, 8)
+    llama.forward(cache, torch.tensor([[1, 2]]), torch.arange(2), torch.ones(2, 2, dtype=torch.bool).tril())
+    gone = weakref.ref(cache)
+    gc.disable()
+    try:
+        del cache
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_full_cache_is_an_error(llama):

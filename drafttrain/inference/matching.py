@@ -1,0 +1,50 @@
+"""The acceptance rule for sampling with the drafter's most probable candidates."""
+
+from collections.abc import Sequence
+
+import torch
+
+from drafttrain.inference.acceptance import Accepted, SamplingRule, different
+from drafttrain.inference.sampling import Sampler
+from drafttrain.trees.tree import TokenTree
+
+
+class AcceptMatching(SamplingRule):
+    """Sampling with deterministic candidates (trees of most probable tokens): the target's token after each
+    node is drawn from its own distribution, and the path goes on as long as a child has the token drawn.
+
+    Exact, because a draw never depends on the tree, and no rule can accept more of candidates that were not
+    drawn themselves: a token is accepted with the target's probability of it. A draw belongs to its position
+    in the output (`sampling.uniform`), so the text is that of plain sampling with the same seed.
+
+    One object serves one call of `decode`.
+    """
+
+    def set_active(self, numbers: Sequence[int]) -> None:
+        if (numbers := different(numbers)) != self.numbers:
+            self.numbers, self.sampler = numbers, Sampler([self.params[number] for number in numbers])
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        numbers, device = self.numbers, logits.device
+        emitted = torch.tensor([self.emitted[number] for number in numbers], device=device)  # [B]
+        if tree.width == 1:  # plain decoding
+            token = self.sampler.pick(logits, emitted[:, None])[:, 0]  # [B]
+            for number in self.numbers:
+                self.emitted[number] += 1
+            return Accepted(torch.zeros_like(token)[:, None], torch.ones_like(token), token)
+        rows = torch.arange(len(emitted), device=logits.device)  # [B]
+        node = torch.zeros_like(tree.sizes)  # [B] the last accepted one
+        path, counts = [node], torch.ones_like(tree.sizes)
+        while True:  # only what the path reaches is drawn: a draw sorts thousands of probabilities
+            position = emitted + tree.depths[rows, node]  # [B]
+            token = self.sampler.pick(logits[rows, node][:, None], position[:, None])[:, 0]  # [B]
+            child = (tree.parents == node[:, None]) & (tree.tokens == token[:, None]) & tree.valid  # [B, n]
+            if not child.any():
+                break
+            # a row whose path has ended draws the same again and finds no child again
+            counts = counts + child.any(1)
+            node = torch.where(child.any(1), child.byte().argmax(1), node)
+            path.append(node)
+        for number, count in zip(self.numbers, counts.tolist()):
+            self.emitted[number] += count
+        return Accepted(torch.stack(path, 1), counts, token)
