@@ -228,8 +228,7 @@ class CausalLmModel(DraftModel):
     def new_state(self, batch: int, max_len: int) -> CausalLmState:
         weight = self._head.weight
         layers = self.lm.config.get_text_config().num_hidden_layers
-        dtype = weight.dtype if self.native is None else torch.float
-        return CausalLmState.all_read(TreeCache(layers, batch, max_len, dtype, weight.device))
+        return CausalLmState.all_read(TreeCache(layers, batch, max_len, weight.dtype, weight.device))
 
     def select_rows(self, state: CausalLmState, rows: torch.Tensor) -> CausalLmState:
         state.cache.select_rows(rows)

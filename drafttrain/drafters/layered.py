@@ -265,8 +265,7 @@ class LayeredDrafter(DraftModel):
 
     def new_state(self, batch: int, max_len: int) -> KvCache:
         config, weight = self.config, self.layers[0].post_attention_layernorm.weight
-        dtype = weight.dtype if self.native is None else torch.float
-        state = KvCache(config.layers, batch, max_len, dtype, weight.device)
+        state = KvCache(config.layers, batch, max_len, weight.dtype, weight.device)
         state.allocate(config.num_key_value_heads, config.head_dim)
         return state
 

@@ -68,8 +68,8 @@ class RejectionSampling(SamplingRule):
 
 @dataclass(frozen=True)
 class _Candidates:
-    """What the children of each node were drawn from, on the host: a walk over a tree is made of steps that
-    take less time there than one of torch's operators.
+    """Hold what the children of each node were drawn from, on the host: a walk over a tree is made of steps
+    that take less time there than one of torch's operators.
 
     Attributes:
         ids: tokens, int64 [B, n, K].

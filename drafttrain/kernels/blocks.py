@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from drafttrain.kernels.build import library
-from drafttrain.kernels.linear import LinearStruct, NativeLinear
+from drafttrain.kernels.linear import KINDS, LinearStruct, NativeLinear
 from drafttrain.kernels.team import team_size
 
 FEW = 1 << 21  # multiplications that take less time than waking threads
@@ -87,6 +87,7 @@ class _Nodes(ctypes.Structure):
         ("row", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
+        ("kind", ctypes.c_int64),
     ]
 
 
@@ -99,12 +100,14 @@ class Nodes:
             `ancestors`, the address of its keys, the numbers between a block's keys and its values, and its
             slots.
         positions, slots: of the N nodes of all sequences, int64 [N].
+        dtype: of keys and values, fp32 or bf16.
         held: tensors that the addresses point to.
     """
 
     rows: list[tuple[int, ...]]
     positions: torch.Tensor
     slots: torch.Tensor
+    dtype: torch.dtype
     held: list[torch.Tensor]
 
     @classmethod
@@ -119,14 +122,16 @@ class Nodes:
         """Return the nodes of sequences with equally many, whose keys and values are in one buffer.
 
         Args:
-            kv: fp32 [blocks, 2, B, kv_heads, max_len, head_dim], the first rows of a contiguous buffer.
+            kv: [blocks, 2, B, kv_heads, max_len, head_dim], fp32 or bf16, the first rows of a contiguous
+                buffer.
             lengths: verified slots of each row, int64 [B]; every node sees them (but for a sliding window).
             positions: int64 [B, n].
             slots: slot of each node, int64 [B, n].
             ancestors: bool [B, n, w], [1, n, w] or [n, w]: which slots lengths[b] + 0 … w - 1 a node sees
                 besides, its own among them, in order of position. None: they will not be read.
         """
-        n, keys, row_size, width, at, step = positions.shape[1], kv.data_ptr(), 4 * kv.stride(2), 0, 0, 0
+        n, keys, row_size = positions.shape[1], kv.data_ptr(), kv.element_size() * kv.stride(2)
+        width = at = step = 0
         held = [kv]
         if ancestors is not None:
             ancestors = ancestors if ancestors.ndim == 3 else ancestors[None]
@@ -140,15 +145,16 @@ class Nodes:
             (n, length, width, at + b * step, keys + b * row_size, plane, max_len)
             for b, length in enumerate(lengths.tolist())
         ]
-        return cls(rows, positions.flatten(), slots.flatten(), held)
+        return cls(rows, positions.flatten(), slots.flatten(), kv.dtype, held)
 
     @classmethod
     def join(cls, parts: Sequence["Nodes"]) -> "Nodes":
-        """Return the nodes of all parts, one after the other."""
+        """Return the nodes of all parts, whose keys have one dtype, one after the other."""
         return cls(
             [row for part in parts for row in part.rows],
             torch.cat([part.positions for part in parts]),
             torch.cat([part.slots for part in parts]),
+            parts[0].dtype,
             [tensor for part in parts for tensor in part.held],
         )
 
@@ -161,7 +167,7 @@ class Nodes:
         rows = (ctypes.c_int64 * len(facts))(*facts)
         positions, slots = self.positions.contiguous(), self.slots.contiguous()
         at = ctypes.addressof(rows), positions.data_ptr(), slots.data_ptr()
-        return _Nodes(len(self.rows), begin, *at), (rows, positions, slots)
+        return _Nodes(len(self.rows), begin, *at, KINDS[self.dtype]), (rows, positions, slots)
 
 
 class NativeBlocks(nn.Module):

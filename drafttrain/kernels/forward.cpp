@@ -23,6 +23,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #ifdef __linux__
@@ -44,7 +45,8 @@ constexpr int VL = 4, TILE = 4;
 constexpr int64_t PANEL = 2 * VL;  // outputs of a panel
 constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
 constexpr int64_t AHEAD = 128 * PANEL;  // pairs of weights between a product and what is fetched for later ones
-constexpr int64_t NODES = 8;      // that attend together
+constexpr int64_t NODES = 32;     // that attend together
+constexpr int64_t FEW = 4;        // nodes whose head of keys stays with one thread
 constexpr int64_t KEYS = 64;      // that they go through at a time
 constexpr int64_t PHASES = 6;     // of a block, each with a queue of its own
 #if defined(__AVX512BF16__)
@@ -425,7 +427,7 @@ struct Row {  // the nodes of one sequence
   int64_t length;           // verified slots, which all of them see
   int64_t width;
   const uint8_t* ancestors;  // [n][width]: which slots after those a node sees
-  float* kv;                 // keys of block 0; a plane on are its values, then keys and values of block 1, ...
+  void* kv;                  // keys of block 0; a plane on are its values, then keys and values of block 1, ...
   int64_t plane, max_len;    // of [kv_heads][max_len][head_dim]
 };
 
@@ -433,6 +435,7 @@ struct Nodes {
   int64_t rows, n;                   // sequences, and nodes of all
   const Row* row;
   const int64_t *positions, *slots;  // [n]
+  int64_t kind;                      // of keys and values: FP32, or BF16
 
   std::vector<int32_t> rows_of_nodes() const {
     std::vector<int32_t> found;
@@ -511,6 +514,36 @@ template <int DIM, class Key> static inline vf dots(const float* q, Key&& key, i
   return sums;
 }
 
+static void widen(const uint16_t* from, int64_t count, float* to) {  // from bf16
+  int64_t i = 0;
+  for (; i + VL <= count; i += VL) {
+    vh some;
+    std::memcpy(&some, from + i, sizeof some);
+    store(to + i, (vf)(__builtin_convertvector(some, vu) << 16));
+  }
+  for (; i < count; i++) to[i] = std::bit_cast<float>(uint32_t(from[i]) << 16);
+}
+
+// Keys, or values, of a head. Those in bf16 are widened some at a time: up to KEYS of them, valid until the next ones.
+template <class K> struct Slots {
+  const K* at;
+  int64_t dim;
+  float* wide;  // [KEYS][dim]
+
+  const float* run(int64_t begin, int64_t end) const {  // side by side
+    if constexpr (std::is_same_v<K, float>) return at + begin * dim;
+    else return widen(at + begin * dim, (end - begin) * dim, wide), wide;
+  }
+  auto some(const int64_t* slots, int64_t count) const {  // by their numbers
+    if constexpr (std::is_same_v<K, float>) {
+      return [=, at = at, dim = dim](int64_t i) { return at + slots[i] * dim; };
+    } else {
+      for (int64_t i = 0; i < count; i++) widen(at + slots[i] * dim, dim, wide + i * dim);
+      return [wide = wide, dim = dim](int64_t i) { return wide + i * dim; };
+    }
+  }
+};
+
 // One head of one node: what it sees, and where its result goes.
 template <class X> struct Query {
   const float* q;
@@ -534,10 +567,11 @@ template <int DIM, class Key> static inline void score(const float* q, int64_t c
 
 constexpr int TOGETHER = VL == 16 ? 4 : 2;  // queries whose sums fit into registers
 
-// Adds values, of which value(j) is the j-th, by the weights of Q queries, each in the order of values.
-template <int Q, class Value> static inline void weigh(const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
+// Adds values, of which value(j) is the j-th, by the weights of Q queries, each in the order of values. DIM: dim, or 0.
+template <int Q, int DIM, class Value> static inline void weigh(const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
+  const int64_t end = DIM ? DIM : dim;
   int64_t d = 0;
-  for (; d + 4 * VL <= dim; d += 4 * VL) {
+  for (; d + 4 * VL <= end; d += 4 * VL) {
     vf acc[Q][4];
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int m = 0; m < Q; m++) acc[m][i] = load(sums[m] + d + i * VL);
     for (int64_t j = 0; j < count; j++) {
@@ -549,28 +583,34 @@ template <int Q, class Value> static inline void weigh(const float* const* weigh
     }
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int m = 0; m < Q; m++) store(sums[m] + d + i * VL, acc[m][i]);
   }
-  for (; d < dim; d++)
-    for (int m = 0; m < Q; m++)
-      for (int64_t j = 0; j < count; j++) sums[m][d] += weights[m][j] * value(j)[d];
+  if constexpr (DIM == 0 || DIM % (4 * VL))
+    for (; d < end; d++)
+      for (int m = 0; m < Q; m++)
+        for (int64_t j = 0; j < count; j++) sums[m][d] += weights[m][j] * value(j)[d];
 }
 
-template <int Q, class Value> static inline void weigh_some(int q, const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
-  if (q == Q) weigh<Q>(weights, count, value, dim, sums);
-  else if constexpr (Q > 1) weigh_some<Q - 1>(q, weights, count, value, dim, sums);
+template <int Q, int DIM, class Value> static inline void weigh_some(int q, const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
+  if (q == Q) weigh<Q, DIM>(weights, count, value, dim, sums);
+  else if constexpr (Q > 1) weigh_some<Q - 1, DIM>(q, weights, count, value, dim, sums);
 }
 
 // Queries that share keys and values, over the slots they see, in order of position. They go through their runs
 // together, some slots at a time, which stay in the cache that is next to the core. DIM: dim, or 0.
-template <int DIM, class X> static void attend(std::span<const Query<X>> queries, const float* keys, const float* values, float scale, int64_t dim) {
+template <int DIM, class X, class K> static void attend(std::span<const Query<X>> queries, Slots<K> keys, Slots<K> values, float scale, int64_t dim) {
   Range all = queries[0].run;
   for (const Query<X>& query : queries) all = {std::min(all.begin, query.run.begin), std::max(all.end, query.run.end)};
-  for (int64_t part = all.begin; part < all.end; part += KEYS)
+  for (int64_t part = all.begin; part < all.end; part += KEYS) {
+    const float* some = keys.run(part, std::min(part + KEYS, all.end));
     for (const Query<X>& query : queries) {
       const Range own = query.of_run(part);
-      score<DIM>(query.q, own.end - own.begin, [at = keys + own.begin * dim, dim](int64_t i) { return at + i * (DIM ? DIM : dim); }, scale, dim, query.scores + own.begin - query.run.begin);
+      score<DIM>(query.q, own.end - own.begin, [at = some + (own.begin - part) * dim, dim](int64_t i) { return at + i * (DIM ? DIM : dim); }, scale, dim, query.scores + own.begin - query.run.begin);
     }
+  }
   for (const Query<X>& query : queries)
-    score<DIM>(query.q, query.path_length, [&](int64_t i) { return keys + query.path[i] * dim; }, scale, dim, query.scores + query.before());
+    for (int64_t i = 0; i < query.path_length; i += KEYS) {
+      const int64_t count = std::min(KEYS, query.path_length - i);
+      score<DIM>(query.q, count, keys.some(query.path + i, count), scale, dim, query.scores + query.before() + i);
+    }
   for (const Query<X>& query : queries) {
     float* scores = query.scores;
     for (int64_t i = query.count(); i % VL; i++) scores[i] = -INFINITY;
@@ -588,7 +628,8 @@ template <int DIM, class X> static void attend(std::span<const Query<X>> queries
     for (int64_t i = 0; i < query.count(); i += VL) store(scores + i, load(scores + i) * inverse);
     std::fill(query.sums, query.sums + dim, 0.f);
   }
-  for (int64_t part = all.begin; part < all.end; part += KEYS)
+  for (int64_t part = all.begin; part < all.end; part += KEYS) {
+    const float* some = values.run(part, std::min(part + KEYS, all.end));
     for (size_t i = 0; i < queries.size();) {
       const Range own = queries[i].of_run(part);
       const float* weights[TOGETHER];
@@ -596,16 +637,20 @@ template <int DIM, class X> static void attend(std::span<const Query<X>> queries
       int q = 0;
       for (; q < TOGETHER && i < queries.size() && queries[i].of_run(part) == own; q++, i++)
         weights[q] = queries[i].scores + own.begin - queries[i].run.begin, sums[q] = queries[i].sums;
-      weigh_some<TOGETHER>(q, weights, own.end - own.begin, [at = values + own.begin * dim, dim](int64_t j) { return at + j * dim; }, dim, sums);
+      weigh_some<TOGETHER, DIM>(q, weights, own.end - own.begin, [at = some + (own.begin - part) * dim, dim](int64_t j) { return at + j * dim; }, dim, sums);
     }
+  }
   for (const Query<X>& query : queries) {
-    const float* weights = query.scores + query.before();
-    weigh<1>(&weights, query.path_length, [&](int64_t j) { return values + query.path[j] * dim; }, dim, &query.sums);
+    for (int64_t i = 0; i < query.path_length; i += KEYS) {
+      const int64_t count = std::min(KEYS, query.path_length - i);
+      const float* weights = query.scores + query.before() + i;
+      weigh<1, DIM>(&weights, count, values.some(query.path + i, count), dim, &query.sums);
+    }
     for (int64_t i = 0; i < dim; i++) put(query.to + i, query.sums[i]);
   }
 }
 
-template <class X> static void attend(std::span<const Query<X>> queries, const float* keys, const float* values, float scale, int64_t dim) {
+template <class X, class K> static void attend(std::span<const Query<X>> queries, Slots<K> keys, Slots<K> values, float scale, int64_t dim) {
   if (dim == 64) attend<64>(queries, keys, values, scale, dim);  // keys at distances that the compiler knows
   else if (dim == 128) attend<128>(queries, keys, values, scale, dim);
   else attend<0>(queries, keys, values, scale, dim);
@@ -648,7 +693,7 @@ template <class X> static void project(const Block& block, Arranged<X> arranged,
 
 // Norms and rotates some heads; keys and values go into their slots. Counted are queries' heads (unless the block
 // has no queries), then keys', then values'.
-static void finish(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Range heads, float* q, float* k, float* v) {
+template <class K> static void finish(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Range heads, float* q, float* k, float* v) {
   const int64_t dim = model.head_dim, nq = block.q.weight ? model.heads : 0, nkv = model.kv_heads;
   for (int64_t head = heads.begin; head < heads.end; head++)
     for (int64_t i = 0; i < tokens.end - tokens.begin; i++) {
@@ -669,24 +714,25 @@ static void finish(const Model& model, const Block& block, int64_t layer, const 
         rotate(x, cos, sin, dim);
       }
       const Row& row = nodes.row[row_of[node]];
-      std::memcpy(row.kv + (layer * 2 + !is_key) * row.plane + (g * row.max_len + nodes.slots[node]) * dim, x, dim * sizeof(float));
+      K* to = (K*)row.kv + (layer * 2 + !is_key) * row.plane + (g * row.max_len + nodes.slots[node]) * dim;
+      for (int64_t d = 0; d < dim; d++) put(to + d, x[d]);
     }
 }
 
 // Both, for all heads. Where panels end with heads, a thread finishes its heads at once.
-template <class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Arranged<X> arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
+template <class K, class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Arranged<X> arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
   const int64_t count = tokens.end - tokens.begin, heads = (block.q.weight ? model.heads : 0) + 2 * model.kv_heads;
   const int64_t panels = (block.q.weight ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
   if (model.head_dim % PANEL == 0) {
     const int64_t per_head = model.head_dim / PANEL;
     queues[0].take(heads, t, threads, [&](Range part) {
       project(block, arranged, count, {part.begin * per_head, part.end * per_head}, q, k, v);
-      finish(model, block, layer, nodes, row_of, tokens, part, q, k, v);
+      finish<K>(model, block, layer, nodes, row_of, tokens, part, q, k, v);
     });
   } else {
     queues[0].take(panels, t, threads, [&](Range part) { project(block, arranged, count, part, q, k, v); });
     wait();
-    queues[1].take(heads, t, threads, [&](Range part) { finish(model, block, layer, nodes, row_of, tokens, part, q, k, v); });
+    queues[1].take(heads, t, threads, [&](Range part) { finish<K>(model, block, layer, nodes, row_of, tokens, part, q, k, v); });
   }
   wait();
 }
@@ -699,7 +745,7 @@ template <class X> struct Buffers {  // that threads share
         attended(tokens * even(m.heads * m.head_dim)), activated(tokens * even(m.intermediate)) {}
 };
 
-template <class X> static void run_blocks(const Model& model, const Nodes& nodes, float* x, int64_t first_block, int64_t last_block, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int threads) {
+template <class X, class K> static void run_blocks(const Model& model, const Nodes& nodes, float* x, int64_t first_block, int64_t last_block, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int threads) {
   const int64_t hidden = model.hidden, dim = model.head_dim, nq = model.heads, nkv = model.kv_heads, all = nodes.n;
   const int64_t at_stride = even(nq * dim), act_stride = even(model.intermediate), h_stride = even(hidden);
   const int64_t chunks = (all + CHUNK - 1) / CHUNK;
@@ -710,7 +756,7 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
   std::vector<Queue> queues(chunks * (last_block - first_block) * PHASES);
   auto work = [&](int t) {
     std::vector<X> h(std::min(CHUNK, all) * h_stride);
-    std::vector<float> gate(std::min(CHUNK, all) * PANEL), up(gate.size());
+    std::vector<float> gate(std::min(CHUNK, all) * PANEL), up(gate.size()), wide(KEYS * dim);
     const int64_t group = nq / nkv;
     std::vector<Query<X>> queries(NODES * group);
     std::vector<float> scores(queries.size() * (paths.longest + VL)), sums(queries.size() * dim);
@@ -746,9 +792,9 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
       for (int64_t l = first_block; l < last_block; l++, queue += PHASES) {
         const Block& block = model.block[l];
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
-        project_all(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm, block.q), queue, t, threads, wait, q, k, v);
+        project_all<K>(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm, block.q), queue, t, threads, wait, q, k, v);
         // nodes by head of keys; few nodes of a head stay with one thread, as the other would read its keys again
-        const int64_t unit = count <= NODES / 2 && threads <= nkv ? count : 1;
+        const int64_t unit = count <= FEW && threads <= nkv ? count : 1;
         queue[2].take(nkv * count / unit, t, threads, [&](Range units) {
           const Range items = {units.begin * unit, units.end * unit};
           for (int64_t item = items.begin; item < items.end;) {
@@ -768,8 +814,9 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
                     scores.data() + place * (paths.longest + VL), sums.data() + place * dim,
                     buffers.attended.data() + i * at_stride + g * dim};
               }
-            const float* keys = row.kv + 2 * l * row.plane + head * row.max_len * dim;
-            attend(std::span<const Query<X>>(queries.data(), (last - first) * group), keys, keys + row.plane, model.scale, dim);
+            const K* keys = (const K*)row.kv + 2 * l * row.plane + head * row.max_len * dim;
+            const Slots<K> of_keys = {keys, dim, wide.data()}, of_values = {keys + row.plane, dim, wide.data()};
+            attend(std::span<const Query<X>>(queries.data(), (last - first) * group), of_keys, of_values, model.scale, dim);
             item += last - first;
           }
         });
@@ -803,6 +850,12 @@ template <class X> static void run_blocks(const Model& model, const Nodes& nodes
     }
   };
   Team::get().run(threads, work);
+}
+
+// Calls `use` with the types of products' inputs and of keys and values.
+template <class Use> static void of_types(int64_t round_inputs, int64_t kind, Use&& use) {
+  auto with = [&](auto* inputs) { kind == BF16 ? use(inputs, (uint16_t*)nullptr) : use(inputs, (float*)nullptr); };
+  BF16_PRODUCTS && round_inputs ? with((uint16_t*)nullptr) : with((float*)nullptr);
 }
 
 // ---- the largest entries of rows
@@ -1030,14 +1083,12 @@ void linear(const Linear* layer, const float* x, int64_t tokens, float* y, int64
 // Blocks first ... last - 1 over the nodes of trees, then the final norm where `final` is given.
 // x [n][hidden] goes in and comes out changed; tapped [n][taps][hidden] are outputs of blocks.
 void blocks(const Model* model, const Nodes* nodes, float* x, int64_t first, int64_t last, const int64_t* taps, int64_t n_taps, float* tapped, float* final, int64_t round_inputs, int64_t threads) {
-  if (BF16_PRODUCTS && round_inputs) run_blocks<uint16_t>(*model, *nodes, x, first, last, taps, n_taps, tapped, final, int(threads));
-  else run_blocks<float>(*model, *nodes, x, first, last, taps, n_taps, tapped, final, int(threads));
+  of_types(round_inputs, nodes->kind, [&]<class X, class K>(X*, K*) { run_blocks<X, K>(*model, *nodes, x, first, last, taps, n_taps, tapped, final, int(threads)); });
 }
 
 // Keys and values alone of every block, of states x [n][hidden] that all blocks read.
 void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t round_inputs, int64_t threads) {
-  auto run = [&](auto* type) {
-    using X = std::remove_pointer_t<decltype(type)>;
+  of_types(round_inputs, nodes->kind, [&]<class X, class K>(X*, K*) {
     const int64_t hidden = model->hidden, stride = even(hidden), all = nodes->n;
     const int64_t kv = model->kv_heads * model->head_dim;
     const int team = int(threads);
@@ -1055,12 +1106,11 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
           const Arranged<X> arranged = arrange<X>(h.data(), tokens.end - tokens.begin, stride / 2, block.k.kind);
-          project_all(*model, block, l, *nodes, row_of.data(), tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
+          project_all<K>(*model, block, l, *nodes, row_of.data(), tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
         }
       }
     });
-  };
-  if (BF16_PRODUCTS && round_inputs) run((uint16_t*)nullptr); else run((float*)nullptr);
+  });
 }
 
 // The place of the largest of each row of x [rows][width], the first of equals; NaN is above all.

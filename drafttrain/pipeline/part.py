@@ -90,8 +90,7 @@ class TargetPart:
                 self.head = NativeLinear(self.head.weight, self.head.bias)
 
     def new_cache(self, max_len: int) -> TreeCache:
-        dtype = torch.float if self.native is not None else self.dtype
-        cache = TreeCache(len(self.blocks), 1, max_len, dtype, self.device)
+        cache = TreeCache(len(self.blocks), 1, max_len, self.dtype, self.device)
         cache.allocate(self.config.num_key_value_heads, self.base.layers[0].self_attn.head_dim)
         return cache
 

@@ -406,5 +406,4 @@ class FrozenTarget:
         return scale_logits(self.config, logits)
 
     def new_cache(self, batch: int, max_len: int) -> TreeCache:
-        dtype = self.dtype if self.native is None else torch.float
-        return TreeCache(self.n_blocks, batch, max_len, dtype, self.device)
+        return TreeCache(self.n_blocks, batch, max_len, self.dtype, self.device)

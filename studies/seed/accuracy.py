@@ -4,7 +4,7 @@
     python -m studies.seed.accuracy --limit 40      40 of each task, evenly spaced: an interval alone
     python -m studies.seed.accuracy --resume        goes on with the trees that are finished
 
-Many trees grow at the same time, eight sequences are decoded together, and nothing is timed. Texts differ,
+Many trees grow at the same time, many sequences are decoded together, and nothing is timed. Texts differ,
 because candidates are drawn at random; their distribution does not. GSM8K counts right numbers, Blocksworld
 plans that reach the goal, creative writing passages with all four end sentences, and the sentences kept.
 """
@@ -30,7 +30,7 @@ from studies.seed.pairs import Pair, load_pair
 AR, SEED = "AR", "SEED"
 TREE = drawn(2, 1, 1)
 PROBLEMS = {"gsm8k": 1319, "blocksworld": 145, "writing": 100}
-SEQUENCES, TREES = 8, 16  # decoded, and growing, at the same time
+SEQUENCES, TREES = 32, 32  # decoded, and growing, at the same time
 CHUNK = 64  # problems that one method solves before the other does
 POINTS = 100.0
 
@@ -55,7 +55,7 @@ class Checked:
 
 
 def methods() -> list[Method]:
-    """Return plain decoding and SEED, both of eight sequences at a time."""
+    """Return plain decoding and SEED, both of many sequences at a time."""
     return [
         scheduled(name, tree, "batched", sequences=SEQUENCES) for name, tree in ((AR, None), (SEED, TREE))
     ]
