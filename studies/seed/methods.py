@@ -51,9 +51,9 @@ class Method:
         return ScheduledDecoder(pair.target, proposer, self.scheduler, self.prefixes, pace or Pace())
 
 
-def serial(name: str, tree: str | None) -> Method:
+def serial(name: str, tree: str | None, short: int = SchedulerConfig.short) -> Method:
     """One sequence after the other, on all threads (Figure 1a, b)."""
-    return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False))
+    return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False, short=short))
 
 
 def scheduled(

@@ -77,8 +77,9 @@ def measure(
 
     def methods(task: str) -> list[Method]:
         tree = TREES[task]
-        seed = scheduled(SEED, tree, "one", overlap=True, threads=THREADS)
-        return [serial(SERIAL_AR, None), serial(SERIAL_SD, tree), seed]
+        # a drafter with a device of its own drafts for short answers, too
+        seed = scheduled(SEED, tree, "one", overlap=True, threads=THREADS, short=0)
+        return [serial(SERIAL_AR, None), serial(SERIAL_SD, tree, short=0), seed]
 
     paces: list[Paced] = []
 

@@ -35,7 +35,7 @@ from studies.seed.paced import THREADS, TREES, Paced
 from studies.seed.pairs import Pair, load_pair
 
 TASK = "gsm8k"
-NEW_TOKENS = 16  # of each sequence in Figures 1 and 3
+NEW_TOKENS = SchedulerConfig.short + 4  # of each sequence in Figures 1 and 3: enough to be drafted
 VERDICTS = 8  # in Figure 3a
 BIN = 0.5  # seconds of a point of Figure 4
 REAL_TREE = drawn(1, 1, 1)

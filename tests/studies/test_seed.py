@@ -17,6 +17,7 @@ from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.reasoning.timeline import Span
 from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.files import read_json
 from studies import goals
 from studies.figures import seed
 from studies.seed import accuracy, comparison, methods, overlap, paced, table1, table2, timelines
@@ -274,6 +275,9 @@ def test_recorded_figures_are_drawn_again(pair, tmp_path, monkeypatch, capsys):
     assert len(pictures) == 3
     for picture in pictures.values():
         assert ElementTree.fromstring(picture).tag == f"{SVG}svg"
+    runs = read_json(tmp_path / "timelines_real.json")
+    drafts = [any("draft" in span for span in run["spans"]) for run in runs["figure1"]]
+    assert drafts == [False, True, True, False]
     monkeypatch.setattr(timelines, "record", None)
     assert timelines.main([*words, "--resume"]) == 0
     assert pictures == {path: path.read_text() for path in tmp_path.glob("*.svg")}
