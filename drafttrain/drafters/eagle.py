@@ -91,7 +91,7 @@ class EagleModel(LayeredDrafter):
         self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Append verified tokens, each with the target's state before it."""
-        tapped = tapped.to(state.dtype)  # [B, n, H]
+        tapped = tapped.to(self.states_dtype)  # [B, n, H]
         before = state.carried.get(LAST)  # [B, H]
         if before is None:  # the first token has none before it
             x, read = self._join(tokens[:, 1:], tapped[:, :-1]), counts - 1

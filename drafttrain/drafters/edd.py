@@ -91,7 +91,7 @@ class EddModel(LayeredDrafter):
         self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Append verified hidden states as soft prompts. Tokens are not read."""
-        tapped = tapped.to(state.dtype)  # [B, n, K·H]
+        tapped = tapped.to(self.states_dtype)  # [B, n, K·H]
         self.read(state, self.fc(tapped), counts)
         if self.config.anchor:
             state.carried[LAST] = tapped[
@@ -106,5 +106,5 @@ class EddModel(LayeredDrafter):
         width = len(self.config.tapped_blocks) * self.config.hidden_size
         last = state.carried.get(LAST)  # [B, K·H]
         if last is None:
-            last = torch.zeros(len(tokens), width, dtype=state.dtype, device=state.device)
+            last = torch.zeros(len(tokens), width, dtype=self.states_dtype, device=state.device)
         return self._join(tokens, last[:, None].expand(-1, tokens.shape[1], -1))

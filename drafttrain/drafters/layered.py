@@ -263,6 +263,11 @@ class LayeredDrafter(DraftModel):
         cos, sin = self._rope_table(n, torch.float)[..., :half].unbind(1)
         return cos, sin
 
+    @property
+    def states_dtype(self) -> torch.dtype:
+        """Return the dtype in which hidden states are read and carried: the native forward takes fp32."""
+        return self.layers[0].post_attention_layernorm.weight.dtype if self.native is None else torch.float
+
     def new_state(self, batch: int, max_len: int) -> KvCache:
         config, weight = self.config, self.layers[0].post_attention_layernorm.weight
         state = KvCache(config.layers, batch, max_len, weight.dtype, weight.device)
@@ -279,7 +284,7 @@ class LayeredDrafter(DraftModel):
 
     def prefix(self, state: KvCache, length: int, room: int, tapped: torch.Tensor) -> KvCache:
         twin = state.copy(length, room)
-        twin.carried = {LAST: tapped[None].to(state.dtype)} if LAST in state.carried else {}
+        twin.carried = {LAST: tapped[None].to(self.states_dtype)} if LAST in state.carried else {}
         return twin
 
     def join(self, states: Sequence[KvCache]) -> JoinedCache:

@@ -25,14 +25,14 @@ class AcceptMatching(SamplingRule):
             self.numbers, self.sampler = numbers, Sampler([self.params[number] for number in numbers])
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        numbers, device = self.numbers, logits.device
-        emitted = torch.tensor([self.emitted[number] for number in numbers], device=device)  # [B]
+        device = logits.device
+        emitted = torch.tensor([self.emitted[number] for number in self.numbers], device=device)  # [B]
         if tree.width == 1:  # plain decoding
             token = self.sampler.pick(logits, emitted[:, None])[:, 0]  # [B]
             for number in self.numbers:
                 self.emitted[number] += 1
             return Accepted(torch.zeros_like(token)[:, None], torch.ones_like(token), token)
-        rows = torch.arange(len(emitted), device=logits.device)  # [B]
+        rows = torch.arange(len(emitted), device=device)  # [B]
         node = torch.zeros_like(tree.sizes)  # [B] the last accepted one
         path, counts = [node], torch.ones_like(tree.sizes)
         while True:  # only what the path reaches is drawn: a draw sorts thousands of probabilities

@@ -147,7 +147,8 @@ class _Whole:
 
     def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
         """Return the probabilities of tokens [K], whose logits these are."""
-        return np.exp(logits / self.temperature - self.log_mass)
+        with np.errstate(invalid="ignore", over="ignore"):  # logits may be infinite; the caller looks
+            return np.exp(logits / self.temperature - self.log_mass)
 
     def without(self, ids: np.ndarray, uniform: float) -> int:
         """Draw another token than these."""
@@ -164,7 +165,7 @@ class _Cut:
         self.token = int(draw(probs[None], share))
 
     def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        return self.probs.numpy(force=True)[ids]
+        return self.probs[torch.as_tensor(ids, device=self.probs.device)].numpy(force=True)
 
     def without(self, ids: np.ndarray, uniform: float) -> int:
         rest = self.probs.index_fill(0, torch.as_tensor(ids, device=self.probs.device), 0.0)  # [V]

@@ -127,7 +127,11 @@ def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 class Sampler:
-    """Draws of a batch of outputs, each with its own parameters."""
+    """Draws of a batch of outputs, each with its own parameters.
+
+    Attributes:
+        whole: every output is drawn, and from the whole vocabulary.
+    """
 
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
@@ -142,19 +146,19 @@ class Sampler:
 
         batch, n, vocabulary = logits.shape
         numbers = [
-            [uniform(params.seed, position) if params.temperature else 0.0 for position in row]
+            uniform(params.seed, position) if params.temperature else 0.0
             for params, row in zip(self.params, positions.tolist(), strict=True)
+            for position in row
         ]
-
-        numbers = torch.tensor(numbers, dtype=torch.float64, device=logits.device).flatten()  # [B * n]
+        shares = torch.tensor(numbers, dtype=torch.float64, device=logits.device)  # [B * n]
 
         def each(values: torch.Tensor) -> torch.Tensor:
             return values.to(logits.device).repeat_interleave(n)  # [B * n]
 
         flat, temperature = logits.flatten(0, 1), each(self.temperature)
         if self.whole:  # a few operators less than below, for each token of plain sampling
-            tokens = draw_logits(flat, temperature, numbers)[0]
+            tokens = draw_logits(flat, temperature, shares)[0]
         else:
             top_k = each(self.top_k.clamp(max=vocabulary))
-            tokens = pick_tokens(flat, temperature, each(self.top_p), numbers, top_k)
+            tokens = pick_tokens(flat, temperature, each(self.top_p), shares, top_k)
         return tokens.view(batch, n)

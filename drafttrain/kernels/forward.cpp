@@ -7,7 +7,8 @@
 // Weights are packed into panels of 2 vectors of outputs: [out / PANEL][in / 2][PANEL][2] in bf16 (a 32-bit
 // lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
 // of 7 bits with a scale for each output. A panel is one stream through memory. Sums are fp32; inputs of a product are
-// rounded to bf16 where the machine multiplies bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere.
+// rounded to bf16 where the machine multiplies bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere. Keys
+// and values are kept in fp32 or, as their cache is, in bf16; attention computes in fp32.
 //
 // Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
 // calls it and releases the GIL.
@@ -46,7 +47,7 @@ constexpr int64_t PANEL = 2 * VL;  // outputs of a panel
 constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
 constexpr int64_t AHEAD = 128 * PANEL;  // pairs of weights between a product and what is fetched for later ones
 constexpr int64_t NODES = 32;     // that attend together
-constexpr int64_t FEW = 4;        // nodes whose head of keys stays with one thread
+constexpr int64_t UNDIVIDED = 4;  // nodes whose head of keys stays with one thread
 constexpr int64_t KEYS = 64;      // that they go through at a time
 constexpr int64_t PHASES = 6;     // of a block, each with a queue of its own
 #if defined(__AVX512BF16__)
@@ -656,21 +657,24 @@ template <class X, class K> static void attend(std::span<const Query<X>> queries
   else attend<0>(queries, keys, values, scale, dim);
 }
 
-// What each node sees besides the verified slots: a run of slots right after them (all, in a chain), then others, in
-// order.
+// What each node sees: a run of slots, which holds the verified ones and those right after them (all, in a chain),
+// then others, in order. Where nothing is verified the run begins with the first slot seen, as in packed documents.
 struct Paths {
-  std::vector<int64_t> run, slots, begin;
-  int64_t longest = 0;  // verified slots included
+  std::vector<Range> run;
+  std::vector<int64_t> slots, begin;
+  int64_t longest = 0;
   explicit Paths(const Nodes& nodes) : begin(1, 0) {
     for (const Row& row : std::span(nodes.row, nodes.rows))
       for (int64_t i = 0; i < row.n; i++) {
         const uint8_t* seen = row.ancestors + i * row.width;
         int64_t j = 0;
+        while (!row.length && j < row.width && !seen[j]) j++;
+        const int64_t first = j;
         while (j < row.width && seen[j]) j++;
-        run.push_back(j);
+        run.push_back({first, row.length + j});
         for (; j < row.width; j++) if (seen[j]) slots.push_back(row.length + j);
         begin.push_back(slots.size());
-        longest = std::max(longest, row.length + run.back() + begin.back() - begin[begin.size() - 2]);
+        longest = std::max(longest, run.back().end - first + begin.back() - begin[begin.size() - 2]);
       }
   }
 };
@@ -758,7 +762,7 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
     std::vector<X> h(std::min(CHUNK, all) * h_stride);
     std::vector<float> gate(std::min(CHUNK, all) * PANEL), up(gate.size()), wide(KEYS * dim);
     const int64_t group = nq / nkv;
-    std::vector<Query<X>> queries(NODES * group);
+    std::vector<Query<X>> queries(std::min(NODES, all) * group);
     std::vector<float> scores(queries.size() * (paths.longest + VL)), sums(queries.size() * dim);
     Queue* queue = queues.data();  // every thread goes through them in the same order
     auto wait = [&] { barrier.wait(); };
@@ -794,7 +798,7 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
         project_all<K>(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm, block.q), queue, t, threads, wait, q, k, v);
         // nodes by head of keys; few nodes of a head stay with one thread, as the other would read its keys again
-        const int64_t unit = count <= FEW && threads <= nkv ? count : 1;
+        const int64_t unit = count <= UNDIVIDED && threads <= nkv ? count : 1;
         queue[2].take(nkv * count / unit, t, threads, [&](Range units) {
           const Range items = {units.begin * unit, units.end * unit};
           for (int64_t item = items.begin; item < items.end;) {
@@ -804,12 +808,13 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
             for (int64_t i = first; i < last; i++)
               for (int64_t g = head * group; g < (head + 1) * group; g++) {
                 const int64_t node = start + i, place = (i - first) * group + g - head * group;
-                const int64_t length = paths.begin[node + 1] - paths.begin[node], run_end = row.length + paths.run[node];
-                int64_t seen_from = 0;
-                if (block.window) seen_from = std::max(int64_t(0), nodes.positions[node] - block.window + 1);
-                const int64_t unseen = std::clamp(seen_from - run_end, int64_t(0), length);  // of the path
+                const int64_t length = paths.begin[node + 1] - paths.begin[node];
+                const Range run = paths.run[node];
+                int64_t seen_from = run.begin;  // in slots, of which the run's first has position 0
+                if (block.window) seen_from += std::max(int64_t(0), nodes.positions[node] - block.window + 1);
+                const int64_t unseen = std::clamp(seen_from - run.end, int64_t(0), length);  // of the path
                 queries[place] = {
-                    q + (i * nq + g) * dim, {std::min(seen_from, run_end), run_end},
+                    q + (i * nq + g) * dim, {std::min(seen_from, run.end), run.end},
                     paths.slots.data() + paths.begin[node] + unseen, length - unseen,
                     scores.data() + place * (paths.longest + VL), sums.data() + place * dim,
                     buffers.attended.data() + i * at_stride + g * dim};

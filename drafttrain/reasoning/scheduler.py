@@ -10,7 +10,7 @@ depends on none of this: every draw belongs to its seed and its position.
 import threading
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class Branch:
 
     def free(self) -> None:
         """Let go of what only a branch that goes on needs: some megabytes, and many prompts may follow."""
-        self.session = self.verified = None
+        self.session = self.tree = self.verified = None
 
     def fail(self, error: Exception) -> None:
         """End it with the reason."""
@@ -299,7 +299,7 @@ class _Run:
 
     Attributes:
         threads: of all drafting together, where it overlaps with verifying.
-        siblings: of each prompt the proposer's state in the first session.
+        siblings: the proposer's state in the first session of each prompt that others wait with.
     """
 
     decoder: ScheduledDecoder
@@ -310,11 +310,14 @@ class _Run:
     rounds: Rounds = field(default_factory=Rounds)
     branches: list[Branch] = field(default_factory=list)
     siblings: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    waiting: Counter[tuple[int, ...]] = field(default_factory=Counter)  # requests by their prompts
 
     def __post_init__(self) -> None:
         self.config, self.timeline = self.decoder.config, self.decoder.timeline
         self.joined, self.batched = self.config.drafting == "joined", self.config.verifier == "batched"
         self.live = 0
+        if self.decoder.shares_ngrams:
+            self.waiting.update(tuple(request.prompt_ids) for _, request in self.requests)
 
     # the two ways to run
 
@@ -392,11 +395,14 @@ class _Run:
             decoder.pace.prefilled(began, decoder.store.encoded - known)
         branches = [Branch(Row(*pair), *rest) for pair, *rest in zip(taken, sessions, accept)]
         if decoder.shares_ngrams:
-            drafted = [pair for pair, branch in zip(zip(prompts, sessions), branches) if branch.is_drafted]
-            for prompt, session in drafted:
-                first = self.siblings.setdefault(tuple(prompt), session.state)
-                if first is not session.state:
-                    decoder.proposer.share(session.state, first)
+            for prompt, session, branch in zip(map(tuple, prompts), sessions, branches):
+                self.waiting[prompt] -= 1
+                if branch.is_drafted:
+                    first = self.siblings.setdefault(prompt, session.state)
+                    if first is not session.state:
+                        decoder.proposer.share(session.state, first)
+                if not self.waiting[prompt]:
+                    self.siblings.pop(prompt, None)
         self.branches += branches
         self.live += len(branches)
         stats = decoder.stats

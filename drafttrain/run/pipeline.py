@@ -86,7 +86,6 @@ def show_plan(config: PipelineConfig) -> None:
     Raises:
         UserError: the target cannot be cut so.
     """
-    import torch
 
     from drafttrain.bundle import find_bundle
     from drafttrain.pipeline.part import part_bytes
@@ -113,7 +112,7 @@ def show_plan(config: PipelineConfig) -> None:
             first = sum(blocks[:i])
             which = f"{first} to {first + blocks[i] - 1}"
             weights = part_bytes(place, range(first, first + blocks[i]), dtype)
-            cache = 2 * blocks[i] * room * heads * dim * torch.float.itemsize
+            cache = 2 * blocks[i] * room * heads * dim * dtype.itemsize
         own = drafter if rank == layout.drafter else 0
         sizes = " | ".join(f"{size / 1e6:.1f}" for size in (weights, cache, own))
         print(f"| {rank} | {which} | {sizes} |")

@@ -195,6 +195,7 @@ class _TreeLayer(CacheLayerMixin):
 
     @property
     def owner(self) -> "TreeCache":
+        """Return the cache that this layer belongs to; whoever uses the layer holds it."""
         return self._owner()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

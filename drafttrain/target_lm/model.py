@@ -174,8 +174,8 @@ class FrozenTarget:
         """Lay out the weights for decoding: native on a CPU with a compiler, else packed for oneDNN in bf16.
 
         From then on forwards over trees are native where the architecture is known; they are fp32 but for the
-        weights (and the inputs of bf16 products). `lm_head` keeps its plain weight, which embeddings may
-        share and drafters read.
+        weights, keys and values (and the inputs of bf16 products). `lm_head` keeps its plain weight, which
+        embeddings may share and drafters read.
         """
         if self.is_packed:
             return

@@ -54,8 +54,12 @@ class Recorded:
     spans: list[Span]
 
     def row(self) -> dict:
-        """Return it as JSON, a list for each span."""
-        return {**vars(self), "spans": [list(vars(span).values()) for span in self.spans]}
+        """Return it as JSON, a list for each span, with times in whole microseconds."""
+        spans = [
+            [span.who, span.what, span.sequences, round(span.begin, 6), round(span.end, 6)]
+            for span in self.spans
+        ]
+        return {**vars(self), "spans": spans}
 
     @classmethod
     def read(cls, values: dict) -> "Recorded":

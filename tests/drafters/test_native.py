@@ -65,6 +65,19 @@ def test_native_drafts_are_the_stock_ones(name, make_target, make_drafter):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @torch.no_grad()
+def test_native_drafts_in_bf16_stay_close(name, make_target, make_drafter):
+    target = make_target("llama")
+    stock = make_drafter(target, **DRAFTERS[name])
+    native = copy.deepcopy(stock).bfloat16()
+    native.pack()
+    ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
+    tapped, counts = target.encode(ids, torch.zeros_like(ids)).tapped, torch.tensor([10, 7])
+    mine, other = (drafting(drafter, ids, tapped, counts) for drafter in (native, stock))
+    assert mine.dtype == torch.float and (mine - other).std() < 0.05 * other.std()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@torch.no_grad()
 def test_the_most_probable_tokens_are_those_of_all(name, make_target, make_drafter):
     target = make_target("llama")
     drafter = make_drafter(target, **DRAFTERS[name])

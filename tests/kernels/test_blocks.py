@@ -31,6 +31,7 @@ MODELS = {
     "llama-biases": dict(attention_bias=True, mlp_bias=True),
     "llama-odd": dict(hidden_size=60, num_attention_heads=3, num_key_value_heads=1, head_dim=22),
     "llama-wide": dict(head_dim=64, tie_word_embeddings=True),
+    "llama-widest": dict(head_dim=128),
     "llama-llama3": dict(
         rope_parameters=dict(
             rope_type="llama3",
@@ -115,7 +116,9 @@ def test_it_computes_what_the_stock_modules_compute(kernels, name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama-odd", "llama-wide", "qwen3-window", "mistral-window"])
+@pytest.mark.parametrize(
+    "name", ["llama-odd", "llama-wide", "llama-widest", "qwen3-window", "mistral-window"]
+)
 def test_a_node_has_the_bits_of_plain_decoding(kernels, name, dtype):
     target, _ = tiny(name, dtype)
     generator = torch.Generator().manual_seed(2)
@@ -165,6 +168,31 @@ def test_long_prompts_go_in_chunks(kernels):
     assert (mine.tapped - other.tapped).abs().max() < 1e-3
     second = target.encode(ids[:, 200:], torch.zeros_like(ids[:, 200:]))
     assert torch.equal(mine.final[:, 200:], second.final)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama-wide", "mistral-window"])
+def test_documents_in_a_row_have_the_bits_of_each_alone(kernels, name, dtype):
+    target, _ = tiny(name, dtype, max_position_embeddings=1024)
+    ids, start = torch.randint(160, (2, 300)), torch.zeros(2, 300, dtype=torch.long)
+    start[0, 150:], start[1, 70:140], start[1, 140:] = 150, 70, 140
+    together = target.encode(ids, start)
+    for row, begin, end in ((0, 0, 150), (0, 150, 300), (1, 0, 70), (1, 70, 140), (1, 140, 300)):
+        part = ids[row : row + 1, begin:end]
+        alone = target.encode(part, torch.zeros_like(part))
+        assert torch.equal(together.final[row, begin:end], alone.final[0])
+    after = decode_after(target, ids[0, :150].tolist(), ids[0, 149:150])
+    assert torch.equal(together.final[0, 149], after)
+
+
+def decode_after(target: FrozenTarget, text: list[int], last: torch.Tensor) -> torch.Tensor:
+    """State of a text's last token, decoded by itself after the others."""
+    n = len(text) - 1
+    cache, order = target.new_cache(1, n + 4), torch.arange(n)
+    target.forward(cache, torch.tensor([text[:n]]), order, torch.ones(n, n).tril().bool())
+    cache.commit(order[None], torch.tensor([n]))
+    itself = torch.ones(1, 1, dtype=torch.bool)
+    return target.forward(cache, last[None], torch.zeros(1, dtype=torch.long), itself).final[0, 0]
 
 
 def test_bf16_products_stay_close(kernels):

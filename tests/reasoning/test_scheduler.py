@@ -5,6 +5,7 @@ import itertools
 import random
 import threading
 import time
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -109,6 +110,24 @@ def test_every_way_gives_the_texts_of_plain_decoding(loaded, kind, way):
         for sequences in (1, 3, 8):
             config = replace(way, sequences=sequences)
             assert texts(loaded.target, proposer_of(loaded, kind), asked, config) == expected
+
+
+@pytest.mark.parametrize("kind", ["chain:length=3", "hybrid"])
+def test_caches_are_those_of_sequences_that_go_on(loaded, kind, monkeypatch):
+    """Also of the first sequence of a prompt, whose n-grams others of the same prompt share."""
+    alive, found, make = weakref.WeakSet(), [], KvCache.__init__
+    monkeypatch.setattr(KvCache, "__init__", lambda cache, *sizes: alive.add(cache) or make(cache, *sizes))
+    asked = [one for one in requests(1.0) for _ in range(2)]
+
+    class Counts(Pace):
+        def drafted(self, began, branches):
+            found.append(len(alive))
+
+    for sequences in (1, 3):
+        found.clear()
+        config = scheduling("one", "each", sequences, overlap=False)
+        texts(loaded.target, proposer_of(loaded, kind), asked, config, prefixes=0, pace=Counts())
+        assert max(found) <= 2 * sequences + 1  # one more: a first text, for the second one
 
 
 @pytest.mark.parametrize("kind", ["none", DRAWN])
