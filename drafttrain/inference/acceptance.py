@@ -107,11 +107,11 @@ class SamplingRule(AcceptanceRule):
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
-        self.numbers = different(numbers)
+        self.numbers = require_different(numbers)
 
 
-def different(numbers: Sequence[int]) -> list[int]:
-    """Return the numbers as a list.
+def require_different(numbers: Sequence[int]) -> list[int]:
+    """Return numbers, all of them different, as a list.
 
     Raises:
         ValueError: one of them is named twice.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from drafttrain.inference.acceptance import Accepted, SamplingRule, different
+from drafttrain.inference.acceptance import Accepted, SamplingRule, require_different
 from drafttrain.inference.sampling import Sampler
 from drafttrain.trees.tree import TokenTree
 
@@ -21,7 +21,7 @@ class AcceptMatching(SamplingRule):
     """
 
     def set_active(self, numbers: Sequence[int]) -> None:
-        if (numbers := different(numbers)) != self.numbers:
+        if (numbers := require_different(numbers)) != self.numbers:
             self.numbers, self.sampler = numbers, Sampler([self.params[number] for number in numbers])
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:

@@ -76,12 +76,14 @@ def ways(devices: str) -> list[Method]:
     """Return the methods of Figure 1, in its order; SEED as it is scheduled on these devices."""
     if devices == "paced":
         tree = TREES[TASK]
-        scheduler = SchedulerConfig("one", "each", SEQUENCES, overlap=True, threads=THREADS)
+        short = 0  # as the paced figures: a drafter with a device of its own drafts for short answers, too
+        scheduler = SchedulerConfig("one", "each", SEQUENCES, overlap=True, threads=THREADS, short=short)
     else:
-        tree, scheduler = REAL_TREE, SchedulerConfig("one", "joined", SEQUENCES)
+        tree, short = REAL_TREE, SchedulerConfig.short
+        scheduler = SchedulerConfig("one", "joined", SEQUENCES)
     return [
         serial(SERIAL_AR, None),
-        serial("serial speculative decoding", tree),
+        serial("serial speculative decoding", tree, short),
         Method("SEED, scheduled", tree, scheduler),
         scheduled("all sequences in one forward", None, "batched"),
     ]
