@@ -8,7 +8,7 @@ import torch
 
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import LARGEST, TreePolicy
-from drafttrain.trees.tree import DrawnFrom, TokenTree
+from drafttrain.trees.tree import DrawnFrom, TokenTree, marked_nodes
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
 
@@ -60,11 +60,15 @@ class SampledTreePolicy(TreePolicy):
         k_config: children per node, layer by layer.
         temperature: of the draws; the output is exact for any.
         candidates: they are drawn from this many most probable tokens; fewer cost less time.
+        threshold: least confidence (joint probability of its path by the drafter) of a node that gets
+            children, as PCT has it (EDD paper, §3.2). It is compared before they are drawn, so the output
+            stays exact. 0: all nodes get children.
     """
 
     k_config: Sequence[int] = setting(ge=1)
     temperature: float = setting(1.0, gt=0)
     candidates: int = setting(128, ge=1, le=LARGEST)
+    threshold: float = setting(0.0, ge=0, le=1)
 
     draws = True
 
@@ -93,22 +97,36 @@ class SampledTreePolicy(TreePolicy):
         tokens, log_probs = root.new_zeros(batch, n), root.new_zeros(batch, n, dtype=torch.float)  # [B, n]
         probs = log_probs.new_zeros(batch, n, size)  # [B, n, K]
         ids = tokens.new_zeros(batch, n, size)  # [B, n, K]
-        tokens[:, 0] = root
+        joint, kept = log_probs.clone(), torch.zeros_like(log_probs, dtype=torch.bool)  # [B, n]
+        tokens[:, 0], kept[:, 0] = root, True
         begin, end = 0, 1  # of the layer that is expanded
         for k in k_config:
-            frontier = shape.nodes[begin:end].expand(batch, -1)  # [B, f]
+            layer = slice(begin, end)
+            worth = kept[:, layer] & (joint[:, layer].exp() >= self.threshold)  # [B, f]
+            chosen, counts = marked_nodes(worth)  # [B, c]
+            if not chosen.shape[1]:
+                break
+            padding = torch.arange(chosen.shape[1], device=root.device) >= counts[:, None]  # [B, c]
+            frontier = (begin + chosen).masked_fill(padding, 0)  # [B, c]
             tree = shape.tree(tokens[:, :end], log_probs[:, :end])
-            best, draft_ids = drafter.top(state, tree, frontier, size)  # [B, f, K]
-            log_q = torch.log_softmax(best / self.temperature, dim=-1)
+            place = (worth.cumsum(1) - 1).clamp(min=0)[:, :, None].expand(-1, -1, size)  # [B, f, K]
+            # a node that is not expanded takes another one's values, and its children are not kept
+            best, draft_ids = (part.gather(1, place) for part in drafter.top(state, tree, frontier, size))
+            log_q = torch.log_softmax(best / self.temperature, dim=-1)  # [B, f, K]
+            # for the whole layer: the draws after a node do not depend on which others are expanded
             exponential = [torch.empty(best.shape[1:]).exponential_(generator=g) for g in generators]
             noise = torch.stack(exponential).to(root.device).log()  # [B, f, K]
             # Gumbel top-k: the k largest of log q - log E, in order, are k draws without replacement
             drawn = (log_q - noise).topk(k).indices  # [B, f, k]
-            probs[:, begin:end], ids[:, begin:end] = log_q.exp(), drafter.to_target(draft_ids)
-            begin, end, parents = end, end + drawn[0].numel(), slice(begin, end)
-            tokens[:, begin:end] = ids[:, parents].gather(2, drawn).flatten(1)
+            probs[:, layer] = log_q.exp() * worth[:, :, None]
+            ids[:, layer] = drafter.to_target(draft_ids)
+            begin, end = end, end + drawn[0].numel()
+            tokens[:, begin:end] = ids[:, layer].gather(2, drawn).flatten(1)
             log_probs[:, begin:end] = best.gather(2, drawn).flatten(1)
-        return shape.tree(tokens, log_probs, DrawnFrom(probs, ids))
+            joint[:, begin:end] = joint[:, layer].repeat_interleave(k, 1) + log_probs[:, begin:end]
+            kept[:, begin:end] = worth.repeat_interleave(k, 1)
+        grown = shape.tree(tokens[:, :end], log_probs[:, :end], DrawnFrom(probs[:, :end], ids[:, :end]))
+        return grown.select(kept[:, :end])
 
     def _generators(self) -> list[torch.Generator]:
         """Return random numbers for the next tree of each active sequence."""

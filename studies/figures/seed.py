@@ -10,7 +10,7 @@ pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` more than 7
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,7 +44,9 @@ from studies.seed.pairs import Pair, load_pair
 TUNING = "data/tuning_prompts.jsonl"
 SAMPLES, TUNING_TOKENS = 3, 64
 TUNING_PROMPTS = {"A": 2, "B": 6}  # a minute of each tree and method at most
-K_CONFIGS = ((1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1, 1))
+TREES = [drawn(*k_config) for k_config in ((1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1, 1), (2, 2, 1))]
+TREES += [drawn(1, 1, 1, 1, 1, 1, threshold=least) for least in (0.1, 0.2, 0.3, 0.5)]
+TREES += [drawn(2, 1, 1, 1, 1, threshold=0.2), drawn(2, 2, 1, 1, 1, threshold=0.2)]
 NO_PREFIXES, SEED, BATCHED_SEED, SERIAL_SD = "serial AR, prompts apart", "SEED", "SEED batched", "serial SD"
 WAYS = [
     SchedulerConfig(verifier, drafting, sequences, overlap)
@@ -82,22 +84,22 @@ def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]
     ]
 
 
-def tune(pair: Pair, make) -> tuple[str, dict[str, float]]:
-    """Return the fastest tree of a method, and the tokens per second of all.
-
-    Args:
-        make: `Method` by a tree's name.
-    """
-    speeds = {}
+def tune(pair: Pair, make: Callable[[str], Method]) -> tuple[str, dict[str, float]]:
+    """Return the fastest tree of a method, and the tokens per second of all, which take turns prompt by
+    prompt: this machine may be slow for a while."""
     requests = sampled_requests(pair, TUNING_TOKENS, TUNING_PROMPTS[pair.name])
     groups = [requests[i : i + SAMPLES] for i in range(0, len(requests), SAMPLES)]
-    for tree in (drawn(*k_config) for k_config in K_CONFIGS):
-        decoder = make(tree).decoder(pair)
+    decoders = {tree: make(tree).decoder(pair) for tree in TREES}
+    for decoder in decoders.values():
         decoder.decode(groups[0], stop=())  # warm
-        before, started = decoder.stats.new_tokens, time.perf_counter()
-        for group in groups:
+    seconds, tokens = dict.fromkeys(TREES, 0.0), dict.fromkeys(TREES, 0)
+    for group in groups:
+        for tree, decoder in decoders.items():
+            before, started = decoder.stats.new_tokens, time.perf_counter()
             decoder.decode(group, stop=())
-        speeds[tree] = (decoder.stats.new_tokens - before) / (time.perf_counter() - started)
+            seconds[tree] += time.perf_counter() - started
+            tokens[tree] += decoder.stats.new_tokens - before
+    speeds = {tree: tokens[tree] / seconds[tree] for tree in TREES}
     return max(speeds, key=speeds.get), speeds
 
 

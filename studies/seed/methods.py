@@ -70,9 +70,10 @@ def scheduled(
     return Method(name, tree, scheduler)
 
 
-def drawn(*k_config: int) -> str:
-    """Return the name of SEED's trees."""
-    return "drawn:k_config=" + "-".join(map(str, k_config))
+def drawn(*k_config: int, threshold: float = 0.0) -> str:
+    """Return the name of SEED's trees; with a threshold, ours."""
+    name = "drawn:k_config=" + "-".join(map(str, k_config))
+    return f"{name},threshold={threshold}" if threshold else name
 
 
 @dataclass

@@ -215,13 +215,13 @@ class LastToken(Drafter):
 
 
 @pytest.mark.parametrize(
-    ("k_config", "candidates"),
-    [((1, 1), 5), ((3, 2), 5), ((3, 2), 3)],
-    ids=["chain", "tree", "of the best three"],
+    ("k_config", "candidates", "threshold"),
+    [((1, 1), 5, 0.0), ((3, 2), 5, 0.0), ((3, 2), 3, 0.25)],
+    ids=["chain", "tree", "of the best three, where they are likely"],
 )
 @pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
 @pytest.mark.parametrize("top_p", [0.97, 1.0])  # which leaves some out, or nothing
-def test_recursive_rejection_is_exact(kind, k_config, candidates, top_p):
+def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top_p):
     """20000 texts of two tokens against the enumerated distribution of all 36."""
     model, n, batch, root = LastToken(kind), 20000, 1000, 2
     settings = dict(temperature=0.9, top_p=top_p)
@@ -229,7 +229,7 @@ def test_recursive_rejection_is_exact(kind, k_config, candidates, top_p):
     for start in range(0, n, batch):
         seeds = range(start, start + batch)
         rule = RejectionSampling([SamplingParams(**settings, seed=seed) for seed in seeds])
-        policy = drawn(k_config, seeds, candidates=candidates)
+        policy = drawn(k_config, seeds, candidates=candidates, threshold=threshold)
         texts, last = [[] for _ in seeds], torch.full((batch,), root)
         while min(map(len, texts)) < 2:
             policy.set_active(seeds, [len(text) for text in texts])
@@ -248,6 +248,38 @@ def test_recursive_rejection_is_exact(kind, k_config, candidates, top_p):
     assert not counts[~possible].any()
     statistic = ((counts - expected) ** 2 / expected)[possible].sum()
     assert statistic < 73  # at most 35 degrees of freedom: P < 2e-4
+
+
+@pytest.mark.parametrize("k_config", [(1, 1, 1, 1), (3, 2, 2)])
+@pytest.mark.parametrize("kind", ["right", "wrong", "two of five", "sure"])
+@pytest.mark.parametrize("threshold", [0.02, 0.2, 0.6, 1.0])
+def test_only_confident_nodes_get_children(k_config, kind, threshold):
+    """The trees are those without a threshold, less what is below a node that is less likely."""
+
+    def grow(threshold):
+        model, nodes = LastToken(kind), []
+        expand = model.expand
+        model.expand = lambda state, tree, frontier: (
+            nodes.append(len(frontier[0])) or expand(state, tree, frontier)
+        )
+        return drawn(k_config, range(20), threshold=threshold).grow(model, None, torch.arange(20) % 6), nodes
+
+    whole, _ = grow(0.0)
+    found, expanded = grow(threshold)
+    assert found.depths.max() >= 1  # the root's confidence is 1
+    unlikely = whole.joint_log_probs().exp() < threshold
+    below = whole.ancestors() & ~torch.eye(whole.width, dtype=torch.bool)
+    expected = whole.select(~(below & unlikely[:, None]).any(-1))
+    for part in ("tokens", "parents", "depths", "log_probs", "sizes"):
+        assert torch.equal(getattr(found, part), getattr(expected, part))
+    assert torch.equal(found.ancestors(), expected.ancestors())
+    most: list[int] = []  # expanded nodes of a row at most, layer by layer
+    for row, tree in enumerate(found.rows()):
+        parents = tree.parents[0, 1:].unique()
+        assert torch.equal(tree.drawn_from.probs[0, parents], expected.drawn_from.probs[row, parents])
+        layers = tree.depths[0, parents].bincount(minlength=len(expanded)).tolist()
+        most = list(map(max, layers, most or layers))
+    assert expanded == most
 
 
 def test_recursive_rejection_at_temperature_0_is_greedy():

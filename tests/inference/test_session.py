@@ -137,6 +137,7 @@ def test_draws_of_forked_rows_need_numbers_of_their_own():
 
 
 SHAPES = ["chain:length=3", "eagle2:top_k=2,max_depth=2,total=5", "drawn:k_config=3-2-1"]
+SHAPES += ["drawn:k_config=2-1-1,threshold=0.01"]
 
 
 @pytest.mark.skipif(not is_available(), reason="torch's operators round rows of a batch differently")
@@ -194,4 +195,5 @@ def test_stock_attention_goes_over_several_caches(tiny_llama):
     assert calls == [1]
     for one, other in zip(found, expected):
         torch.testing.assert_close(one.final, other.final)
-        torch.testing.assert_close(one.tapped, other.tapped)
+        size = float(other.tapped.abs().max())  # of single entries in a residual stream: about 27
+        torch.testing.assert_close(one.tapped, other.tapped, rtol=0, atol=2e-6 * size)
