@@ -23,7 +23,10 @@ from drafttrain.utils.files import cache_dir
 SOURCE = Path(__file__).with_name("forward.cpp")
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
-FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": (*AVX512, "-mavx512bf16")}
+BF16 = (*AVX512, "-mavx512bf16")
+AMX = (*BF16, "-mamx-tile", "-mamx-bf16")
+FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": BF16, "amx_bf16": AMX}
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 SECONDS = 60  # that a compilation may take
 ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
@@ -93,16 +96,25 @@ def _instruction_set() -> str:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     capability = torch.backends.cpu.get_cpu_capability()
     if capability.startswith("AVX512") and not limit.startswith(("SSE", "AVX2", "AVX_")):
-        no_bf16 = limit.startswith("AVX512") and not any(name in limit for name in ("BF16", "FP16", "AMX"))
-        return "avx512_bf16" if _has_bf16() and not no_bf16 else "avx512"
+        limited = limit.startswith("AVX512")
+        if not _has("avx512_bf16") or limited and not any(name in limit for name in ("BF16", "FP16", "AMX")):
+            return "avx512"
+        amx = _has("amx_bf16") and not (limited and "AMX" not in limit) and _may_use_tiles()
+        return "amx_bf16" if amx else "avx512_bf16"
     return "avx2" if capability.startswith(("AVX2", "AVX512")) else "generic"
 
 
-def _has_bf16() -> bool:
+def _has(feature: str) -> bool:
     try:
-        return " avx512_bf16" in Path("/proc/cpuinfo").read_text()
+        return f" {feature}" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux to let this process use AMX's tiles; other systems have no way to."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
 def _built(wanted: str) -> Path:

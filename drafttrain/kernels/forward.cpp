@@ -7,8 +7,8 @@
 // Weights are packed into panels of 2 vectors of outputs: [out / PANEL][in / 2][PANEL][2] in bf16 (a 32-bit
 // lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
 // of 7 bits with a scale for each output. A panel is one stream through memory. Sums are fp32; inputs of a product are
-// rounded to bf16 where the machine multiplies bf16 (vdpbf16ps), each token's by itself, and stay fp32 elsewhere. Keys
-// and values are kept in fp32 or, as their cache is, in bf16; attention computes in fp32.
+// rounded to bf16 where the machine multiplies bf16 (vdpbf16ps, or AMX, whose tiles of weights these panels are, too),
+// each token's by itself, and stay fp32 elsewhere. Keys and values are kept in fp32 or, as their cache is, in bf16; attention computes in fp32.
 //
 // Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
 // calls it and releases the GIL.
@@ -46,6 +46,7 @@ constexpr int VL = 4, TILE = 4;
 constexpr int64_t PANEL = 2 * VL;  // outputs of a panel
 constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
 constexpr int64_t AHEAD = 128 * PANEL;  // pairs of weights between a product and what is fetched for later ones
+constexpr int64_t TILES_AHEAD = 64 * PANEL;  // the same for AMX
 constexpr int64_t NODES = 32;     // that attend together
 constexpr int64_t UNDIVIDED = 4;  // nodes whose head of keys stays with one thread
 constexpr int64_t KEYS = 64;      // that they go through at a time
@@ -54,6 +55,11 @@ constexpr int64_t PHASES = 6;     // of a block, each with a queue of its own
 constexpr bool BF16_PRODUCTS = true;
 #else
 constexpr bool BF16_PRODUCTS = false;
+#endif
+#if defined(__AMX_BF16__)
+constexpr bool TILES = true;
+#else
+constexpr bool TILES = false;
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -353,8 +359,8 @@ static Range part_of(int64_t tokens, int64_t i) {
   return share(tokens, int(i), int(tiles));
 }
 
-// Tokens in the order in which tiles read them, each tile's side by side, and their sums; valid until this thread
-// arranges others.
+// Tokens in the order in which tiles read them, each tile's side by side (AMX: as they were), and their sums; valid
+// until this thread arranges others.
 template <class X> struct Arranged {
   const X* x;
   const float* totals;
@@ -382,7 +388,7 @@ template <class X> static Arranged<X> arrange(const X* x, int64_t tokens, int64_
       totals.resize(std::max(totals.size(), size_t(tokens)));
       for (int64_t m = 0; m < tokens; m++) totals[m] = total(x + m * pairs * 2, pairs * 2);
     }
-  if (tokens == 1) return {x, totals.data()};
+  if (tokens == 1 || (TILES && sizeof(X) == 2 && kind == BF16)) return {x, totals.data()};
   arranged.resize(std::max(arranged.size(), size_t(tokens * pairs * 2)));
   for (int64_t i = 0; i * TILE < tokens; i++) {
     Range part = part_of(tokens, i);
@@ -394,8 +400,95 @@ template <class X> static Arranged<X> arrange(const X* x, int64_t tokens, int64_
   return {arranged.data(), totals.data()};
 }
 
+#if defined(__AMX_BF16__)
+
+// Tiles 0 to 3 are the sums of two parts of up to 16 tokens with the panel's halves, 4 and 5 the parts' inputs, 6 and 7
+// weights. Each is 16 pairs deep, and a token's sums are the same with any others.
+static void configure_tiles(int64_t rows) {
+  struct alignas(64) {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = i < 6 ? uint8_t(rows) : 16;
+  asm volatile("" : : "r"(&config) : "memory");  // the intrinsic may not say that it reads
+  _tile_loadconfig(&config);
+}
+
+// One step of 16 pairs.
+template <bool BOTH> static inline void add_tiles(const uint16_t* first, const uint16_t* second, int64_t stride, const uint32_t* weights) {
+  _tile_loadd(6, weights, PANEL * 4);
+  _tile_loadd(7, weights + VL, PANEL * 4);
+  _tile_loadd(4, first, stride * 2);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  if constexpr (BOTH) {
+    _tile_loadd(5, second, stride * 2);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// Two parts of `rows` tokens, or one, times a panel, to y [tokens][width].
+template <bool BOTH> static void multiply_parts(const uint16_t* x, int64_t rows, int64_t begin, int64_t next, const Linear& w, int64_t panel, float* y, int64_t width) {
+  const int64_t pairs = w.pairs(), stride = pairs * 2, deep = pairs / 16 * 16, rest = pairs - deep;
+  const uint32_t* weights = (const uint32_t*)w.weight + panel * pairs * PANEL;
+  const uint16_t *first = x + begin * stride, *second = x + next * stride;
+  asm volatile("" : : : "memory");
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < deep; k += 16) {
+    if (!begin)  // the panel stays in the cache
+      for (int i = 0; i < 32; i++) __builtin_prefetch(weights + k * PANEL + TILES_AHEAD + i * VL, 0, 2);
+    add_tiles<BOTH>(first + 2 * k, second + 2 * k, stride, weights + k * PANEL);
+  }
+  if (rest) {  // with zeros after them
+    alignas(64) uint16_t inputs[2][16][32] = {};
+    alignas(64) uint32_t last[16 * PANEL] = {};
+    std::memcpy(last, weights + deep * PANEL, rest * PANEL * 4);
+    for (int64_t m = 0; m < rows; m++) {
+      std::memcpy(inputs[0][m], first + m * stride + 2 * deep, rest * 4);
+      std::memcpy(inputs[1][m], second + m * stride + 2 * deep, rest * 4);
+    }
+    asm volatile("" : : "r"(inputs), "r"(last) : "memory");
+    add_tiles<BOTH>(inputs[0][0], inputs[1][0], 32, last);
+  }
+  alignas(64) float sums[4][16][VL];
+  _tile_stored(0, sums[0], VL * 4);
+  _tile_stored(1, sums[1], VL * 4);
+  _tile_stored(2, sums[2], VL * 4);
+  _tile_stored(3, sums[3], VL * 4);
+  asm volatile("" : : "r"(sums) : "memory");
+  const int64_t outputs = std::min(PANEL, w.out - panel * PANEL);
+  for (int part = 0; part < (BOTH ? 2 : 1); part++)
+    for (int64_t m = 0; m < rows; m++) {
+      float* to = y + ((part ? next : begin) + m) * width;
+      for (int64_t i = 0; i < outputs; i++) to[i] = sums[2 * part + i / VL][m][i % VL] + (w.bias ? w.bias[panel * PANEL + i] : 0.f);
+    }
+}
+
+// Parts are of the same size, so that tiles need not be changed: the last ones share tokens where it does not divide.
+static void multiply_tiles(const uint16_t* x, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
+  if (!tokens) return;
+  const int64_t parts = (tokens + 15) / 16, rows = (tokens + parts - 1) / parts;
+  auto begin = [&](int64_t part) { return std::min(part * rows, tokens - rows); };
+  configure_tiles(rows);
+  int64_t part = 0;
+  for (; part + 1 < parts; part += 2) multiply_parts<true>(x, rows, begin(part), begin(part + 1), w, panel, y, width);
+  if (part < parts) multiply_parts<false>(x, rows, begin(part), begin(part), w, panel, y, width);
+  _tile_release();
+}
+
+#endif
+
 // Arranged inputs times a panel, to y [tokens][width], which begins with the panel's outputs.
 template <class X> static void multiply(Arranged<X> arranged, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
+#if defined(__AMX_BF16__)
+  if constexpr (sizeof(X) == 2)
+    if (w.kind == BF16) return multiply_tiles(arranged.x, tokens, w, panel, y, width);
+#endif
   for (int64_t i = 0; i * TILE < tokens; i++) {  // the panel stays in the cache
     Range part = part_of(tokens, i);
     tile_of<TILE>(part.end - part.begin, arranged.x + part.begin * w.pairs() * 2, arranged.totals + part.begin, w, panel, y + part.begin * width, width);

@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import nn
 
-from drafttrain.kernels.build import library, variant
+from drafttrain.kernels.build import BF16_PRODUCTS, library, variant
 from drafttrain.kernels.memory import HUGE_PAGE
 from drafttrain.kernels.team import team_size
 
@@ -35,8 +35,8 @@ def is_available() -> bool:
 
 
 def rounds_inputs(dtype: torch.dtype) -> bool:
-    """Return whether products with weights of this dtype round their inputs to bf16 (vdpbf16ps does)."""
-    return dtype == torch.bfloat16 and variant() == "avx512_bf16"
+    """Return whether products with weights of this dtype round their inputs to bf16 (vdpbf16ps, AMX)."""
+    return dtype == torch.bfloat16 and variant() in BF16_PRODUCTS
 
 
 _region: tuple[torch.Tensor, int, int] | None = None  # of packed weights: its memory, first free byte, end

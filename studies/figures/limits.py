@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from drafttrain.inference.acceptance import accept_greedy
-from drafttrain.kernels.build import variant
+from drafttrain.kernels.build import BF16_PRODUCTS, variant
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.kernels.team import native_team
 from drafttrain.target_lm.model import FrozenTarget
@@ -63,7 +63,7 @@ def arithmetic_rate(dtype: torch.dtype, sides: tuple[int, ...] = SIDES) -> float
 
 def native_arithmetic() -> torch.dtype:
     """Return the dtype that the native forward multiplies in: bf16 where the processor has such products."""
-    return torch.bfloat16 if variant() == "avx512_bf16" else torch.float32
+    return torch.bfloat16 if variant() in BF16_PRODUCTS else torch.float32
 
 
 def weights_read(target: FrozenTarget) -> int:

@@ -82,24 +82,30 @@ def test_an_instruction_set_that_the_machine_lacks_is_an_error(fresh, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("capability", "limit", "bf16", "wanted"),
+    ("capability", "limit", "features", "wanted"),
     [
-        ("AVX512", "", True, "avx512_bf16"),
-        ("AVX512", "", False, "avx512"),
-        ("AVX512", "AVX512_CORE", True, "avx512"),
-        ("AVX512", "AVX512_CORE_BF16", True, "avx512_bf16"),
-        ("AVX512", "AVX2", True, "avx2"),
-        ("AVX2", "", True, "avx2"),
-        ("AVX2", "AVX2", False, "avx2"),
-        ("DEFAULT", "", False, "generic"),
+        ("AVX512", "", "avx512_bf16 amx_bf16", "amx_bf16"),
+        ("AVX512", "ALL", "avx512_bf16 amx_bf16", "amx_bf16"),
+        ("AVX512", "AVX512_CORE_AMX", "avx512_bf16 amx_bf16", "amx_bf16"),
+        ("AVX512", "AVX512_CORE_BF16", "avx512_bf16 amx_bf16", "avx512_bf16"),
+        ("AVX512", "", "avx512_bf16", "avx512_bf16"),
+        ("AVX512", "", "", "avx512"),
+        ("AVX512", "AVX512_CORE", "avx512_bf16 amx_bf16", "avx512"),
+        ("AVX512", "AVX512_CORE_BF16", "avx512_bf16", "avx512_bf16"),
+        ("AVX512", "AVX2", "avx512_bf16 amx_bf16", "avx2"),
+        ("AVX2", "", "avx512_bf16", "avx2"),
+        ("AVX2", "AVX2", "", "avx2"),
+        ("DEFAULT", "", "", "generic"),
     ],
 )
-def test_it_follows_torch(monkeypatch, capability, limit, bf16, wanted):
+@pytest.mark.parametrize("permitted", [True, False])
+def test_it_follows_torch(monkeypatch, capability, limit, features, wanted, permitted):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(build, "_has_bf16", lambda: bf16)
+    monkeypatch.setattr(build, "_has", lambda feature: feature in features.split())
+    monkeypatch.setattr(build, "_may_use_tiles", lambda: permitted)
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert build._instruction_set() == wanted
+    assert build._instruction_set() == ("avx512_bf16" if wanted == "amx_bf16" and not permitted else wanted)
 
 
 @needs_compiler
