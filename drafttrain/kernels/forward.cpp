@@ -47,6 +47,7 @@ constexpr int64_t PANEL = 2 * VL;  // outputs of a panel
 constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
 constexpr int64_t AHEAD = 128 * PANEL;  // pairs of weights between a product and what is fetched for later ones
 constexpr int64_t TILES_AHEAD = 64 * PANEL;  // the same for AMX
+constexpr int64_t WIDEN_AHEAD = 1024;  // numbers in bf16 between one that is widened and what is fetched
 constexpr int64_t NODES = 32;     // that attend together
 constexpr int64_t UNDIVIDED = 4;  // nodes whose head of keys stays with one thread
 constexpr int64_t KEYS = 64;      // that they go through at a time
@@ -258,6 +259,19 @@ template <class X> static inline void put(X* to, float x) {
 // bytes each.
 static int64_t byte_place(int64_t lane, int64_t half) { return lane % VL / 4 * 16 + lane / VL * 8 + lane % 4 * 2 + half; }
 
+// A token's products with bytes as they were read, from `first` on, made those with the weights that they stand for.
+static inline vf of_bytes(vf sums, float total, const Linear& w, int64_t first) {
+  return (sums - total * float(RAISED + ZERO)) * load(w.scales + first);
+}
+
+// Writes a token's outputs from `first` on, with their bias.
+static inline void put_outputs(vf sums, const Linear& w, int64_t first, float* to) {
+  if (first + VL <= w.out) return store(to, w.bias ? sums + load(w.bias + first) : sums);
+  float values[VL];
+  store(values, sums);
+  for (int64_t i = 0; first + i < w.out && i < VL; i++) to[i] = values[i] + (w.bias ? w.bias[first + i] : 0.f);
+}
+
 // M tokens times a panel, to y [M][width], which begins with the panel's outputs; sums over inputs from the first
 // to the last. x is [pairs][M][2]; totals are its sums, for bytes.
 template <int M, class X> static inline void tile(const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
@@ -322,7 +336,7 @@ template <int M, class X> static inline void tile(const X* x, const float* total
     }
     UNROLL for (int m = 0; m < M; m++)
       UNROLL for (int half = 0; half < 2; half++)
-        acc[half][m] = (acc[half][m] - totals[m] * float(RAISED + ZERO)) * load(w.scales + panel * PANEL + half * VL);
+        acc[half][m] = of_bytes(acc[half][m], totals[m], w, panel * PANEL + half * VL);
 #endif
   } else if constexpr (sizeof(X) == 4) {
     for (int64_t k = 0; k < w.in; k++) {
@@ -336,17 +350,8 @@ template <int M, class X> static inline void tile(const X* x, const float* total
     }
   }
   UNROLL for (int m = 0; m < M; m++)
-    UNROLL for (int half = 0; half < 2; half++) {
-      int64_t first = panel * PANEL + half * VL;
-      float* to = y + m * width + half * VL;
-      if (first + VL <= w.out) {
-        store(to, w.bias ? acc[half][m] + load(w.bias + first) : acc[half][m]);
-      } else {
-        float values[VL];
-        store(values, acc[half][m]);
-        for (int64_t i = 0; first + i < w.out && i < VL; i++) to[i] = values[i] + (w.bias ? w.bias[first + i] : 0.f);
-      }
-    }
+    UNROLL for (int half = 0; half < 2; half++)
+      put_outputs(acc[half][m], w, panel * PANEL + half * VL, y + m * width + half * VL);
 }
 
 template <int M, class X> static void tile_of(int64_t m, const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
@@ -388,7 +393,7 @@ template <class X> static Arranged<X> arrange(const X* x, int64_t tokens, int64_
       totals.resize(std::max(totals.size(), size_t(tokens)));
       for (int64_t m = 0; m < tokens; m++) totals[m] = total(x + m * pairs * 2, pairs * 2);
     }
-  if (tokens == 1 || (TILES && sizeof(X) == 2 && kind == BF16)) return {x, totals.data()};
+  if (tokens == 1 || (TILES && sizeof(X) == 2)) return {x, totals.data()};
   arranged.resize(std::max(arranged.size(), size_t(tokens * pairs * 2)));
   for (int64_t i = 0; i * TILE < tokens; i++) {
     Range part = part_of(tokens, i);
@@ -429,31 +434,55 @@ template <bool BOTH> static inline void add_tiles(const uint16_t* first, const u
   }
 }
 
+// Weights of 16 pairs in bf16, `count` of them widened from bytes and zeros after those.
+static inline void unpack(const uint8_t* from, int64_t count, uint32_t* to) {
+  const __m512i above = _mm512_set1_epi8(0x43);
+  for (int64_t k = 0; k < count; k++) {
+    const __m512i bytes = _mm512_loadu_si512(from + k * PANEL * 2);
+    _mm512_store_si512(to + k * PANEL, _mm512_unpacklo_epi8(bytes, above));
+    _mm512_store_si512(to + k * PANEL + VL, _mm512_unpackhi_epi8(bytes, above));
+  }
+  std::fill(to + count * PANEL, to + 16 * PANEL, 0);
+}
+
 // Two parts of `rows` tokens, or one, times a panel, to y [tokens][width].
-template <bool BOTH> static void multiply_parts(const uint16_t* x, int64_t rows, int64_t begin, int64_t next, const Linear& w, int64_t panel, float* y, int64_t width) {
+template <bool BOTH> static void multiply_parts(Arranged<uint16_t> inputs, int64_t rows, int64_t begin, int64_t next, const Linear& w, int64_t panel, float* y, int64_t width) {
   const int64_t pairs = w.pairs(), stride = pairs * 2, deep = pairs / 16 * 16, rest = pairs - deep;
-  const uint32_t* weights = (const uint32_t*)w.weight + panel * pairs * PANEL;
-  const uint16_t *first = x + begin * stride, *second = x + next * stride;
+  const int64_t size = w.kind == BYTE ? PANEL * 2 : PANEL * 4;  // of a pair of a panel
+  const uint8_t* weights = (const uint8_t*)w.weight + panel * pairs * size;
+  const uint16_t *first = inputs.x + begin * stride, *second = inputs.x + next * stride;
+  alignas(64) uint32_t wide[2][16 * PANEL];
   asm volatile("" : : : "memory");
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < deep; k += 16) {
+    const uint8_t* at = weights + k * size;
     if (!begin)  // the panel stays in the cache
-      for (int i = 0; i < 32; i++) __builtin_prefetch(weights + k * PANEL + TILES_AHEAD + i * VL, 0, 2);
-    add_tiles<BOTH>(first + 2 * k, second + 2 * k, stride, weights + k * PANEL);
+      for (int64_t i = 0; i < 16 * size; i += 64) __builtin_prefetch(at + TILES_AHEAD * size / PANEL + i, 0, 2);
+    const uint32_t* from = (const uint32_t*)at;
+    if (w.kind == BYTE) {
+      unpack(at, 16, wide[k / 16 % 2]);
+      asm volatile("" : : "r"(wide) : "memory");
+      from = wide[k / 16 % 2];
+    }
+    add_tiles<BOTH>(first + 2 * k, second + 2 * k, stride, from);
   }
   if (rest) {  // with zeros after them
-    alignas(64) uint16_t inputs[2][16][32] = {};
-    alignas(64) uint32_t last[16 * PANEL] = {};
-    std::memcpy(last, weights + deep * PANEL, rest * PANEL * 4);
+    alignas(64) uint16_t last[2][16][32] = {};
     for (int64_t m = 0; m < rows; m++) {
-      std::memcpy(inputs[0][m], first + m * stride + 2 * deep, rest * 4);
-      std::memcpy(inputs[1][m], second + m * stride + 2 * deep, rest * 4);
+      std::memcpy(last[0][m], first + m * stride + 2 * deep, rest * 4);
+      std::memcpy(last[1][m], second + m * stride + 2 * deep, rest * 4);
     }
-    asm volatile("" : : "r"(inputs), "r"(last) : "memory");
-    add_tiles<BOTH>(inputs[0][0], inputs[1][0], 32, last);
+    if (w.kind == BYTE) {
+      unpack(weights + deep * size, rest, wide[0]);
+    } else {
+      std::memcpy(wide[0], weights + deep * size, rest * size);
+      std::fill(wide[0] + rest * PANEL, wide[0] + 16 * PANEL, 0);
+    }
+    asm volatile("" : : "r"(last), "r"(wide) : "memory");
+    add_tiles<BOTH>(last[0][0], last[1][0], 32, wide[0]);
   }
   alignas(64) float sums[4][16][VL];
   _tile_stored(0, sums[0], VL * 4);
@@ -461,23 +490,25 @@ template <bool BOTH> static void multiply_parts(const uint16_t* x, int64_t rows,
   _tile_stored(2, sums[2], VL * 4);
   _tile_stored(3, sums[3], VL * 4);
   asm volatile("" : : "r"(sums) : "memory");
-  const int64_t outputs = std::min(PANEL, w.out - panel * PANEL);
   for (int part = 0; part < (BOTH ? 2 : 1); part++)
-    for (int64_t m = 0; m < rows; m++) {
-      float* to = y + ((part ? next : begin) + m) * width;
-      for (int64_t i = 0; i < outputs; i++) to[i] = sums[2 * part + i / VL][m][i % VL] + (w.bias ? w.bias[panel * PANEL + i] : 0.f);
-    }
+    for (int64_t m = 0; m < rows; m++)
+      for (int half = 0; half < 2; half++) {
+        const int64_t token = (part ? next : begin) + m, output = panel * PANEL + half * VL;
+        vf sum = load(sums[2 * part + half][m]);
+        if (w.kind == BYTE) sum = of_bytes(sum, inputs.totals[token], w, output);
+        put_outputs(sum, w, output, y + token * width + half * VL);
+      }
 }
 
 // Parts are of the same size, so that tiles need not be changed: the last ones share tokens where it does not divide.
-static void multiply_tiles(const uint16_t* x, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
+static void multiply_tiles(Arranged<uint16_t> inputs, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
   if (!tokens) return;
   const int64_t parts = (tokens + 15) / 16, rows = (tokens + parts - 1) / parts;
   auto begin = [&](int64_t part) { return std::min(part * rows, tokens - rows); };
   configure_tiles(rows);
   int64_t part = 0;
-  for (; part + 1 < parts; part += 2) multiply_parts<true>(x, rows, begin(part), begin(part + 1), w, panel, y, width);
-  if (part < parts) multiply_parts<false>(x, rows, begin(part), begin(part), w, panel, y, width);
+  for (; part + 1 < parts; part += 2) multiply_parts<true>(inputs, rows, begin(part), begin(part + 1), w, panel, y, width);
+  if (part < parts) multiply_parts<false>(inputs, rows, begin(part), begin(part), w, panel, y, width);
   _tile_release();
 }
 
@@ -486,8 +517,7 @@ static void multiply_tiles(const uint16_t* x, int64_t tokens, const Linear& w, i
 // Arranged inputs times a panel, to y [tokens][width], which begins with the panel's outputs.
 template <class X> static void multiply(Arranged<X> arranged, int64_t tokens, const Linear& w, int64_t panel, float* y, int64_t width) {
 #if defined(__AMX_BF16__)
-  if constexpr (sizeof(X) == 2)
-    if (w.kind == BF16) return multiply_tiles(arranged.x, tokens, w, panel, y, width);
+  if constexpr (sizeof(X) == 2) return multiply_tiles(arranged, tokens, w, panel, y, width);
 #endif
   for (int64_t i = 0; i * TILE < tokens; i++) {  // the panel stays in the cache
     Range part = part_of(tokens, i);
@@ -613,6 +643,7 @@ static void widen(const uint16_t* from, int64_t count, float* to) {  // from bf1
   for (; i + VL <= count; i += VL) {
     vh some;
     std::memcpy(&some, from + i, sizeof some);
+    __builtin_prefetch(from + i + WIDEN_AHEAD, 0, 3);
     store(to + i, (vf)(__builtin_convertvector(some, vu) << 16));
   }
   for (; i < count; i++) to[i] = std::bit_cast<float>(uint32_t(from[i]) << 16);
