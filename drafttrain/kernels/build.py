@@ -45,18 +45,20 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
 def variant() -> str | None:
     """Return the instruction set that the kernels use in this process, a key of FLAGS; None without kernels.
 
-    It follows what torch may use (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA), so that both compute alike.
+    It follows what torch may use (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA), so that both compute alike, and
+    what the compiler knows.
     """
-    return None if library() is None else _wanted()
+    return None if library() is None else library().variant
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Load the library for this machine, compiling it first where that has not been done.
+    """Load the library for this machine, compiling it first where that has not been done. A compiler that
+    fails, since it does not know the instruction set, is asked for the next lower one.
 
     Returns:
         None without a compiler, on other systems than Linux and macOS, or with DRAFTTRAIN_KERNELS=off; why is
-        printed once.
+        printed once. Else the library, whose attribute `variant` is its instruction set.
 
     Raises:
         UserError: DRAFTTRAIN_KERNELS names no instruction set.
@@ -64,17 +66,29 @@ def library() -> ctypes.CDLL | None:
     wanted = _wanted()
     if wanted is None:
         return None
-    try:
-        loaded = ctypes.CDLL(str(_built(wanted)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"kernels: not built ({reason}); decoding uses torch's operators, slower", file=sys.stderr)
-        return None
-    for name, kinds in ARGUMENTS.items():
-        function = getattr(loaded, name)
-        function.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in kinds]
-        function.restype = ctypes.c_int64 if name == "packed_bytes" else None
-    return loaded
+    names = list(FLAGS)
+    for name in reversed(names[: names.index(wanted) + 1]):
+        try:
+            loaded = ctypes.CDLL(str(_built(name)))
+        except _CompilerError as error:
+            reason = error
+            continue
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            reason = error
+            break
+        for function, kinds in ARGUMENTS.items():
+            called = getattr(loaded, function)
+            called.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in kinds]
+            called.restype = ctypes.c_int64 if function == "packed_bytes" else None
+        loaded.variant = name
+        return loaded
+    line = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+    print(f"kernels: not built ({line}); decoding uses torch's operators, slower", file=sys.stderr)
+    return None
+
+
+class _CompilerError(RuntimeError):
+    """The compiler refused the source or a flag."""
 
 
 def _wanted() -> str | None:
@@ -144,7 +158,7 @@ def _built(wanted: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise RuntimeError(f"{compiler}: {(done.stderr.strip() or 'failed').splitlines()[0]}")
+        raise _CompilerError(f"{compiler}: {(done.stderr.strip() or 'failed').splitlines()[0]}")
     os.replace(built, folder / name)  # whole or absent, whoever else compiles it
     if Path(scratch) != folder:
         os.rmdir(scratch)

@@ -11,17 +11,7 @@ from drafttrain.utils.threads import usable_cores
 
 CPUINFO = Path("/proc/cpuinfo")
 # instruction sets that the speed of matrix products depends on, as /proc/cpuinfo spells them
-FEATURES = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx_vnni",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_bf16",
-)
+FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16")
 FEATURES += ("amx_bf16", "amx_int8", "asimd", "asimddp", "sve", "i8mm", "bf16")
 
 

@@ -63,6 +63,24 @@ def test_a_compiler_that_fails_leaves_nothing_behind(fresh, capfd, monkeypatch, 
     assert "out of luck" in capfd.readouterr().err and list(fresh.iterdir()) == []
 
 
+@needs_compiler
+def test_an_old_compiler_builds_for_what_it_knows(fresh, capfd, monkeypatch, tmp_path):
+    """As g++ 10 does, which does not know AMX."""
+    old = tmp_path / "c++"
+    real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
+    old.write_text(
+        '#!/bin/sh\ncase "$*" in *-mavx*) echo "error: unrecognized option" >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    monkeypatch.setattr(build, "_instruction_set", lambda: "avx512")
+    assert build.variant() == "generic" and build.library().variant == "generic"
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [f"kernels: compiling for {name}, once" for name in ("avx512", "avx2", "generic")]
+    assert [path.name.split("-")[1] for path in fresh.iterdir()] == ["generic"]
+
+
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv(build.CHOICE, "off")
     assert build.library() is None
