@@ -51,6 +51,14 @@ def _shape(k_config: tuple[int, ...], device: torch.device) -> _Shape:
     return _Shape(tree.parents[0], tree.depths[0], nodes, tree.entropies[0], tree.ancestors()[0])
 
 
+def _marked(worth: torch.Tensor, begin: int) -> torch.Tensor:
+    """Return the nodes of a layer that are marked in bool [B, f], padded with the root; the layer's first one
+    is node `begin`."""
+    chosen, counts = marked_nodes(worth)  # [B, c]
+    padding = torch.arange(chosen.shape[1], device=worth.device) >= counts[:, None]  # [B, c]
+    return (begin + chosen).masked_fill(padding, 0)
+
+
 @dataclass
 class SampledTreePolicy(TreePolicy):
     """Each node of layer d gets `k_config[d]` children, drawn without replacement (SEED's k_config; a chain
@@ -102,31 +110,34 @@ class SampledTreePolicy(TreePolicy):
         begin, end = 0, 1  # of the layer that is expanded
         for k in k_config:
             layer = slice(begin, end)
-            worth = kept[:, layer] & (joint[:, layer].exp() >= self.threshold)  # [B, f]
-            chosen, counts = marked_nodes(worth)  # [B, c]
-            if not chosen.shape[1]:
-                break
-            padding = torch.arange(chosen.shape[1], device=root.device) >= counts[:, None]  # [B, c]
-            frontier = (begin + chosen).masked_fill(padding, 0)  # [B, c]
+            frontier, worth = shape.nodes[layer].expand(batch, -1), kept[:, layer]  # [B, f]
+            if self.threshold:
+                worth = worth & (joint[:, layer].exp() >= self.threshold)  # [B, f]
+                frontier = _marked(worth, begin)  # [B, c]
+                if not frontier.shape[1]:
+                    break
             tree = shape.tree(tokens[:, :end], log_probs[:, :end])
-            place = (worth.cumsum(1) - 1).clamp(min=0)[:, :, None].expand(-1, -1, size)  # [B, f, K]
-            # a node that is not expanded takes another one's values, and its children are not kept
-            best, draft_ids = (part.gather(1, place) for part in drafter.top(state, tree, frontier, size))
+            best, draft_ids = drafter.top(state, tree, frontier, size)  # [B, c, K]
+            if self.threshold:
+                # a node that is not expanded takes another one's values, and its children are not kept
+                place = (worth.cumsum(1) - 1).clamp(min=0)[:, :, None].expand(-1, -1, size)  # [B, f, K]
+                best, draft_ids = best.gather(1, place), draft_ids.gather(1, place)
             log_q = torch.log_softmax(best / self.temperature, dim=-1)  # [B, f, K]
             # for the whole layer: the draws after a node do not depend on which others are expanded
             exponential = [torch.empty(best.shape[1:]).exponential_(generator=g) for g in generators]
             noise = torch.stack(exponential).to(root.device).log()  # [B, f, K]
             # Gumbel top-k: the k largest of log q - log E, in order, are k draws without replacement
             drawn = (log_q - noise).topk(k).indices  # [B, f, k]
-            probs[:, layer] = log_q.exp() * worth[:, :, None]
+            probs[:, layer] = log_q.exp() * worth[:, :, None] if self.threshold else log_q.exp()
             ids[:, layer] = drafter.to_target(draft_ids)
             begin, end = end, end + drawn[0].numel()
             tokens[:, begin:end] = ids[:, layer].gather(2, drawn).flatten(1)
             log_probs[:, begin:end] = best.gather(2, drawn).flatten(1)
-            joint[:, begin:end] = joint[:, layer].repeat_interleave(k, 1) + log_probs[:, begin:end]
-            kept[:, begin:end] = worth.repeat_interleave(k, 1)
+            if self.threshold:
+                joint[:, begin:end] = joint[:, layer].repeat_interleave(k, 1) + log_probs[:, begin:end]
+                kept[:, begin:end] = worth.repeat_interleave(k, 1)
         grown = shape.tree(tokens[:, :end], log_probs[:, :end], DrawnFrom(probs[:, :end], ids[:, :end]))
-        return grown.select(kept[:, :end])
+        return grown.select(kept[:, :end]) if self.threshold else grown
 
     def _generators(self) -> list[torch.Generator]:
         """Return random numbers for the next tree of each active sequence."""
