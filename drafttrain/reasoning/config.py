@@ -69,7 +69,7 @@ class TaskConfig:
         name: of the task.
         path: file of its problems.
         limit: number of problems to take, evenly spaced. null: all.
-        at_once: trees that grow at the same time; the calls of their rounds are made together.
+        at_once: trees that grow at the same time; their calls are decoded together.
     """
 
     name: Literal["gsm8k", "writing", "blocksworld"]

@@ -1,10 +1,12 @@
 """Calls of a language model and its answers: all that trees of thoughts need of a decoder."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from drafttrain.data.message import Message
 from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.stats import DecodeStats
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,35 @@ class Answer:
         token_ids: as generated.
         finish_reason: as in decoding: "stop", "length", "not_finite"; empty after an error.
         error: why there is no usable text; None: there is.
+        stats: of its decoding; its seconds are those in which it was worked on, shared with the others of a
+            forward.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
     finish_reason: str = "stop"
     error: str | None = None
+    stats: DecodeStats = field(default_factory=DecodeStats, compare=False)
 
 
-# Answers the calls of one round, in their order. The calls do not depend on each other and may overlap. A
-# call that fails has its error in its answer; an exception ends the search.
-Generate = Callable[[Sequence[Call]], list[Answer]]
+# Takes the answer of a call, which is named by its number among all calls in the order in which they were
+# made, and returns the calls that can be made now.
+Then = Callable[[int, Answer], Sequence[Call]]
+# Answers calls and those that follow from their answers, until there are none. Calls that wait at the same
+# time do not depend on each other and may overlap. A call that fails has its error in its answer; an
+# exception ends the search.
+Generate = Callable[[Sequence[Call], Then], Any]
+
+
+def in_rounds(answer: Callable[[Sequence[Call]], Sequence[Answer]]) -> Generate:
+    """Make what a search needs of a function that answers a list of calls: all calls that wait are one round,
+    and the next begins when each has its answer."""
+
+    def generate(calls: Sequence[Call], then: Then) -> None:
+        first, waiting = 0, list(calls)
+        while waiting:
+            numbered = list(zip(range(first, first + len(waiting)), answer(waiting), strict=True))
+            first += len(waiting)
+            waiting = [call for number, one in numbered for call in then(number, one)]
+
+    return generate

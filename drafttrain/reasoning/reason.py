@@ -1,33 +1,35 @@
 """Grow trees of thoughts with any function that answers calls, and record each tree in a trace that resumes.
 
-The unit of resuming is a round of calls: a trace is written after each, whole or not at all, and a search
-that starts again reads the answers of the recorded rounds from it.
+The unit of resuming is a call: a trace is written after each answer, whole or not at all, and a search that
+starts again reads the recorded answers from it.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from drafttrain.inference.params import SamplingParams
 from drafttrain.reasoning.config import ReasonConfig, SearchConfig
-from drafttrain.reasoning.interface import Answer, Generate
-from drafttrain.reasoning.rounds import Caller, Numbered, Round
+from drafttrain.reasoning.interface import Answer, Call, Generate
+from drafttrain.reasoning.lines import Caller, Line, Numbered, Round
+from drafttrain.reasoning.lines import Path as NodePath
 from drafttrain.reasoning.search import parse_search
 from drafttrain.reasoning.tasks import TASKS
-from drafttrain.reasoning.tasks.task import Problem, Task
-from drafttrain.reasoning.trace import Trace, answers_of, check_asked, record
+from drafttrain.reasoning.tasks.task import Ask, Problem, Task
+from drafttrain.reasoning.trace import REMEDY, Trace, answer_of, is_record_of, record
 from drafttrain.reasoning.tree import State, ThoughtTree
+from drafttrain.utils.errors import UserError
 
 MODELS = "target", "drafter", "dtype", "tree"  # of a recipe, on which a text depends
 
 
 class Growth:
-    """A tree that is growing: the calls that it waits for, and what is known of it so far.
+    """A tree that is growing: the calls that wait for answers, and what is known of it so far.
 
     Attributes:
-        waiting: the calls of its next round; empty once it is finished.
         trace: its rounds so far, and the whole tree at the end.
     """
 
@@ -43,36 +45,77 @@ class Growth:
         self._file, self._task, self._problem = file, task, problem
         sampling = SamplingParams(**asdict(config.sampling))
         steps = config.steps or task.steps
-        caller = Caller(sampling, config.max_new_tokens, config.seed)
-        self._tree = ThoughtTree(task, problem, caller, steps, config.thoughts, config.evaluator)
+        self._caller = Caller(sampling, config.max_new_tokens, config.seed)
+        self._tree = ThoughtTree(task, problem, steps, config.thoughts, config.evaluator)
         names = [*SearchConfig.__dataclass_fields__, *MODELS]
         settings = {name: value for name, value in asdict(config).items() if name in names} | {"steps": steps}
         self.trace = Trace(task.name, {"id": problem.id, "text": problem.text}, settings)
         self._rounds = self._grow(parse_search(config.search).run(self._tree, config.breadth))
-        self.waiting: list[Numbered] = next(self._rounds)
+        self._waiting: dict[tuple[NodePath, int], tuple[int, Numbered]] = {}  # with the number of its line
+        self._begin_round()
         if file is not None and file.exists():
-            recorded = Trace.load(file)
-            recorded.check_same(self.trace, file)
-            for entry in recorded.rounds:
-                check_asked(entry, self.waiting, file)
-                self._send(answers_of(entry), entry)
+            self._replay(Trace.load(file), file)
 
-    def receive(self, answers: Sequence[Answer], seconds: float) -> None:
-        """Take the answers of the waiting calls, and write the trace.
+    @property
+    def waiting(self) -> list[Numbered]:
+        """Return the calls that wait for answers; none once the tree is finished."""
+        return [numbered for _, numbered in self._waiting.values()]
 
-        Args:
-            seconds: that the round took.
-        """
-        self._send(answers, record(self.waiting, answers, seconds))
+    def receive(self, numbered: Numbered, answer: Answer) -> list[Numbered]:
+        """Take the answer of a waiting call, write the trace, and return the calls that it leads to."""
+        more = self._take(numbered, answer)
         if self._file is not None:
             self.trace.save(self._file)
+        return more
 
-    def _send(self, answers: Sequence[Answer], entry: dict[str, Any]) -> None:
-        self.trace.rounds.append(entry)
-        try:
-            self.waiting = self._rounds.send(answers)
-        except StopIteration:
-            self.waiting = []
+    def _take(self, numbered: Numbered, answer: Answer) -> list[Numbered]:
+        number, _ = self._waiting.pop((numbered.path, numbered.number))
+        line, entry = self._lines[number], self._entry
+        if not entry["calls"]:
+            self.trace.rounds.append(entry)
+        self._calls[number].append(record(numbered, answer))
+        entry["calls"] = [call for calls in self._calls for call in calls]
+        entry["seconds"] = self._spent + time.perf_counter() - self._begun
+        more = self._ask(number, line.go_on(answer.text) if answer.error is None else line.fail(answer.error))
+        return more if self._waiting else self._begin_round()
+
+    def _ask(self, number: int, ask: Ask | None) -> list[Numbered]:
+        """Let a line's next prompt wait, if there is one."""
+        if ask is None:
+            return []
+        numbered = self._caller.call(self._lines[number].path, ask)
+        self._waiting[numbered.path, numbered.number] = number, numbered
+        return [numbered]
+
+    def _begin_round(self) -> list[Numbered]:
+        """Begin the lines of the search's next round that has any; return their first calls."""
+        for lines in self._rounds:
+            self._lines: Sequence[Line] = lines
+            self._calls: list[list[dict[str, Any]]] = [[] for _ in lines]
+            self._entry: dict[str, Any] = {"seconds": 0.0, "calls": []}
+            self._spent, self._begun = 0.0, time.perf_counter()
+            for number, line in enumerate(lines):
+                self._ask(number, line.begin())
+            if self._waiting:
+                break
+        return self.waiting
+
+    def _replay(self, recorded: Trace, file: Path) -> None:
+        """Take the answers of a trace."""
+        recorded.check_same(self.trace, file)
+        calls = {(tuple(call["path"]), call["number"]): call for e in recorded.rounds for call in e["calls"]}
+        asked, is_same = deque(self.waiting), True
+        while asked and is_same:
+            numbered = asked.popleft()
+            call = calls.pop((numbered.path, numbered.number), None)
+            if call is not None:
+                is_same = is_record_of(call, numbered)
+                asked += self._take(numbered, answer_of(call))
+        if calls or not is_same:
+            raise UserError(f"{file}: must be a trace of the same prompts and seeds, got others; {REMEDY}")
+        for entry, before in zip(self.trace.rounds, recorded.rounds):
+            entry["seconds"] = before["seconds"]
+        self._spent, self._begun = self._entry["seconds"], time.perf_counter()
 
     def _grow(self, search: Round[State | None]) -> Round[None]:
         """Run the search, close the best leaf and check the result."""
@@ -102,7 +145,8 @@ def reason(
 
     Args:
         task: or its name.
-        generate: answers the calls of each round.
+        generate: answers calls and those that follow from them, as `ScheduledDecoder.answer` does; of a
+            function that answers a list of calls `in_rounds` makes one.
         config: None: the paper's search, 3 thoughts, breadth 1, temperature 1.
         out: file of the trace; a tree that was ended continues there. None: nothing is written.
 
@@ -113,39 +157,54 @@ def reason(
     config = config or SearchConfig()
     config.check()
     growth = Growth(task, problem, config, None if out is None else Path(out))
-    [trace] = grow_all(iter([growth]), generate)
-    return trace
+    grow_all([growth], generate, lambda trace: None)
+    return growth.trace
 
 
-def grow_all(trees: Iterable[Growth], generate: Generate, at_once: int = 1) -> Iterator[Trace]:
-    """Grow trees to their ends, some of them at the same time; yield their traces as they finish.
+def grow_all(
+    trees: Iterable[Growth], generate: Generate, note: Callable[[Trace], None], at_once: int = 1
+) -> None:
+    """Grow trees to their ends, some of them at the same time.
 
     Args:
         trees: started when their turn comes.
-        at_once: trees that grow at the same time; the calls of their rounds are answered together, and each
-            of them notes the time of all.
+        generate: called once; answers the calls of all trees.
+        note: called with the trace of each tree that is finished.
+        at_once: trees that grow at the same time; the rounds of each take as long as they do beside the
+            others.
     """
-    trees, active, left = iter(trees), [], True
-    while left or active:
-        while left and len(active) < at_once:
-            tree = next(trees, None)
-            left = tree is not None
-            active += [tree] if left else []
-        calls = [numbered.call for tree in active for numbered in tree.waiting]
-        if calls:
-            begun = time.perf_counter()
-            answers = list(generate(calls))
-            seconds = time.perf_counter() - begun
-            for tree in (tree for tree in active if tree.waiting):
-                n = len(tree.waiting)
-                tree.receive(answers[:n], seconds)
-                del answers[:n]
-        yield from (tree.trace for tree in active if not tree.waiting)
-        active = [tree for tree in active if tree.waiting]
+    trees = iter(trees)
+    asked: list[tuple[Growth, Numbered]] = []
+
+    def ask(tree: Growth, calls: Sequence[Numbered]) -> list[Call]:
+        asked.extend((tree, numbered) for numbered in calls)
+        return [numbered.call for numbered in calls]
+
+    def start() -> list[Call]:
+        """Start the next tree that is not finished."""
+        for tree in trees:
+            if tree.waiting:
+                return ask(tree, tree.waiting)
+            note(tree.trace)
+        return []
+
+    def then(number: int, answer: Answer) -> list[Call]:
+        tree, numbered = asked[number]
+        more = tree.receive(numbered, answer)
+        if tree.waiting:
+            return ask(tree, more)
+        note(tree.trace)
+        return start()
+
+    if first := [call for _ in range(at_once) for call in start()]:
+        generate(first, then)
 
 
-def reason_from(config: ReasonConfig, generate: Generate) -> Iterator[Trace]:
+def reason_from(config: ReasonConfig, generate: Generate, note: Callable[[Trace], None]) -> None:
     """Grow a tree for each problem of a recipe; traces are files in `config.out`, named by the problems' ids.
+
+    Args:
+        note: called with the trace of each tree that is finished.
 
     Raises:
         UserError: settings out of range, a file of another task, damaged traces or traces of other settings.
@@ -154,7 +213,7 @@ def reason_from(config: ReasonConfig, generate: Generate) -> Iterator[Trace]:
     task, out = TASKS[config.task.name](), Path(config.out)
     problems = task.read(config.task.path, config.task.limit)
     trees = (Growth(task, problem, config, trace_file(out, problem.id)) for problem in problems)
-    return grow_all(trees, generate, config.task.at_once)
+    grow_all(trees, generate, note, config.task.at_once)
 
 
 def trace_file(folder: Path, problem_id: str) -> Path:

@@ -30,7 +30,7 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode
 from drafttrain.kernels.team import native_team
 from drafttrain.reasoning.config import SchedulerConfig
-from drafttrain.reasoning.interface import Answer, Call
+from drafttrain.reasoning.interface import Answer, Call, Then
 from drafttrain.reasoning.prefixes import PrefixStore
 from drafttrain.reasoning.timeline import TARGET, Timeline
 from drafttrain.target_lm.model import FrozenTarget
@@ -53,6 +53,7 @@ class Branch:
         tree: its draft; None while it has none.
         verified: the verdict that its proposer has not had yet.
         error: why it ended, if it could not go on.
+        stats: of this sequence alone.
         is_drafted: whether it gets drafts.
     """
 
@@ -62,6 +63,7 @@ class Branch:
     tree: TokenTree | None = None
     verified: Verified | None = None
     error: str | None = None
+    stats: DecodeStats = field(default_factory=DecodeStats)
 
     def __post_init__(self) -> None:
         self.is_drafted = not isinstance(self.session.proposer, NoProposer)
@@ -187,22 +189,25 @@ class ScheduledDecoder:
         requests: Sequence[Request],
         stop: Sequence[int] | None = None,
         on_tokens: Callable[[Row], None] = lambda row: None,
+        on_end: Callable[[Branch], Sequence[Request]] = lambda branch: (),
     ) -> list[Branch]:
-        """Decode requests; return their branches in the same order, all of which have ended.
+        """Decode requests, and those that follow from them; return their branches in the same order, all of
+        which have ended.
 
         Args:
             stop: tokens that end an output. None: the target's own.
             on_tokens: called with a row whenever it has got tokens; may set its `finish_reason` to end it.
+            on_end: called with a branch that has ended; returns the requests that it leads to, which are
+                decoded in their turn. Its row's number says which request it was, followers counted.
 
         Raises:
             UserError: a prompt is empty, or longer than the target's positions.
         """
-        for number, request in enumerate(requests):
-            check_request(self.target, request, number)
         stop = frozenset(self.target.eos_token_ids if stop is None else stop)
         self.timeline = Timeline(self.timeline.clock)
         threads = self._threads()
-        run = _Run(self, deque(enumerate(requests)), stop, on_tokens, threads[1])
+        run = _Run(self, stop, on_tokens, on_end, threads[1])
+        run.add(requests)
         team = nullcontext() if self.target.native is None else native_team(threads[0])
         with team:
             run.overlapped() if self.overlaps else run.in_turns()
@@ -230,40 +235,64 @@ class ScheduledDecoder:
         calls = [Call(*each, tuple(stop)) for each in zip(prompts, [max_new_tokens] * len(prompts), draws)]
         return self.answer(calls, strict=True)
 
-    def answer(self, calls: Sequence[Call], strict: bool = False) -> list[Answer]:
-        """Decode calls to texts. What cannot go on has its reason as `error`: a prompt that is too long, NaN,
-        a worker that failed.
+    def answer(
+        self,
+        calls: Sequence[Call],
+        then: Then = lambda number, answer: (),
+        strict: bool = False,
+    ) -> list[Answer]:
+        """Decode calls, and those that follow from their answers, to texts; return the answers in the order
+        in which the calls were made. What cannot go on has its reason as `error`: a prompt that is too long,
+        NaN, a worker that failed.
 
         Args:
+            then: returns the calls that an answer leads to. They are decoded as soon as there is room, beside
+                the calls that still go on.
             strict: raise what is wrong with a prompt.
         """
-        answers: list[Answer | None] = [None] * len(calls)
-        requests, numbers = [], []
-        for number, call in enumerate(calls):
-            try:
-                prompt = encode(self.target, self._prompt(call))
-                request = Request(prompt, call.max_new_tokens, call.sampling)
-                check_request(self.target, request, number)
-            except UserError as error:
-                if strict:
-                    raise
-                answers[number] = Answer("", finish_reason="", error=str(error))
-                continue
-            requests.append(request)
-            numbers.append(number)
-        texts = [OutputText(self.target.tokenizer, calls[number].stop) for number in numbers]
-        found: list[tuple[list[str], list[int]]] = [([], []) for _ in numbers]
+        answers: list[Answer | None] = []
+        numbers: list[int] = []  # of the calls that are decoded
+        texts: list[OutputText] = []
+        found: list[tuple[list[str], list[int]]] = []
+
+        def make(calls: Sequence[Call]) -> list[Request]:
+            """Return the requests of calls; one that cannot be decoded is answered at once."""
+            requests, first = [], len(answers)
+            answers.extend([None] * len(calls))
+            for number, call in enumerate(calls, first):
+                try:
+                    prompt = encode(self.target, self._prompt(call))
+                    request = Request(prompt, call.max_new_tokens, call.sampling)
+                    check_request(self.target, request, number)
+                except UserError as error:
+                    if strict:
+                        raise
+                    requests += settle(number, Answer("", finish_reason="", error=str(error)))
+                    continue
+                requests.append(request)
+                numbers.append(number)
+                texts.append(OutputText(self.target.tokenizer, call.stop))
+                found.append(([], []))
+            return requests
+
+        def settle(number: int, answer: Answer) -> list[Request]:
+            answers[number] = answer
+            return make(then(number, answer))
 
         def extend(row: Row) -> None:
             text, tokens = texts[row.number].push(row)
             found[row.number][0].append(text)
             found[row.number][1].extend(tokens)
 
-        for number, branch, (pieces, tokens) in zip(numbers, self.decode(requests, on_tokens=extend), found):
+        def end(branch: Branch) -> list[Request]:
             reason, error = branch.row.finish_reason or "", branch.error
             if reason == "not_finite":
                 error = "the target's logits are not finite"
-            answers[number] = Answer("".join(pieces), tuple(tokens), reason, error)
+            pieces, tokens = found[branch.row.number]
+            answer = Answer("".join(pieces), tuple(tokens), reason, error, branch.stats)
+            return settle(numbers[branch.row.number], answer)
+
+        self.decode(make(calls), on_tokens=extend, on_end=end)
         return answers
 
     def _prompt(self, call: Call) -> Prompt:
@@ -299,25 +328,52 @@ class _Run:
 
     Attributes:
         threads: of all drafting together, where it overlaps with verifying.
+        requests: that wait to be encoded, with their numbers.
         siblings: the proposer's state in the first session of each prompt that others wait with.
+        waiting: how many requests of each prompt wait.
+        live: branches that are encoded and have not ended.
+        added: requests so far.
+        marked: until when time has been charged to branches.
     """
 
     decoder: ScheduledDecoder
-    requests: deque[tuple[int, Request]]
     stop: frozenset[int]
     on_tokens: Callable[[Row], None]
+    on_end: Callable[[Branch], Sequence[Request]]
     threads: int
+    requests: deque[tuple[int, Request]] = field(default_factory=deque)
     rounds: Rounds = field(default_factory=Rounds)
     branches: list[Branch] = field(default_factory=list)
     siblings: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    waiting: Counter[tuple[int, ...]] = field(default_factory=Counter)  # requests by their prompts
+    waiting: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    live: int = 0
+    added: int = 0
 
     def __post_init__(self) -> None:
         self.config, self.timeline = self.decoder.config, self.decoder.timeline
         self.joined, self.batched = self.config.drafting == "joined", self.config.verifier == "batched"
-        self.live = 0
-        if self.decoder.shares_ngrams:
-            self.waiting.update(tuple(request.prompt_ids) for _, request in self.requests)
+        self.marked = time.perf_counter()
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Let requests wait to be encoded.
+
+        Raises:
+            UserError: a prompt is empty or too long.
+        """
+        for request in requests:
+            check_request(self.decoder.target, request, self.added)
+            self.requests.append((self.added, request))
+            self.added += 1
+            if self.decoder.shares_ngrams:
+                self.waiting[tuple(request.prompt_ids)] += 1
+
+    def charge(self, branches: Sequence[Branch]) -> float:
+        """Charge the time since the last charge to the branches that it was spent on; return each one's."""
+        now = time.perf_counter()
+        each, self.marked = (now - self.marked) / len(branches), now
+        for branch in branches:
+            branch.stats.seconds += each
+        return each
 
     # the two ways to run
 
@@ -330,6 +386,7 @@ class _Run:
                 waiting = rounds.take(rounds.to_draft, everything=True)
                 for group in [waiting] if self.joined else [[branch] for branch in waiting]:
                     self.draft(group, "drafter")
+                    self.charge([branch for branch in group if branch.is_drafted] or group)
             self.verify(rounds.take(rounds.ready, self.batched))
 
     def overlapped(self) -> None:
@@ -337,7 +394,7 @@ class _Run:
         rounds = self.rounds
         each, at_once = (self.threads, 1) if self.joined else (1, self.threads)
         cores = threading.Semaphore(at_once)
-        workers = 1 if self.joined else min(self.config.sequences, len(self.requests))
+        workers = 1 if self.joined else self.config.sequences
         crew = [
             threading.Thread(target=self._work, args=(f"drafter {i}", each, cores), daemon=True)
             for i in range(workers)
@@ -405,12 +462,13 @@ class _Run:
                     self.siblings.pop(prompt, None)
         self.branches += branches
         self.live += len(branches)
-        stats = decoder.stats
+        each = self.charge(branches)
         for branch in branches:
             branch.row.add(branch.session.root.tolist(), self.stop)
-            stats.prompts += 1
-            stats.prompt_tokens += len(branch.row.request.prompt_ids)
-            stats.new_tokens += len(branch.row.tokens)
+            branch.stats.prompts = 1
+            branch.stats.prompt_tokens = len(branch.row.request.prompt_ids)
+            branch.stats.new_tokens = len(branch.row.tokens)
+            branch.stats.prefill_seconds = each
         self._go_on(branches)
 
     def draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None = None) -> None:
@@ -455,14 +513,14 @@ class _Run:
                 began = self.timeline.clock()
                 self._judge(branches, trees)
                 self.decoder.pace.verified(began, trees)
+            self.charge(branches)
             for branch in branches:
                 root = branch.session.root
                 accepted = branch.verified.accepted
-                emit([branch.row], branch.tree, accepted, root, self.stop, self.decoder.stats)
+                emit([branch.row], branch.tree, accepted, root, self.stop, branch.stats)
         self._go_on(branches)
-        self.live -= len(failed)
         for branch in failed:
-            branch.free()
+            self._end(branch)
         self.admit()
 
     def _judge(self, branches: list[Branch], trees: list[TokenTree]) -> None:
@@ -479,12 +537,17 @@ class _Run:
         for branch in branches:
             if branch.row.tokens:
                 self.on_tokens(branch.row)
-        going = [branch for branch in branches if branch.is_going]
+        self.rounds.put(self.rounds.to_draft, [branch for branch in branches if branch.is_going])
         for branch in branches:
             if not branch.is_going:
-                branch.free()
-        self.live -= len(branches) - len(going)
-        self.rounds.put(self.rounds.to_draft, going)
+                self._end(branch)
+
+    def _end(self, branch: Branch) -> None:
+        """Let a branch that has ended go, and the requests that follow from it wait."""
+        branch.free()
+        self.live -= 1
+        self.decoder.stats += branch.stats
+        self.add(self.on_end(branch))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Searches of a tree of thoughts. Each is a generator of rounds that returns the best leaf, which the closing
 generation continues; None: every branch has failed.
 
-`bfs` is SEED's Algorithm 1. The others use the same three calls: expand states, evaluate them, read `worth`.
+`bfs` is SEED's Algorithm 1. The others use the same: `ThoughtTree.expand`, which generates thoughts and
+evaluates them, and the `worth` of the states that it returns.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from drafttrain.reasoning.rounds import Round
+from drafttrain.reasoning.lines import Round
 from drafttrain.reasoning.tree import State, ThoughtTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
@@ -36,8 +37,7 @@ class BreadthFirst:
     def run(self, tree: ThoughtTree, breadth: int) -> Round[State | None]:
         states = [tree.root]  # S_0
         for _ in range(tree.steps):
-            proposed = yield from tree.expand(states)
-            evaluated = yield from tree.evaluate(proposed)
+            evaluated = yield from tree.expand(states)
             states = best(evaluated, breadth)  # whose scores have the largest sum
         return states[0] if states else None
 
@@ -61,8 +61,7 @@ class DepthFirst:
         for _ in range(self.expansions):
             if not stack or stack[-1].depth == tree.steps:
                 break
-            proposed = yield from tree.expand([stack.pop()])
-            evaluated = yield from tree.evaluate(proposed)
+            evaluated = yield from tree.expand([stack.pop()])
             deepest = _deepest(evaluated, deepest)
             stack += reversed([one for one in best(evaluated) if one.worth >= self.threshold])
         return stack[-1] if stack and stack[-1].depth == tree.steps else next(iter(best(deepest)), None)
@@ -89,8 +88,7 @@ class AStar:
             if not queue or queue[0][-1].depth == tree.steps:
                 break
             *_, cost, state = heapq.heappop(queue)
-            proposed = yield from tree.expand([state])
-            evaluated = yield from tree.evaluate(proposed)
+            evaluated = yield from tree.expand([state])
             deepest = _deepest(evaluated, deepest)
             for child in evaluated:
                 arrived += 1
@@ -148,8 +146,7 @@ class MonteCarlo:
             if node.state.depth == tree.steps:
                 _back_up(node)
                 continue
-            proposed = yield from tree.expand([node.state])
-            evaluated = yield from tree.evaluate(proposed)
+            evaluated = yield from tree.expand([node.state])
             node.children = [Node(state, node, node.total + state.worth) for state in evaluated]
             reached += node.children
             for child in node.children:

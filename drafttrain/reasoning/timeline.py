@@ -1,11 +1,13 @@
 """Who was busy when: what a scheduled run records, and Figures 1, 3 and 4 of the SEED paper show."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 TARGET = "target"
+NEWEST = 200_000  # spans that are kept: a run may last for hours
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,14 @@ class Span:
 
 @dataclass
 class Timeline:
-    """Spans in the order in which they ended.
+    """The newest spans, in the order in which they ended.
 
     Attributes:
         clock: seconds.
     """
 
     clock: Callable[[], float] = time.perf_counter
-    spans: list[Span] = field(default_factory=list)
+    spans: deque[Span] = field(default_factory=lambda: deque(maxlen=NEWEST))
 
     def __post_init__(self) -> None:
         self.started = self.clock()

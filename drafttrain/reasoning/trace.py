@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.reasoning.interface import Answer
-from drafttrain.reasoning.rounds import Numbered
+from drafttrain.reasoning.lines import Numbered
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # in 1 a level was two rounds or more
 ASKED = ("path", "number", "prompt", "seed", "max_new_tokens", "stop", "begin")
 REMEDY = "remove it, or name another place under out"
 
@@ -25,8 +25,8 @@ class Trace:
         task: its name.
         problem: id and text.
         settings: of the search, and of a recipe the models.
-        rounds: in order, each with its seconds and its calls: path and number of the call at its node,
-            prompt, seed and limits, and the answer.
+        rounds: in order, each with its seconds and its calls, those of a line one after the other: path and
+            number of the call at its node, prompt, seed and limits, and the answer.
         states: every node in the order in which they were made, the root first and the closing one last;
             empty until the tree is finished, as all that follows.
         leaf: path of the best leaf; None: every branch has failed.
@@ -71,8 +71,10 @@ class Trace:
         try:
             trace = cls(**values)
             for entry in trace.rounds:
-                answers_of(entry)
                 float(entry["seconds"])
+                for call in entry["calls"]:
+                    answer_of(call)
+                    tuple(call["path"]), int(call["number"])
             return trace
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
@@ -93,29 +95,25 @@ class Trace:
                 raise UserError(f"{path}: must be the trace of {key} {value}, got {old.get(key)}; {REMEDY}")
 
 
-def record(calls: Sequence[Numbered], answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
-    """Return a round as it is in a trace."""
-    both = zip(calls, answers, strict=True)
-    return {"seconds": seconds, "calls": [_asked(numbered) | _answered(answer) for numbered, answer in both]}
+def record(numbered: Numbered, answer: Answer) -> dict[str, Any]:
+    """Return a call and its answer as they are in a trace."""
+    given = {
+        "text": answer.text,
+        "token_ids": list(answer.token_ids),
+        "finish_reason": answer.finish_reason,
+        "error": answer.error,
+    }
+    return _asked(numbered) | given
 
 
-def answers_of(entry: dict[str, Any]) -> list[Answer]:
-    """Return the answers of a recorded round."""
-    return [
-        Answer(call["text"], tuple(call["token_ids"]), call["finish_reason"], call["error"])
-        for call in entry["calls"]
-    ]
+def answer_of(call: dict[str, Any]) -> Answer:
+    """Return the answer of a recorded call."""
+    return Answer(call["text"], tuple(call["token_ids"]), call["finish_reason"], call["error"])
 
 
-def check_asked(entry: dict[str, Any], calls: Sequence[Numbered], path: Path) -> None:
-    """Require a recorded round to have had these calls.
-
-    Raises:
-        UserError: it had others: prompts have changed since.
-    """
-    recorded = [{key: call.get(key) for key in ASKED} for call in entry["calls"]]
-    if recorded != [_asked(numbered) for numbered in calls]:
-        raise UserError(f"{path}: must be a trace of the same prompts and seeds, got others; {REMEDY}")
+def is_record_of(call: dict[str, Any], numbered: Numbered) -> bool:
+    """Return whether a recorded call is this one."""
+    return {key: call.get(key) for key in ASKED} == _asked(numbered)
 
 
 def totals(traces: Sequence[Trace]) -> dict[str, Any]:
@@ -147,7 +145,3 @@ def _asked(numbered: Numbered) -> dict[str, Any]:
     call = numbered.call
     values = (list(numbered.path), numbered.number, call.messages, call.sampling.seed, call.max_new_tokens)
     return dict(zip(ASKED, (*values, list(call.stop), call.begin), strict=True))
-
-
-def _answered(answer: Answer) -> dict[str, Any]:
-    return asdict(answer) | {"token_ids": list(answer.token_ids)}

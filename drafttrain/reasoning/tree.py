@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from drafttrain.reasoning.rounds import Caller, Failed, Path, Round
+from drafttrain.reasoning.lines import CallFailed, Line, Path, Round
 from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought
 
 VOTE = (
@@ -15,6 +15,7 @@ VOTE = (
 )
 CHOICE = "Best choice: "
 VOTE_TOKENS = 96
+Think = Callable[[Problem, Sequence[Thought]], Asking[Thought]]
 _CHOICE = re.compile(r"choice\b\D{0,20}(\d+)", re.IGNORECASE)
 
 
@@ -46,7 +47,7 @@ class State:
 
 @dataclass
 class ThoughtTree:
-    """Expands and evaluates states for a search.
+    """Expands and evaluates states for a search, whose lines of calls it yields.
 
     Attributes:
         steps: levels of thoughts at most.
@@ -58,7 +59,6 @@ class ThoughtTree:
 
     task: Task
     problem: Problem
-    caller: Caller
     steps: int
     n: int
     evaluator: Literal["value", "vote"] = "value"
@@ -71,47 +71,55 @@ class ThoughtTree:
         return self.states[0]
 
     def expand(self, states: Sequence[State]) -> Round[list[State]]:
-        """Generate n thoughts from each of these states; return the new ones, without those that failed."""
-        return self._generate([state for state in states for _ in range(self.n)])
-
-    def evaluate(self, states: Sequence[State]) -> Round[list[State]]:
-        """Score states; return those whose calls have not failed."""
-        score = self._vote if self.evaluator == "vote" else self._value
-        yield from score(states)
-        return [state for state in states if state.error is None]
+        """Generate n thoughts from each of these states and evaluate them; return the new states, without
+        those whose calls have failed. A thought's own score is asked for at once when it is written; a vote
+        waits for all of them."""
+        parents = [state for state in states for _ in range(self.n)]
+        made = [self._child(parent) for parent in parents]
+        grow = self._think if self.evaluator == "vote" else self._think_and_judge
+        yield [Line(child.path, grow(child)) for child in made]
+        if self.evaluator == "vote":
+            yield from self._vote([child for child in made if child.error is None])
+        return [child for child in made if child.error is None]
 
     def close(self, leaf: State) -> Round[State]:
         """Generate once after the best leaf, and return the state that ends the tree."""
-        path = self._next_path(leaf)
-        [closing] = yield from self.caller.ask([(path, self.task.close(self.problem, leaf.thoughts))])
-        self.states.append(_child(path, leaf, closing))
+        closing = self._child(leaf)
+        yield [Line(closing.path, self._think(closing, self.task.close))]
+        return closing
+
+    def _child(self, parent: State) -> State:
+        """Return a new state, whose own thought is still to come."""
+        number, self.children[parent.path] = self.children[parent.path], self.children[parent.path] + 1
+        self.states.append(State((*parent.path, number), parent.thoughts))
         return self.states[-1]
 
-    def _generate(self, parents: Sequence[State]) -> Round[list[State]]:
-        paths = [self._next_path(parent) for parent in parents]
-        askings = [self.task.think(self.problem, parent.thoughts) for parent in parents]
-        thoughts = yield from self.caller.ask(list(zip(paths, askings)))
-        made = [_child(*each) for each in zip(paths, parents, thoughts)]
-        self.states += made
-        return [state for state in made if state.error is None]
+    def _think(self, child: State, think: Think | None = None) -> Asking[None]:
+        """Generate a state's thought; its failure is noted there.
 
-    def _next_path(self, parent: State) -> Path:
-        number, self.children[parent.path] = self.children[parent.path], self.children[parent.path] + 1
-        return (*parent.path, number)
+        Args:
+            think: None: the task's.
+        """
+        try:
+            thought = yield from (think or self.task.think)(self.problem, child.thoughts)
+            child.thoughts = (*child.thoughts, thought)
+        except CallFailed as failed:
+            child.error = str(failed)
 
-    def _value(self, states: Sequence[State]) -> Round[None]:
-        """Ask for each state's score by itself."""
-        asks = [_single(self.task.judge(self.problem, state.thoughts)) for state in states]
-        texts = yield from self.caller.ask([(state.path, ask) for state, ask in zip(states, asks)], True)
-        low, high = self.task.scores
-        for state, text in zip(states, texts):
-            if isinstance(text, Failed):
-                state.error = text.reason
-                continue
-            score = self.task.score(text)
-            state.without_score = int(score is None)
-            state.score = low if score is None else score
-            state.worth = (state.score - low) / (high - low)
+    def _think_and_judge(self, child: State) -> Asking[None]:
+        """Generate a state's thought and ask for its score."""
+        yield from self._think(child)
+        if child.error is not None:
+            return
+        try:
+            text = yield replace(self.task.judge(self.problem, child.thoughts), evaluates=True)
+        except CallFailed as failed:
+            child.error = str(failed)
+            return
+        score, (low, high) = self.task.score(text), self.task.scores
+        child.without_score = int(score is None)
+        child.score = low if score is None else score
+        child.worth = (child.score - low) / (high - low)
 
     def _vote(self, states: Sequence[State]) -> Round[None]:
         """Let n votes choose among states; votes for none of them are counted at the first one."""
@@ -122,14 +130,16 @@ class ThoughtTree:
             f"Choice {i}:\n{self._text(one.thoughts[len(shared) :])}" for i, one in enumerate(states, 1)
         ]
         problem = f"{self.problem.text}\n\n{self._text(states[0].thoughts[: len(shared)])}".strip()
-        ask = Ask(VOTE.format(problem=problem, choices="\n\n".join(choices)), VOTE_TOKENS, (), CHOICE)
-        texts = yield from self.caller.ask([(shared, _single(ask)) for _ in range(self.n)], True)
-        failed = [text for text in texts if isinstance(text, Failed)]
-        votes = Counter(_choice(text) for text in texts if not isinstance(text, Failed))
+        prompt = VOTE.format(problem=problem, choices="\n\n".join(choices))
+        ask = Ask(prompt, VOTE_TOKENS, (), CHOICE, evaluates=True)
+        lines = [Line(shared, _single(ask)) for _ in range(self.n)]
+        yield lines
+        failed = [line.result for line in lines if isinstance(line.result, CallFailed)]
+        votes = Counter(_choice(line.result) for line in lines if not isinstance(line.result, CallFailed))
         for i, state in enumerate(states, 1):
             state.score, state.worth = float(votes[i]), votes[i] / self.n
-            if len(failed) == len(texts):
-                state.error = failed[0].reason
+            if len(failed) == len(lines):
+                state.error = str(failed[0])
         valid = sum(votes[i] for i in range(1, len(states) + 1))
         states[0].without_score = sum(votes.values()) - valid
 
@@ -140,12 +150,6 @@ class ThoughtTree:
 def _single(ask: Ask) -> Asking[str]:
     """Ask one prompt, and return its answer."""
     return (yield ask)
-
-
-def _child(path: Path, parent: State, thought: Thought | Failed) -> State:
-    if isinstance(thought, Failed):
-        return State(path, parent.thoughts, error=thought.reason)
-    return State(path, (*parent.thoughts, thought))
 
 
 def _choice(text: str) -> int | None:

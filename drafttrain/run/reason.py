@@ -48,15 +48,18 @@ def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:
     """
     from drafttrain.reasoning.picture import summary, to_html
     from drafttrain.reasoning.reason import reason_from, trace_file
-    from drafttrain.reasoning.trace import totals
+    from drafttrain.reasoning.trace import Trace, totals
     from drafttrain.utils.writing import write_json, write_text
 
     traces = []
-    for trace in reason_from(config, generate):
+
+    def note(trace: Trace) -> None:
         page = trace_file(Path(config.out), trace.problem["id"]).with_suffix(".html")
         write_text(page, to_html(trace))
         print(f"{trace.problem['id']}: {summary(trace)}", flush=True)
         traces.append(trace)
+
+    reason_from(config, generate, note)
     sums = totals(traces)
     write_json(Path(config.out) / "summary.json", sums)
     print(", ".join(f"{key.replace('_', ' ')} {value:.6g}" for key, value in sums.items()))
@@ -64,13 +67,13 @@ def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:
 
 
 def scheduled(config: "ReasonConfig") -> "Generate":
-    """Return a function that decodes the calls of a round as the recipe's scheduler says.
+    """Return a function that decodes calls as the recipe's scheduler says.
 
     Target and drafter are loaded by the first call: problems are read before it, and trees that are finished
     need none.
     """
     decoder = functools.cache(lambda: _decoder(config))
-    return lambda calls: decoder().answer(calls)
+    return lambda calls, then: decoder().answer(calls, then)
 
 
 def _decoder(config: "ReasonConfig") -> "ScheduledDecoder":

@@ -15,6 +15,7 @@ import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from drafttrain.reasoning.config import SearchConfig
@@ -76,16 +77,20 @@ def solve(
     done = {(one.task, one.problem, one.method) for one in found}
     decoders = {method.name: method.decoder(pair) for method in methods()}
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
+
+        def keep(method: str, trace: Trace) -> None:
+            found.append(checked(trace, method))
+            file.write(json.dumps(asdict(found[-1])) + "\n")
+            file.flush()
+
         for name, limit in tasks.items():
             task = TASKS[name]()
             problems = task.read(TASK_FILES[name], limit)
             for i in range(0, len(problems), CHUNK):
                 for method, decoder in decoders.items():
                     left = [one for one in problems[i : i + CHUNK] if (name, one.id, method) not in done]
-                    for trace in grow_all(trees(task, left), decoder.answer, TREES):
-                        found.append(checked(trace, method))
-                        file.write(json.dumps(asdict(found[-1])) + "\n")
-                        file.flush()
+                    write = partial(keep, method)
+                    grow_all(trees(task, left), decoder.answer, write, TREES)
                 note(found)
     return found
 

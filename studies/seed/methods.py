@@ -1,6 +1,8 @@
 """The methods that SEED is compared with, and trees of thoughts grown by each in turn."""
 
+import itertools
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,12 +12,12 @@ from pathlib import Path
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
-from drafttrain.reasoning.interface import Answer, Call
+from drafttrain.reasoning.interface import Answer, Call, Then
 from drafttrain.reasoning.reason import reason
 from drafttrain.reasoning.scheduler import Pace, ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.tasks.task import Problem
-from drafttrain.reasoning.timeline import Timeline
+from drafttrain.reasoning.timeline import TARGET, Timeline
 from drafttrain.reasoning.trace import Trace
 from drafttrain.trees.parse import parse_policy
 from studies.seed.pairs import Pair
@@ -81,7 +83,7 @@ class Part:
     """Time and tokens of the calls of the thought generator, or of the state evaluator, in a tree.
 
     Attributes:
-        seconds: with prompts.
+        seconds: with prompts; a forward's are shared equally by its sequences.
         prompt_seconds: of them, in encoding prompts.
         calls, prompt_tokens: made, and of their prompts.
         tokens: emitted.
@@ -110,8 +112,8 @@ class Grown:
         seconds: of the whole tree, prompts included.
         tokens: emitted.
         accept_len: tokens per verification.
-        busy: share of time that the target worked, from a round's first verdict on and while two or more
-            sequences lived; None: there was no such time.
+        busy: share of time that the target worked, from the first verdict on and while two or more sequences
+            lived; None: there was no such time.
         granted, offered: draft tokens accepted, and judged (their parent was accepted).
         parts: by component, GENERATOR (with the closing generation) and EVALUATOR.
     """
@@ -147,18 +149,19 @@ def grow(
     decoder = ScheduledDecoder(
         decoder.target, decoder.proposer, decoder.config, decoder.prefixes, decoder.pace
     )
-    worked = shared = 0.0
     parts = {GENERATOR: Part(), EVALUATOR: Part()}
+    evaluates: list[bool] = []  # by number of the call
 
-    def generate(calls: Sequence[Call]) -> list[Answer]:
-        nonlocal worked, shared
-        decoder.stats, begun = DecodeStats(), time.perf_counter()
-        answers = decoder.answer(calls)
-        parts[EVALUATOR if calls[0].evaluates else GENERATOR] += part(decoder, time.perf_counter() - begun)
-        begin, end = crowded(decoder.timeline)
-        worked += decoder.timeline.busy(begin=begin, end=end) * (end - begin)
-        shared += end - begin
-        return answers
+    def generate(calls: Sequence[Call], then: Then) -> None:
+        def noted(calls: Sequence[Call]) -> Sequence[Call]:
+            evaluates.extend(call.evaluates for call in calls)
+            return calls
+
+        def count(number: int, answer: Answer) -> Sequence[Call]:
+            parts[EVALUATOR if evaluates[number] else GENERATOR] += part(answer.stats)
+            return noted(then(number, answer))
+
+        decoder.answer(noted(calls), count)
 
     started = time.perf_counter()
     trace: Trace = reason(task, problem, generate, SearchConfig(seed=seed))
@@ -177,18 +180,16 @@ def grow(
         total.offered,
         None if trace.result is None else bool(trace.result.get("success")),
         trace.error,
-        worked / shared if shared else None,
+        busy(decoder.timeline),
         parts,
     )
 
 
-def part(decoder: ScheduledDecoder, seconds: float) -> Part:
-    """Return what a decoder's last calls took, of which its statistics are."""
-    stats, spans = decoder.stats, decoder.timeline.spans
-    prompts = sum(span.end - span.begin for span in spans if span.what == "prefill")
+def part(stats: DecodeStats) -> Part:
+    """Return what a call took."""
     return Part(
-        seconds,
-        prompts,
+        stats.seconds,
+        stats.prefill_seconds,
         stats.prompts,
         stats.prompt_tokens,
         stats.new_tokens,
@@ -198,12 +199,26 @@ def part(decoder: ScheduledDecoder, seconds: float) -> Part:
     )
 
 
-def crowded(timeline: Timeline) -> tuple[float, float]:
-    """Return the time from the first verdict to the end of the last sequence but one, in seconds."""
-    verdicts = [span for span in timeline.spans if span.what == "verify"]
-    ends = {number: span.end for span in verdicts for number in span.sequences}  # the last one of each
-    begin = min((span.end for span in verdicts), default=0.0)
-    return begin, max(begin, sorted(ends.values())[-2]) if len(ends) > 1 else begin
+def busy(timeline: Timeline) -> float | None:
+    """Return the share of time that the target works, from the first verdict on and while two or more
+    sequences live; None: there is no such time."""
+    own = [span for span in timeline.spans if span.who == TARGET]
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for span in own:
+        for number in span.sequences:
+            begins.setdefault(number, span.begin)
+            ends[number] = span.end
+    changes = sorted([(at, 1) for at in begins.values()] + [(at, -1) for at in ends.values()])
+    first = min((span.end for span in own if span.what == "verify"), default=math.inf)
+    live, worked, shared = 0, 0.0, 0.0
+    for (at, change), (end, _) in itertools.pairwise(changes):
+        live += change
+        begin = max(at, first)
+        if live > 1 and begin < end:
+            worked += timeline.busy(begin=begin, end=end) * (end - begin)
+            shared += end - begin
+    return worked / shared if shared else None
 
 
 def interleave(

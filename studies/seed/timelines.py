@@ -22,7 +22,7 @@ from drafttrain.inference.decode import Request
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.text import encode
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
-from drafttrain.reasoning.interface import Answer, Call
+from drafttrain.reasoning.interface import Answer, Call, Then
 from drafttrain.reasoning.reason import reason
 from drafttrain.reasoning.scheduler import Pace, ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
@@ -109,16 +109,20 @@ def watch(pair: Pair, method: Method, pace: Pace, seconds: float) -> Recorded:
     """Grow trees of thoughts until time is over."""
     decoder, spans, started = method.decoder(pair, pace), [], time.perf_counter()
 
-    def generate(calls: Sequence[Call]) -> list[Answer]:
-        answers = decoder.answer(calls)
-        offset = decoder.timeline.started - started
-        moved = (
-            replace(one, begin=one.begin + offset, end=one.end + offset) for one in kept(decoder, method)
-        )
-        spans.extend(span for span in moved if span.begin < seconds)
-        if time.perf_counter() - started > seconds:
-            raise Over
-        return answers
+    def generate(calls: Sequence[Call], then: Then) -> None:
+        def checked(number: int, answer: Answer) -> Sequence[Call]:
+            if time.perf_counter() - started > seconds:
+                raise Over
+            return then(number, answer)
+
+        try:
+            decoder.answer(calls, checked)
+        finally:
+            offset = decoder.timeline.started - started
+            moved = (
+                replace(one, begin=one.begin + offset, end=one.end + offset) for one in kept(decoder, method)
+            )
+            spans.extend(span for span in moved if span.begin < seconds)
 
     try:
         for problem in itertools.cycle(TASKS[TASK]().read(TASK_FILES[TASK], 8)):

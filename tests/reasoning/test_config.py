@@ -45,7 +45,8 @@ def test_twins_grow_trees(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = ["--task.limit", "2", "--out", str(tmp_path), "--task.at_once=2"]
     config = load_settings(ReasonConfig, f"recipes/tiny/reasoning/{path.name}", words)
-    traces = list(reason_from(config, Scripted(lambda prompt, number: f"{number} is good, score: 7")))
+    traces = []
+    reason_from(config, Scripted(lambda prompt, number: f"{number} is good, score: 7"), traces.append)
     assert len(traces) == 2 and all(trace.finished and trace.result for trace in traces)
     for trace in traces:
         assert read_json(trace_file(tmp_path, trace.problem["id"]))["result"] == trace.result
@@ -110,4 +111,4 @@ def test_missing_keys(tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     config = load(MINIMAL, tmp_path)
     with pytest.raises(UserError, match="p.jsonl: no such file"):
-        reason_from(config, Scripted(lambda prompt, number: ""))
+        reason_from(config, Scripted(lambda prompt, number: ""), print)

@@ -52,7 +52,7 @@ def test_long_thoughts_are_cut_in_graphviz_only():
 
 def test_summary(trace):
     calls = sum(len(entry["calls"]) for entry in trace.rounds)
-    assert summary(trace).startswith(f"{len(trace.states)} states, {calls} calls in 7 rounds, ")
+    assert summary(trace).startswith(f"{len(trace.states)} states, {calls} calls in 4 rounds, ")
     assert summary(trace).endswith("; result: success True, digits 1200")
 
 

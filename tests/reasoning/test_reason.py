@@ -1,13 +1,14 @@
 """Traces: kill and resume, seeds, many trees at a time, damaged and foreign files."""
 
 import json
+import random
 
 import pytest
 
 from drafttrain.reasoning.config import SearchConfig
-from drafttrain.reasoning.interface import Answer
+from drafttrain.reasoning.interface import Answer, in_rounds
+from drafttrain.reasoning.lines import call_seed
 from drafttrain.reasoning.reason import Growth, grow_all, reason, trace_file
-from drafttrain.reasoning.rounds import call_seed
 from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.reasoning.trace import Trace, totals
 from drafttrain.utils.errors import UserError
@@ -23,7 +24,10 @@ class Seeded:
     def __init__(self, killed_in: int | None = None):
         self.rounds, self.killed_in = [], killed_in
 
-    def __call__(self, calls):
+    def __call__(self, calls, then):
+        in_rounds(self.answer)(calls, then)
+
+    def answer(self, calls):
         if len(self.rounds) == self.killed_in:
             raise KeyboardInterrupt
         self.rounds.append([call.messages for call in calls])
@@ -33,6 +37,28 @@ class Seeded:
     def _answer(call):
         seed = call.sampling.seed
         return Answer(str(seed % (3 if call.messages.startswith("think") else 11)), (seed % 97,))
+
+
+class InAnyOrder(Seeded):
+    """Answers one of the calls that wait at a time, and is killed after some answers.
+
+    Attributes:
+        asked: prompts and seeds of the answered calls, in order.
+    """
+
+    def __init__(self, seed: int, killed_after: int | None = None):
+        self.draws, self.killed_after, self.asked = random.Random(seed), killed_after, []
+
+    def __call__(self, calls, then):
+        waiting, made = list(enumerate(calls)), len(calls)
+        while waiting:
+            if len(self.asked) == self.killed_after:
+                raise KeyboardInterrupt
+            number, call = waiting.pop(self.draws.randrange(len(waiting)))
+            self.asked.append((call.messages, call.sampling.seed))
+            more = then(number, self._answer(call))
+            waiting += enumerate(more, made)
+            made += len(more)
 
 
 def without_times(path):
@@ -48,9 +74,9 @@ def test_calls_know_whether_the_evaluator_asks(evaluator):
 
     def model(calls):
         rounds.append(calls)
-        return Seeded()(calls)
+        return Seeded().answer(calls)
 
-    reason(Toy(), PROBLEM, model, SearchConfig(evaluator=evaluator))
+    reason(Toy(), PROBLEM, in_rounds(model), SearchConfig(evaluator=evaluator))
     for calls in rounds:
         [evaluates] = {call.evaluates for call in calls}
         assert evaluates == (not calls[0].messages.startswith("think"))
@@ -74,6 +100,43 @@ def test_kill_and_resume_give_the_same_trace(search, evaluator, tmp_path):
         reason(Toy(), PROBLEM, rest, config, path)
         assert without_times(path) == without_times(tmp_path / "whole.json")
         assert rest.rounds == whole.rounds[n:]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("evaluator", ["value", "vote"])
+def test_the_order_of_answers_changes_nothing(search, evaluator, tmp_path):
+    """Also not where a tree is ended after any answer, and goes on with answers in another order."""
+    if evaluator == "vote" and search[:3] not in ("bfs", "dfs"):
+        return
+    config = SearchConfig(search=search, evaluator=evaluator, breadth=2, steps=2)
+    reason(Toy(), PROBLEM, Seeded(), config, tmp_path / "rounds.json")
+    whole = without_times(tmp_path / "rounds.json")
+    first = InAnyOrder(1)
+    reason(Toy(), PROBLEM, first, config, tmp_path / "mixed.json")
+    assert without_times(tmp_path / "mixed.json") == whole
+    for n in range(1, len(first.asked)):
+        path = tmp_path / f"killed{n}.json"
+        with pytest.raises(KeyboardInterrupt):
+            reason(Toy(), PROBLEM, InAnyOrder(n, killed_after=n), config, path)
+        rest = InAnyOrder(n + 1)
+        reason(Toy(), PROBLEM, rest, config, path)
+        assert without_times(path) == whole and len(rest.asked) == len(first.asked) - n
+
+
+def test_a_score_is_asked_for_before_the_other_thoughts_are_there():
+    asked = []
+
+    def one_after_the_other(calls, then):
+        waiting, made = list(enumerate(calls)), len(calls)
+        while waiting:
+            number, call = waiting.pop(0)
+            asked.append(call.messages)
+            more = then(number, Answer(str(number)))
+            waiting[:0] = enumerate(more, made)
+            made += len(more)
+
+    reason(Toy(), PROBLEM, one_after_the_other, SearchConfig(steps=1))
+    assert asked[:6] == ["think ", "judge 0", "think ", "judge 1", "think ", "judge 2"]
 
 
 def test_a_finished_tree_is_not_grown_again(tmp_path):
@@ -100,12 +163,13 @@ def test_a_trace_has_everything(tmp_path):
     assert values["problem"] == {"id": "p", "text": "a problem"} and values["task"] == "toy"
     assert values["settings"]["sampling"] == {"temperature": 1.0, "top_p": 1.0, "top_k": None}
     assert values["settings"]["steps"] == 3 and values["settings"]["seed"] == 5
-    first = values["rounds"][0]["calls"][1]
+    first = values["rounds"][0]["calls"][2]
     assert first == {
         "path": [1], "number": 0, "prompt": "think ", "seed": call_seed(5, (1,), 0), "max_new_tokens": 4,
         "stop": [], "begin": "", "text": "1", "token_ids": [49], "finish_reason": "stop", "error": None,
     }  # fmt: skip
-    assert values["rounds"][1]["calls"][1]["number"] == 1  # the evaluator's call at the same node
+    numbers = [(call["path"], call["number"]) for call in values["rounds"][0]["calls"]]
+    assert numbers == [([i], n) for i in range(3) for n in (0, 1)]  # the evaluator's call follows at its node
     assert values["leaf"] == [1, 1, 2] and values["closing"] == {"digit": "0"} and values["finished"]
     assert values["states"][2] == {
         "path": [1], "thoughts": [{"digit": "1"}], "score": 8.0, "worth": 0.8, "without_score": 0,
@@ -131,13 +195,12 @@ def test_trees_at_the_same_time_are_the_same_trees(at_once, tmp_path):
     alone = [reason(Toy(), p, Seeded(), c) for p, c in zip(problems, configs)]
     model = Seeded()
     trees = (Growth(Toy(), p, c, tmp_path / f"{p.id}.json") for p, c in zip(problems, configs))
-    together = {trace.problem["id"]: trace for trace in grow_all(trees, model, at_once)}
+    together = {}
+    grow_all(trees, model, lambda trace: together.update({trace.problem["id"]: trace}), at_once)
     for one in alone:
         other = together[one.problem["id"]]
         assert (one.states, one.leaf, one.result) == (other.states, other.leaf, other.result)
         assert [e["calls"] for e in one.rounds] == [e["calls"] for e in other.rounds]
-    longest = max(len(trace.rounds) for trace in alone)
-    assert len(model.rounds) >= longest and (at_once < 5 or len(model.rounds) == longest)
 
 
 def test_totals():
@@ -163,8 +226,8 @@ def test_a_file_for_each_problem(tmp_path):
     "change, message",
     [
         (lambda t: t[: len(t) // 2], "cannot be read as JSON"),
-        (lambda t: "[]", "must be a trace of format 1, got another file"),
-        (lambda t: t.replace('"format_version": 1', '"format_version": 0'), "must be a trace of format 1"),
+        (lambda t: "[]", "must be a trace of format 2, got another file"),
+        (lambda t: t.replace('"format_version": 2', '"format_version": 1'), "must be a trace of format 2"),
         (lambda t: t.replace('"error": null', '"none": null'), "damaged"),
         (lambda t: t.replace('"seconds": ', '"seconds": "x", "s": '), "damaged"),
         (lambda t: t.replace('"task": "toy"', '"task": "gsm8k"'), "must be the trace of task toy, got gsm8k"),
@@ -201,4 +264,4 @@ def test_settings_out_of_range(settings, message):
 
 def test_a_model_that_answers_fewer_calls_is_a_mistake():
     with pytest.raises(ValueError):
-        reason(Toy(), PROBLEM, lambda calls: [])
+        reason(Toy(), PROBLEM, in_rounds(lambda calls: []))

@@ -320,6 +320,72 @@ def test_ctrl_c_ends_all_threads(loaded):
     assert threading.active_count() == before and time.monotonic() - started < 2
 
 
+@pytest.mark.parametrize("kind", ["none", "chain:length=3", DRAWN, "n-grams"])
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_calls_that_follow_get_the_texts_of_calls_that_are_made_at_once(loaded, kind, way):
+    """Each call begins with the text of the one before it; the texts are those of one round after the other,
+    and what an answer took adds up."""
+    sampled = [SamplingParams(1.0, seed=i) for i in range(9)]
+    firsts = [Call(PROMPTS[i], limit, sampled[i]) for i, limit in enumerate((3, 14, 6))]
+
+    def after(number: int, text: str) -> list[Call]:
+        return [Call(f"{text} {number}", 2 + number, sampled[number + 3])] if number < 6 else []
+
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), replace(way, sequences=3))
+    made, expected = list(firsts), []
+    for round_begin in (0, 3, 6):
+        expected += decoder.answer(made[round_begin:])
+        made += [call for i in range(3) for call in after(round_begin + i, expected[round_begin + i].text)]
+    # the numbers of calls are those of the order in which they are made, which time decides
+    numbers = list(range(3))
+
+    def then(number: int, answer) -> list[Call]:
+        calls = after(numbers[number], answer.text)
+        numbers.extend(numbers[number] + 3 for _ in calls)
+        return calls
+
+    decoder.stats, began = type(decoder.stats)(), time.perf_counter()
+    found = decoder.answer(firsts, then)
+    seconds = time.perf_counter() - began
+    assert sorted(numbers) == list(range(9))
+    assert {numbers[i]: one.text for i, one in enumerate(found)} == {
+        i: one.text for i, one in enumerate(expected)
+    }
+    total = sum((one.stats for one in found), type(decoder.stats)())
+    assert (total.new_tokens, total.prompts, total.granted) == (
+        decoder.stats.new_tokens, 9, decoder.stats.granted,
+    )  # fmt: skip
+    assert all(0 < one.stats.prefill_seconds <= one.stats.seconds for one in found)
+    assert 0 < decoder.stats.seconds <= seconds
+    assert total.seconds == pytest.approx(decoder.stats.seconds)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_call_that_follows_begins_while_others_go_on(loaded, overlap):
+    config = scheduling("one", "each", sequences=2, overlap=overlap)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config)
+    calls = [Call(PROMPTS[0], limit, SamplingParams()) for limit in (2, 20)]
+    decoder.answer(calls, lambda number, answer: [calls[0]] if number in (0, 2) else [])
+    begins = {s.sequences[0]: s.begin for s in decoder.timeline.spans if s.what == "prefill"}
+    ends = {s.sequences[0]: s.end for s in decoder.timeline.spans if s.what == "verify"}
+    assert begins[0] < begins[2] < begins[3] < ends[1] and ends[0] <= begins[2] and ends[2] <= begins[3]
+
+
+def test_a_call_that_cannot_be_decoded_is_answered_and_followed(loaded):
+    decoder, seen = ScheduledDecoder(loaded.target, NoProposer()), []
+    too_long = Call([5] * 100_000, 4, SamplingParams())
+    fine = Call(PROMPTS[0], 4, SamplingParams())
+
+    def then(number, answer):
+        seen.append((number, answer.error is not None))
+        return {0: [too_long, fine], 2: [fine]}.get(number, [])
+
+    answers = decoder.answer([fine, too_long], then)
+    assert sorted(seen) == [(0, False), (1, True), (2, True), (3, False), (4, False)]
+    assert [one.error is not None for one in answers] == [False, True, True, False, False]
+    assert answers[0].text == answers[3].text == answers[4].text != ""
+
+
 def test_stop_strings_and_errors_reach_the_caller(loaded):
     target = loaded.target
     decoder = ScheduledDecoder(target, proposer_of(loaded, "chain:length=2"))

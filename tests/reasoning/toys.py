@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from drafttrain.reasoning.interface import Answer, Call
+from drafttrain.reasoning.interface import Answer, Call, Then, in_rounds
 from drafttrain.reasoning.tasks.task import Ask, Problem, Task
 
 
@@ -52,7 +52,10 @@ class Scripted:
         self.script = script
         self.rounds: list[list[Call]] = []
 
-    def __call__(self, calls: Sequence[Call]) -> list[Answer]:
+    def __call__(self, calls: Sequence[Call], then: Then) -> None:
+        in_rounds(self.answer)(calls, then)
+
+    def answer(self, calls: Sequence[Call]) -> list[Answer]:
         self.rounds.append(list(calls))
         seen: Counter[str] = Counter()
         answers = []

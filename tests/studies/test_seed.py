@@ -15,7 +15,7 @@ from drafttrain.bundle import load_bundle
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
-from drafttrain.reasoning.timeline import Span
+from drafttrain.reasoning.timeline import Span, Timeline
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.files import read_json
 from studies import goals
@@ -86,6 +86,23 @@ def test_generator_and_evaluator_are_measured_apart(pair, monkeypatch):
         assert 0 <= thinks.granted <= thinks.offered and (thinks.offered > 0) == (method.tree is not None)
         assert one.accept_len == pytest.approx((one.tokens - 10) / (thinks.steps + scores.steps))
         assert Grown.read(json.dumps(asdict(one))) == one
+
+
+def test_the_target_is_busy_while_two_or_more_sequences_live():
+    timeline = Timeline()
+
+    def spans(*rows):
+        timeline.spans.clear()
+        timeline.spans.extend(Span("target", what, (number,), *times) for what, number, *times in rows)
+        return methods.busy(timeline)
+
+    alone = ("prefill", 0, 0.0, 1.0), ("verify", 0, 1.0, 2.0), ("verify", 0, 3.5, 4.0)
+    assert spans(*alone) is None
+    # 1 lives from 2 to 3.5, of which the target works from 2 to 2.5 and from 3 to 3.5
+    assert spans(*alone, ("prefill", 1, 2.0, 2.5), ("verify", 1, 3.0, 3.5)) == pytest.approx(1.0 / 1.5)
+    # before the first verdict nothing counts
+    early = ("prefill", 0, 0.0, 1.0), ("prefill", 1, 1.0, 2.0), ("verify", 0, 4.0, 5.0)
+    assert spans(*early, ("verify", 1, 5.5, 6.0), ("verify", 0, 6.5, 7.0)) == pytest.approx(0.5)
 
 
 def test_table_2_compares_acceptance_with_and_without_tree_attention(monkeypatch):

@@ -20,13 +20,14 @@ Thought = dict[str, str]  # the named texts of one step, such as sub-question an
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt, the most tokens that its answer may have, the texts at which it ends, and what the model's
-    turn begins with; the answer is what follows."""
+    """A prompt, the most tokens that its answer may have, the texts at which it ends, what the model's turn
+    begins with (the answer is what follows), and whether the state evaluator asks."""
 
     prompt: str
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     begin: str = ""
+    evaluates: bool = False
 
 
 Asking = Generator[Ask, str, T]

@@ -1,0 +1,103 @@
+"""Lines of calls: what a node of a tree asks, each call after the answer to the one before it.
+
+A search is a generator that yields the lines of a round and goes on when all of them have ended. Lines of a
+round do not depend on each other: one may be at its last call while another still waits for its first
+answer.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from drafttrain.inference.params import SamplingParams
+from drafttrain.reasoning.interface import Call
+from drafttrain.reasoning.tasks.task import Ask, Asking
+
+T = TypeVar("T")
+Path = tuple[int, ...]  # of a node: the number of the child at each level, () for the root
+
+
+class CallFailed(Exception):
+    """Raised inside a line whose call has failed, with the reason."""
+
+
+@dataclass(eq=False)
+class Line:
+    """Calls of a node, each after the answer to the one before it.
+
+    Attributes:
+        path: of the node.
+        asking: yields prompts and is sent the texts of their answers.
+        result: what it returned in the end, or the failure that it did not handle.
+    """
+
+    path: Path
+    asking: Asking[Any]
+    result: Any = None
+
+    def begin(self) -> Ask | None:
+        """Return the first prompt; None: there is none."""
+        return self._resume(self.asking.__next__)
+
+    def go_on(self, text: str) -> Ask | None:
+        """Take an answer, and return the next prompt; None: the line has ended."""
+        return self._resume(self.asking.send, text)
+
+    def fail(self, reason: str) -> Ask | None:
+        """Take a failure in place of an answer, and return the next prompt; None: the line has ended."""
+        return self._resume(self.asking.throw, CallFailed(reason))
+
+    def _resume(self, step: Any, *given: Any) -> Ask | None:
+        try:
+            return step(*given)
+        except StopIteration as end:
+            self.result = end.value
+        except CallFailed as failed:
+            self.result = failed
+        return None
+
+
+# A search, and the steps that it consists of.
+Round = Generator[Sequence[Line], None, T]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A call, the node that it belongs to and its number among that node's calls."""
+
+    path: Path
+    number: int
+    call: Call
+
+
+@dataclass
+class Caller:
+    """Makes calls of prompts.
+
+    Attributes:
+        sampling: of all calls, each with its own seed.
+        max_new_tokens: limit of every answer; None: only that of its prompt.
+        seed: of the tree.
+        numbers: calls that each node has had.
+    """
+
+    sampling: SamplingParams
+    max_new_tokens: int | None
+    seed: int
+    numbers: Counter[Path] = field(default_factory=Counter)
+
+    def call(self, path: Path, ask: Ask) -> Numbered:
+        """Return the next call of a node."""
+        number, self.numbers[path] = self.numbers[path], self.numbers[path] + 1
+        limit = min(ask.max_new_tokens, self.max_new_tokens or ask.max_new_tokens)
+        sampling = replace(self.sampling, seed=call_seed(self.seed, path, number))
+        call = Call(ask.prompt, limit, sampling, ask.stop, ask.begin, ask.evaluates)
+        return Numbered(path, number, call)
+
+
+def call_seed(seed: int, path: Path, number: int) -> int:
+    """Return the seed (48 bits) of a node's call: from the tree's seed, the path and the call's number."""
+    text = f"{seed}:{'.'.join(map(str, path))}:{number}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
