@@ -54,6 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "that hold for declared times, or this machine's",
     },
     "seconds": {"type": positive, "default": 120, "metavar": "N", "help": "to record"},
+    "logs": {"nargs": "+", "required": True, "metavar": "NAME=FILE", "help": "training logs"},
     "pictures": {"default": "docs/results", "metavar": "DIR", "help": "folder of the SVG files"},
     "recipe": {"required": True, "metavar": "RECIPE", "help": "of drafttrain pipeline"},
     "repeats": {"type": positive, "default": 3, "metavar": "N", "help": "timings of each kind"},

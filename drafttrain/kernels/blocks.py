@@ -199,6 +199,9 @@ class NativeBlocks(nn.Module):
             [],
             threading.Lock(),
         )  # held: what structures point to
+        linears = [one for b in blocks for one in (b.q, b.k, b.v, b.o, b.gate, b.up, b.down)]
+        if len({one.struct.kind for one in linears}) > 1:  # inputs are rounded for all of them, or for none
+            raise ValueError("linear layers of blocks must have weights of one kind")
         self.round_inputs = blocks[0].q.round_inputs
         self._blocks = (_Block * len(blocks))(*map(self._structure, blocks))
         self._model = _Model(

@@ -25,9 +25,11 @@ AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 BF16 = (*AVX512, "-mavx512bf16")
 AMX = (*BF16, "-mamx-tile", "-mamx-bf16")
+PLAIN = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": BF16, "amx_bf16": AMX}
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
+BF16_LIMITS = ("BF16", "FP16", "AMX", "AVX10")  # in names of oneDNN's instruction sets that have bf16
 SECONDS = 60  # that a compilation may take
 ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "pack": "pnnnpn",
@@ -54,14 +56,14 @@ def variant() -> str | None:
 @cache
 def library() -> ctypes.CDLL | None:
     """Load the library for this machine, compiling it first where that has not been done. A compiler that
-    fails, since it does not know the instruction set, is asked for the next lower one.
+    fails, such as one that does not know the instruction set, is asked for the next lower one.
 
     Returns:
         None without a compiler, on other systems than Linux and macOS, or with DRAFTTRAIN_KERNELS=off; why is
         printed once. Else the library, whose attribute `variant` is its instruction set.
 
     Raises:
-        UserError: DRAFTTRAIN_KERNELS names no instruction set.
+        UserError: DRAFTTRAIN_KERNELS names no instruction set, or one that cannot be built.
     """
     wanted = _wanted()
     if wanted is None:
@@ -71,6 +73,8 @@ def library() -> ctypes.CDLL | None:
         try:
             loaded = ctypes.CDLL(str(_built(name)))
         except _CompilerError as error:
+            if os.environ.get(CHOICE):
+                raise UserError(f"{CHOICE}: must name what can be built, got {name} ({error})") from None
             reason = error
             continue
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
@@ -109,9 +113,10 @@ def _instruction_set() -> str:
         return "generic"
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     capability = torch.backends.cpu.get_cpu_capability()
-    if capability.startswith("AVX512") and not limit.startswith(("SSE", "AVX2", "AVX_")):
-        limited = limit.startswith("AVX512")
-        if not _has("avx512_bf16") or limited and not any(name in limit for name in ("BF16", "FP16", "AMX")):
+    lower = limit == "AVX" or limit.startswith(("SSE", "AVX2", "AVX_"))
+    if capability.startswith("AVX512") and not lower:
+        limited = limit.startswith(("AVX512", "AVX10"))
+        if not _has("avx512_bf16") or limited and not any(part in limit for part in BF16_LIMITS):
             return "avx512"
         amx = _has("amx_bf16") and not (limited and "AMX" not in limit) and _may_use_tiles()
         return "amx_bf16" if amx else "avx512_bf16"
@@ -133,10 +138,8 @@ def _may_use_tiles() -> bool:
 
 def _built(wanted: str) -> Path:
     """Return the path of the compiled library, compiling it if the cache has none of this source."""
-    flags = ["-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
-    flags += FLAGS[wanted]
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
-    name = f"forward-{wanted}-{key}.so"
+    flags = [*PLAIN, *FLAGS[wanted]]
+    name = f"forward-{wanted}-{_key(SOURCE.read_bytes(), *flags)}.so"
     folder = cache_dir() / "kernels"
     if (folder / name).exists():
         return folder / name
@@ -144,6 +147,10 @@ def _built(wanted: str) -> Path:
     compiler = next((found for found in map(shutil.which, filter(None, compilers)) if found), None)
     if compiler is None:
         raise RuntimeError("no C++ compiler: install g++ or clang++")
+    which = Path(compiler).resolve()
+    refused = folder / f"refused-{wanted}-{_key(which, which.stat().st_mtime_ns, *flags)}"
+    if refused.exists():  # and once is enough to be told
+        raise _CompilerError(refused.read_text(encoding="utf-8"))
     how_often = "once"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,12 +161,38 @@ def _built(wanted: str) -> Path:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
     built = Path(scratch) / name
-    command = [compiler, *flags, str(SOURCE), "-o", str(built)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise _CompilerError(f"{compiler}: {(done.stderr.strip() or 'failed').splitlines()[0]}")
-    os.replace(built, folder / name)  # whole or absent, whoever else compiles it
-    if Path(scratch) != folder:
-        os.rmdir(scratch)
+    try:
+        _compile(compiler, [*flags, str(SOURCE), "-o", str(built)])
+        os.replace(built, folder / name)  # whole or absent, whoever else compiles it
+    except _CompilerError as error:
+        nothing = ["-x", "c++", os.devnull, "-o", str(built)]
+        if _accepts(compiler, [*PLAIN, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
+            refused.write_text(str(error), encoding="utf-8")  # it does not know the instruction set
+        raise
+    finally:
+        if Path(scratch) != folder:
+            shutil.rmtree(scratch, ignore_errors=True)
     return folder / name
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def _accepts(compiler: str, arguments: list[str]) -> bool:
+    try:
+        _compile(compiler, arguments)
+    except _CompilerError:
+        return False
+    return True
+
+
+def _compile(compiler: str, arguments: list[str]) -> None:
+    """Run the compiler.
+
+    Raises:
+        _CompilerError: it fails.
+    """
+    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        raise _CompilerError(f"{compiler}: {(done.stderr.strip() or 'failed').splitlines()[0]}")

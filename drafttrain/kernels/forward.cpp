@@ -471,18 +471,19 @@ template <bool BOTH> static void multiply_parts(Arranged<uint16_t> inputs, int64
   }
   if (rest) {  // with zeros after them
     alignas(64) uint16_t last[2][16][32] = {};
+    uint32_t* to = wide[deep / 16 % 2];  // not what the tiles of the last step were loaded from
     for (int64_t m = 0; m < rows; m++) {
       std::memcpy(last[0][m], first + m * stride + 2 * deep, rest * 4);
       std::memcpy(last[1][m], second + m * stride + 2 * deep, rest * 4);
     }
     if (w.kind == BYTE) {
-      unpack(weights + deep * size, rest, wide[0]);
+      unpack(weights + deep * size, rest, to);
     } else {
-      std::memcpy(wide[0], weights + deep * size, rest * size);
-      std::fill(wide[0] + rest * PANEL, wide[0] + 16 * PANEL, 0);
+      std::memcpy(to, weights + deep * size, rest * size);
+      std::fill(to + rest * PANEL, to + 16 * PANEL, 0);
     }
     asm volatile("" : : "r"(last), "r"(wide) : "memory");
-    add_tiles<BOTH>(last[0][0], last[1][0], 32, wide[0]);
+    add_tiles<BOTH>(last[0][0], last[1][0], 32, to);
   }
   alignas(64) float sums[4][16][VL];
   _tile_stored(0, sums[0], VL * 4);

@@ -4,6 +4,7 @@ A row of the result has the same bits with any other rows beside it, and with an
 """
 
 import ctypes
+import threading
 
 import torch
 from torch import nn
@@ -40,6 +41,7 @@ def rounds_inputs(dtype: torch.dtype) -> bool:
 
 
 _region: tuple[torch.Tensor, int, int] | None = None  # of packed weights: its memory, first free byte, end
+_region_lock = threading.Lock()
 
 
 def _allocate(size: int) -> tuple[torch.Tensor, int]:
@@ -49,15 +51,16 @@ def _allocate(size: int) -> tuple[torch.Tensor, int]:
     is freed with the last layer in it.
     """
     global _region
-    if _region is None or _region[1] + size > _region[2]:
-        length = -(-max(size, REGION) // HUGE_PAGE) * HUGE_PAGE
-        memory = torch.empty(length + HUGE_PAGE, dtype=torch.uint8)
-        begin = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-        library().advise_huge(begin, length)
-        _region = memory, begin, begin + length
-    memory, begin, end = _region
-    _region = memory, begin + -(-size // CACHE_LINE) * CACHE_LINE, end
-    return memory, begin
+    with _region_lock:
+        if _region is None or _region[1] + size > _region[2]:
+            length = -(-max(size, REGION) // HUGE_PAGE) * HUGE_PAGE
+            memory = torch.empty(length + HUGE_PAGE, dtype=torch.uint8)
+            begin = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+            library().advise_huge(begin, length)
+            _region = memory, begin, begin + length
+        memory, begin, end = _region
+        _region = memory, begin + -(-size // CACHE_LINE) * CACHE_LINE, end
+        return memory, begin
 
 
 class NativeLinear(nn.Module):

@@ -39,8 +39,8 @@ class Answer:
         token_ids: as generated.
         finish_reason: as in decoding: "stop", "length", "not_finite"; empty after an error.
         error: why there is no usable text; None: there is.
-        stats: of its decoding; its seconds are those in which it was worked on, shared with the others of a
-            forward.
+        stats: of its decoding; of times only `seconds` and `prefill_seconds`, its share of the forwards that
+            it took part in (where drafting overlaps with verifying, of the target's and of waits for drafts).
     """
 
     text: str

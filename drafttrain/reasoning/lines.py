@@ -16,7 +16,7 @@ from drafttrain.reasoning.interface import Call
 from drafttrain.reasoning.tasks.task import Ask, Asking
 
 T = TypeVar("T")
-Path = tuple[int, ...]  # of a node: the number of the child at each level, () for the root
+NodePath = tuple[int, ...]  # of a node: the number of the child at each level, () for the root
 
 
 class CallFailed(Exception):
@@ -33,7 +33,7 @@ class Line:
         result: what it returned in the end, or the failure that it did not handle.
     """
 
-    path: Path
+    path: NodePath
     asking: Asking[Any]
     result: Any = None
 
@@ -59,15 +59,15 @@ class Line:
         return None
 
 
-# A search, and the steps that it consists of.
-Round = Generator[Sequence[Line], None, T]
+# What a search is made of: yields the lines of each of its rounds, and returns something in the end.
+Rounds = Generator[Sequence[Line], None, T]
 
 
 @dataclass(frozen=True)
 class Numbered:
     """A call, the node that it belongs to and its number among that node's calls."""
 
-    path: Path
+    path: NodePath
     number: int
     call: Call
 
@@ -86,9 +86,9 @@ class Caller:
     sampling: SamplingParams
     max_new_tokens: int | None
     seed: int
-    numbers: Counter[Path] = field(default_factory=Counter)
+    numbers: Counter[NodePath] = field(default_factory=Counter)
 
-    def call(self, path: Path, ask: Ask) -> Numbered:
+    def call(self, path: NodePath, ask: Ask) -> Numbered:
         """Return the next call of a node."""
         number, self.numbers[path] = self.numbers[path], self.numbers[path] + 1
         limit = min(ask.max_new_tokens, self.max_new_tokens or ask.max_new_tokens)
@@ -97,7 +97,7 @@ class Caller:
         return Numbered(path, number, call)
 
 
-def call_seed(seed: int, path: Path, number: int) -> int:
+def call_seed(seed: int, path: NodePath, number: int) -> int:
     """Return the seed (48 bits) of a node's call: from the tree's seed, the path and the call's number."""
     text = f"{seed}:{'.'.join(map(str, path))}:{number}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")

@@ -1,9 +1,10 @@
 """Grow trees of thoughts with any function that answers calls, and record each tree in a trace that resumes.
 
-The unit of resuming is a call: a trace is written after each answer, whole or not at all, and a search that
-starts again reads the recorded answers from it.
+The unit of resuming is a call: a trace is written every second, at the end of each round and where a run is
+ended, whole or not at all, and a search that starts again reads the recorded answers from it.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +15,7 @@ from typing import Any
 from drafttrain.inference.params import SamplingParams
 from drafttrain.reasoning.config import ReasonConfig, SearchConfig
 from drafttrain.reasoning.interface import Answer, Call, Generate
-from drafttrain.reasoning.lines import Caller, Line, Numbered, Round
-from drafttrain.reasoning.lines import Path as NodePath
+from drafttrain.reasoning.lines import Caller, Line, NodePath, Numbered, Rounds
 from drafttrain.reasoning.search import parse_search
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.tasks.task import Ask, Problem, Task
@@ -23,6 +23,7 @@ from drafttrain.reasoning.trace import REMEDY, Trace, answer_of, is_record_of, r
 from drafttrain.reasoning.tree import State, ThoughtTree
 from drafttrain.utils.errors import UserError
 
+PAUSE = 1.0  # seconds between two writings of a trace within a round
 MODELS = "target", "drafter", "dtype", "tree"  # of a recipe, on which a text depends
 
 
@@ -52,6 +53,7 @@ class Growth:
         self.trace = Trace(task.name, {"id": problem.id, "text": problem.text}, settings)
         self._rounds = self._grow(parse_search(config.search).run(self._tree, config.breadth))
         self._waiting: dict[tuple[NodePath, int], tuple[int, Numbered]] = {}  # with the number of its line
+        self._saved = 0.0
         self._begin_round()
         if file is not None and file.exists():
             self._replay(Trace.load(file), file)
@@ -62,29 +64,38 @@ class Growth:
         return [numbered for _, numbered in self._waiting.values()]
 
     def receive(self, numbered: Numbered, answer: Answer) -> list[Numbered]:
-        """Take the answer of a waiting call, write the trace, and return the calls that it leads to."""
+        """Take the answer of a waiting call, and return the calls that it leads to. The trace is written at
+        the end of a round, and where the last time was a while ago."""
+        entry = self._entry
         more = self._take(numbered, answer)
-        if self._file is not None:
-            self.trace.save(self._file)
+        if entry is not self._entry or not self._waiting or time.monotonic() - self._saved > PAUSE:
+            self.save()
         return more
 
+    def save(self) -> None:
+        """Write the trace, if it has an answer."""
+        if self._file is not None and self.trace.rounds:
+            self.trace.save(self._file)
+        self._saved = time.monotonic()
+
     def _take(self, numbered: Numbered, answer: Answer) -> list[Numbered]:
-        number, _ = self._waiting.pop((numbered.path, numbered.number))
-        line, entry = self._lines[number], self._entry
+        line_number, _ = self._waiting.pop((numbered.path, numbered.number))
+        line, entry = self._lines[line_number], self._entry
         if not entry["calls"]:
             self.trace.rounds.append(entry)
-        self._calls[number].append(record(numbered, answer))
+        self._calls[line_number].append(record(numbered, answer))
         entry["calls"] = [call for calls in self._calls for call in calls]
         entry["seconds"] = self._spent + time.perf_counter() - self._begun
-        more = self._ask(number, line.go_on(answer.text) if answer.error is None else line.fail(answer.error))
+        ask = line.go_on(answer.text) if answer.error is None else line.fail(answer.error)
+        more = self._ask(line_number, ask)
         return more if self._waiting else self._begin_round()
 
-    def _ask(self, number: int, ask: Ask | None) -> list[Numbered]:
+    def _ask(self, line_number: int, ask: Ask | None) -> list[Numbered]:
         """Let a line's next prompt wait, if there is one."""
         if ask is None:
             return []
-        numbered = self._caller.call(self._lines[number].path, ask)
-        self._waiting[numbered.path, numbered.number] = number, numbered
+        numbered = self._caller.call(self._lines[line_number].path, ask)
+        self._waiting[numbered.path, numbered.number] = line_number, numbered
         return [numbered]
 
     def _begin_round(self) -> list[Numbered]:
@@ -94,30 +105,35 @@ class Growth:
             self._calls: list[list[dict[str, Any]]] = [[] for _ in lines]
             self._entry: dict[str, Any] = {"seconds": 0.0, "calls": []}
             self._spent, self._begun = 0.0, time.perf_counter()
-            for number, line in enumerate(lines):
-                self._ask(number, line.begin())
+            for line_number, line in enumerate(lines):
+                self._ask(line_number, line.begin())
             if self._waiting:
                 break
         return self.waiting
 
     def _replay(self, recorded: Trace, file: Path) -> None:
-        """Take the answers of a trace."""
+        """Take the answers of a trace.
+
+        Raises:
+            UserError: it is of another tree.
+        """
         recorded.check_same(self.trace, file)
-        calls = {(tuple(call["path"]), call["number"]): call for e in recorded.rounds for call in e["calls"]}
-        asked, is_same = deque(self.waiting), True
+        calls = [call for entry in recorded.rounds for call in entry["calls"]]
+        left = {(tuple(call["path"]), call["number"]): call for call in calls}
+        asked, is_same = deque(self.waiting), len(left) == len(calls)
         while asked and is_same:
             numbered = asked.popleft()
-            call = calls.pop((numbered.path, numbered.number), None)
+            call = left.pop((numbered.path, numbered.number), None)
             if call is not None:
                 is_same = is_record_of(call, numbered)
-                asked += self._take(numbered, answer_of(call))
-        if calls or not is_same:
+                asked += self._take(numbered, answer_of(call)) if is_same else []
+        if left or not is_same:
             raise UserError(f"{file}: must be a trace of the same prompts and seeds, got others; {REMEDY}")
         for entry, before in zip(self.trace.rounds, recorded.rounds):
             entry["seconds"] = before["seconds"]
         self._spent, self._begun = self._entry["seconds"], time.perf_counter()
 
-    def _grow(self, search: Round[State | None]) -> Round[None]:
+    def _grow(self, search: Rounds[State | None]) -> Rounds[None]:
         """Run the search, close the best leaf and check the result."""
         leaf, trace = (yield from search), self.trace
         trace.leaf = None if leaf is None else list(leaf.path)
@@ -174,10 +190,11 @@ def grow_all(
             others.
     """
     trees = iter(trees)
-    asked: list[tuple[Growth, Numbered]] = []
+    numbers = itertools.count()
+    asked: dict[int, tuple[Growth, Numbered]] = {}  # by number, without those that have their answers
 
     def ask(tree: Growth, calls: Sequence[Numbered]) -> list[Call]:
-        asked.extend((tree, numbered) for numbered in calls)
+        asked.update((next(numbers), (tree, numbered)) for numbered in calls)
         return [numbered.call for numbered in calls]
 
     def start() -> list[Call]:
@@ -189,15 +206,20 @@ def grow_all(
         return []
 
     def then(number: int, answer: Answer) -> list[Call]:
-        tree, numbered = asked[number]
+        tree, numbered = asked.pop(number)
         more = tree.receive(numbered, answer)
         if tree.waiting:
             return ask(tree, more)
         note(tree.trace)
         return start()
 
-    if first := [call for _ in range(at_once) for call in start()]:
-        generate(first, then)
+    first = [call for _ in range(at_once) for call in start()]
+    try:
+        if first:
+            generate(first, then)
+    finally:  # an ended run loses no answer
+        for tree in {id(tree): tree for tree, _ in asked.values()}.values():
+            tree.save()
 
 
 def reason_from(config: ReasonConfig, generate: Generate, note: Callable[[Trace], None]) -> None:

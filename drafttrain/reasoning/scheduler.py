@@ -7,14 +7,14 @@ drafting and verifying run at the same time; without it they take turns on all t
 depends on none of this: every draw belongs to its seed and its position.
 """
 
+import itertools
 import threading
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ class Branch:
     def free(self) -> None:
         """Let go of what only a branch that goes on needs: some megabytes, and many prompts may follow."""
         self.session = self.tree = self.verified = None
+        self.row.request = replace(self.row.request, prompt_ids=())
 
     def fail(self, error: Exception) -> None:
         """End it with the reason."""
@@ -153,7 +154,7 @@ class ScheduledDecoder:
             once; 0: none.
         pace: what work is followed by.
         timeline: who was busy, of the last call.
-        stats: of all calls so far.
+        stats: of all sequences that have ended so far; of times only `seconds` and `prefill_seconds`.
     """
 
     target: FrozenTarget
@@ -197,8 +198,8 @@ class ScheduledDecoder:
         Args:
             stop: tokens that end an output. None: the target's own.
             on_tokens: called with a row whenever it has got tokens; may set its `finish_reason` to end it.
-            on_end: called with a branch that has ended; returns the requests that it leads to, which are
-                decoded in their turn. Its row's number says which request it was, followers counted.
+            on_end: called with a branch that has ended; returns the requests that it leads to, which are the
+                next to be decoded. Its row's number says which request it was, followers counted.
 
         Raises:
             UserError: a prompt is empty, or longer than the target's positions.
@@ -246,20 +247,24 @@ class ScheduledDecoder:
         NaN, a worker that failed.
 
         Args:
-            then: returns the calls that an answer leads to. They are decoded as soon as there is room, beside
-                the calls that still go on.
+            then: returns the calls that an answer leads to. They are the next to be decoded, beside the calls
+                that still go on: what they begin with may still be stored.
             strict: raise what is wrong with a prompt.
         """
         answers: list[Answer | None] = []
-        numbers: list[int] = []  # of the calls that are decoded
-        texts: list[OutputText] = []
-        found: list[tuple[list[str], list[int]]] = []
+        decoded: dict[int, _Text] = {}  # calls that have not ended, by number of the request
+        requested = itertools.count()
+
+        def numbered(calls: Sequence[Call]) -> Iterable[tuple[int, Call]]:
+            first = len(answers)
+            answers.extend([None] * len(calls))
+            return enumerate(calls, first)
 
         def make(calls: Sequence[Call]) -> list[Request]:
-            """Return the requests of calls; one that cannot be decoded is answered at once."""
-            requests, first = [], len(answers)
-            answers.extend([None] * len(calls))
-            for number, call in enumerate(calls, first):
+            """Return the requests of calls; one that cannot be decoded is answered at once, and followed."""
+            requests, waiting = [], deque(numbered(calls))
+            while waiting:
+                number, call = waiting.popleft()
                 try:
                     prompt = encode(self.target, self._prompt(call))
                     request = Request(prompt, call.max_new_tokens, call.sampling)
@@ -267,32 +272,19 @@ class ScheduledDecoder:
                 except UserError as error:
                     if strict:
                         raise
-                    requests += settle(number, Answer("", finish_reason="", error=str(error)))
+                    answers[number] = Answer("", finish_reason="", error=str(error))
+                    waiting.extend(numbered(then(number, answers[number])))
                     continue
                 requests.append(request)
-                numbers.append(number)
-                texts.append(OutputText(self.target.tokenizer, call.stop))
-                found.append(([], []))
+                decoded[next(requested)] = _Text(number, OutputText(self.target.tokenizer, call.stop))
             return requests
 
-        def settle(number: int, answer: Answer) -> list[Request]:
-            answers[number] = answer
-            return make(then(number, answer))
-
-        def extend(row: Row) -> None:
-            text, tokens = texts[row.number].push(row)
-            found[row.number][0].append(text)
-            found[row.number][1].extend(tokens)
-
         def end(branch: Branch) -> list[Request]:
-            reason, error = branch.row.finish_reason or "", branch.error
-            if reason == "not_finite":
-                error = "the target's logits are not finite"
-            pieces, tokens = found[branch.row.number]
-            answer = Answer("".join(pieces), tuple(tokens), reason, error, branch.stats)
-            return settle(numbers[branch.row.number], answer)
+            text = decoded.pop(branch.row.number)
+            answers[text.number] = text.answer(branch)
+            return make(then(text.number, answers[text.number]))
 
-        self.decode(make(calls), on_tokens=extend, on_end=end)
+        self.decode(make(calls), on_tokens=lambda row: decoded[row.number].push(row), on_end=end)
         return answers
 
     def _prompt(self, call: Call) -> Prompt:
@@ -323,6 +315,32 @@ class ScheduledDecoder:
 
 
 @dataclass
+class _Text:
+    """The answer of a call so far.
+
+    Attributes:
+        number: of the call.
+    """
+
+    number: int
+    text: OutputText
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def push(self, row: Row) -> None:
+        piece, tokens = self.text.push(row)
+        self.pieces.append(piece)
+        self.tokens += tokens
+
+    def answer(self, branch: Branch) -> Answer:
+        """Return the answer of a branch that has ended."""
+        reason, error = branch.row.finish_reason or "", branch.error
+        if reason == "not_finite":
+            error = "the target's logits are not finite"
+        return Answer("".join(self.pieces), tuple(self.tokens), reason, error, branch.stats)
+
+
+@dataclass
 class _Run:
     """One call of `ScheduledDecoder.decode`.
 
@@ -333,7 +351,7 @@ class _Run:
         waiting: how many requests of each prompt wait.
         live: branches that are encoded and have not ended.
         added: requests so far.
-        marked: until when time has been charged to branches.
+        marked: from when on time is charged to the branches that it is spent on next.
     """
 
     decoder: ScheduledDecoder
@@ -355,25 +373,30 @@ class _Run:
         self.marked = time.perf_counter()
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Let requests wait to be encoded.
+        """Let requests wait to be encoded, before those that wait already.
 
         Raises:
             UserError: a prompt is empty or too long.
         """
-        for request in requests:
-            check_request(self.decoder.target, request, self.added)
-            self.requests.append((self.added, request))
-            self.added += 1
+        numbered = list(enumerate(requests, self.added))
+        self.added += len(numbered)
+        for number, request in numbered:
+            check_request(self.decoder.target, request, number)
             if self.decoder.shares_ngrams:
                 self.waiting[tuple(request.prompt_ids)] += 1
+        self.requests.extendleft(reversed(numbered))
 
     def charge(self, branches: Sequence[Branch]) -> float:
-        """Charge the time since the last charge to the branches that it was spent on; return each one's."""
+        """Charge the time since the mark to the branches that it was spent on; return each one's."""
         now = time.perf_counter()
         each, self.marked = (now - self.marked) / len(branches), now
         for branch in branches:
             branch.stats.seconds += each
         return each
+
+    def mark(self) -> None:
+        """Charge nobody with the time until now, which was the caller's."""
+        self.marked = time.perf_counter()
 
     # the two ways to run
 
@@ -427,7 +450,7 @@ class _Run:
         while requests and self.live < self.config.sequences:
             numbers = [0]
             if self.batched:
-                free = islice(requests, self.config.sequences - self.live)
+                free = itertools.islice(requests, self.config.sequences - self.live)
                 numbers = store.together([request.prompt_ids for _, request in free])
             taken = [requests[i] for i in numbers]
             for i in reversed(numbers):
@@ -459,6 +482,7 @@ class _Run:
                     if first is not session.state:
                         decoder.proposer.share(session.state, first)
                 if not self.waiting[prompt]:
+                    del self.waiting[prompt]
                     self.siblings.pop(prompt, None)
         self.branches += branches
         self.live += len(branches)
@@ -521,6 +545,7 @@ class _Run:
         self._go_on(branches)
         for branch in failed:
             self._end(branch)
+        self.mark()
         self.admit()
 
     def _judge(self, branches: list[Branch], trees: list[TokenTree]) -> None:
@@ -541,6 +566,7 @@ class _Run:
         for branch in branches:
             if not branch.is_going:
                 self._end(branch)
+        self.mark()
 
     def _end(self, branch: Branch) -> None:
         """Let a branch that has ended go, and the requests that follow from it wait."""

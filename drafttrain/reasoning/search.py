@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from drafttrain.reasoning.lines import Round
+from drafttrain.reasoning.lines import Rounds
 from drafttrain.reasoning.tree import State, ThoughtTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
@@ -24,7 +24,7 @@ class Search(Protocol):
 
     votes: ClassVar[bool]  # whether it only compares states that are evaluated together
 
-    def run(self, tree: ThoughtTree, breadth: int) -> Round[State | None]:
+    def run(self, tree: ThoughtTree, breadth: int) -> Rounds[State | None]:
         """Grow the tree and return the best leaf."""
 
 
@@ -34,7 +34,7 @@ class BreadthFirst:
 
     votes: ClassVar[bool] = True
 
-    def run(self, tree: ThoughtTree, breadth: int) -> Round[State | None]:
+    def run(self, tree: ThoughtTree, breadth: int) -> Rounds[State | None]:
         states = [tree.root]  # S_0
         for _ in range(tree.steps):
             evaluated = yield from tree.expand(states)
@@ -56,7 +56,7 @@ class DepthFirst:
     expansions: int = setting(64, ge=1)
     votes: ClassVar[bool] = True
 
-    def run(self, tree: ThoughtTree, breadth: int) -> Round[State | None]:
+    def run(self, tree: ThoughtTree, breadth: int) -> Rounds[State | None]:
         stack, deepest = [tree.root], []
         for _ in range(self.expansions):
             if not stack or stack[-1].depth == tree.steps:
@@ -81,7 +81,7 @@ class AStar:
     expansions: int = setting(64, ge=1)
     votes: ClassVar[bool] = False
 
-    def run(self, tree: ThoughtTree, breadth: int) -> Round[State | None]:
+    def run(self, tree: ThoughtTree, breadth: int) -> Rounds[State | None]:
         queue, deepest = [(0.0, 0, 0.0, tree.root)], []  # estimate, order of arrival, cost, state
         arrived = 0
         for _ in range(self.expansions):
@@ -136,7 +136,7 @@ class MonteCarlo:
     explore: float = setting(0.5, ge=0)
     votes: ClassVar[bool] = False
 
-    def run(self, tree: ThoughtTree, breadth: int) -> Round[State | None]:
+    def run(self, tree: ThoughtTree, breadth: int) -> Rounds[State | None]:
         root = Node(tree.root, visits=1)
         reached: list[Node] = []
         for _ in range(self.rounds):

@@ -51,9 +51,15 @@ class Timeline:
         finally:
             self.spans.append(Span(who, what, tuple(sequences), begin, self.clock() - self.started))
 
-    def busy(self, who: str = TARGET, begin: float = 0.0, end: float | None = None) -> float:
-        """Return the share of the time between `begin` and `end` (seconds; None: the last span's end) that
-        somebody spent on spans."""
+    def busy(self, who: str = TARGET, begin: float | None = None, end: float | None = None) -> float:
+        """Return the share of the time between `begin` and `end` that somebody spent on spans.
+
+        Args:
+            begin, end: in seconds; None: from the beginning, or from the first span that is kept, to the last
+                span's end.
+        """
+        if begin is None:
+            begin = self.spans[0].begin if len(self.spans) == NEWEST else 0.0
         end = max((span.end for span in self.spans), default=0.0) if end is None else end
         total = sum(
             max(0.0, min(span.end, end) - max(span.begin, begin)) for span in self.spans if span.who == who

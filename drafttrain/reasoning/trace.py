@@ -71,10 +71,11 @@ class Trace:
         try:
             trace = cls(**values)
             for entry in trace.rounds:
-                float(entry["seconds"])
                 for call in entry["calls"]:
                     answer_of(call)
-                    tuple(call["path"]), int(call["number"])
+                numbers = [n for call in entry["calls"] for n in (*call["path"], call["number"])]
+                if not all(isinstance(number, int | float) for number in (entry["seconds"], *numbers)):
+                    raise ValueError("seconds, path and number must be numbers")
             return trace
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from drafttrain.reasoning.lines import CallFailed, Line, Path, Round
+from drafttrain.reasoning.lines import CallFailed, Line, NodePath, Rounds
 from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought
 
 VOTE = (
@@ -32,7 +32,7 @@ class State:
         error: why it has no thought or no score; the branch ends here.
     """
 
-    path: Path = ()
+    path: NodePath = ()
     thoughts: tuple[Thought, ...] = ()
     score: float | None = None
     worth: float = 0.0
@@ -63,14 +63,14 @@ class ThoughtTree:
     n: int
     evaluator: Literal["value", "vote"] = "value"
     states: list[State] = field(default_factory=lambda: [State()])
-    children: Counter[Path] = field(default_factory=Counter)
+    children: Counter[NodePath] = field(default_factory=Counter)
 
     @property
     def root(self) -> State:
         """Return the state without thoughts."""
         return self.states[0]
 
-    def expand(self, states: Sequence[State]) -> Round[list[State]]:
+    def expand(self, states: Sequence[State]) -> Rounds[list[State]]:
         """Generate n thoughts from each of these states and evaluate them; return the new states, without
         those whose calls have failed. A thought's own score is asked for at once when it is written; a vote
         waits for all of them."""
@@ -82,7 +82,7 @@ class ThoughtTree:
             yield from self._vote([child for child in made if child.error is None])
         return [child for child in made if child.error is None]
 
-    def close(self, leaf: State) -> Round[State]:
+    def close(self, leaf: State) -> Rounds[State]:
         """Generate once after the best leaf, and return the state that ends the tree."""
         closing = self._child(leaf)
         yield [Line(closing.path, self._think(closing, self.task.close))]
@@ -121,7 +121,7 @@ class ThoughtTree:
         child.score = low if score is None else score
         child.worth = (child.score - low) / (high - low)
 
-    def _vote(self, states: Sequence[State]) -> Round[None]:
+    def _vote(self, states: Sequence[State]) -> Rounds[None]:
         """Let n votes choose among states; votes for none of them are counted at the first one."""
         if not states:
             return
@@ -158,7 +158,7 @@ def _choice(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _common(paths) -> Path:
+def _common(paths) -> NodePath:
     """Return the longest path that all of these begin with."""
     first, *others = paths
     for n in range(len(first), 0, -1):

@@ -24,6 +24,7 @@ def can_run_natively(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Return whether `native_blocks` knows the architecture of a language model without its head, and its
     linear layers can be native."""
     blocks = getattr(base, "layers", ())
+    linears = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         len(blocks) > 0
@@ -32,7 +33,8 @@ def can_run_natively(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
         and rope.get("rope_type", "default") in STATIC_ROPE
         and rope.get("partial_rotary_factor", 1.0) in (None, 1.0)
         and blocks[0].self_attn.scaling == blocks[0].self_attn.head_dim ** -0.5
-        and all(can_be_native(m) for m in blocks.modules() if isinstance(m, nn.Linear))
+        and all(can_be_native(m) for m in linears)
+        and len({m.weight.dtype for m in linears}) == 1
     )
 
 

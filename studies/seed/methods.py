@@ -20,6 +20,7 @@ from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.reasoning.timeline import TARGET, Timeline
 from drafttrain.reasoning.trace import Trace
 from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.errors import UserError
 from studies.seed.pairs import Pair
 
 TASK_FILES = {
@@ -30,6 +31,7 @@ TASK_FILES = {
 SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
 GENERATOR, EVALUATOR = "generator", "evaluator"
 SEQUENCES = 3  # thoughts of a state
+SCHEDULING = 2  # 1: a round of calls after the other; 2: calls follow from answers
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Grown:
         accept_len: tokens per verification.
         busy: share of time that the target worked, from the first verdict on and while two or more sequences
             lived; None: there was no such time.
+        scheduling: version of what decodes the calls of a tree; trees of different ones are not compared.
         granted, offered: draft tokens accepted, and judged (their parent was accepted).
         parts: by component, GENERATOR (with the closing generation) and EVALUATOR.
     """
@@ -133,11 +136,12 @@ class Grown:
     error: str | None
     busy: float | None = None
     parts: dict[str, Part] = field(default_factory=dict)
+    scheduling: int = SCHEDULING
 
     @classmethod
     def read(cls, line: str) -> "Grown":
         """Return the tree of a line of JSON, as `collect` writes it."""
-        values = json.loads(line)
+        values = {"scheduling": 1} | json.loads(line)
         parts = {name: Part(**part) for name, part in values.pop("parts", {}).items()}
         return cls(**values, parts=parts)
 
@@ -182,6 +186,7 @@ def grow(
         trace.error,
         busy(decoder.timeline),
         parts,
+        SCHEDULING,
     )
 
 
@@ -201,13 +206,13 @@ def part(stats: DecodeStats) -> Part:
 
 def busy(timeline: Timeline) -> float | None:
     """Return the share of time that the target works, from the first verdict on and while two or more
-    sequences live; None: there is no such time."""
+    sequences, whose prompts are encoded, live; None: there is no such time."""
     own = [span for span in timeline.spans if span.who == TARGET]
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}
     for span in own:
         for number in span.sequences:
-            begins.setdefault(number, span.begin)
+            begins.setdefault(number, span.end if span.what == "prefill" else span.begin)
             ends[number] = span.end
     changes = sorted([(at, 1) for at in begins.values()] + [(at, -1) for at in ends.values()])
     first = min((span.end for span in own if span.what == "verify"), default=math.inf)
@@ -269,6 +274,10 @@ def collect(
     found: list[Grown] = []
     if resume and raw.exists():
         found = [Grown.read(line) for line in raw.read_text(encoding="utf-8").splitlines()]
+        if any(one.scheduling != SCHEDULING for one in found):
+            raise UserError(
+                f"{raw}: must hold trees of this version's scheduling, got earlier ones; leave out --resume"
+            )
     done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
 

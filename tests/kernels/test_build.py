@@ -78,7 +78,32 @@ def test_an_old_compiler_builds_for_what_it_knows(fresh, capfd, monkeypatch, tmp
     assert build.variant() == "generic" and build.library().variant == "generic"
     lines = capfd.readouterr().err.splitlines()
     assert lines == [f"kernels: compiling for {name}, once" for name in ("avx512", "avx2", "generic")]
+    kept = sorted(path.name.rpartition("-")[0] for path in fresh.iterdir())
+    assert kept == ["forward-generic", "refused-avx2", "refused-avx512"]
+    build.library.cache_clear()  # the next start asks for nothing again
+    assert build.variant() == "generic" and capfd.readouterr().err == ""
+    build.library.cache_clear()
+    monkeypatch.setenv(build.CHOICE, "avx2")
+    with pytest.raises(UserError, match="DRAFTTRAIN_KERNELS: must name what can be built, got avx2 .*option"):
+        build.library()
+
+
+@needs_compiler
+def test_a_compiler_that_failed_for_another_reason_is_asked_again(fresh, capfd, monkeypatch, tmp_path):
+    full, real = tmp_path / "c++", next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
+    full.write_text(
+        '#!/bin/sh\ncase "$*" in *-mavx*forward.cpp*) echo "no space left" >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    full.chmod(0o755)
+    monkeypatch.setenv("CXX", str(full))
+    monkeypatch.setattr(build, "_instruction_set", lambda: "avx2")
+    assert build.variant() == "generic"
     assert [path.name.split("-")[1] for path in fresh.iterdir()] == ["generic"]
+    capfd.readouterr()
+    build.library.cache_clear()
+    assert build.variant() == "generic"
+    assert capfd.readouterr().err == "kernels: compiling for avx2, once\n"
 
 
 def test_it_can_be_switched_off(fresh, monkeypatch):
@@ -111,6 +136,9 @@ def test_an_instruction_set_that_the_machine_lacks_is_an_error(fresh, monkeypatc
         ("AVX512", "AVX512_CORE", "avx512_bf16 amx_bf16", "avx512"),
         ("AVX512", "AVX512_CORE_BF16", "avx512_bf16", "avx512_bf16"),
         ("AVX512", "AVX2", "avx512_bf16 amx_bf16", "avx2"),
+        ("AVX512", "AVX", "avx512_bf16 amx_bf16", "avx2"),
+        ("AVX512", "AVX10_1_512", "avx512_bf16 amx_bf16", "avx512_bf16"),
+        ("AVX512", "AVX10_1_512_AMX", "avx512_bf16 amx_bf16", "amx_bf16"),
         ("AVX2", "", "avx512_bf16", "avx2"),
         ("AVX2", "AVX2", "", "avx2"),
         ("DEFAULT", "", "", "generic"),

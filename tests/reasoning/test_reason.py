@@ -46,8 +46,12 @@ class InAnyOrder(Seeded):
         asked: prompts and seeds of the answered calls, in order.
     """
 
-    def __init__(self, seed: int, killed_after: int | None = None):
+    def __init__(self, seed: int, killed_after: int | None = None, failing: int = 0):
         self.draws, self.killed_after, self.asked = random.Random(seed), killed_after, []
+        self.failing = failing  # one of so many calls fails, as its seed decides; 0: none
+
+    def _answer(self, call):
+        return failing_answer(call, self.failing)
 
     def __call__(self, calls, then):
         waiting, made = list(enumerate(calls)), len(calls)
@@ -59,6 +63,13 @@ class InAnyOrder(Seeded):
             more = then(number, self._answer(call))
             waiting += enumerate(more, made)
             made += len(more)
+
+
+def failing_answer(call, one_of: int):
+    """What `Seeded` answers, but that one of so many calls fails."""
+    if one_of and call.sampling.seed // 7 % one_of == 0:
+        return Answer("", finish_reason="", error="it failed")
+    return Seeded._answer(call)
 
 
 def without_times(path):
@@ -102,23 +113,30 @@ def test_kill_and_resume_give_the_same_trace(search, evaluator, tmp_path):
         assert rest.rounds == whole.rounds[n:]
 
 
+@pytest.mark.parametrize("failing", [0, 4])
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("evaluator", ["value", "vote"])
-def test_the_order_of_answers_changes_nothing(search, evaluator, tmp_path):
+def test_the_order_of_answers_changes_nothing(search, evaluator, failing, tmp_path):
     """Also not where a tree is ended after any answer, and goes on with answers in another order."""
     if evaluator == "vote" and search[:3] not in ("bfs", "dfs"):
         return
-    config = SearchConfig(search=search, evaluator=evaluator, breadth=2, steps=2)
-    reason(Toy(), PROBLEM, Seeded(), config, tmp_path / "rounds.json")
+    config = SearchConfig(search=search, evaluator=evaluator, breadth=2, steps=2, seed=1)
+
+    def in_order(calls):
+        return [failing_answer(call, failing) for call in calls]
+
+    trace = reason(Toy(), PROBLEM, in_rounds(in_order), config, tmp_path / "rounds.json")
+    errors = [call["error"] for entry in trace.rounds for call in entry["calls"]]
+    assert any(errors) == bool(failing) and trace.leaf is not None
     whole = without_times(tmp_path / "rounds.json")
-    first = InAnyOrder(1)
+    first = InAnyOrder(1, failing=failing)
     reason(Toy(), PROBLEM, first, config, tmp_path / "mixed.json")
     assert without_times(tmp_path / "mixed.json") == whole
     for n in range(1, len(first.asked)):
         path = tmp_path / f"killed{n}.json"
         with pytest.raises(KeyboardInterrupt):
-            reason(Toy(), PROBLEM, InAnyOrder(n, killed_after=n), config, path)
-        rest = InAnyOrder(n + 1)
+            reason(Toy(), PROBLEM, InAnyOrder(n, n, failing), config, path)
+        rest = InAnyOrder(n + 1, failing=failing)
         reason(Toy(), PROBLEM, rest, config, path)
         assert without_times(path) == whole and len(rest.asked) == len(first.asked) - n
 
@@ -195,8 +213,17 @@ def test_trees_at_the_same_time_are_the_same_trees(at_once, tmp_path):
     alone = [reason(Toy(), p, Seeded(), c) for p, c in zip(problems, configs)]
     model = Seeded()
     trees = (Growth(Toy(), p, c, tmp_path / f"{p.id}.json") for p, c in zip(problems, configs))
-    together = {}
-    grow_all(trees, model, lambda trace: together.update({trace.problem["id"]: trace}), at_once)
+    together, started, most = {}, 0, 0
+
+    def counted():
+        nonlocal started, most
+        for tree in trees:
+            started += 1
+            most = max(most, started - len(together))
+            yield tree
+
+    grow_all(counted(), model, lambda trace: together.update({trace.problem["id"]: trace}), at_once)
+    assert most == min(at_once, 5)
     for one in alone:
         other = together[one.problem["id"]]
         assert (one.states, one.leaf, one.result) == (other.states, other.leaf, other.result)
@@ -230,6 +257,8 @@ def test_a_file_for_each_problem(tmp_path):
         (lambda t: t.replace('"format_version": 2', '"format_version": 1'), "must be a trace of format 2"),
         (lambda t: t.replace('"error": null', '"none": null'), "damaged"),
         (lambda t: t.replace('"seconds": ', '"seconds": "x", "s": '), "damaged"),
+        (lambda t: t.replace('"number": 0', '"number": [0]', 1), "damaged"),
+        (lambda t: t.replace('"number": 1', '"number": 0', 1), "must be a trace of the same prompts"),
         (lambda t: t.replace('"task": "toy"', '"task": "gsm8k"'), "must be the trace of task toy, got gsm8k"),
         (lambda t: t.replace('"id": "p"', '"id": "q"'), "must be the trace of problem p, got q"),
         (lambda t: t.replace('"breadth": 1', '"breadth": 2'), "must be the trace of breadth 1, got 2"),
@@ -260,6 +289,16 @@ def test_settings_out_of_range(settings, message):
     with pytest.raises(UserError) as error:
         reason(Toy(), PROBLEM, table_model(SCORES), SearchConfig(**settings))
     assert str(error.value) == message
+
+
+def test_the_seconds_of_a_round_go_on_after_it_was_ended(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        reason(Toy(), PROBLEM, InAnyOrder(0, killed_after=2), out=tmp_path / "t.json")
+    values = json.loads((tmp_path / "t.json").read_text())
+    values["rounds"][0]["seconds"] += 1000
+    (tmp_path / "t.json").write_text(json.dumps(values))
+    trace = reason(Toy(), PROBLEM, InAnyOrder(0), out=tmp_path / "t.json")
+    assert 1000 < trace.rounds[0]["seconds"] < 1060 and trace.rounds[1]["seconds"] < 60
 
 
 def test_a_model_that_answers_fewer_calls_is_a_mistake():

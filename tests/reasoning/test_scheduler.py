@@ -386,6 +386,35 @@ def test_a_call_that_cannot_be_decoded_is_answered_and_followed(loaded):
     assert answers[0].text == answers[3].text == answers[4].text != ""
 
 
+def test_many_calls_that_cannot_be_decoded_follow_each_other(loaded):
+    decoder = ScheduledDecoder(loaded.target, NoProposer())
+    empty = Call([], 4, SamplingParams())
+    answers = decoder.answer([empty], lambda number, answer: [empty] if number < 2000 else [])
+    assert len(answers) == 2001 and all("at least one token" in one.error for one in answers)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_fails_after_an_answer_ends_all_threads(loaded, overlap):
+    def then(number, answer):
+        raise OSError("full")
+
+    before = threading.active_count()
+    config = scheduling("one", "each", sequences=3, overlap=overlap)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config)
+    with pytest.raises(OSError, match="full"):
+        decoder.answer([Call(prompt, 4, SamplingParams()) for prompt in PROMPTS[:3]], then)
+    assert threading.active_count() == before
+
+
+def test_calls_that_follow_come_first(loaded):
+    """Before those that wait already: what they begin with is still stored."""
+    decoder = ScheduledDecoder(loaded.target, NoProposer(), scheduling("one", "each", sequences=1))
+    call = Call(PROMPTS[0], 2, SamplingParams())
+    decoder.answer([call] * 3, lambda number, answer: [call, call] if number == 0 else [])
+    order = [span.sequences for span in decoder.timeline.spans if span.what == "prefill"]
+    assert order == [(0,), (3,), (4,), (1,), (2,)]
+
+
 def test_stop_strings_and_errors_reach_the_caller(loaded):
     target = loaded.target
     decoder = ScheduledDecoder(target, proposer_of(loaded, "chain:length=2"))

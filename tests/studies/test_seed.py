@@ -17,6 +17,7 @@ from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.reasoning.timeline import Span, Timeline
 from drafttrain.trees.parse import parse_policy
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from studies import goals
 from studies.figures import seed
@@ -74,6 +75,15 @@ def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     assert made == [("gsm8k", 0), ("writing", 0)] and again[:1] == first and len(again) == 2
 
 
+def test_trees_of_earlier_scheduling_are_not_gone_on_with(pair, tmp_path):
+    raw = tmp_path / "raw.jsonl"
+    row = asdict(Grown("gsm8k", "1", SERIAL_AR, 0, 1.0, 100, 50, 10, 1.0, 0, 0, None, None))
+    del row["scheduling"]
+    raw.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="this version's scheduling"):
+        methods.collect(pair, table1.methods, {"gsm8k": 1}, 1, raw, resume=True)
+
+
 def test_generator_and_evaluator_are_measured_apart(pair, monkeypatch):
     monkeypatch.setattr(methods, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=6))
     problem = Problem("1", "How many?", "2")
@@ -98,8 +108,8 @@ def test_the_target_is_busy_while_two_or_more_sequences_live():
 
     alone = ("prefill", 0, 0.0, 1.0), ("verify", 0, 1.0, 2.0), ("verify", 0, 3.5, 4.0)
     assert spans(*alone) is None
-    # 1 lives from 2 to 3.5, of which the target works from 2 to 2.5 and from 3 to 3.5
-    assert spans(*alone, ("prefill", 1, 2.0, 2.5), ("verify", 1, 3.0, 3.5)) == pytest.approx(1.0 / 1.5)
+    # 1 lives from 2.5, when its prompt is encoded, to 3.5, of which the target works from 3 to 3.5
+    assert spans(*alone, ("prefill", 1, 2.0, 2.5), ("verify", 1, 3.0, 3.5)) == pytest.approx(0.5)
     # before the first verdict nothing counts
     early = ("prefill", 0, 0.0, 1.0), ("prefill", 1, 1.0, 2.0), ("verify", 0, 4.0, 5.0)
     assert spans(*early, ("verify", 1, 5.5, 6.0), ("verify", 0, 6.5, 7.0)) == pytest.approx(0.5)
