@@ -22,6 +22,17 @@ def fresh(monkeypatch, tmp_path):
     build.library.cache_clear()
 
 
+def refusing(folder: Path, arguments: str, message: str) -> str:
+    """Make a compiler that refuses arguments of a pattern of the shell; return its path."""
+    real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
+    made = folder / "c++"
+    made.write_text(
+        f'#!/bin/sh\ncase "$*" in {arguments}) echo "{message}" >&2; exit 1;; esac\nexec {real} "$@"\n'
+    )
+    made.chmod(0o755)
+    return str(made)
+
+
 needs_compiler = pytest.mark.skipif(build.variant() is None, reason="no C++ compiler here")
 
 
@@ -66,14 +77,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(fresh, capfd, monkeypatch, 
 @needs_compiler
 def test_an_old_compiler_builds_for_what_it_knows(fresh, capfd, monkeypatch, tmp_path):
     """As g++ 10 does, which does not know AMX."""
-    old = tmp_path / "c++"
-    real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
-    old.write_text(
-        '#!/bin/sh\ncase "$*" in *-mavx*) echo "error: unrecognized option" >&2; exit 1;; esac\n'
-        f'exec {real} "$@"\n'
-    )
-    old.chmod(0o755)
-    monkeypatch.setenv("CXX", str(old))
+    monkeypatch.setenv("CXX", refusing(tmp_path, "*-mavx*", "error: unrecognized option"))
     monkeypatch.setattr(build, "_instruction_set", lambda: "avx512")
     assert build.variant() == "generic" and build.library().variant == "generic"
     lines = capfd.readouterr().err.splitlines()
@@ -90,13 +94,7 @@ def test_an_old_compiler_builds_for_what_it_knows(fresh, capfd, monkeypatch, tmp
 
 @needs_compiler
 def test_a_compiler_that_failed_for_another_reason_is_asked_again(fresh, capfd, monkeypatch, tmp_path):
-    full, real = tmp_path / "c++", next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
-    full.write_text(
-        '#!/bin/sh\ncase "$*" in *-mavx*forward.cpp*) echo "no space left" >&2; exit 1;; esac\n'
-        f'exec {real} "$@"\n'
-    )
-    full.chmod(0o755)
-    monkeypatch.setenv("CXX", str(full))
+    monkeypatch.setenv("CXX", refusing(tmp_path, "*-mavx*forward.cpp*", "no space left"))
     monkeypatch.setattr(build, "_instruction_set", lambda: "avx2")
     assert build.variant() == "generic"
     assert [path.name.split("-")[1] for path in fresh.iterdir()] == ["generic"]
