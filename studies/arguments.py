@@ -23,6 +23,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> tuple[int, int]:
+    """Read a share of work such as 1/2."""
+    k, slash, n = text.partition("/")
+    if not (slash and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise argparse.ArgumentTypeError(f"must be K/N with K from 1 to N, got {text}")
+    return int(k), int(n)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "bundle": {"default": BUNDLE, "metavar": "DIR", "help": "the drafter"},
     "target": {"metavar": "MODEL", "help": "default: the target that the bundle names"},
@@ -82,6 +90,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "default: all",
     },
     "every": {"type": positive, "default": 1, "metavar": "N", "help": "take one of N"},
+    "share": {
+        "type": share,
+        "default": (1, 1),
+        "metavar": "K/N",
+        "help": "of the work, for one of N processes; their raw files joined are the whole",
+    },
     "resume": {"action": "store_true", "help": "go on with an interrupted run's raw data"},
 }
 

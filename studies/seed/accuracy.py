@@ -3,6 +3,8 @@
     python -m studies.seed.accuracy                 all 1,319 + 145 + 100 problems: hours
     python -m studies.seed.accuracy --limit 40      40 of each task, evenly spaced: an interval alone
     python -m studies.seed.accuracy --resume        goes on with the trees that are finished
+    python -m studies.seed.accuracy --share 1/2     the first half of the work, and 2/2 the second, for two
+                                                    processes of one thread: faster than one of two
 
 Many trees grow at the same time, many sequences are decoded together, and nothing is timed. Texts differ,
 because candidates are drawn at random; their distribution does not. GSM8K counts right numbers, Blocksworld
@@ -63,7 +65,12 @@ def methods() -> list[Method]:
 
 
 def solve(
-    pair: Pair, tasks: dict[str, int | None], raw: Path, resume: bool, note: Callable[[list[Checked]], None]
+    pair: Pair,
+    tasks: dict[str, int | None],
+    raw: Path,
+    resume: bool,
+    note: Callable[[list[Checked]], None],
+    share: tuple[int, int] = (1, 1),
 ) -> list[Checked]:
     """Grow the trees of tasks by both methods; each that is finished is written to a file of JSON lines.
 
@@ -71,6 +78,7 @@ def solve(
         tasks: problems of each task; None: all.
         resume: go on with the trees that are in the file.
         note: called with all trees so far after each chunk of problems.
+        share: (k, n) for every n-th chunk of problems from the k-th on.
     """
     lines = raw.read_text(encoding="utf-8").splitlines() if resume and raw.exists() else []
     found = [Checked(**json.loads(line)) for line in lines]
@@ -86,7 +94,7 @@ def solve(
         for name, limit in tasks.items():
             task = TASKS[name]()
             problems = task.read(TASK_FILES[name], limit)
-            for i in range(0, len(problems), CHUNK):
+            for i in range((share[0] - 1) * CHUNK, len(problems), share[1] * CHUNK):
                 for method, decoder in decoders.items():
                     left = [one for one in problems[i : i + CHUNK] if (name, one.id, method) not in done]
                     write = partial(keep, method)
@@ -160,15 +168,16 @@ def study(args: Namespace) -> None:
         task = found[-1].task
         print(line(task, compare(found, task)), flush=True)
 
-    raw = args.out / f"accuracy_{pair.name}.jsonl"
-    found = solve(pair, dict.fromkeys(PROBLEMS, args.limit), raw, args.resume, note)
+    k, n = args.share
+    raw = args.out / (f"accuracy_{pair.name}.jsonl" if n == 1 else f"accuracy_{pair.name}_{k}_of_{n}.jsonl")
+    found = solve(pair, dict.fromkeys(PROBLEMS, args.limit), raw, args.resume, note, args.share)
     results = {task: compare(found, task) for task in PROBLEMS}
     write_json(raw.with_suffix(".json"), {"tree": TREE, "dtype": args.dtype, **results})
     print("\n".join(line(task, result) for task, result in results.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("bundle", "target", "dtype", "limit", "resume")
+    names = ("bundle", "target", "dtype", "limit", "resume", "share")
     return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
 
 

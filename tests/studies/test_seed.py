@@ -224,6 +224,25 @@ def test_many_trees_are_solved_at_a_time_and_resumed(pair, tmp_path, monkeypatch
     assert {one.method for one in whole} == {accuracy.AR, accuracy.SEED} and all(one.tokens for one in whole)
 
 
+def test_shares_of_the_work_are_the_whole_together(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=3))
+    monkeypatch.setattr(accuracy, "CHUNK", 2)
+    shares = [
+        accuracy.solve(pair, {"gsm8k": 5}, tmp_path / f"{k}.jsonl", False, lambda found: None, (k, 2))
+        for k in (1, 2)
+    ]
+    assert [len(found) for found in shares] == [2 * 3, 2 * 2]
+    whole = accuracy.solve(pair, {"gsm8k": 5}, tmp_path / "whole.jsonl", False, lambda found: None)
+    assert sorted(shares[0] + shares[1], key=str) == sorted(whole, key=str)
+
+
+@pytest.mark.parametrize("text", ["1", "0/2", "3/2", "a/b", "1/0"])
+def test_shares_that_are_none(text, capsys):
+    with pytest.raises(SystemExit):
+        accuracy.main(["--share", text])
+    assert f"must be K/N with K from 1 to N, got {text}" in capsys.readouterr().err
+
+
 def test_methods_begin_in_turn(monkeypatch):
     order = []
     monkeypatch.setattr(methods, "grow", lambda name, *rest, **seeds: order.append(name))
