@@ -31,11 +31,13 @@ from drafttrain.inference.session import NOT_FINITE
 from drafttrain.inference.text import Prompt, TextStream, encode, is_batch
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.kernels.team import native_team
+from drafttrain.pipeline.baselines import pp, stpp
 from drafttrain.pipeline.config import PipelineConfig, balanced
 from drafttrain.pipeline.distributed import Ranks
+from drafttrain.pipeline.member import Layout, Member, Output, Pace, Request
 from drafttrain.pipeline.part import load_part, load_shell, require_frontier, sample_hash, stop_tokens
 from drafttrain.pipeline.probe import check_cut, probe, probe_ids
-from drafttrain.pipeline.program import Layout, Member, Output, Pace, Request, pipedec, pp, stpp
+from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.loading import choose_dtype, load_config, load_tokenizer, resolve_target

@@ -8,7 +8,7 @@ import torch
 from drafttrain import PipelineConfig, PipelineDecoder, SamplingParams, SpeculativeDecoder
 from drafttrain.inference.session import NOT_FINITE
 from drafttrain.pipeline.config import StagesConfig
-from drafttrain.pipeline.program import Member
+from drafttrain.pipeline.member import Member
 from drafttrain.utils.errors import UserError
 
 PROMPTS = ["Why is the sky blue?", "Count to ten."]

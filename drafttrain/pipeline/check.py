@@ -9,7 +9,7 @@ have computed and it has synchronized itself, as it reads nothing of what others
 from collections.abc import Sequence
 from itertools import pairwise
 
-from drafttrain.pipeline.program import Task
+from drafttrain.pipeline.member import Task
 
 
 def problems(logs: Sequence[Sequence[Task]], groups: Sequence[int]) -> list[str]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.pipeline.distributed import Ranks
+from drafttrain.pipeline.member import Member, Request
 from drafttrain.pipeline.prediction import PredictionTree
-from drafttrain.pipeline.program import Member, Request, pipedec
+from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.simulate import Machines
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send

@@ -6,8 +6,8 @@ transformers' own blocks in fp32, which it loads one after the other, so that it
 
 import torch
 
+from drafttrain.pipeline.member import Member
 from drafttrain.pipeline.part import TargetPart, load_part
-from drafttrain.pipeline.program import Member
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Program, Receive, Send
 from drafttrain.target_lm.loading import load_config

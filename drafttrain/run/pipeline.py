@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
-    from drafttrain.pipeline.program import Output
+    from drafttrain.pipeline.member import Output
 
 COSTS = "costs.json"
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")

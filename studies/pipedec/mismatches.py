@@ -19,8 +19,8 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.pipeline.config import balanced
+from drafttrain.pipeline.member import Layout, Member, Request
 from drafttrain.pipeline.part import load_part, stop_tokens
-from drafttrain.pipeline.program import Layout, Member, Request
 from drafttrain.pipeline.stage import Stage
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.pipeline_decoder import MODES

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from drafttrain.pipeline.program import Task
+from drafttrain.pipeline.member import Task
 from drafttrain.pipeline_decoder import PipelineDecoder
 from drafttrain.run.pipeline import end_with_parent, start
 from drafttrain.utils.writing import write_json

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
+from drafttrain.pipeline.member import Layout, Member
 from drafttrain.pipeline.part import load_part
-from drafttrain.pipeline.program import Layout, Member
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.model import FrozenTarget
 from tests.conftest import tiny_model, tiny_tokenizer

@@ -10,9 +10,11 @@ import torch
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.params import SamplingParams
+from drafttrain.pipeline.baselines import pp, stpp
 from drafttrain.pipeline.distributed import Ranks
+from drafttrain.pipeline.member import Layout, Member, Request
 from drafttrain.pipeline.part import load_part
-from drafttrain.pipeline.program import Layout, Member, Request, pipedec, pp, stpp
+from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.chain import ChainPolicy

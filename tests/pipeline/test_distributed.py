@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from drafttrain.inference.params import SamplingParams
-from drafttrain.pipeline.program import Layout, Member, Request
+from drafttrain.pipeline.member import Layout, Member, Request
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.trees.chain import ChainPolicy
 from tests.pipeline.ranks import BLOCKS, MODES, new_random_drafter

@@ -14,8 +14,10 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.kernels.build import variant
+from drafttrain.pipeline.baselines import pp, stpp
 from drafttrain.pipeline.check import problems
-from drafttrain.pipeline.program import Request, pipedec, pp, stpp
+from drafttrain.pipeline.member import Request
+from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.target_lm.cache import CACHE_ARGUMENT
 from drafttrain.trees.chain import ChainPolicy

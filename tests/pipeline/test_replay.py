@@ -8,7 +8,9 @@ from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import TreeProposer
-from drafttrain.pipeline.program import Request, pipedec, stpp
+from drafttrain.pipeline.baselines import stpp
+from drafttrain.pipeline.member import Request
+from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.replay import replay, replay_policy, replay_static
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.trees.expand import next_layer

@@ -13,9 +13,9 @@ import torch
 from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.inference.params import SamplingParams
+from drafttrain.pipeline.member import Task
 from drafttrain.pipeline.outlook import known_texts
 from drafttrain.pipeline.part import load_part
-from drafttrain.pipeline.program import Task
 from drafttrain.pipeline.replay import replay, replay_policy
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError

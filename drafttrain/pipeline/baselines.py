@@ -1,0 +1,107 @@
+"""The programs of the baselines (PipeDec, §4.2). `pp`: a token passes all stages before the next one begins.
+`stpp`: so does a whole tree of drafts, whose accepted path is emitted.
+"""
+
+import time
+
+import torch
+
+from drafttrain.inference.acceptance import AcceptanceRule, SamplingRule, rule_for
+from drafttrain.inference.session import NOT_FINITE
+from drafttrain.pipeline.exchange import NOTHING, collect, is_done, prefill
+from drafttrain.pipeline.member import Member, Output, Request
+from drafttrain.pipeline.stage import Flow, Stage
+from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
+
+
+def pp(me: Member, request: Request) -> Program:
+    """Decode a token at a time; return an `Output`."""
+    token, _ = yield from prefill(me, request, drafts=False)
+    output, began = Output([token]), me.clock()
+    while not is_done(output.tokens, request):
+        output.timesteps += len(me.layout.groups)
+        found = NOTHING
+        if me.stage is not None:
+            flow = Flow(torch.tensor([token]), torch.tensor([-1]))
+            if (before := me.layout.before(me.rank)) is not None:
+                flow = yield Receive(before)
+            with me.device:
+                started = time.perf_counter()
+                out = me.stage.compute(flow)
+                me.stage_pace.wait(started)
+                if me.is_last:
+                    found = me.pick(out.x[0], request, len(output.tokens))
+            if not me.is_last:
+                yield Send(me.layout.after(me.rank), out)
+        [token] = yield Broadcast(me.layout.stages[-1], [found])
+        output.tokens.append(token)
+        if me.stage is not None:
+            me.stage.advance(token)
+    output.seconds = me.clock() - began
+    return output
+
+
+def stpp(me: Member, request: Request) -> Program:
+    """Decode with a static tree of drafts for each forward; return an `Output`."""
+    token, tree = yield from prefill(me, request)
+    state, output, layout = None if tree is None else tree.state, Output([token]), me.layout
+    accept, began = rule_for([request.sampling], draws=False), me.clock()
+    if isinstance(accept, SamplingRule):
+        accept.emitted = [1]  # the first token is drawn
+    while not is_done(output.tokens, request):
+        output.timesteps += len(layout.groups)
+        flow = None
+        if me.drafter is not None:
+            with me.device:
+                started = time.perf_counter()
+                drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
+                for _ in range(int(drafts.depths.max())):  # a step for each layer
+                    me.draft_pace.wait(started)
+                    started = time.perf_counter()
+            flow = Flow(drafts.tokens[0], drafts.parents[0])
+            if me.rank != layout.stages[0]:
+                yield Send(layout.stages[0], flow)
+        found = []
+        if me.stage is not None:
+            if me.rank == layout.stages[0] and me.drafter is None:
+                flow = yield Receive(layout.drafter)
+            elif me.rank != layout.stages[0]:
+                flow = yield Receive(layout.before(me.rank))
+            with me.device:
+                started = time.perf_counter()
+                out = me.stage.compute_tree(flow)
+                me.stage_pace.wait(started)
+                if me.is_last:
+                    found = _judge(me.stage, out, accept, request.depth)
+            if not me.is_last:
+                yield Send(layout.after(me.rank), out)
+        token, count, *rest = yield Broadcast(layout.stages[-1], found, 2 + 2 * (request.depth + 1))
+        path, drafted = rest[:count], rest[request.depth + 1 :][: count - 1]
+        for place, emitted in enumerate([*drafted, token]):
+            if not is_done(output.tokens, request):
+                output.tokens.append(emitted)
+                output.hits += place < len(drafted)
+        if is_done(output.tokens, request):
+            break
+        tapped = yield from collect(me, None if me.stage is None else me.stage.tapped[0, path])
+        if me.stage is not None:
+            me.stage.commit(path)
+        if me.drafter is not None:
+            verified = drafts.tokens[:, path]  # [1, m]
+            with me.device:
+                me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
+    output.seconds = me.clock() - began
+    return output
+
+
+def _judge(stage: Stage, out: Flow, accept: AcceptanceRule, depth: int) -> list[int]:
+    """Return the target's token after the accepted path, the number of its nodes, the nodes, and the tokens
+    of all but the root; both lists have room for a path of `depth` drafts."""
+    logits = stage.part.logits(out.x)[None]  # [1, n, V]
+    found = accept(stage.tree, logits.float())
+    count, token = int(found.counts), int(found.next_token)
+    path = found.path[0, :count].tolist()
+    if not bool(logits[0, path[-1], token].isfinite()):
+        token = NOT_FINITE
+    drafted, room = stage.tree.tokens[0, path[1:]].tolist(), depth + 1
+    return [token, count, *path, *[0] * (room - count), *drafted, *[0] * (room - len(drafted))]

@@ -1,0 +1,80 @@
+"""What the programs of all modes share: the prompt is encoded, flows go on, states go to the drafter."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from drafttrain.inference.session import NOT_FINITE
+from drafttrain.pipeline.member import Member, Request
+from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.stage import Flow
+from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
+
+NOTHING = -2  # in place of a token: not at the last stage
+
+
+def is_done(tokens: Sequence[int], request: Request) -> bool:
+    """Return whether an output has ended."""
+    return len(tokens) >= request.max_new_tokens or tokens[-1] in (*request.stop, NOT_FINITE)
+
+
+def prefill(me: Member, request: Request, drafts: bool = True) -> Program:
+    """Encode the prompt, stage after stage; return its first token and, at the drafter, the tree."""
+    found, tapped, prompt = NOTHING, None, torch.tensor(request.tokens)
+    me.log.clear()
+    if me.stage is not None:
+        me.stage.reset()
+        x, before = prompt, me.layout.before(me.rank)
+        if before is not None:
+            x = (yield from take(me, before, me.node - 1, 0)).x
+        with me.device:
+            started = me.clock()
+            out, tapped = me.stage.prefill(x)
+            me.done("C", "pre", me.node, 0, started)
+            if me.is_last:
+                found = me.pick(out[-1], request, 0)
+        if not me.is_last:
+            yield from give(me, me.layout.after(me.rank), Flow(prompt, prompt, out), me.node, 0)
+    [token] = yield Broadcast(me.layout.stages[-1], [found])
+    if not drafts:
+        return token, None
+    tapped = yield from collect(me, tapped)
+    if me.drafter is None:
+        return token, None
+    state = me.drafter.new_state(1, me.room)
+    with me.device:
+        me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
+    return token, PredictionTree(me.drafter, state, token, request.width, request.children)
+
+
+def give(me: Member, to: int, flow: Flow | None, source: int, seq: int) -> Program:
+    """Send a flow from a node to the rank of the next one, in a timestep."""
+    started = me.clock()
+    yield Send(to, flow)
+    if flow is not None:
+        me.done("send", source, source + 1, seq, started)
+
+
+def take(me: Member, rank: int, source: int, seq: int) -> Program:
+    """Return the flow that a node, which is on this rank, sends in a timestep."""
+    started = me.clock()
+    flow = yield Receive(rank)
+    if flow is not None:
+        me.done("receive", source, source + 1, seq, started)
+    return flow
+
+
+def collect(me: Member, tapped: torch.Tensor | None) -> Program:
+    """Send tapped states [m, taps · H] to the drafter; there return those of all blocks that it reads."""
+    ranks, drafter = me.tap_ranks, me.layout.drafter
+    if me.rank in ranks and me.rank != drafter:
+        yield Send(drafter, Flow(torch.zeros(0), torch.zeros(0), tapped))
+    if me.drafter is None:
+        return None
+    parts: dict[int, Any] = {}
+    for rank in ranks:
+        whole = tapped if rank == me.rank else (yield Receive(rank)).x
+        parts[rank] = iter(whole.chunk(sum(owner == rank for _, owner in me.taps), -1))
+    # in the order in which the drafter reads them, which need not be that of the stages
+    return torch.cat([next(parts[rank]) for _, rank in me.taps], -1) if parts else torch.zeros(1, 0)

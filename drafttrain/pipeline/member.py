@@ -1,0 +1,197 @@
+"""A rank of a pipeline, where it stands among the others, and what it is asked for and returns."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+
+from drafttrain.inference.params import SamplingParams
+from drafttrain.inference.sampling import Sampler
+from drafttrain.inference.session import NOT_FINITE
+from drafttrain.pipeline.stage import Stage
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.interface import TreePolicy
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who does what.
+
+    Attributes:
+        groups: ranks that work on one layer of the tree, one after the other, from the first blocks to the
+            last; every rank is in one group, but for a drafter that is alone.
+        drafter: rank that drafts, alone or beside a stage.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    drafter: int = 0
+
+    @property
+    def stages(self) -> list[int]:
+        """Ranks with blocks, in order."""
+        return [rank for group in self.groups for rank in group]
+
+    def before(self, rank: int) -> int | None:
+        """Return the stage before this one, None for the first."""
+        place = self.stages.index(rank)
+        return self.stages[place - 1] if place else None
+
+    def after(self, rank: int) -> int | None:
+        """Return the stage after this one, None for the last."""
+        place = self.stages.index(rank) + 1
+        return self.stages[place] if place < len(self.stages) else None
+
+    def begins(self, rank: int) -> bool:
+        """Return whether this is the first of its group."""
+        return any(group[0] == rank for group in self.groups)
+
+    def ends(self, rank: int) -> bool:
+        """Return whether this is the last of its group."""
+        return any(group[-1] == rank for group in self.groups)
+
+
+@dataclass
+class Request:
+    """One prompt.
+
+    Attributes:
+        tokens: of the prompt.
+        max_new_tokens: limit of the output.
+        stop: tokens that end it.
+        sampling: how tokens are drawn.
+        width, children: of the prediction tree.
+        depth: layers of a static tree at most.
+        layers: that the prediction tree grows by in a timestep.
+    """
+
+    tokens: Sequence[int]
+    max_new_tokens: int
+    stop: Collection[int] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    width: int = 4
+    children: int = 4
+    depth: int = 5
+    layers: int = 1
+
+
+@dataclass
+class Output:
+    """The outcome at a rank.
+
+    Attributes:
+        tokens: emitted.
+        hits: how many of them were in the tree when they left the last stage.
+        timesteps: after the prompt.
+        seconds: after the prompt and the first token.
+    """
+
+    tokens: list[int]
+    hits: int = 0
+    timesteps: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass
+class Pace:
+    """A declared time for which a device is held, in place of that of this machine.
+
+    Attributes:
+        seconds: that a piece of work takes; None: as long as it does here.
+        held, late: how many pieces there were, and how many took longer than declared.
+    """
+
+    seconds: float | None = None
+    held: int = 0
+    late: int = 0
+
+    def wait(self, started: float) -> None:
+        """Sleep until a piece of work that was started then may end."""
+        if self.seconds is None:
+            return
+        left = started + self.seconds - time.perf_counter()
+        self.held, self.late = self.held + 1, self.late + (left < 0)
+        if left > 0:
+            time.sleep(left)
+
+
+class Task(NamedTuple):
+    """Something that a rank has done, as the paper's tuples (Appendix B) with times: computing (C, type,
+    node, timestep), the sending or the receiving half of a transfer (T, source, destination, timestep), or
+    the end of a timestep (V, finish, node, timestep). The drafter is node 0, the i-th stage node i.
+
+    Attributes:
+        kind: "C", "send", "receive" or "V"; "own" for what the paper does not list.
+        what: "pre", "dec" or "sync" of C, "finish" of V, "grow" or "pick" of own; the source of a transfer.
+        node: of C and V, and the destination of a transfer.
+        seq: the timestep; 0 is the prompt's.
+        start, end: seconds.
+    """
+
+    kind: str
+    what: str | int
+    node: int
+    seq: int
+    start: float
+    end: float
+
+
+@dataclass
+class Member:
+    """A rank: its blocks, its drafter, or both.
+
+    Attributes:
+        stage_pace, draft_pace: of its stage and of a drafting step.
+        log: what it has done for the last request in mode pipedec.
+        clock: seconds, the same for all ranks of a machine.
+        device: held while something is computed: members of several requests share it.
+        policy: how static trees grow, for `stpp`.
+        taps: blocks whose states the drafter reads, and the rank that each of them is on.
+        room: tokens of the longest sequence, drafts included.
+    """
+
+    rank: int
+    layout: Layout
+    stage: Stage | None = None
+    drafter: Drafter | None = None
+    policy: TreePolicy | None = None
+    taps: Sequence[tuple[int, int]] = ()
+    room: int = 2048
+    stage_pace: Pace = field(default_factory=Pace)
+    draft_pace: Pace = field(default_factory=Pace)
+    log: list[Task] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
+
+    device: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def twin(self) -> "Member":
+        """Return a member for another request at the same time: weights, paces and device are shared."""
+        stage = None if self.stage is None else Stage(self.stage.part, self.stage.room)
+        return replace(self, stage=stage, log=[])
+
+    @property
+    def node(self) -> int:
+        """The number of its stage from 1 on; 0 without one."""
+        return 0 if self.stage is None else self.layout.stages.index(self.rank) + 1
+
+    def done(self, kind: str, what: str | int, node: int, seq: int, start: float) -> None:
+        """Log a task that ends now."""
+        self.log.append(Task(kind, what, node, seq, start, self.clock()))
+
+    @property
+    def tap_ranks(self) -> list[int]:
+        """Ranks that send states to the drafter, in the order of their blocks."""
+        return sorted({rank for _, rank in self.taps}, key=self.layout.stages.index)
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.layout.stages[-1]
+
+    def pick(self, state: torch.Tensor, request: Request, position: int) -> int:
+        """Return the target's token after a state [H], at this position of the output; NOT_FINITE for NaN."""
+        logits = self.stage.part.logits(state[None])[None]  # [1, 1, V]
+        place = torch.tensor([[position]])
+        token = int(Sampler([request.sampling]).pick(logits.float(), place))
+        return token if bool(logits[0, 0, token].isfinite()) else NOT_FINITE
