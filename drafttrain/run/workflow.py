@@ -1,16 +1,14 @@
-"""Run the stages of a recipe in order and skips what is up to date.
+"""Run the stages of a recipe in order and skip what is up to date.
 
 Each stage writes one folder below the run's output folder. `stage.json` is written into it last: a folder
 without one is not done. It records what the folder was made from (the recipe's section and the contents of
 all inputs), so a stage runs again exactly when one of these has changed, and what its files were, so that a
-damaged one is made again. What stages do is unknown here: the
-list of them is in `drafttrain/run/stages.py`.
+damaged one is made again. What stages do is unknown here: the list of them is in `drafttrain/run/stages.py`.
 """
 
 import contextlib
 import dataclasses
 import gc
-import json
 import os
 import shutil
 import time
@@ -23,7 +21,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.markup import escape
 
-from drafttrain.run.options import default_of
+from drafttrain.run.made_from import as_json, differences, plain
 from drafttrain.utils.disk import disk_problem
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
@@ -220,7 +218,7 @@ class Workflow:
         if not self.is_first_rank:
             begun = self._await_first_rank(marker, decision)
         recipe = stage.settle(self.recipe, begun)
-        section = _json(_plain(stage.section(recipe)))
+        section = as_json(plain(stage.section(recipe)))
         decision = dataclasses.replace(decision, made_from={**decision.made_from, "section": section})
         note = {"made_from": decision.made_from, "wall_seconds": spent}
         if self.is_first_rank:
@@ -373,7 +371,7 @@ class Workflow:
             inputs[str(path)] = content_hash(path, self.hashes)
         if self.is_first_rank and self.output.exists():
             self.hashes.save()
-        return {"section": _json(_plain(stage.section(self.recipe))), "inputs": inputs}
+        return {"section": as_json(plain(stage.section(self.recipe))), "inputs": inputs}
 
     def _changes(self, stage: Stage, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         """List what differs between what a folder was made from and what it would be made from now.
@@ -381,8 +379,8 @@ class Workflow:
         A field that the old record lacks is one that its version did not know: at its default it changes
         nothing. Nor does an "auto" that was settled when the folder was made.
         """
-        known = _json(_plain(stage.section(self.recipe), old["section"]))
-        return _changes(old, {**new, "section": known})
+        known = as_json(plain(stage.section(self.recipe), old["section"]))
+        return differences(old, {**new, "section": known})
 
     def _write_summary(self) -> None:
         """Write `summary.json`: the figures that sum up the run, and each stage's own, once all are done."""
@@ -465,68 +463,6 @@ class Workflow:
         with contextlib.suppress(OSError):
             if {path.name for path in self.output.iterdir()} <= {LOCK, HASHES, STARTED}:
                 shutil.rmtree(self.output)
-
-
-def _plain(value: Any, known: Any = None) -> Any:
-    """Return a settings value as JSON, without the fields that are marked as leaving the output unchanged.
-
-    Args:
-        known: an earlier record of it: fields at their default that it lacks are left out, and "auto" in one
-            marked `settled` is what it came to there. None: nothing is known.
-    """
-    if isinstance(value, dict):
-        return {key: _plain(item, _inside(known, key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, _inside(known, i)) for i, item in enumerate(value)]
-    if not dataclasses.is_dataclass(value):
-        return value
-    plain = {}
-    for item in dataclasses.fields(value):
-        inner, before = getattr(value, item.name), _inside(known, item.name)
-        is_new = isinstance(known, dict) and item.name not in known
-        if is_new and _plain(inner) == _plain(default_of(item)):
-            continue
-        if item.metadata.get("changes_output", True):
-            is_settled = inner == "auto" and before is not None and item.metadata.get("settled")
-            plain[item.name] = before if is_settled else _plain(inner, before)
-    return plain
-
-
-def _inside(known: Any, key: str | int) -> Any:
-    """Return what an earlier record has in some place; None if it has nothing there."""
-    try:
-        return known[key]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
-def _json(value: Any) -> Any:
-    """A value as it is read again from JSON: keys are texts, tuples are lists."""
-    return json.loads(json.dumps(value))
-
-
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """List what differs between two `made_from` records, in words: settings first, then inputs."""
-    before, after = _flat(old["section"]), _flat(new["section"])
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    found = [f"{key}: {_short(before.get(key))} → {_short(after.get(key))}" for key in keys]
-    names = {**old["inputs"], **new["inputs"]}
-    return found + [f"{name} changed" for name in names if old["inputs"].get(name) != new["inputs"].get(name)]
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """`{"training": {"lr": 1}}` → `{"training.lr": 1}`."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
-    return flat
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
-    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _seconds(seconds: float) -> str:
