@@ -14,7 +14,7 @@ from typing import Any
 
 from drafttrain.inference.params import SamplingParams
 from drafttrain.reasoning.config import ReasonConfig, SearchConfig
-from drafttrain.reasoning.interface import Answer, Call, Generate
+from drafttrain.reasoning.interface import Answer, Call, Generate, in_rounds
 from drafttrain.reasoning.lines import Caller, Line, NodePath, Numbered, Rounds
 from drafttrain.reasoning.search import parse_search
 from drafttrain.reasoning.tasks import TASKS
@@ -222,10 +222,14 @@ def grow_all(
             tree.save()
 
 
-def reason_from(config: ReasonConfig, generate: Generate, note: Callable[[Trace], None]) -> None:
+def reason_from(
+    config: ReasonConfig, begin: Callable[[int, int], Generate], note: Callable[[Trace], None]
+) -> None:
     """Grow a tree for each problem of a recipe; traces are files in `config.out`, named by the problems' ids.
 
     Args:
+        begin: called with the number of problems and of finished trees once all traces that are there have
+            been read, if a tree is not finished; returns what answers calls.
         note: called with the trace of each tree that is finished.
 
     Raises:
@@ -234,7 +238,14 @@ def reason_from(config: ReasonConfig, generate: Generate, note: Callable[[Trace]
     config.check()
     task, out = TASKS[config.task.name](), Path(config.out)
     problems = task.read(config.task.path, config.task.limit)
-    trees = (Growth(task, problem, config, trace_file(out, problem.id)) for problem in problems)
+    files = [trace_file(out, problem.id) for problem in problems]
+    finished = 0
+    for problem, file in zip(problems, files):  # before a model is loaded, or hours go by
+        if file.exists():
+            finished += not Growth(task, problem, config, file).waiting
+    nothing = in_rounds(list)  # finished trees have no calls
+    generate = nothing if finished == len(problems) else begin(len(problems), finished)
+    trees = (Growth(task, problem, config, file) for problem, file in zip(problems, files))
     grow_all(trees, generate, note, config.task.at_once)
 
 

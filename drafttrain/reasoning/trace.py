@@ -69,6 +69,8 @@ class Trace:
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{path}: must be a trace of format {FORMAT_VERSION}, got another file; {REMEDY}")
         try:
+            if missing := [name for name in ("task", "problem", "settings") if name not in values]:
+                raise ValueError(f"without {missing[0]}")
             trace = cls(**values)
             for entry in trace.rounds:
                 for call in entry["calls"]:

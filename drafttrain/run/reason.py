@@ -1,7 +1,7 @@
 """`drafttrain reason`: grow a tree of thoughts for each problem of a recipe."""
 
 import argparse
-import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from drafttrain.utils.locks import locked
 if TYPE_CHECKING:
     from drafttrain.reasoning.config import ReasonConfig
     from drafttrain.reasoning.interface import Generate
-    from drafttrain.reasoning.scheduler import ScheduledDecoder
 
 PREFIX_TOKENS = 8192  # of encoded prompts that are kept
 
@@ -34,11 +33,14 @@ def reason(args: argparse.Namespace) -> None:
 
     config = load_settings(_settings(), args.recipe, args.overrides)
     with locked(config.out):
-        grow(config, scheduled(config))
+        grow(config, lambda: scheduled(config))
 
 
-def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:
+def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, Any]:
     """Grow all trees; write traces, a page for each of them and sums over them, and print a line for each.
+
+    Args:
+        load: returns what answers calls; called after all traces have been read, if a tree is not finished.
 
     Returns:
         the sums, as in `summary.json`.
@@ -51,32 +53,33 @@ def grow(config: "ReasonConfig", generate: "Generate") -> dict[str, Any]:
     from drafttrain.reasoning.trace import Trace, totals
     from drafttrain.utils.writing import write_json, write_text
 
-    traces = []
+    traces, total = [], 0
+
+    def begin(problems: int, finished: int) -> "Generate":
+        nonlocal total
+        total = problems
+        print(f"{problems} problems, {finished} finished before; traces and pages: {config.out}", flush=True)
+        return load()
 
     def note(trace: Trace) -> None:
         page = trace_file(Path(config.out), trace.problem["id"]).with_suffix(".html")
         write_text(page, to_html(trace))
-        print(f"{trace.problem['id']}: {summary(trace)}", flush=True)
         traces.append(trace)
+        count = f"{len(traces)} of {total}, " if total else ""
+        print(f"{count}problem {trace.problem['id']}: {summary(trace)}", flush=True)
 
-    reason_from(config, generate, note)
-    sums = totals(traces)
-    write_json(Path(config.out) / "summary.json", sums)
+    try:
+        reason_from(config, begin, note)
+    finally:  # also of a run that is ended
+        sums = totals(traces)
+        if traces:
+            write_json(Path(config.out) / "summary.json", sums)
     print(", ".join(f"{key.replace('_', ' ')} {value:.6g}" for key, value in sums.items()))
     return sums
 
 
 def scheduled(config: "ReasonConfig") -> "Generate":
-    """Return a function that decodes calls as the recipe's scheduler says.
-
-    Target and drafter are loaded by the first call: problems are read before it, and trees that are finished
-    need none.
-    """
-    decoder = functools.cache(lambda: _decoder(config))
-    return lambda calls, then: decoder().answer(calls, then)
-
-
-def _decoder(config: "ReasonConfig") -> "ScheduledDecoder":
+    """Load target and drafter, and return a function that decodes calls as the recipe's scheduler says."""
     from drafttrain.decoder import SpeculativeDecoder
     from drafttrain.inference.proposer import NoProposer
     from drafttrain.reasoning.scheduler import ScheduledDecoder
@@ -90,4 +93,4 @@ def _decoder(config: "ReasonConfig") -> "ScheduledDecoder":
         )
         target, proposer = loaded.target, loaded.proposer
     prefixes = PREFIX_TOKENS if config.prefixes else 0
-    return ScheduledDecoder(target, proposer, config.scheduler, prefixes)
+    return ScheduledDecoder(target, proposer, config.scheduler, prefixes).answer

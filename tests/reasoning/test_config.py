@@ -46,7 +46,8 @@ def test_twins_grow_trees(path, tmp_path, monkeypatch):
     words = ["--task.limit", "2", "--out", str(tmp_path), "--task.at_once=2"]
     config = load_settings(ReasonConfig, f"recipes/tiny/reasoning/{path.name}", words)
     traces = []
-    reason_from(config, Scripted(lambda prompt, number: f"{number} is good, score: 7"), traces.append)
+    model = Scripted(lambda prompt, number: f"{number} is good, score: 7")
+    reason_from(config, lambda problems, finished: model, traces.append)
     assert len(traces) == 2 and all(trace.finished and trace.result for trace in traces)
     for trace in traces:
         assert read_json(trace_file(tmp_path, trace.problem["id"]))["result"] == trace.result
@@ -111,4 +112,28 @@ def test_missing_keys(tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     config = load(MINIMAL, tmp_path)
     with pytest.raises(UserError, match="p.jsonl: no such file"):
-        reason_from(config, Scripted(lambda prompt, number: ""), print)
+        reason_from(config, lambda problems, finished: None, print)
+
+
+def test_all_traces_are_read_before_a_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = ["--task.limit", "3", "--out", str(tmp_path)]
+    config = load_settings(ReasonConfig, "recipes/tiny/reasoning/gsm8k.yaml", words)
+    model, loaded, traces = Scripted(lambda prompt, number: f"{number}"), [], []
+
+    def begin(problems: int, finished: int):
+        loaded.append((problems, finished))
+        return model
+
+    reason_from(config, begin, traces.append)
+    last = trace_file(tmp_path, traces[-1].problem["id"])
+    whole = last.read_text()
+    last.write_text("{")
+    with pytest.raises(UserError, match=last.name):
+        reason_from(config, begin, traces.append)
+    assert loaded == [(3, 0)] and len(traces) == 3
+    last.unlink()
+    reason_from(config, begin, traces.append)
+    last.write_text(whole)
+    reason_from(config, begin, traces.append)  # of finished trees nothing is loaded
+    assert loaded == [(3, 0), (3, 2)] and len(traces) == 9

@@ -256,6 +256,7 @@ def test_a_file_for_each_problem(tmp_path):
         (lambda t: "[]", "must be a trace of format 2, got another file"),
         (lambda t: t.replace('"format_version": 2', '"format_version": 1'), "must be a trace of format 2"),
         (lambda t: t.replace('"error": null', '"none": null'), "damaged"),
+        (lambda t: t.replace('"settings"', '"set"'), "damaged (without settings)"),
         (lambda t: t.replace('"seconds": ', '"seconds": "x", "s": '), "damaged"),
         (lambda t: t.replace('"number": 0', '"number": [0]', 1), "damaged"),
         (lambda t: t.replace('"number": 1', '"number": 0', 1), "must be a trace of the same prompts"),

@@ -25,7 +25,9 @@ def test_a_run_writes_traces_pages_and_sums_and_continues(words, tmp_path, capsy
         "1.html", "1.json", "660.html", "660.json", "summary.json",
     ]  # fmt: skip
     lines = capsys.readouterr().out.strip().split("\n")
-    assert len(lines) == 3 and lines[0].startswith("1: ") and lines[2].startswith("trees 2, success ")
+    assert lines[0] == f"2 problems, 0 finished before; traces and pages: {out}"
+    assert [line.split(": ")[0] for line in lines[1:3]] == ["1 of 2, problem 1", "2 of 2, problem 660"]
+    assert len(lines) == 4 and lines[3].startswith("trees 2, success ")
     trace, sums = read_json(out / "1.json"), read_json(out / "summary.json")
     assert trace["finished"] and sums["trees"] == 2 and sums["calls"] == 2 * (2 * 2 * 3 + 1)
     written = (out / "1.json").stat().st_mtime_ns
