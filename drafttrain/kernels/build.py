@@ -149,7 +149,7 @@ def _built(wanted: str) -> Path:
         raise RuntimeError("no C++ compiler: install g++ or clang++")
     which = Path(compiler).resolve()
     refused = folder / f"refused-{wanted}-{_key(which, which.stat().st_mtime_ns, *flags)}"
-    if refused.exists():  # and once is enough to be told
+    if refused.exists():  # which has been printed before
         raise _CompilerError(refused.read_text(encoding="utf-8"))
     how_often = "once"
     try:

@@ -1,4 +1,4 @@
-"""What the programs of all modes share: the prompt is encoded, flows go on, states go to the drafter."""
+"""Steps of the programs of all modes: encode the prompt, hand flows on, bring states to the drafter."""
 
 from collections.abc import Sequence
 from typing import Any

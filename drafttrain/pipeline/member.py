@@ -1,4 +1,4 @@
-"""A rank of a pipeline, where it stands among the others, and what it is asked for and returns."""
+"""A rank of a pipeline, its place among the others, and what it is asked for and returns."""
 
 import threading
 import time

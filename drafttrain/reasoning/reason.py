@@ -240,7 +240,7 @@ def reason_from(
     problems = task.read(config.task.path, config.task.limit)
     files = [trace_file(out, problem.id) for problem in problems]
     finished = 0
-    for problem, file in zip(problems, files):  # before a model is loaded, or hours go by
+    for problem, file in zip(problems, files):  # before a model is loaded
         if file.exists():
             finished += not Growth(task, problem, config, file).waiting
     nothing = in_rounds(list)  # finished trees have no calls

@@ -1,4 +1,4 @@
-"""What a folder of a stage was made from, as `stage.json` has it: settings as JSON, and how they differ."""
+"""Records of what a stage's folder was made from, for `stage.json`: settings as JSON, and how they differ."""
 
 import dataclasses
 import json

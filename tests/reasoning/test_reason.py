@@ -48,7 +48,7 @@ class InAnyOrder(Seeded):
 
     def __init__(self, seed: int, killed_after: int | None = None, failing: int = 0):
         self.draws, self.killed_after, self.asked = random.Random(seed), killed_after, []
-        self.failing = failing  # one of so many calls fails, as its seed decides; 0: none
+        self.failing = failing  # one of N calls fails, as its seed decides; 0: none
 
     def _answer(self, call):
         return failing_answer(call, self.failing)
@@ -66,7 +66,7 @@ class InAnyOrder(Seeded):
 
 
 def failing_answer(call, one_of: int):
-    """What `Seeded` answers, but that one of so many calls fails."""
+    """Answer as `Seeded` does, but let one of N calls fail."""
     if one_of and call.sampling.seed // 7 % one_of == 0:
         return Answer("", finish_reason="", error="it failed")
     return Seeded._answer(call)
