@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import cache_dir
 
 SOURCE = Path(__file__).with_name("forward.cpp")
@@ -74,7 +74,8 @@ def library() -> ctypes.CDLL | None:
             loaded = ctypes.CDLL(str(_built(name)))
         except _CompilerError as error:
             if os.environ.get(CHOICE):
-                raise UserError(f"{CHOICE}: must name what can be built, got {name} ({error})") from None
+                why = brief(error)
+                raise UserError(f"{CHOICE}: must name what can be built, got {name} ({why})") from None
             reason = error
             continue
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
