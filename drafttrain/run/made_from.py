@@ -41,7 +41,7 @@ def _inside(known: Any, key: str | int) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as it is read again from JSON: keys are texts, tuples are lists."""
+    """Return a value after a round trip through JSON: keys are texts, tuples are lists."""
     return json.loads(json.dumps(value))
 
 

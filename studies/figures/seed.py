@@ -21,8 +21,8 @@ from drafttrain.inference.decode import Request
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.session import DRAFT_SLOTS, Session
 from drafttrain.inference.text import encode
+from drafttrain.reasoning.branches import Branch, Pace
 from drafttrain.reasoning.config import SchedulerConfig
-from drafttrain.reasoning.scheduler import Branch, Pace
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies.goals import Group, Measured, Run, Size

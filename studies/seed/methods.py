@@ -11,10 +11,11 @@ from pathlib import Path
 
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.reasoning.branches import Pace
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
 from drafttrain.reasoning.interface import Answer, Call, Then
 from drafttrain.reasoning.reason import reason
-from drafttrain.reasoning.scheduler import Pace, ScheduledDecoder
+from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.tasks.task import Problem
 from drafttrain.reasoning.timeline import TARGET, Timeline

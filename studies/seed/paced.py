@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drafttrain.reasoning.scheduler import Branch, Pace
+from drafttrain.reasoning.branches import Branch, Pace
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.writing import write_json
 from studies import arguments

@@ -21,10 +21,11 @@ from pathlib import Path
 from drafttrain.inference.decode import Request
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.text import encode
+from drafttrain.reasoning.branches import Pace
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
 from drafttrain.reasoning.interface import Answer, Call, Then
 from drafttrain.reasoning.reason import reason
-from drafttrain.reasoning.scheduler import Pace, ScheduledDecoder
+from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.timeline import TARGET, Span
 from drafttrain.utils.files import read_json

@@ -3,6 +3,7 @@
 import pytest
 
 from drafttrain.kernels import build
+from drafttrain.kernels.build import library
 
 
 def variants() -> list[str]:
@@ -15,6 +16,6 @@ def variants() -> list[str]:
 def kernels(request, monkeypatch) -> str:
     """Use the kernels of one instruction set for the length of a test."""
     monkeypatch.setenv(build.CHOICE, request.param)
-    build.library.cache_clear()
+    library.cache_clear()
     yield request.param
-    build.library.cache_clear()
+    library.cache_clear()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from drafttrain.kernels import build
+from drafttrain.kernels.build import library
 from drafttrain.utils.errors import UserError
 
 
@@ -17,9 +18,9 @@ from drafttrain.utils.errors import UserError
 def fresh(monkeypatch, tmp_path):
     """An empty cache folder, and nothing loaded."""
     monkeypatch.setenv("DRAFTTRAIN_CACHE", str(tmp_path / "cache"))
-    build.library.cache_clear()
+    library.cache_clear()
     yield tmp_path / "cache" / "kernels"
-    build.library.cache_clear()
+    library.cache_clear()
 
 
 def refusing(folder: Path, arguments: str, message: str) -> str:
@@ -42,7 +43,7 @@ def test_it_is_compiled_once(fresh, capfd, monkeypatch):
     assert build.variant() == "generic"
     assert capfd.readouterr().err == "kernels: compiling for generic, once\n"
     [built] = fresh.iterdir()  # and nothing else is left behind
-    build.library.cache_clear()
+    library.cache_clear()
     assert build.variant() == "generic" and capfd.readouterr().err == ""
     assert list(fresh.iterdir()) == [built]
 
@@ -59,7 +60,7 @@ def test_an_unwritable_cache_costs_a_compilation(fresh, capfd, monkeypatch, tmp_
 def test_without_a_compiler_there_is_one_line(fresh, capfd, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert build.library() is None and build.variant() is None
+    assert library() is None and build.variant() is None
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "install g++ or clang++" in err
 
@@ -70,7 +71,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(fresh, capfd, monkeypatch, 
     broken.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    assert build.library() is None
+    assert library() is None
     assert "out of luck" in capfd.readouterr().err and list(fresh.iterdir()) == []
 
 
@@ -79,17 +80,17 @@ def test_an_old_compiler_builds_for_what_it_knows(fresh, capfd, monkeypatch, tmp
     """As g++ 10 does, which does not know AMX."""
     monkeypatch.setenv("CXX", refusing(tmp_path, "*-mavx*", "error: unrecognized option"))
     monkeypatch.setattr(build, "_instruction_set", lambda: "avx512")
-    assert build.variant() == "generic" and build.library().variant == "generic"
+    assert build.variant() == "generic" and library().variant == "generic"
     lines = capfd.readouterr().err.splitlines()
     assert lines == [f"kernels: compiling for {name}, once" for name in ("avx512", "avx2", "generic")]
     kept = sorted(path.name.rpartition("-")[0] for path in fresh.iterdir())
     assert kept == ["forward-generic", "refused-avx2", "refused-avx512"]
-    build.library.cache_clear()  # the next start asks for nothing again
+    library.cache_clear()  # the next start asks for nothing again
     assert build.variant() == "generic" and capfd.readouterr().err == ""
-    build.library.cache_clear()
+    library.cache_clear()
     monkeypatch.setenv(build.CHOICE, "avx2")
     with pytest.raises(UserError, match="DRAFTTRAIN_KERNELS: must name what can be built, got avx2 .*option"):
-        build.library()
+        library()
 
 
 @needs_compiler
@@ -99,27 +100,27 @@ def test_a_compiler_that_failed_for_another_reason_is_asked_again(fresh, capfd, 
     assert build.variant() == "generic"
     assert [path.name.split("-")[1] for path in fresh.iterdir()] == ["generic"]
     capfd.readouterr()
-    build.library.cache_clear()
+    library.cache_clear()
     assert build.variant() == "generic"
     assert capfd.readouterr().err == "kernels: compiling for avx2, once\n"
 
 
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv(build.CHOICE, "off")
-    assert build.library() is None
+    assert library() is None
 
 
 def test_an_unknown_instruction_set_is_an_error(fresh, monkeypatch):
     monkeypatch.setenv(build.CHOICE, "sse9")
     with pytest.raises(UserError, match="DRAFTTRAIN_KERNELS: must be one of generic, .* got sse9"):
-        build.library()
+        library()
 
 
 def test_an_instruction_set_that_the_machine_lacks_is_an_error(fresh, monkeypatch):
     monkeypatch.setattr(build, "_instruction_set", lambda: "avx2")
     monkeypatch.setenv(build.CHOICE, "avx512")
     with pytest.raises(UserError, match="this machine has avx2, got avx512"):
-        build.library()
+        library()
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.session import prefill
 from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning.branches import Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.interface import Call
 from drafttrain.reasoning.prefixes import PrefixStore
-from drafttrain.reasoning.scheduler import Pace, Rounds, ScheduledDecoder
+from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.target_lm.cache import KvCache
@@ -259,8 +260,8 @@ def test_a_slow_drafter_delays_nobody_else(loaded):
 
 
 def test_a_hanging_worker_is_noticed(monkeypatch):
-    monkeypatch.setattr("drafttrain.reasoning.scheduler.PATIENCE", 0.3)
-    monkeypatch.setattr("drafttrain.reasoning.scheduler.POLL", 0.05)
+    monkeypatch.setattr("drafttrain.reasoning.branches.PATIENCE", 0.3)
+    monkeypatch.setattr("drafttrain.reasoning.branches.POLL", 0.05)
     rounds = Rounds()
     with pytest.raises(RuntimeError, match="a worker hangs"):
         rounds.take(rounds.ready, everything=False)
