@@ -35,6 +35,7 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "pack": "pnnnpn",
     "packed_bytes": "nnn",
     "advise_huge": "pn",
+    "team_times": "p",
     "linear": "ppnpnn",
     "blocks": "pppnnpnppnn",
     "keys_values": "pppnn",

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from drafttrain.kernels.cores import Cores
+
 MOST = 255  # threads that the library counts in a byte
 
 
@@ -20,11 +22,12 @@ class _Native(threading.local):
 
 
 _native = _Native()
+cores = Cores()
 
 
 def team_size() -> int:
-    """Return the number of threads that a native call takes."""
-    return min(_native.size or torch.get_num_threads(), MOST)
+    """Return the number of threads that a native call takes: fewer where other processes have the cores."""
+    return cores.fit(min(_native.size or torch.get_num_threads(), MOST))
 
 
 @contextmanager

@@ -1,0 +1,92 @@
+"""Teams of threads on a machine whose cores others use, with times that are told."""
+
+import pytest
+import torch
+
+from drafttrain.kernels.build import library
+from drafttrain.kernels.cores import FIRST_PAUSE, LONGEST_PAUSE, WINDOW, Cores, team_times
+from drafttrain.kernels.linear import NativeLinear, is_available
+from drafttrain.kernels.team import native_team
+
+
+class Machine:
+    """A machine with some cores left, and a team that works on it."""
+
+    def __init__(self, free: float):
+        self.free, self.now, self.wanted, self.got = free, 100.0, 0.0, 0.0
+        self.cores = Cores(lambda: (self.wanted, self.got), lambda: self.now)
+
+    def work(self, seconds: float, threads: int) -> list[int]:
+        """Make calls of 1 ms; return the threads of each."""
+        sizes = []
+        for _ in range(round(1e3 * seconds)):
+            sizes.append(self.cores.fit(threads))
+            self.now += 1e-3
+            if sizes[-1] > 1:  # the library counts teams alone
+                self.wanted += sizes[-1] * 1e-3
+                self.got += min(sizes[-1], self.free) * 1e-3
+        return sizes
+
+
+def tries(sizes: list[int]) -> list[int]:
+    """Return the numbers of the calls that try the full size again."""
+    return [i for i in range(1, len(sizes)) if sizes[i] > sizes[i - 1]]
+
+
+@pytest.mark.parametrize("threads", (1, 2, 8))
+def test_a_team_that_has_its_cores_keeps_its_size(threads):
+    assert set(Machine(free=threads).work(5.0, threads)) == {threads}
+
+
+@pytest.mark.parametrize(
+    "threads, free, fewer", ((2, 1.5, 1), (2, 0.7, 1), (8, 7.5, 7), (8, 3.2, 3), (8, 0.2, 1))
+)
+def test_a_team_without_its_cores_gets_smaller(threads, free, fewer):
+    sizes = Machine(free).work(0.1, threads)
+    first = sizes.index(fewer)
+    assert set(sizes[:first]) == {threads} and first <= 1e3 * WINDOW + 2
+    assert set(sizes[first:]) == {fewer}
+
+
+def test_a_little_load_changes_nothing():
+    assert set(Machine(free=1.8).work(5.0, threads=2)) == {2}
+
+
+def test_the_full_size_is_tried_ever_more_seldom():
+    machine = Machine(free=1.5)
+    sizes = machine.work(10.0, threads=2)
+    starts = tries(sizes)
+    gaps = [1e-3 * (b - a) for a, b in zip(starts, starts[1:])]
+    assert len(gaps) > 4 and gaps == sorted(gaps)
+    assert FIRST_PAUSE < gaps[0] < 3 * FIRST_PAUSE and LONGEST_PAUSE < gaps[-1] < 1.1 * LONGEST_PAUSE
+    assert sizes.count(2) < 0.03 * len(sizes)
+
+
+def test_the_full_size_returns_with_the_cores():
+    machine = Machine(free=0.5)
+    machine.work(5.0, threads=2)
+    machine.free = 2
+    later = machine.work(LONGEST_PAUSE + 0.1, threads=2)
+    assert later[-1] == 2 and set(machine.work(3.0, threads=2)) == {2}
+    machine.free = 0.5
+    assert len(tries(machine.work(0.5, threads=2))) == 2  # after short pauses again
+
+
+def test_a_smaller_team_that_has_its_cores_stays_until_the_next_try():
+    machine = Machine(free=7.4)
+    sizes = machine.work(10.0, threads=8)
+    assert sizes.count(8) < 0.05 * len(sizes) and sizes.count(7) > 0.9 * len(sizes)
+
+
+@pytest.mark.skipif(not is_available(), reason="no native library")
+def test_the_library_counts_what_its_teams_want_and_get():
+    layer, x = NativeLinear(torch.randn(512, 256)), torch.randn(64, 256)
+    with native_team(1):
+        before = team_times()
+        layer(x)
+        assert team_times() == before
+    out = torch.empty(64, 512)
+    for _ in range(20):
+        library().linear(layer.address, x.data_ptr(), 64, out.data_ptr(), layer.round_inputs, 2)
+    wanted, got = (now - then for now, then in zip(team_times(), before))
+    assert wanted > 0 and 0 < got < 1.1 * wanted
