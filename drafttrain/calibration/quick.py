@@ -28,7 +28,7 @@ from drafttrain.trees.interface import Confidence
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir, fingerprint
 from drafttrain.utils.hashes import sha256_file
-from drafttrain.utils.machine import BUSY, OtherLoad
+from drafttrain.utils.machine import BUSY, OtherLoad, check_quiet
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.writing import write_json
 
@@ -39,6 +39,7 @@ CURVE_SECONDS, TREE_SECONDS, CHAIN_SECONDS = 4.0, 4.0, 2.0  # time limits
 WIDTH, DEPTH, NODES, CHAIN = 4, 5, 24, 8  # of trees and chains
 TREE = f"eagle2:top_k={WIDTH},max_depth={DEPTH},total={NODES}"
 NEW_TOKENS = 32  # for each prompt
+LOOK = 0.5  # seconds in which to see whether the machine is still busy
 PROMPTS = (
     "Why do the leaves of many trees change their color in autumn?",
     "Write a Python function that returns the second largest number of a list.",
@@ -142,7 +143,8 @@ def calibration_here(
 ) -> Calibration:
     """Return the short calibration for this machine, from the user's cache where it was made before.
 
-    One that other processes disturbed is not kept. Progress and reason are printed to standard error.
+    One that other processes disturbed is used as long as the machine stays busy, and measured again once it
+    is not. Progress and reason are printed to standard error.
 
     Args:
         reason: why it is needed, for the message.
@@ -156,7 +158,10 @@ def calibration_here(
     path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
     if os.path.isfile(path):  # False in an unreadable cache
         try:
-            return Calibration.load(path)
+            kept = Calibration.load(path)
+            if not is_disturbed(kept) or check_quiet(refuse=False, seconds=LOOK):
+                return kept
+            reason = f"{path} was disturbed, and now the machine is quiet"
         except UserError:
             reason = f"{path} is damaged"
     _say(f"{reason}; calibrating for this machine, once, which takes some seconds")
@@ -164,15 +169,13 @@ def calibration_here(
     found = quick_calibration(target, drafter, fingerprints, own, classifier)
     done = f"calibrated in {time.perf_counter() - begun:.1f} s"
     if is_disturbed(found):
-        taken = found.machine["load"]
-        _say(f"{done}, while other processes took {taken:.1f} cores: not kept, measured again next time")
-        return found
+        done += f", while other processes took {found.machine['load']:.1f} cores"
     try:
         write_json(path, found.to_json())
     except OSError as error:
         _say(f"{done}; {path.parent}: cannot be written ({error.strerror}), so it is measured each time")
         return found
-    _say(f"{done}, kept in {path}")
+    _say(f"{done}, kept in {path}{' until the machine is quiet' if is_disturbed(found) else ''}")
     return found
 
 
