@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from drafttrain.classifier.data import read_rows
+from drafttrain.bundle import load_bundle
+from drafttrain.classifier.data import Rows, read_rows
 from drafttrain.classifier.dump import SCHEMA
 from drafttrain.classifier.model import Classifier
+from drafttrain.data.prompts import read_prompts
 from drafttrain.trees.features import FEATURES
-from studies.c2t import features, figure2, figure7, figure11, figures9_10, table4, table7, thresholds
+from drafttrain.utils.errors import UserError
+from studies.c2t import features, figure2, figure7, figure11, figures9_10, states, table4, table7, thresholds
 
 
 @pytest.fixture
@@ -135,6 +139,45 @@ def test_what_features_are_worth(labelled, tmp_path):
     found = json.loads((tmp_path / "features" / "features.json").read_text())
     assert len(found["chains"]) == 1 + len(features.SETS) and len(found["trees"]) == 2 + len(features.SETS)
     assert all(len(row["seeds"]) == 3 for row in list(found["chains"].values())[1:])
+
+
+def test_states_are_those_of_parents(tiny_bundle, questions, monkeypatch):
+    monkeypatch.setattr(states, "LEAST", 0.0)
+    bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
+    prompts = [prompt.token_ids(bundle.target.tokenizer) for prompt in read_prompts(questions, 2)]
+    known = states.known_nodes(bundle, prompts, new_tokens=3)
+    p, drafter = known.rows.x[:, FEATURES.index("p")], bundle.drafter
+    place = np.searchsorted(drafter.draft_to_target.numpy(), known.token)
+    probabilities = drafter.lm_head(known.states.float()).softmax(-1).numpy()  # [S, D]
+    np.testing.assert_allclose(probabilities[known.state, place], p, rtol=0.01)
+    assert set(known.prompt) == {0, 1} and np.unique(known.rows.tree, return_counts=True)[1].tolist() == [
+        1010
+    ] * (known.rows.tree.max() + 1)
+    assert "keep_outputs" not in vars(drafter)
+
+
+def test_what_states_are_worth(monkeypatch):
+    """States that say what no feature says are worth something, to judges that read them alone."""
+    rng = np.random.default_rng(0)
+    trees, each = 240, 24
+    n = trees * each
+    vectors, state = torch.from_numpy(rng.standard_normal((n // 4, 16))).half(), np.arange(n) // 4
+    accepted = (vectors[:, 0].numpy()[state] > 1) & (np.arange(n) % 4 == 0)
+    p = np.where(np.arange(n) % 4 == 0, 0.3, 0.2) + 0.01 * rng.random(n)
+    x = np.stack([p, rng.random(n), np.ones(n), p, np.arange(n) % 4], 1).astype(np.float32)
+    tree = np.repeat(np.arange(trees), each)
+    rows = Rows(x, x[:, 0], accepted, tree, np.ones(n, np.int8))
+    known = states.Known(rows, tree // 4, state, vectors, rng.integers(0, 50, n))
+    monkeypatch.setattr(states, "WIDTHS", (16,))
+    monkeypatch.setattr(states, "RATE", 1e-2)
+    monkeypatch.setattr(states, "ACCEPTED", {"trees": np.array([0.3, 0.5]), "chains": np.array([0.1])})
+    found = states.compare(known, torch.from_numpy(rng.standard_normal((50, 16))).float())
+    blind, sees, both = (row["mean"] for row in list(found["trees"].values())[1:])
+    assert blind > 0.85 and sees < 0.5 and both < 0.6
+    assert found["chains"].keys() == found["trees"].keys()
+    monkeypatch.setattr(states, "ACCEPTED", {"trees": np.array([7.0]), "chains": np.array([0.1])})
+    with pytest.raises(UserError, match="--limit: too few accepted nodes"):
+        states.compare(known, torch.zeros(50, 16))
 
 
 def test_transfer_to_another_drafter(analysis, monkeypatch):
