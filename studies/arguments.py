@@ -96,6 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "K/N",
         "help": "of the work, for one of N processes; their raw files joined are the whole",
     },
+    "together": {"action": "store_true", "help": "let SEED grow the trees of a task at the same time"},
     "resume": {"action": "store_true", "help": "go on with an interrupted run's raw data"},
 }
 

@@ -27,7 +27,7 @@ from drafttrain.reasoning.tasks.task import Problem, Task
 from drafttrain.reasoning.trace import Trace
 from drafttrain.utils.writing import write_json
 from studies import arguments
-from studies.seed.methods import TASK_FILES, Method, drawn, scheduled
+from studies.seed.methods import TASK_FILES, Method, drawn, scheduled, token_count
 from studies.seed.pairs import Pair, load_pair
 
 AR, SEED = "AR", "SEED"
@@ -111,10 +111,16 @@ def trees(task: Task, problems: Sequence[Problem]) -> Iterator[Growth]:
 def checked(trace: Trace, method: str) -> Checked:
     """Return what is kept of a finished tree."""
     result = trace.result or {}
-    tokens = sum(len(call["token_ids"]) for entry in trace.rounds for call in entry["calls"])
     success, kept = bool(result.get("success")), result.get("end_sentences_kept")
     return Checked(
-        trace.task, trace.problem["id"], method, success, kept, trace.without_score, tokens, trace.error
+        trace.task,
+        trace.problem["id"],
+        method,
+        success,
+        kept,
+        trace.without_score,
+        token_count(trace),
+        trace.error,
     )
 
 

@@ -191,6 +191,11 @@ def grow(
     )
 
 
+def token_count(trace: Trace) -> int:
+    """Return the tokens of all calls of a tree."""
+    return sum(len(call["token_ids"]) for entry in trace.rounds for call in entry["calls"])
+
+
 def part(stats: DecodeStats) -> Part:
     """Return what a call took."""
     return Part(

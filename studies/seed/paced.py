@@ -1,33 +1,54 @@
 """SEED on hardware that waits: forwards hold their device for declared times and overlap for real.
 
     python -m studies.seed.paced --limit 1
+    python -m studies.seed.paced --limit 3 --together
 
 The real tokens are computed beside it. A forward of the target takes 40 ms for up to 32 tokens, a step of the
 drafter 4 ms for up to 8 sequences, each on a device of its own. Three methods grow the same trees in turn:
 serial AR, serial MCSD, and SEED with verifier `one` for three sequences, whose drafts overlap with verifying.
+
+A tree leaves one sequence alone for a good part of its time, with which nothing can overlap. So --together
+lets SEED grow all trees of a task at the same time, still three sequences, beside one tree after the other.
 """
 
 import json
+import statistics
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drafttrain.reasoning.branches import Branch, Pace
+from drafttrain.reasoning.config import SearchConfig
+from drafttrain.reasoning.reason import Growth, grow_all
+from drafttrain.reasoning.tasks import TASKS
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.comparison import ratio
-from studies.seed.methods import SERIAL_AR, TASK_FILES, Grown, Method, collect, drawn, scheduled, serial
+from studies.seed.methods import (
+    SERIAL_AR,
+    TASK_FILES,
+    Grown,
+    Method,
+    collect,
+    drawn,
+    grow,
+    scheduled,
+    serial,
+    token_count,
+)
 from studies.seed.pairs import Pair, load_pair
 
 # The fastest by accept_len on tuning prompts and the declared times, among those whose forwards two cores
 # compute in the declared time: after the long prompts of Blocksworld not the 29 tokens of the larger one.
 TREES = {"writing": drawn(4, 2, 1, 1), "gsm8k": drawn(4, 2, 1, 1), "blocksworld": drawn(2, 2, 1)}
 THREADS = [2, 1]  # the target's forward on both cores; drafting needs little of one
-SERIAL_SD, SEED = "serial MCSD", "SEED"
+SERIAL_SD, SEED, TOGETHER = "serial MCSD", "SEED", "SEED, trees together"
 TARGET_SECONDS, TARGET_TOKENS = 0.040, 32
 STEP_SECONDS, STEP_SEQUENCES = 0.004, 8
 
@@ -77,9 +98,7 @@ def measure(
 
     def methods(task: str) -> list[Method]:
         tree = TREES[task]
-        # a drafter with a device of its own drafts for short answers, too
-        seed = scheduled(SEED, tree, "one", overlap=True, threads=THREADS, short=0)
-        return [serial(SERIAL_AR, None), serial(SERIAL_SD, tree, short=0), seed]
+        return [serial(SERIAL_AR, None), serial(SERIAL_SD, tree, short=0), seed_method(tree)]
 
     paces: list[Paced] = []
 
@@ -87,15 +106,59 @@ def measure(
         paces.append(Paced())
         return paces[-1]
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "scheduler.threads")  # the devices are declared, not these cores
+    with declared_devices():
         found = collect(pair, methods, dict.fromkeys(TASK_FILES, limit), repeats, raw, resume, pace)
     pieces = sum(pace.pieces for pace in paces)
     return found, sum(pace.late for pace in paces) / pieces if pieces else None
 
 
+def together(pair: Pair, limit: int, raw: Path) -> dict[str, dict[str, float]]:
+    """Grow the trees of each task by serial MCSD and by SEED one after the other, then by SEED all at once;
+    return by task seconds per token of each, and the share of late pieces of the last. A task that is in the
+    file `raw` already is not measured again."""
+    found: dict[str, dict[str, float]] = read_json(raw) if raw.exists() else {}
+    for name, tree in ((name, tree) for name, tree in TREES.items() if name not in found):
+        task, seed = TASKS[name](), seed_method(tree)
+        problems = task.read(TASK_FILES[name], limit)
+        row: dict[str, float] = {}
+        for method in (serial(SERIAL_SD, tree, short=0), seed):
+            decoder = method.decoder(pair, Paced())
+            with declared_devices():
+                grown = [grow(method.name, decoder, name, one, 0, seed=0) for one in problems]
+            row[method.name] = sum(one.seconds for one in grown) / sum(one.tokens for one in grown)
+        pace, traces = Paced(), []
+        trees = (Growth(task, one, SearchConfig(seed=0), None) for one in problems)
+        began = time.perf_counter()
+        with declared_devices():
+            grow_all(trees, seed.decoder(pair, pace).answer, traces.append, len(problems))
+        seconds, tokens = time.perf_counter() - began, sum(map(token_count, traces))
+        found[name] = row | {TOGETHER: seconds / tokens, "late": pace.late / pace.pieces}
+        write_json(raw, found)
+    return found
+
+
+@contextmanager
+def declared_devices() -> Iterator[None]:
+    """Let nobody warn that threads are more than this machine's cores."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "scheduler.threads")
+        yield
+
+
+def seed_method(tree: str) -> Method:
+    """Return SEED with this tree; a drafter with a device of its own drafts for short answers, too."""
+    return scheduled(SEED, tree, "one", overlap=True, threads=THREADS, short=0)
+
+
 def study(args: Namespace) -> None:
     pair = load_pair("B", args.target, args.bundle, args.dtype)
+    if args.together:
+        rows = together(pair, args.limit or 1, args.out / "paced_together.json")
+        for method in (SEED, TOGETHER):
+            by_task = {name: row[SERIAL_SD] / row[method] for name, row in rows.items()}
+            said = ", ".join(f"{name} {value:.3f}" for name, value in by_task.items())
+            print(f"{method} / {SERIAL_SD}: {statistics.fmean(by_task.values()):.3f} ({said})")
+        return
     found, late = measure(pair, args.limit or 1, 1, args.out / "paced.jsonl", args.resume)
     ratios = {base: ratio(found, base, SEED) for base in (SERIAL_AR, SERIAL_SD)}
     write_json(args.out / "paced.json", {"ratios": ratios, "late": late, "trees": TREES})
@@ -103,7 +166,7 @@ def study(args: Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("bundle", "target", "dtype", "limit", "resume")
+    names = ("bundle", "target", "dtype", "limit", "resume", "together")
     return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
 
 
