@@ -8,7 +8,7 @@ seed, not on the number of processes.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -21,27 +21,30 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import template_hash
-from drafttrain.data.config import CorpusConfig
+from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
 from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.loss_mask import fill_texts
-from drafttrain.data.overlap import EvaluationPrompts
+from drafttrain.data.overlap import EvaluationPrompts, MeasuredPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
 from drafttrain.data.tidy import split_groups, tidy
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.writing import write_json
 
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
+MEASURED = ".measured.json"  # hidden: nothing that later stages depend on
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
 
 
-def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> CorpusReport:
+def build_corpus(
+    config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path, measured: Sequence[str] = ()
+) -> CorpusReport:
     """Build a corpus and print its counts.
 
     Writes a `DatasetDict` with the splits train and validation, columns `id` (string), `input_ids` (int32)
@@ -51,18 +54,20 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
         config: sources, limits and filters.
         tokenizer: the target's.
         out: folder to write.
+        measured: files of prompts that the drafter will be measured on.
 
     Raises:
         UserError: input that cannot be read or trained on, a chat template that hides the answers, a trained
-            share of the chats outside 1–99 %, too little room on the disk.
+            share of the chats outside 1–99 %, a conversation with a measured prompt, too little room on the
+            disk.
     """
     config.check()
-    report = CorpusReport()
+    report, prompts = CorpusReport(), MeasuredPrompts(measured)
     with new_folder(out) as folder:
         work = folder / "work"
         work.mkdir()
         raw = work / "raw.arrow"
-        ids, n_bytes, digest = write_raw(kept_conversations(config, tokenizer, report), raw)
+        ids, n_bytes, digest = write_raw(_unmeasured(config, tokenizer, report, prompts), raw)
         # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
         require_free_disk(folder, 3 * n_bytes, "the corpus")
         encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
@@ -71,13 +76,54 @@ def build_corpus(config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: 
         # An empty split without a file could not be loaded again.
         splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
         write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
+        if measured:
+            write_json(folder / MEASURED, {path: _hash_input(Path(path)) for path in measured})
         del encoded, splits
         shutil.rmtree(work)
     Console(stderr=True).print(report.table())
     return report
 
 
+def check_measured(corpus: str | Path, tokenizer: PreTrainedTokenizerBase, measured: Sequence[str]) -> None:
+    """Require that a corpus holds no conversation with a prompt of these files. Its sources are read again
+    for files that it was not compared with when it was built; a line says so where they are gone.
+
+    Raises:
+        UserError: it does.
+    """
+    record = Path(corpus) / MEASURED
+    known = read_json(record) if record.exists() else {}
+    new = [path for path in measured if known.get(path) != _hash_input(Path(path))]
+    if not new:
+        return
+    settings = read_json(Path(corpus) / "corpus.json")["config"]
+    sources = [Source(**source) for source in settings.pop("sources")]
+    if gone := [source.path for source in sources if not Path(source.path).exists()]:
+        line = f"corpus: {', '.join(new)} cannot be compared with it, as {gone[0]} is no longer there"
+        Console(stderr=True).print(line, style="yellow", markup=False, soft_wrap=True)
+        return
+    config = CorpusConfig(sources=sources, **settings)
+    for _ in _unmeasured(config, tokenizer, CorpusReport(), MeasuredPrompts(new)):
+        pass
+    write_json(record, known | {path: _hash_input(Path(path)) for path in new})
+
+
 # ------------------------------------------------------------------------------------------------ reading
+
+
+def _unmeasured(
+    config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, report: CorpusReport, prompts: MeasuredPrompts
+) -> Iterator[Conversation]:
+    """Yield the kept conversations, and refuse them all at the end if some hold a measured prompt."""
+    for conversation in kept_conversations(config, tokenizer, report):
+        prompts.look(_asked(conversation))
+        yield conversation
+    prompts.check()
+
+
+def _asked(conversation: Conversation) -> list[str]:
+    """Return the turns in which an evaluation prompt may be."""
+    return [message.content for message in conversation.messages if message.role in ("user", "text")]
 
 
 def kept_conversations(
@@ -134,9 +180,7 @@ def _screen(
     tidied = tidy(conversation, counts.repairs, counts.skipped)
     if tidied is None:
         return None
-    if len(prompts) and any(
-        prompts.overlap(m.content) for m in tidied.messages if m.role in ("user", "text")
-    ):
+    if len(prompts) and any(map(prompts.overlap, _asked(tidied))):
         counts.skipped[_OVERLAP] += 1
         return None
     if seen is not None:

@@ -5,13 +5,13 @@ Texts are compared with case and punctuation folded, because copies in chats dif
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from drafttrain.data.prompt_rows import is_known, prompt_words
 from drafttrain.data.prompts import ENDINGS, read_rows
 from drafttrain.data.streams import open_streams, read_lines
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
 _OPENING = 3  # words by which contained prompts are looked up
 _MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn
@@ -72,6 +72,44 @@ class EvaluationPrompts:
         openings = self._by_opening.keys() & set(zip(*(words[i:] for i in range(_OPENING)), strict=False))
         padded = f" {folded} "
         return any(prompt in padded for opening in openings for prompt in self._by_opening[opening])
+
+
+class MeasuredPrompts:
+    """The prompts that a drafter is to be measured on: no conversation that it learns from may hold one.
+
+    Args:
+        paths: files of them.
+
+    Raises:
+        UserError: as `EvaluationPrompts.read`.
+    """
+
+    def __init__(self, paths: Iterable[str | Path]) -> None:
+        self._prompts = {str(path): EvaluationPrompts.read([path]) for path in paths}
+        self._found: dict[str, list[str]] = defaultdict(list)  # turns that hold one, by file
+
+    def look(self, turns: Sequence[str]) -> None:
+        """Count a conversation by its turns."""
+        for path, prompts in self._prompts.items():
+            if (held := next(filter(prompts.overlap, turns), None)) is not None:
+                self._found[path].append(held)
+
+    def check(self) -> None:
+        """Require that no conversation so far holds a prompt.
+
+        Raises:
+            UserError: some do; says how many, and which.
+        """
+        if not self._found:
+            return
+        held = ", ".join(
+            f"{len(turns)} with prompts of {path} (such as {brief(turns[0], 60)!r})"
+            for path, turns in self._found.items()
+        )
+        raise UserError(
+            "corpus.sources: must hold no conversation with a prompt that evaluate.prompts measures on, got "
+            f"{held}; add these files to corpus.exclude"
+        )
 
 
 def _has_rows(path: str | Path) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Folders = dict[str, Path]
 PLACE = ".place.json"  # in the folder of the stage fetch-target
+CORPUS = "corpus"  # folder of the stage corpus
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -159,7 +160,8 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
                 "corpus.sources: must not be empty where regenerate finished no answer in its time; add a "
                 "source, or raise regenerate.max_minutes"
             )
-    report = build_corpus(config, load_tokenizer(target_model(recipe)), out)
+    measured = [path for path in _measured_files(recipe) if Path(path).exists()]  # others when they are used
+    report = build_corpus(config, load_tokenizer(target_model(recipe)), out, measured)
     return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
 
 
@@ -220,6 +222,12 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.evaluation.evaluate import evaluate
     from drafttrain.trees.parse import takes_classifier
 
+    corpus = out.parent / CORPUS
+    if _is_trained(recipe) and corpus.exists():
+        from drafttrain.data.build import check_measured
+        from drafttrain.target_lm.loading import load_tokenizer
+
+        check_measured(corpus, load_tokenizer(target_model(recipe)), _measured_files(recipe))
     config, classifier = recipe.evaluate, _made_classifier(folders)
     if classifier is None and _has_classifier(recipe):
         trees = [tree for tree in config.trees if not takes_classifier(tree)]
@@ -266,9 +274,13 @@ def _has_classifier(recipe: Recipe) -> bool:
     return recipe.classifier.prompts is not None
 
 
+def _measured_files(recipe: Recipe) -> list[str]:
+    return [prompts.path for prompts in recipe.evaluate.prompts]
+
+
 def _evaluation_files(recipe: Recipe) -> list[str]:
     tuning = recipe.evaluate.tune_prompts
-    return [prompts.path for prompts in [*recipe.evaluate.prompts, *([tuning] if tuning else [])]]
+    return [*_measured_files(recipe), *([tuning.path] if tuning else [])]
 
 
 def _training_files(recipe: Recipe) -> list[str]:
@@ -301,7 +313,7 @@ STAGES = [
     ),
     Stage(
         name="corpus",
-        folder="corpus",
+        folder=CORPUS,
         run=_corpus,
         section=lambda recipe: {"corpus": recipe.corpus},
         needs=("fetch-target", "regenerate"),

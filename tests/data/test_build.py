@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from drafttrain.data import build
-from drafttrain.data.build import build_corpus
+from drafttrain.data.build import build_corpus, check_measured
 from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import load_corpus
@@ -15,6 +15,7 @@ from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.message import Message
 from drafttrain.utils.disk import disk_problem
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.provenance import content_hash
 
 
 def exchange(number: int, answer: str = "Hello!") -> dict:
@@ -365,3 +366,42 @@ def test_foreign_or_damaged_corpus(tmp_path, chatml, with_template):
     (out / "corpus.json").write_text(json.dumps(metadata | {"format_version": 99}))
     with pytest.raises(UserError, match="must be a corpus of format version 1"):
         load_corpus(out)
+
+
+def test_a_corpus_with_measured_prompts_is_refused(tmp_path, chatml):
+    source, out = write(tmp_path / "a.jsonl", [exchange(i) for i in range(9)]), tmp_path / "corpus"
+    prompts, others = tmp_path / "prompts.txt", tmp_path / "others.txt"
+    prompts.write_text("Tell me MORE: 3\ntell me more 7")
+    others.write_text("Something else.")
+    with pytest.raises(UserError) as raised:
+        build_corpus(CorpusConfig([source]), chatml, out, [str(prompts), str(others)])
+    assert str(raised.value) == (
+        "corpus.sources: must hold no conversation with a prompt that evaluate.prompts measures on, got 2 "
+        f"with prompts of {prompts} (such as 'Tell me more 3'); add these files to corpus.exclude"
+    )
+    assert not out.exists()
+    report = build_corpus(CorpusConfig([source], exclude=[str(prompts)]), chatml, out, [str(prompts)])
+    assert next(iter(report.sources.values())).kept == 7
+
+
+def test_prompts_that_are_named_later_are_looked_for_once(tmp_path, chatml, monkeypatch, capsys):
+    source, out = write(tmp_path / "a.jsonl", [exchange(i) for i in range(9)]), tmp_path / "corpus"
+    prompts, others = tmp_path / "prompts.txt", tmp_path / "others.txt"
+    prompts.write_text("Tell me more 4")
+    others.write_text("Something else.")
+    config = CorpusConfig([source], validation_fraction=0.1)
+    build_corpus(config, chatml, out, [str(others)])
+    before = content_hash(out)
+    for _ in range(2):
+        with pytest.raises(UserError, match="got 1 with prompts of .*prompts.txt .such as 'Tell me more 4'"):
+            check_measured(out, chatml, [str(others), str(prompts)])
+    prompts.write_text("Tell me more 40")
+    check_measured(out, chatml, [str(others), str(prompts)])
+    monkeypatch.setattr(build, "kept_conversations", lambda *names: pytest.fail("has been read"))
+    check_measured(out, chatml, [str(others), str(prompts)])
+    assert content_hash(out) == before  # later stages do not depend on it
+    Path(source.path).unlink()
+    prompts.write_text("Tell me more 4")
+    check_measured(out, chatml, [str(prompts)])
+    line = f"corpus: {prompts} cannot be compared with it, as {source.path} is no longer there"
+    assert line in capsys.readouterr().err.replace("\n", "")

@@ -128,6 +128,24 @@ def test_all_stages(folder, capsys):
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
 
 
+def test_nobody_is_measured_on_what_was_trained_on(folder, capsys):
+    chats = json.loads(Path("chats.json").read_text())
+    rows = [{"id": one["id"], "prompt": one["conversations"][0]["value"]} for one in chats[5:7]]
+    Path("seen.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--classifier.prompts", "null", *OFF]
+    seen = ["--evaluate.prompts", "[{name: seen, path: seen.jsonl}]"]
+    refused = "with a prompt that evaluate.prompts measures on, got 2 with prompts of seen.jsonl (such as"
+    assert cli.main([*words, *seen]) == 2
+    captured = capsys.readouterr()
+    assert refused in captured.err and ran(captured.out) == ["fetch-target"]
+    assert cli.main([*words, "--until", "train"]) == 0
+    capsys.readouterr()
+    assert cli.main([*words, *seen]) == 2  # named when the corpus was there
+    captured = capsys.readouterr()
+    assert refused in captured.err and ran(captured.out) == []
+    assert cli.main([*words, *seen, "--corpus.exclude", "[seen.jsonl]"]) == 0
+
+
 def test_a_drafter_too_weak_for_a_classifier_is_measured_without(folder, capsys):
     words = ["--classifier.top_k", "1", "--classifier.max_new_tokens", "20", "--regenerate", "null"]
     words += ["--evaluate.trees", "['c2t:max_depth=3', 'chain:length=2']"]
