@@ -48,10 +48,10 @@ constexpr int64_t PANEL = 2 * VL;  // outputs of a panel
 constexpr int64_t CHUNK = 192;    // tokens that go through the blocks together
 constexpr int64_t AHEAD = 128 * PANEL;  // pairs of weights between a product and what is fetched for later ones
 constexpr int64_t TILES_AHEAD = 64 * PANEL;  // the same for AMX
-constexpr int64_t WIDEN_AHEAD = 1024;  // numbers in bf16 between one that is widened and what is fetched
+constexpr int64_t FETCH = 64;     // keys, or values, between those that are read and what is fetched for later
 constexpr int64_t NODES = 32;     // that attend together
 constexpr int64_t UNDIVIDED = 4;  // nodes whose head of keys stays with one thread
-constexpr int64_t KEYS = 64;      // that they go through at a time
+constexpr int64_t KEYS = 16;      // that they go through at a time
 constexpr int64_t PHASES = 6;     // of a block, each with a queue of its own
 #if defined(__AVX512BF16__)
 constexpr bool BF16_PRODUCTS = true;
@@ -639,53 +639,52 @@ template <int half> static inline vf fold_all(vf* parts) {
   return parts[0];
 }
 
+// Two vectors of a key or a value: its next numbers, or, in bf16, which are widened as they are read, first those of
+// even and then those of odd dims.
+static inline void two(const float* at, vf& first, vf& second) { first = load(at), second = load(at + VL); }
+static inline void two(const uint16_t* at, vf& even, vf& odd) {
+  vu pairs;
+  std::memcpy(&pairs, at, sizeof pairs);
+  even = (vf)(pairs << 16), odd = (vf)(pairs & 0xffff0000u);
+}
+static inline float one(const float* at) { return *at; }
+static inline float one(const uint16_t* at) { return std::bit_cast<float>(uint32_t(*at) << 16); }
+
+// Calls use(d, place) for each dim of a head with its place where `two` reads `size` dims that way and the rest singly.
+template <class K, class Use> static inline void places(int64_t dim, int64_t size, Use&& use) {
+  const int64_t end = std::is_same_v<K, float> ? 0 : dim / size * size;
+  for (int64_t d = 0; d < end; d++) use(d, d / (2 * VL) * (2 * VL) + d % 2 * VL + d % (2 * VL) / 2);
+  for (int64_t d = end; d < dim; d++) use(d, d);
+}
+
 // q · key for VL keys, of which key(i) is the i-th; every lane sums in the same order. DIM: dim, or 0.
 template <int DIM, class Key> static inline vf dots(const float* q, Key&& key, int64_t dim) {
   vf parts[VL];
   UNROLL for (int i = 0; i < VL; i++) parts[i] = vf{};
   const int64_t end = DIM ? DIM : dim;
   int64_t d = 0;
-  for (; d + VL <= end; d += VL) {
-    vf one = load(q + d);
-    UNROLL for (int i = 0; i < VL; i++) parts[i] = fma(one, load(key(i) + d), parts[i]);
+  for (; d + 2 * VL <= end; d += 2 * VL) {
+    const vf first = load(q + d), second = load(q + d + VL);
+    UNROLL for (int i = 0; i < VL; i++) {
+      vf a, b;
+      two(key(i) + d, a, b);
+      parts[i] = fma(first, a, parts[i]);
+      parts[i] = fma(second, b, parts[i]);
+    }
   }
   vf sums = fold_all<VL / 2>(parts);
-  if constexpr (DIM == 0 || DIM % VL)
+  if constexpr (DIM == 0 || DIM % (2 * VL))
     for (; d < end; d++)
-      for (int i = 0; i < VL; i++) sums[i] += q[d] * key(i)[d];
+      for (int i = 0; i < VL; i++) sums[i] += q[d] * one(key(i) + d);
   return sums;
 }
 
-static void widen(const uint16_t* from, int64_t count, float* to) {  // from bf16
-  int64_t i = 0;
-  for (; i + VL <= count; i += VL) {
-    vh some;
-    std::memcpy(&some, from + i, sizeof some);
-    __builtin_prefetch(from + i + WIDEN_AHEAD, 0, 3);
-    store(to + i, (vf)(__builtin_convertvector(some, vu) << 16));
-  }
-  for (; i < count; i++) to[i] = std::bit_cast<float>(uint32_t(from[i]) << 16);
+// Fetches every n-th line of some keys or values, from the t-th on, into the second cache: all would wait for each other.
+// Always inline: gcc drops calls of a function that does nothing else.
+template <class K> __attribute__((always_inline)) static inline void fetch(const K* from, int64_t count, int64_t t, int64_t n) {
+  constexpr int64_t LINE = 64 / sizeof(K);
+  for (int64_t i = t * LINE; i < count; i += n * LINE) __builtin_prefetch(from + i, 0, 2);
 }
-
-// Keys, or values, of a head. Those in bf16 are widened some at a time: up to KEYS of them, valid until the next ones.
-template <class K> struct Slots {
-  const K* at;
-  int64_t dim;
-  float* wide;  // [KEYS][dim]
-
-  const float* run(int64_t begin, int64_t end) const {  // side by side
-    if constexpr (std::is_same_v<K, float>) return at + begin * dim;
-    else return widen(at + begin * dim, (end - begin) * dim, wide), wide;
-  }
-  auto some(const int64_t* slots, int64_t count) const {  // by their numbers
-    if constexpr (std::is_same_v<K, float>) {
-      return [=, at = at, dim = dim](int64_t i) { return at + slots[i] * dim; };
-    } else {
-      for (int64_t i = 0; i < count; i++) widen(at + slots[i] * dim, dim, wide + i * dim);
-      return [wide = wide, dim = dim](int64_t i) { return wide + i * dim; };
-    }
-  }
-};
 
 // One head of one node: what it sees, and where its result goes.
 template <class X> struct Query {
@@ -693,7 +692,7 @@ template <class X> struct Query {
   Range run;            // slots
   const int64_t* path;  // slots after those
   int64_t path_length;
-  float *scores, *sums;  // [keys], [head_dim]
+  float *scores, *sums;  // [keys], [head_dim]: at first q in the order of keys, then sums of values
   X* to;
 
   int64_t before() const { return run.end - run.begin; }
@@ -701,27 +700,33 @@ template <class X> struct Query {
   Range of_run(int64_t part) const { return {std::max(part, run.begin), std::max({part, run.begin, std::min(part + KEYS, run.end)})}; }
 };
 
-// Scores of some keys, of which key(i) is the i-th, and up to VL - 1 numbers after them.
-template <int DIM, class Key> static inline void score(const float* q, int64_t count, Key&& key, float scale, int64_t dim, float* scores) {
+// Scores of some keys, of which key(i) is the i-th, and up to VL - 1 numbers after them. before(i) is called for each VL.
+template <int DIM, class Key, class Before> static inline void score(const float* q, int64_t count, Key&& key, Before&& before, float scale, int64_t dim, float* scores) {
   int64_t i = 0;
-  for (; i + VL <= count; i += VL) store(scores + i, dots<DIM>(q, [&](int j) { return key(i + j); }, dim) * scale);
+  for (; i + VL <= count; i += VL) {
+    before(i);
+    store(scores + i, dots<DIM>(q, [&](int j) { return key(i + j); }, dim) * scale);
+  }
   if (i < count) store(scores + i, dots<DIM>(q, [&](int j) { return key(std::min(i + j, count - 1)); }, dim) * scale);
 }
 
 constexpr int TOGETHER = VL == 16 ? 4 : 2;  // queries whose sums fit into registers
 
 // Adds values, of which value(j) is the j-th, by the weights of Q queries, each in the order of values. DIM: dim, or 0.
-template <int Q, int DIM, class Value> static inline void weigh(const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
+template <int Q, int DIM, class Value> static inline void weigh(const float* const* weights, int64_t count, Value&& value, int64_t ahead, int64_t dim, float* const* sums) {
   const int64_t end = DIM ? DIM : dim;
   int64_t d = 0;
   for (; d + 4 * VL <= end; d += 4 * VL) {
     vf acc[Q][4];
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int m = 0; m < Q; m++) acc[m][i] = load(sums[m] + d + i * VL);
     for (int64_t j = 0; j < count; j++) {
-      const float* v = value(j) + d;
+      if (ahead) fetch(value(j + ahead) + d, 4 * VL, 0, 1);
+      vf v[4];
+      two(value(j) + d, v[0], v[1]);
+      two(value(j) + d + 2 * VL, v[2], v[3]);
       UNROLL for (int m = 0; m < Q; m++) {
         const vf weight = splat(weights[m][j]);
-        UNROLL for (int i = 0; i < 4; i++) acc[m][i] = fma(weight, load(v + i * VL), acc[m][i]);
+        UNROLL for (int i = 0; i < 4; i++) acc[m][i] = fma(weight, v[i], acc[m][i]);
       }
     }
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int m = 0; m < Q; m++) store(sums[m] + d + i * VL, acc[m][i]);
@@ -729,31 +734,34 @@ template <int Q, int DIM, class Value> static inline void weigh(const float* con
   if constexpr (DIM == 0 || DIM % (4 * VL))
     for (; d < end; d++)
       for (int m = 0; m < Q; m++)
-        for (int64_t j = 0; j < count; j++) sums[m][d] += weights[m][j] * value(j)[d];
+        for (int64_t j = 0; j < count; j++) sums[m][d] += weights[m][j] * one(value(j) + d);
 }
 
-template <int Q, int DIM, class Value> static inline void weigh_some(int q, const float* const* weights, int64_t count, Value&& value, int64_t dim, float* const* sums) {
-  if (q == Q) weigh<Q, DIM>(weights, count, value, dim, sums);
-  else if constexpr (Q > 1) weigh_some<Q - 1, DIM>(q, weights, count, value, dim, sums);
+template <int Q, int DIM, class Value> static inline void weigh_some(int q, const float* const* weights, int64_t count, Value&& value, int64_t ahead, int64_t dim, float* const* sums) {
+  if (q == Q) weigh<Q, DIM>(weights, count, value, ahead, dim, sums);
+  else if constexpr (Q > 1) weigh_some<Q - 1, DIM>(q, weights, count, value, ahead, dim, sums);
 }
 
 // Queries that share keys and values, over the slots they see, in order of position. They go through their runs
 // together, some slots at a time, which stay in the cache that is next to the core. DIM: dim, or 0.
-template <int DIM, class X, class K> static void attend(std::span<const Query<X>> queries, Slots<K> keys, Slots<K> values, float scale, int64_t dim) {
+template <int DIM, class X, class K> static void attend(std::span<const Query<X>> queries, const K* keys, const K* values, float scale, int64_t dim) {
   Range all = queries[0].run;
-  for (const Query<X>& query : queries) all = {std::min(all.begin, query.run.begin), std::max(all.end, query.run.end)};
+  for (const Query<X>& query : queries) {
+    all = {std::min(all.begin, query.run.begin), std::max(all.end, query.run.end)};
+    places<K>(dim, 2 * VL, [&](int64_t d, int64_t place) { query.sums[place] = query.q[d]; });
+  }
   for (int64_t part = all.begin; part < all.end; part += KEYS) {
-    const float* some = keys.run(part, std::min(part + KEYS, all.end));
-    for (const Query<X>& query : queries) {
-      const Range own = query.of_run(part);
-      score<DIM>(query.q, own.end - own.begin, [at = some + (own.begin - part) * dim, dim](int64_t i) { return at + i * (DIM ? DIM : dim); }, scale, dim, query.scores + own.begin - query.run.begin);
+    for (size_t i = 0; i < queries.size(); i++) {
+      const Range own = queries[i].of_run(part);
+      auto fetch_next = [&](int64_t key) __attribute__((always_inline)) {  // after the last keys the first values
+        const int64_t slot = own.begin + key + FETCH;
+        fetch(slot < all.end ? keys + slot * dim : values + (all.begin + slot - all.end) * dim, VL * dim, i, queries.size());
+      };
+      score<DIM>(queries[i].sums, own.end - own.begin, [at = keys + own.begin * dim, dim](int64_t key) { return at + key * (DIM ? DIM : dim); }, fetch_next, scale, dim, queries[i].scores + own.begin - queries[i].run.begin);
     }
   }
   for (const Query<X>& query : queries)
-    for (int64_t i = 0; i < query.path_length; i += KEYS) {
-      const int64_t count = std::min(KEYS, query.path_length - i);
-      score<DIM>(query.q, count, keys.some(query.path + i, count), scale, dim, query.scores + query.before() + i);
-    }
+    score<DIM>(query.sums, query.path_length, [&](int64_t key) { return keys + query.path[key] * dim; }, [](int64_t) {}, scale, dim, query.scores + query.before());
   for (const Query<X>& query : queries) {
     float* scores = query.scores;
     for (int64_t i = query.count(); i % VL; i++) scores[i] = -INFINITY;
@@ -772,28 +780,25 @@ template <int DIM, class X, class K> static void attend(std::span<const Query<X>
     std::fill(query.sums, query.sums + dim, 0.f);
   }
   for (int64_t part = all.begin; part < all.end; part += KEYS) {
-    const float* some = values.run(part, std::min(part + KEYS, all.end));
     for (size_t i = 0; i < queries.size();) {
+      const int64_t ahead = i || part + FETCH >= all.end ? 0 : FETCH;
       const Range own = queries[i].of_run(part);
       const float* weights[TOGETHER];
       float* sums[TOGETHER];
       int q = 0;
       for (; q < TOGETHER && i < queries.size() && queries[i].of_run(part) == own; q++, i++)
         weights[q] = queries[i].scores + own.begin - queries[i].run.begin, sums[q] = queries[i].sums;
-      weigh_some<TOGETHER, DIM>(q, weights, own.end - own.begin, [at = some + (own.begin - part) * dim, dim](int64_t j) { return at + j * dim; }, dim, sums);
+      weigh_some<TOGETHER, DIM>(q, weights, own.end - own.begin, [at = values + own.begin * dim, dim](int64_t j) { return at + j * (DIM ? DIM : dim); }, ahead, dim, sums);
     }
   }
   for (const Query<X>& query : queries) {
-    for (int64_t i = 0; i < query.path_length; i += KEYS) {
-      const int64_t count = std::min(KEYS, query.path_length - i);
-      const float* weights = query.scores + query.before() + i;
-      weigh<1, DIM>(&weights, count, values.some(query.path + i, count), dim, &query.sums);
-    }
-    for (int64_t i = 0; i < dim; i++) put(query.to + i, query.sums[i]);
+    const float* weights = query.scores + query.before();
+    weigh<1, DIM>(&weights, query.path_length, [&](int64_t j) { return values + query.path[j] * dim; }, 0, dim, &query.sums);
+    places<K>(dim, 4 * VL, [&](int64_t d, int64_t place) { put(query.to + d, query.sums[place]); });
   }
 }
 
-template <class X, class K> static void attend(std::span<const Query<X>> queries, Slots<K> keys, Slots<K> values, float scale, int64_t dim) {
+template <class X, class K> static void attend(std::span<const Query<X>> queries, const K* keys, const K* values, float scale, int64_t dim) {
   if (dim == 64) attend<64>(queries, keys, values, scale, dim);  // keys at distances that the compiler knows
   else if (dim == 128) attend<128>(queries, keys, values, scale, dim);
   else attend<0>(queries, keys, values, scale, dim);
@@ -902,7 +907,7 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
   std::vector<Queue> queues(chunks * (last_block - first_block) * PHASES);
   auto work = [&](int t) {
     std::vector<X> h(std::min(CHUNK, all) * h_stride);
-    std::vector<float> gate(std::min(CHUNK, all) * PANEL), up(gate.size()), wide(KEYS * dim);
+    std::vector<float> gate(std::min(CHUNK, all) * PANEL), up(gate.size());
     const int64_t group = nq / nkv;
     std::vector<Query<X>> queries(std::min(NODES, all) * group);
     std::vector<float> scores(queries.size() * (paths.longest + VL)), sums(queries.size() * dim);
@@ -962,8 +967,7 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
                     buffers.attended.data() + i * at_stride + g * dim};
               }
             const K* keys = (const K*)row.kv + 2 * l * row.plane + head * row.max_len * dim;
-            const Slots<K> of_keys = {keys, dim, wide.data()}, of_values = {keys + row.plane, dim, wide.data()};
-            attend(std::span<const Query<X>>(queries.data(), (last - first) * group), of_keys, of_values, model.scale, dim);
+            attend(std::span<const Query<X>>(queries.data(), (last - first) * group), keys, keys + row.plane, model.scale, dim);
             item += last - first;
           }
         });
