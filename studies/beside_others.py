@@ -79,7 +79,12 @@ def study(args: Namespace) -> None:
         for (busy, name, way), each in ms.items()
     ]
     write_json(
-        args.out / "beside_others.json", {"rows": rows, "machine": describe_machine(), "commit": git_commit()}
+        args.out / "beside_others.json",
+        {
+            "rows": rows,
+            "machine": describe_machine(bundle.target.device, bundle.target.dtype),
+            "commit": git_commit(),
+        },
     )
 
 

@@ -2,8 +2,8 @@
 
 The threads of a native call wait for each other some hundred times. Where another process has one of the
 cores, all of them wait for the thread that shares it, and fewer threads are faster: on 2 cores beside one
-busy process a token takes two threads 15 ms and one thread 10, as long as without it. So a team that does
-not get its cores is made smaller, and its full size is tried again from time to time.
+busy process one thread decodes as fast as without it, and two take about twice the time. So a team that
+does not get its cores is made smaller, and its full size is tried again from time to time.
 """
 
 import ctypes
@@ -12,22 +12,26 @@ from collections.abc import Callable
 
 from drafttrain.kernels.build import library
 
-WINDOW = 0.02  # seconds of a team's work after which it is judged
-LOST = 0.3  # cores; one thread fewer costs about as much
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds until the full size is tried again
+WINDOW = 0.05  # seconds of a team's work after which it is judged
+LOST, LOST_SHARE = (
+    0.3,
+    0.05,
+)  # cores, and share of a team's, up to which it stays: a thread fewer costs as much
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0  # seconds until the full size is tried again
 
 Times = Callable[[], tuple[float, float]]
 
 
 def team_times() -> tuple[float, float]:
-    """Return the seconds so far that threads of native calls wanted a core, and those that they had one."""
-    found = (ctypes.c_double * 2)()
+    """Return the seconds so far that threads worked in native calls by several, and those of them in which
+    they had a core."""
+    found = (ctypes.c_int64 * 2)()
     library().team_times(found)
-    return found[0], found[1]
+    return 1e-9 * found[0], 1e-9 * found[1]
 
 
 class Cores:
-    """Judges teams by the share of their time that they had a core each.
+    """Judges teams by the share of their time in which they had a core each.
 
     Args:
         times: as `team_times`.
@@ -38,28 +42,30 @@ class Cores:
         self.times, self.clock = times, clock
         self.limit: int | None = None  # threads; None: all that are asked for
         self.pause, self.again = FIRST_PAUSE, 0.0
-        self.seen = 0.0, 0.0
+        self.seen: tuple[float, float] | None = None  # times when the window began
+        self.size = 1  # of the teams since then
 
     def fit(self, threads: int) -> int:
-        """Return how many of `threads` the next call should have.
-
-        The time since the last call of this is that of teams of as many as were returned then.
-        """
+        """Return how many of `threads` the next call should have."""
         if threads == 1:
             return 1
-        wanted, got = (now - before for now, before in zip(self.times(), self.seen))
-        size = min(threads, self.limit or threads)
-        if wanted > WINDOW * size:
-            self.seen = self.times()
-            self._judge(size, size * got / wanted)
+        now = self.times()
+        if self.seen is None or now < self.seen:  # a fork counts from 0
+            self.seen = now
+        worked, had = (after - before for after, before in zip(now, self.seen))
+        if worked > WINDOW * self.size:
+            self.seen = now
+            self._judge(self.size * (1 - had / worked))
         if self.limit is not None and self.clock() >= self.again:
-            self.limit, self.seen = None, self.times()
-        return min(threads, self.limit or threads)
+            self.limit, self.seen = None, now
+        self.size = min(threads, self.limit or threads)
+        return self.size
 
-    def _judge(self, size: int, cores: float) -> None:
-        if cores > size - LOST:
+    def _judge(self, lost: float) -> None:
+        """Take note of the cores that a window's teams lacked."""
+        if lost > max(LOST, LOST_SHARE * self.size):
             if self.limit is None:
-                self.pause = FIRST_PAUSE
-            return
-        self.limit, self.again = max(1, int(cores + LOST)), self.clock() + self.pause
-        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+                self.again, self.pause = self.clock() + self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.limit = max(1, int(self.size - lost + LOST))
+        elif self.limit is None:
+            self.pause = FIRST_PAUSE

@@ -130,11 +130,17 @@ static inline uint16_t narrow(float x) {  // to bf16: the nearest, ties to even
 
 // ---- threads: one team at work at a time, asleep soon after it (torch's threads want the cores too)
 
-static double processor_seconds() {  // that this thread has had
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
-}
+// Nanoseconds of the clock, and those in which this thread had a core.
+struct Moment {
+  int64_t clock, core;
+  static Moment now() {
+    const auto since = std::chrono::steady_clock::now().time_since_epoch();
+    const int64_t clock = std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+    timespec had;
+    const bool told = !clock_gettime(CLOCK_THREAD_CPUTIME_ID, &had);
+    return {clock, told ? int64_t(had.tv_sec) * 1'000'000'000 + had.tv_nsec : clock};
+  }
+};
 
 static inline void relax() {
 #if defined(__AVX2__)
@@ -161,19 +167,17 @@ class Team {
     }
     call = [](void* w, int t) { (*static_cast<std::remove_reference_t<Work>*>(w))(t); };
     argument = &work;
-    const auto began = std::chrono::steady_clock::now();
-    const double had = processor_seconds();
+    const Moment began = Moment::now();
     left.store(threads - 1, std::memory_order_relaxed);
     ticket.store(((ticket.load(std::memory_order_relaxed) >> 8) + 1) << 8 | threads, std::memory_order_release);
     ticket.notify_all();
     work(0);
     wait([&] { return left.load(std::memory_order_acquire) == 0; });
-    wanted.fetch_add(threads * std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(), std::memory_order_relaxed);
-    got.fetch_add(processor_seconds() - had, std::memory_order_relaxed);
+    count(began);
   }
 
-  // Seconds that the threads of all calls by several wanted a core each, and those that they had one, so far.
-  void times(double* to) const { to[0] = wanted.load(std::memory_order_relaxed), to[1] = got.load(std::memory_order_relaxed); }
+  // Nanoseconds that threads worked in calls by several so far, and those in which they had a core.
+  void times(int64_t* to) const { to[0] = worked.load(std::memory_order_relaxed), to[1] = had.load(std::memory_order_relaxed); }
 
   template <class Ready> static void wait(Ready ready) {
     for (int spins = 0; !ready(); spins++) {
@@ -192,11 +196,17 @@ class Team {
       ticket.wait(seen, std::memory_order_acquire);
       seen = ticket.load(std::memory_order_acquire);
       if (number >= int(seen & 255)) continue;
-      const double had = processor_seconds();
+      const Moment began = Moment::now();
       call(argument, number);
-      got.fetch_add(processor_seconds() - had, std::memory_order_relaxed);
+      count(began);
       left.fetch_sub(1, std::memory_order_release);
     }
+  }
+
+  void count(Moment began) {
+    const Moment now = Moment::now();
+    worked.fetch_add(now.clock - began.clock, std::memory_order_relaxed);
+    had.fetch_add(now.core - began.core, std::memory_order_relaxed);
   }
 
   const pid_t owner = getpid();
@@ -204,7 +214,7 @@ class Team {
   int started = 0;
   std::atomic<uint32_t> ticket{0};  // number of the work << 8 | threads that it takes
   std::atomic<int> left{0};
-  std::atomic<double> wanted{0}, got{0};
+  std::atomic<int64_t> worked{0}, had{0};
   void (*call)(void*, int) = nullptr;
   void* argument = nullptr;
 };
@@ -1184,7 +1194,7 @@ int64_t panel_outputs() { return PANEL; }
 int64_t has_bf16_products() { return BF16_PRODUCTS; }
 
 // Team::times
-void team_times(double* to) { Team::get().times(to); }
+void team_times(int64_t* to) { Team::get().times(to); }
 
 // Bytes of a packed layer of out x in weights.
 int64_t packed_bytes(int64_t out, int64_t in, int64_t kind) {

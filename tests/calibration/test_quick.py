@@ -264,6 +264,20 @@ def test_an_interrupted_one_is_not_kept(tiny_bundle, measured, monkeypatch, tmp_
     assert len(measured) == 2
 
 
+def test_costs_are_those_of_decoding(tiny_bundle, monkeypatch):
+    """After an operator on several threads torch's team would keep the cores from the next native call."""
+    bundle, threads = load_bundle(tiny_bundle, **CPU), []
+    monkeypatch.setattr(
+        timing._Clock, "verify", lambda clock, n: threads.append(torch.get_num_threads()) or VERIFY(clock, n)
+    )
+    torch.set_num_threads(2)
+    try:
+        timing.measure_costs(bundle.target, bundle.drafter, 2, (8,), rounds=1, verified=(1, 2), expanded=(1,))
+    finally:
+        torch.set_num_threads(1)
+    assert set(threads) == {2 if bundle.target.native is None else 1}
+
+
 @pytest.mark.parametrize("content", ["", '{"format_version": 1, "target": [', "{}", '{"format_version": 0}'])
 def test_a_damaged_one_is_made_again(content, tiny_bundle, measured, tmp_path, capsys):
     load_bundle(tiny_bundle, **CPU).proposer("timed")
