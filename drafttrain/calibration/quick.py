@@ -159,7 +159,10 @@ def calibration_here(
     if os.path.isfile(path):  # False in an unreadable cache
         try:
             kept = Calibration.load(path)
-            if not is_disturbed(kept) or check_quiet(refuse=False, seconds=LOOK):
+            if not is_disturbed(kept):
+                return kept
+            if check_quiet(refuse=False, seconds=LOOK):
+                _say(f"{path} was disturbed; it is used as long as the machine is busy")
                 return kept
             reason = f"{path} was disturbed, and now the machine is quiet"
         except UserError:

@@ -8,13 +8,11 @@ the caches.
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from drafttrain.calibration.calibration import Curve
 from drafttrain.inference.acceptance import accept_greedy
-from drafttrain.kernels.team import native_team
 from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.drafter import Drafter
@@ -63,7 +61,7 @@ def measure_costs(
             f"{target.config.max_position_embeddings}"
         )
     curves = []
-    with _own_cores(target):
+    with target.own_cores():  # as in decoding
         for context in fitting:
             clock = _Clock(target, drafter, context)
             curves.append(_time(clock, context, rounds, on_round, verified, expanded, width, seconds))
@@ -81,13 +79,8 @@ def measure_verification(
         UserError: the target has too few positions for any.
     """
     context = fitting_context(target, context, VERIFIED)
-    with _own_cores(target):
+    with target.own_cores():  # as in decoding
         return _time(_Clock(target, None, context), context, rounds, on_round, VERIFIED)[0]
-
-
-def _own_cores(target: FrozenTarget) -> AbstractContextManager[None]:
-    """Give the cores to the native library, as decoding does."""
-    return nullcontext() if target.native is None else native_team()
 
 
 def fitting_context(target: FrozenTarget, context: int, verified: Sequence[int]) -> int:

@@ -182,10 +182,13 @@ def _write_shard(
     outputs = _outputs(config, target, prompts, first)
     for at in range(0, len(prompts), config.rows):
         part = slice(at, at + config.rows)
-        for block in _blocks(config, target, drafter, prompts[part], outputs[part], first + at, on_tokens):
-            finite = np.isfinite(block["P"]) & np.isfinite(block["p"]) & np.isfinite(block["H"])
-            left_out += int((~finite).sum())
-            blocks.append({name: values[finite] for name, values in block.items()})
+        with target.own_cores():
+            for block in _blocks(
+                config, target, drafter, prompts[part], outputs[part], first + at, on_tokens
+            ):
+                finite = np.isfinite(block["P"]) & np.isfinite(block["p"]) & np.isfinite(block["H"])
+                left_out += int((~finite).sum())
+                blocks.append({name: values[finite] for name, values in block.items()})
     columns = {
         name: np.concatenate([block[name] for block in blocks]) if blocks else np.empty(0)
         for name in SCHEMA.names

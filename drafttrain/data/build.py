@@ -21,29 +21,31 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import template_hash
-from drafttrain.data.config import CorpusConfig, Source
+from drafttrain.data.config import CorpusConfig, PromptSet, Source
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
 from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.loss_mask import fill_texts
+from drafttrain.data.measured import hash_input, not_compared, note_compared
 from drafttrain.data.overlap import EvaluationPrompts, MeasuredPrompts
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
 from drafttrain.data.tidy import split_groups, tidy
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint, read_json
+from drafttrain.utils.files import read_json
 from drafttrain.utils.folders import new_folder
-from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.writing import write_json
 
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
-MEASURED = ".measured.json"  # hidden: nothing that later stages depend on
 _DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
 
 
 def build_corpus(
-    config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path, measured: Sequence[str] = ()
+    config: CorpusConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    out: str | Path,
+    measured: Sequence[PromptSet] = (),
 ) -> CorpusReport:
     """Build a corpus and print its counts.
 
@@ -54,7 +56,7 @@ def build_corpus(
         config: sources, limits and filters.
         tokenizer: the target's.
         out: folder to write.
-        measured: files of prompts that the drafter will be measured on.
+        measured: prompts that the drafter will be measured on.
 
     Raises:
         UserError: input that cannot be read or trained on, a chat template that hides the answers, a trained
@@ -62,7 +64,7 @@ def build_corpus(
             disk.
     """
     config.check()
-    report, prompts = CorpusReport(), MeasuredPrompts(measured)
+    report, prompts = CorpusReport(), MeasuredPrompts(_not_excluded(measured, config.exclude))
     with new_folder(out) as folder:
         work = folder / "work"
         work.mkdir()
@@ -76,36 +78,46 @@ def build_corpus(
         # An empty split without a file could not be loaded again.
         splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
         write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
-        if measured:
-            write_json(folder / MEASURED, {path: _hash_input(Path(path)) for path in measured})
+        note_compared(folder, measured)
         del encoded, splits
         shutil.rmtree(work)
     Console(stderr=True).print(report.table())
     return report
 
 
-def check_measured(corpus: str | Path, tokenizer: PreTrainedTokenizerBase, measured: Sequence[str]) -> None:
-    """Require that a corpus holds no conversation with a prompt of these files. Its sources are read again
-    for files that it was not compared with when it was built; a line says so where they are gone.
+def check_measured(
+    corpus: str | Path, tokenizer: PreTrainedTokenizerBase, measured: Sequence[PromptSet]
+) -> None:
+    """Require that a corpus holds no conversation with one of these prompts. Its sources are read again for
+    those that it was not compared with when it was built; a line says so where they have changed or are gone.
 
     Raises:
         UserError: it does.
     """
-    record = Path(corpus) / MEASURED
-    known = read_json(record) if record.exists() else {}
-    new = [path for path in measured if known.get(path) != _hash_input(Path(path))]
+    new = not_compared(corpus, measured)
     if not new:
         return
-    settings = read_json(Path(corpus) / "corpus.json")["config"]
-    sources = [Source(**source) for source in settings.pop("sources")]
-    if gone := [source.path for source in sources if not Path(source.path).exists()]:
-        line = f"corpus: {', '.join(new)} cannot be compared with it, as {gone[0]} is no longer there"
+    metadata = read_json(Path(corpus) / "corpus.json")
+    paths, inputs = ", ".join(one.path for one in new), metadata["inputs"]
+    other = next(
+        (path for path in inputs if not Path(path).exists() or hash_input(path) != inputs[path]), None
+    )
+    if other is not None:
+        line = f"corpus: {paths} cannot be compared with it, as {other} has changed or is gone since"
         Console(stderr=True).print(line, style="yellow", markup=False, soft_wrap=True)
         return
-    config = CorpusConfig(sources=sources, **settings)
-    for _ in _unmeasured(config, tokenizer, CorpusReport(), MeasuredPrompts(new)):
+    settings = metadata["config"]
+    config = CorpusConfig(**{**settings, "sources": [Source(**source) for source in settings["sources"]]})
+    prompts = MeasuredPrompts(_not_excluded(new, config.exclude))
+    for _ in _unmeasured(config, tokenizer, CorpusReport(), prompts):
         pass
-    write_json(record, known | {path: _hash_input(Path(path)) for path in new})
+    note_compared(corpus, new)
+
+
+def _not_excluded(measured: Sequence[PromptSet], exclude: Sequence[str]) -> list[PromptSet]:
+    """Return the prompts whose files are not among those whose conversations are left out anyway."""
+    left_out = [Path(path).resolve() for path in exclude]
+    return [one for one in measured if not any(map(Path(one.path).resolve().is_relative_to, left_out))]
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -255,14 +267,7 @@ def _metadata(
         "tokenizer": tokenizer_facts(tokenizer),
         "template_hash": template_hash(tokenizer),
         "config": settings,
-        "inputs": {path: _hash_input(Path(path)) for path in dict.fromkeys(inputs)},
+        "inputs": {path: hash_input(path) for path in dict.fromkeys(inputs)},
         "counts": report.as_dict(),
         "versions": {name: version(name) for name in LIBRARIES},
     }
-
-
-def _hash_input(path: Path) -> str:
-    if path.is_file():
-        return sha256_file(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return fingerprint([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])

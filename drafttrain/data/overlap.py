@@ -8,13 +8,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from drafttrain.data.config import PromptSet
 from drafttrain.data.prompt_rows import is_known, prompt_words
-from drafttrain.data.prompts import ENDINGS, read_rows
+from drafttrain.data.prompts import ENDINGS, read_rows, spread
 from drafttrain.data.streams import open_streams, read_lines
 from drafttrain.utils.errors import UserError, brief
 
 _OPENING = 3  # words by which contained prompts are looked up
 _MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn
+_COMMON_WORDS = 3  # so few say nothing of where they are from
 
 
 def fold(text: str) -> str:
@@ -48,17 +50,7 @@ class EvaluationPrompts:
         Raises:
             UserError: a file is unreadable or empty, or has a row without a prompt.
         """
-        prompts: list[str] = []
-        for path in paths:
-            before = len(prompts)
-            if Path(path).is_file() and not _has_rows(path):
-                prompts += [line for stream in open_streams(path) for _, line in read_lines(stream)]
-            else:
-                for _, source, value in read_rows(path):
-                    prompts += _prompts_of(value, source)
-            if len(prompts) == before:
-                raise UserError(f"{path}: no prompts in it; give .jsonl, .json or .txt files")
-        return cls(prompts)
+        return cls(turn for path in paths for row in _rows_of(path) for turn in row)
 
     def overlap(self, text: str) -> bool:
         """Return whether a turn or its first paragraph is a prompt, or contains one of at least ten words.
@@ -77,15 +69,22 @@ class EvaluationPrompts:
 class MeasuredPrompts:
     """The prompts that a drafter is to be measured on: no conversation that it learns from may hold one.
 
+    Those of a few words, such as "Continue.", are everybody's and do not count.
+
     Args:
-        paths: files of them.
+        sets: of them; the rows and turns that are decoded.
 
     Raises:
         UserError: as `EvaluationPrompts.read`.
     """
 
-    def __init__(self, paths: Iterable[str | Path]) -> None:
-        self._prompts = {str(path): EvaluationPrompts.read([path]) for path in paths}
+    def __init__(self, sets: Iterable[PromptSet]) -> None:
+        self._prompts: dict[str, EvaluationPrompts] = {}
+        for one in sets:
+            rows = spread(_rows_of(one.path), one.limit)
+            turns = [turn for row in rows for turn in row[: one.turns]]
+            telling = [turn for turn in turns if len(fold(turn).split()) > _COMMON_WORDS]
+            self._prompts[one.path] = EvaluationPrompts(telling)
         self._found: dict[str, list[str]] = defaultdict(list)  # turns that hold one, by file
 
     def look(self, turns: Sequence[str]) -> None:
@@ -110,6 +109,21 @@ class MeasuredPrompts:
             "corpus.sources: must hold no conversation with a prompt that evaluate.prompts measures on, got "
             f"{held}; add these files to corpus.exclude"
         )
+
+
+def _rows_of(path: str | Path) -> list[list[str]]:
+    """Return the turns of each row of a file of prompts, or of a folder.
+
+    Raises:
+        UserError: it is unreadable or empty, or has a row without a prompt.
+    """
+    if Path(path).is_file() and not _has_rows(path):
+        rows = [[line] for stream in open_streams(path) for _, line in read_lines(stream)]
+    else:
+        rows = [_prompts_of(value, source) for _, source, value in read_rows(path)]
+    if not any(rows):
+        raise UserError(f"{path}: no prompts in it; give .jsonl, .json or .txt files")
+    return rows
 
 
 def _has_rows(path: str | Path) -> bool:

@@ -9,7 +9,6 @@ come.
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +24,6 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.session import NOT_FINITE, Session, prefill, propose, update, verify
 from drafttrain.inference.stats import DecodeStats, ModuleClock
-from drafttrain.kernels.team import native_team
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
@@ -213,10 +211,9 @@ def decode_requests(
     by_request = sampling_rule([], proposer.draws) if accept is None else None
     rule, waiting = accept or by_request, iter(requests)
     loop = _Loop(target, proposer, waiting, max_rows, max_len, stop, rule, stats, refill, by_request)
-    team = nullcontext if target.native is None else native_team  # the caller has all threads
     with loop.clock.on(*target.timed_modules):
         while True:
-            with team():
+            with target.own_cores():  # the caller has all threads
                 rows = loop.forward()
             if not rows:
                 return

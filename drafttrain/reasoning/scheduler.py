@@ -106,8 +106,7 @@ class ScheduledDecoder:
         threads = self._threads()
         run = _Run(self, stop, on_tokens, on_end, threads[1])
         run.add(requests)
-        team = nullcontext() if self.target.native is None else native_team(threads[0])
-        with team:
+        with self.target.own_cores(threads[0]):
             run.overlapped() if self.overlaps else run.in_turns()
         return sorted(run.branches, key=lambda branch: branch.row.number)
 

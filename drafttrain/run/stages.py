@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from drafttrain.bundle_files import CLASSIFIER
-from drafttrain.data.config import Source
+from drafttrain.data.config import PromptSet, Source
 from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
@@ -160,14 +160,32 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
                 "corpus.sources: must not be empty where regenerate finished no answer in its time; add a "
                 "source, or raise regenerate.max_minutes"
             )
-    measured = [path for path in _measured_files(recipe) if Path(path).exists()]  # others when they are used
-    report = build_corpus(config, load_tokenizer(target_model(recipe)), out, measured)
+    report = build_corpus(config, load_tokenizer(target_model(recipe)), out, _measured(recipe))
     return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
+
+
+def _measured(recipe: Recipe) -> list[PromptSet]:
+    """Return the prompts that the drafter is measured on, as far as they are there yet."""
+    return [prompts for prompts in recipe.evaluate.prompts if Path(prompts.path).exists()]
+
+
+def _check_measured(recipe: Recipe, corpus: Path) -> None:
+    """Compare the corpus with prompts that have been named since it was built."""
+    if not (measured := _measured(recipe)):
+        return
+    from drafttrain.data.measured import not_compared
+
+    if new := not_compared(corpus, measured):
+        from drafttrain.data.build import check_measured
+        from drafttrain.target_lm.loading import load_tokenizer
+
+        check_measured(corpus, load_tokenizer(target_model(recipe)), new)
 
 
 def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.hidden_states.collect import collect
 
+    _check_measured(recipe, folders["corpus"])
     blocks = stored_blocks(recipe)
     return collect(
         recipe.hidden_states, target_model(recipe), blocks, folders["corpus"], out, **_place(recipe)
@@ -182,6 +200,7 @@ def _train(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
         return {"train_tokens": 0}
     from drafttrain.training.train import train
 
+    _check_measured(recipe, folders["corpus"])
     folder = train(
         recipe.training,
         recipe.drafter,
@@ -222,12 +241,8 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.evaluation.evaluate import evaluate
     from drafttrain.trees.parse import takes_classifier
 
-    corpus = out.parent / CORPUS
-    if _is_trained(recipe) and corpus.exists():
-        from drafttrain.data.build import check_measured
-        from drafttrain.target_lm.loading import load_tokenizer
-
-        check_measured(corpus, load_tokenizer(target_model(recipe)), _measured_files(recipe))
+    if _is_trained(recipe) and (out.parent / CORPUS).exists():
+        _check_measured(recipe, out.parent / CORPUS)
     config, classifier = recipe.evaluate, _made_classifier(folders)
     if classifier is None and _has_classifier(recipe):
         trees = [tree for tree in config.trees if not takes_classifier(tree)]
@@ -274,13 +289,9 @@ def _has_classifier(recipe: Recipe) -> bool:
     return recipe.classifier.prompts is not None
 
 
-def _measured_files(recipe: Recipe) -> list[str]:
-    return [prompts.path for prompts in recipe.evaluate.prompts]
-
-
 def _evaluation_files(recipe: Recipe) -> list[str]:
     tuning = recipe.evaluate.tune_prompts
-    return [*_measured_files(recipe), *([tuning.path] if tuning else [])]
+    return [prompts.path for prompts in [*recipe.evaluate.prompts, *([tuning] if tuning else [])]]
 
 
 def _training_files(recipe: Recipe) -> list[str]:

@@ -7,6 +7,7 @@ an explicit mask and explicit positions, and the LM head is applied by us to the
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -211,6 +212,10 @@ class FrozenTarget:
                 "deviation; the stock one is used, which is slower",
                 stacklevel=3,
             )
+
+    def own_cores(self, threads: int | None = None) -> AbstractContextManager[None]:
+        """Give the cores to native forwards, as `native_team` does; without native ones do nothing."""
+        return nullcontext() if self.native is None else native_team(threads)
 
     @property
     def timed_modules(self) -> tuple[nn.Module, nn.Module]:

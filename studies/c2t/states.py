@@ -50,6 +50,7 @@ class Known:
 
     Attributes:
         prompt: of each node, [N].
+        parent: row of each node's parent, -1 for the root, [N].
         state: number of the state of each node's parent, [N].
         states: head's inputs at parents, fp16 [S, H].
         token: of each node, [N].
@@ -57,6 +58,7 @@ class Known:
 
     rows: Rows
     prompt: np.ndarray
+    parent: np.ndarray
     state: np.ndarray
     states: torch.Tensor
     token: np.ndarray
@@ -67,8 +69,8 @@ def known_nodes(bundle: Bundle, prompts: Sequence[Sequence[int]], new_tokens: in
     """Grow and label trees after the target's own answers to prompts; keep the nodes worth looking at."""
     parts: list[dict[str, np.ndarray]] = []
     states: list[torch.Tensor] = []
-    trees = kept = 0
-    with counted("growing trees", len(prompts), "prompts") as advance:
+    trees = kept = nodes = 0
+    with bundle.target.own_cores(), counted("growing trees", len(prompts), "prompts") as advance:
         for first in range(0, len(prompts), AT_ONCE):
             some = prompts[first : first + AT_ONCE]
             for row, tree, accepted, parents, outputs in _grown(bundle, some, new_tokens):
@@ -78,6 +80,8 @@ def known_nodes(bundle: Bundle, prompts: Sequence[Sequence[int]], new_tokens: in
                     "prompt": np.full(len(part["d"]), first + row),
                 }
                 part["state"] += kept
+                part["parent"] = np.where(part["parent"] < 0, -1, part["parent"] + nodes)
+                nodes += len(part["d"])
                 parts.append(part)
                 states.append(used)
                 trees, kept = trees + 1, kept + len(used)
@@ -87,7 +91,9 @@ def known_nodes(bundle: Bundle, prompts: Sequence[Sequence[int]], new_tokens: in
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     x = np.stack([columns[name] for name in FEATURES], 1).astype(np.float32)  # [N, F]
     rows = Rows(x, columns["P"], columns["accepted"], columns["tree"], columns["d"].astype(np.int8))
-    return Known(rows, columns["prompt"], columns["state"], torch.cat(states), columns["token"])
+    return Known(
+        rows, columns["prompt"], columns["parent"], columns["state"], torch.cat(states), columns["token"]
+    )
 
 
 def _grown(
@@ -129,9 +135,10 @@ def _nodes(
     """Return columns of the nodes of a row's tree that are worth looking at, and the states of their parents,
     by which `state` counts."""
     joint = tree.joint_log_probs()[row].exp()  # [n]
-    nodes = (joint > LEAST).nonzero()[1:, 0]  # without the root
+    nodes = (joint > LEAST).nonzero()[1:, 0]  # without the root; all ancestors are among them
     place = torch.searchsorted(parents[row], tree.parents[row, nodes])  # [N] among those expanded
     used, state = place.unique(return_inverse=True)
+    above = tree.parents[row, nodes]  # [N]
     siblings = torch.arange(tree.width) - 1
     columns = {
         "P": joint[nodes],
@@ -141,6 +148,7 @@ def _nodes(
         "rank": (siblings % TOP_K)[nodes],
         "accepted": accepted[row, nodes],
         "token": tree.tokens[row, nodes],
+        "parent": torch.where(above == 0, -1, torch.searchsorted(nodes, above)),
         "state": state,
     }
     return {name: values.numpy() for name, values in columns.items()}, inputs[row, used]
@@ -208,6 +216,15 @@ def judged(known: Known, embeddings: torch.Tensor, which: Sequence[str], width: 
     return kept
 
 
+def with_ancestors(score: np.ndarray, known: Known) -> np.ndarray:
+    """Return the least score of each node and its ancestors [N]: no node is taken without them."""
+    least = score.copy()
+    for depth in np.unique(known.rows.depth):
+        nodes = np.flatnonzero((known.rows.depth == depth) & (known.parent >= 0))
+        least[nodes] = np.minimum(least[nodes], least[known.parent[nodes]])
+    return least
+
+
 def compare(known: Known, embeddings: torch.Tensor) -> dict[str, dict[str, object]]:
     """Return ratios to joint probability, for trees and chains, by what a judge reads and its width."""
     rows, judging = known.rows, known.prompt % 3 == 0
@@ -225,7 +242,7 @@ def compare(known: Known, embeddings: torch.Tensor) -> dict[str, dict[str, objec
     for name, which in SETS.items():
         for width in WIDTHS:
             for seed in SEEDS:
-                score = judged(known, embeddings, which, width, seed)
+                score = with_ancestors(judged(known, embeddings, which, width, seed), known)
                 for kind, among in kinds.items():
                     mine, (at, base) = judging & among, bases[kind]
                     ratio = taken(score[mine], rows.accepted[mine], trees, at) / base

@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -81,7 +80,7 @@ def forward_seconds(
     ids = torch.randint(target.vocab_size, (1, context), generator=generator)  # [1, c]
     cache, order = target.new_cache(1, context + n), torch.arange(context)  # [c]
     seconds = []
-    with native_team() if target.native is not None else nullcontext():
+    with target.own_cores():
         target.forward(cache, ids, order, torch.ones(context, context, dtype=torch.bool).tril())
         cache.commit(order[None], torch.tensor([context]))
         tree = TokenTree.root_only(ids[:, -1])

@@ -1,7 +1,7 @@
 """SEED on hardware that waits: forwards hold their device for declared times and overlap for real.
 
     python -m studies.seed.paced --limit 1
-    python -m studies.seed.paced --limit 3 --together
+    python -m studies.seed.paced --together
 
 The real tokens are computed beside it. A forward of the target takes 40 ms for up to 32 tokens, a step of the
 drafter 4 ms for up to 8 sequences, each on a device of its own. Three methods grow the same trees in turn:
@@ -21,12 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drafttrain.kernels.machine import describe_machine
 from drafttrain.reasoning.branches import Branch, Pace
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.reason import Growth, grow_all
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.files import read_json
+from drafttrain.utils.provenance import git_commit
 from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.comparison import ratio
@@ -37,7 +39,6 @@ from studies.seed.methods import (
     Method,
     collect,
     drawn,
-    grow,
     scheduled,
     serial,
     token_count,
@@ -112,28 +113,33 @@ def measure(
     return found, sum(pace.late for pace in paces) / pieces if pieces else None
 
 
-def together(pair: Pair, limit: int, raw: Path) -> dict[str, dict[str, float]]:
-    """Grow the trees of each task by serial MCSD and by SEED one after the other, then by SEED all at once;
-    return by task seconds per token of each, and the share of late pieces of the last. A task that is in the
-    file `raw` already is not measured again."""
-    found: dict[str, dict[str, float]] = read_json(raw) if raw.exists() else {}
-    for name, tree in ((name, tree) for name, tree in TREES.items() if name not in found):
-        task, seed = TASKS[name](), seed_method(tree)
+def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[str, dict[str, dict]]:
+    """Grow the trees of each task by serial MCSD and by SEED, one after the other, and by SEED all at once,
+    each with one store of prefixes; return by task and method seconds per token, tokens of prompts that were
+    encoded, and the share of late pieces of work."""
+    found: dict[str, dict[str, dict]] = read_json(raw)["rows"] if resume and raw.exists() else {}
+    ways = {SERIAL_SD: 1, SEED: 1, TOGETHER: limit}
+    for name, tree in TREES.items():
+        task, row = TASKS[name](), found.setdefault(name, {})
         problems = task.read(TASK_FILES[name], limit)
-        row: dict[str, float] = {}
-        for method in (serial(SERIAL_SD, tree, short=0), seed):
-            decoder = method.decoder(pair, Paced())
+        for way, at_once in ways.items():
+            if way in row:
+                continue
+            pace, traces = Paced(), []
+            method = serial(way, tree, short=0) if way == SERIAL_SD else seed_method(tree)
+            decoder = method.decoder(pair, pace)
+            trees = (Growth(task, one, SearchConfig(seed=0), None) for one in problems)
+            began = time.perf_counter()
             with declared_devices():
-                grown = [grow(method.name, decoder, name, one, 0, seed=0) for one in problems]
-            row[method.name] = sum(one.seconds for one in grown) / sum(one.tokens for one in grown)
-        pace, traces = Paced(), []
-        trees = (Growth(task, one, SearchConfig(seed=0), None) for one in problems)
-        began = time.perf_counter()
-        with declared_devices():
-            grow_all(trees, seed.decoder(pair, pace).answer, traces.append, len(problems))
-        seconds, tokens = time.perf_counter() - began, sum(map(token_count, traces))
-        found[name] = row | {TOGETHER: seconds / tokens, "late": pace.late / pace.pieces}
-        write_json(raw, found)
+                grow_all(trees, decoder.answer, traces.append, at_once)
+            seconds = time.perf_counter() - began
+            row[way] = {
+                "seconds_per_token": seconds / sum(map(token_count, traces)),
+                "encoded": decoder.store.encoded,
+                "late": pace.late / pace.pieces,
+            }
+            machine = describe_machine(pair.target.device, pair.target.dtype)
+            write_json(raw, {"rows": found, "problems": limit, "machine": machine, "commit": git_commit()})
     return found
 
 
@@ -153,9 +159,12 @@ def seed_method(tree: str) -> Method:
 def study(args: Namespace) -> None:
     pair = load_pair("B", args.target, args.bundle, args.dtype)
     if args.together:
-        rows = together(pair, args.limit or 1, args.out / "paced_together.json")
+        rows = together(pair, args.limit or 3, args.out / "paced_together.json", args.resume)
         for method in (SEED, TOGETHER):
-            by_task = {name: row[SERIAL_SD] / row[method] for name, row in rows.items()}
+            by_task = {
+                name: row[SERIAL_SD]["seconds_per_token"] / row[method]["seconds_per_token"]
+                for name, row in rows.items()
+            }
             said = ", ".join(f"{name} {value:.3f}" for name, value in by_task.items())
             print(f"{method} / {SERIAL_SD}: {statistics.fmean(by_task.values()):.3f} ({said})")
         return

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from drafttrain.data import build
 from drafttrain.data.build import build_corpus, check_measured
-from drafttrain.data.config import CorpusConfig, Source
+from drafttrain.data.config import CorpusConfig, PromptSet, Source
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import load_corpus
 from drafttrain.data.loss_mask import encode_conversation
@@ -374,14 +374,36 @@ def test_a_corpus_with_measured_prompts_is_refused(tmp_path, chatml):
     prompts.write_text("Tell me MORE: 3\ntell me more 7")
     others.write_text("Something else.")
     with pytest.raises(UserError) as raised:
-        build_corpus(CorpusConfig([source]), chatml, out, [str(prompts), str(others)])
+        build_corpus(CorpusConfig([source]), chatml, out, sets(prompts, others))
     assert str(raised.value) == (
         "corpus.sources: must hold no conversation with a prompt that evaluate.prompts measures on, got 2 "
         f"with prompts of {prompts} (such as 'Tell me more 3'); add these files to corpus.exclude"
     )
     assert not out.exists()
-    report = build_corpus(CorpusConfig([source], exclude=[str(prompts)]), chatml, out, [str(prompts)])
+    report = build_corpus(CorpusConfig([source], exclude=[str(prompts)]), chatml, out, sets(prompts))
     assert next(iter(report.sources.values())).kept == 7
+
+
+def sets(*paths: Path) -> list[PromptSet]:
+    return [PromptSet("own", str(path)) for path in paths]
+
+
+def test_only_prompts_that_are_decoded_and_say_something_count(tmp_path, chatml):
+    source, out = write(tmp_path / "a.jsonl", [exchange(i) for i in range(9)]), tmp_path / "corpus"
+    rows = [
+        {"turns": ["What is it?", "Tell me more 5"]},
+        {"turns": ["Tell me more 3"]},
+        {"turns": ["Go on."]},
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build_corpus(CorpusConfig([source]), chatml, out, [PromptSet("first", str(path), limit=1)])
+    with pytest.raises(UserError, match="got 1 with prompts of .* .such as 'Tell me more 5'"):
+        build_corpus(CorpusConfig([source]), chatml, out, [PromptSet("first", str(path), limit=1, turns=2)])
+    with pytest.raises(UserError, match="got 1 with prompts of .* .such as 'Tell me more 3'"):
+        build_corpus(CorpusConfig([source]), chatml, out, sets(path))
+    with pytest.raises(UserError, match="such as 'Tell me more 3'"):  # as were not compared before
+        check_measured(out, chatml, sets(path))
 
 
 def test_prompts_that_are_named_later_are_looked_for_once(tmp_path, chatml, monkeypatch, capsys):
@@ -390,18 +412,19 @@ def test_prompts_that_are_named_later_are_looked_for_once(tmp_path, chatml, monk
     prompts.write_text("Tell me more 4")
     others.write_text("Something else.")
     config = CorpusConfig([source], validation_fraction=0.1)
-    build_corpus(config, chatml, out, [str(others)])
+    build_corpus(config, chatml, out, sets(others))
     before = content_hash(out)
     for _ in range(2):
         with pytest.raises(UserError, match="got 1 with prompts of .*prompts.txt .such as 'Tell me more 4'"):
-            check_measured(out, chatml, [str(others), str(prompts)])
+            check_measured(out, chatml, sets(others, prompts))
     prompts.write_text("Tell me more 40")
-    check_measured(out, chatml, [str(others), str(prompts)])
+    check_measured(out, chatml, sets(others, prompts))
     monkeypatch.setattr(build, "kept_conversations", lambda *names: pytest.fail("has been read"))
-    check_measured(out, chatml, [str(others), str(prompts)])
+    check_measured(out, chatml, sets(others, prompts))
     assert content_hash(out) == before  # later stages do not depend on it
-    Path(source.path).unlink()
     prompts.write_text("Tell me more 4")
-    check_measured(out, chatml, [str(prompts)])
-    line = f"corpus: {prompts} cannot be compared with it, as {source.path} is no longer there"
-    assert line in capsys.readouterr().err.replace("\n", "")
+    for change in (lambda path: path.write_text("{}"), Path.unlink):
+        change(Path(source.path))
+        check_measured(out, chatml, sets(prompts))
+        line = f"corpus: {prompts} cannot be compared with it, as {source.path} has changed or is gone since"
+        assert line in capsys.readouterr().err.replace("\n", "")

@@ -154,6 +154,17 @@ def test_states_are_those_of_parents(tiny_bundle, questions, monkeypatch):
         1010
     ] * (known.rows.tree.max() + 1)
     assert "keep_outputs" not in vars(drafter)
+    below = known.parent >= 0
+    joint, depth = known.rows.joint, known.rows.depth
+    np.testing.assert_allclose(joint[below], joint[known.parent[below]] * p[below], rtol=0.01)
+    assert (depth[below] == depth[known.parent[below]] + 1).all() and (depth[~below] == 1).all()
+    score = np.random.default_rng(0).random(len(p))
+    least = states.with_ancestors(score, known)
+    for node in range(0, len(p), 97):
+        path = [node]
+        while known.parent[path[-1]] >= 0:
+            path.append(known.parent[path[-1]])
+        assert least[node] == score[path].min()
 
 
 def test_what_states_are_worth(monkeypatch):
@@ -167,7 +178,7 @@ def test_what_states_are_worth(monkeypatch):
     x = np.stack([p, rng.random(n), np.ones(n), p, np.arange(n) % 4], 1).astype(np.float32)
     tree = np.repeat(np.arange(trees), each)
     rows = Rows(x, x[:, 0], accepted, tree, np.ones(n, np.int8))
-    known = states.Known(rows, tree // 4, state, vectors, rng.integers(0, 50, n))
+    known = states.Known(rows, tree // 4, np.full(n, -1), state, vectors, rng.integers(0, 50, n))
     monkeypatch.setattr(states, "WIDTHS", (16,))
     monkeypatch.setattr(states, "RATE", 1e-2)
     monkeypatch.setattr(states, "ACCEPTED", {"trees": np.array([0.3, 0.5]), "chains": np.array([0.1])})

@@ -267,21 +267,17 @@ def test_paced_work_holds_its_device_for_the_declared_time():
 
 
 def test_trees_that_grow_together_have_the_same_tokens(pair, tmp_path, monkeypatch):
-    for module in (methods, paced):
-        monkeypatch.setattr(module, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=3))
+    monkeypatch.setattr(paced, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=3))
     monkeypatch.setattr(paced, "TARGET_SECONDS", 1e-4)
     monkeypatch.setattr(paced, "STEP_SECONDS", 1e-4)
     monkeypatch.setattr(paced, "TREES", {"gsm8k": methods.drawn(1, 1)})
     counts, count = [], paced.token_count
     monkeypatch.setattr(paced, "token_count", lambda trace: counts.append(count(trace)) or counts[-1])
-    grown, grow = [], methods.grow
-    monkeypatch.setattr(
-        paced, "grow", lambda *names, **seeds: grown.append(grow(*names, **seeds)) or grown[-1]
-    )
     rows = paced.together(pair, 2, tmp_path / "rows.json")
-    assert sorted(counts) == sorted(one.tokens for one in grown[2:]) and len(grown) == 4
-    assert rows["gsm8k"].keys() == {paced.SERIAL_SD, paced.SEED, paced.TOGETHER, "late"}
-    assert paced.together(pair, 2, tmp_path / "rows.json") == rows and len(grown) == 4  # nothing left to do
+    assert sorted(counts[:2]) == sorted(counts[2:4]) == sorted(counts[4:]) and len(counts) == 6
+    assert rows["gsm8k"].keys() == {paced.SERIAL_SD, paced.SEED, paced.TOGETHER}
+    assert all(row["seconds_per_token"] > 0 and row["encoded"] > 0 for row in rows["gsm8k"].values())
+    assert paced.together(pair, 2, tmp_path / "rows.json", True) == rows and len(counts) == 6  # all is there
 
 
 def test_what_drafting_and_verifying_cost_is_measured_in_three_ways(pair, monkeypatch):
