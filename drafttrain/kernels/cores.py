@@ -19,8 +19,6 @@ LOST, LOST_SHARE = (
 )  # cores, and share of a team's, up to which it stays: a thread fewer costs as much
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0  # seconds until the full size is tried again
 
-Times = Callable[[], tuple[float, float]]
-
 
 def team_times() -> tuple[float, float]:
     """Return the seconds so far that threads worked in native calls by several, and those of them in which
@@ -38,12 +36,11 @@ class Cores:
         clock: seconds.
     """
 
-    def __init__(self, times: Times = team_times, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, times: Callable = team_times, clock: Callable[[], float] = time.monotonic):
         self.times, self.clock = times, clock
         self.limit: int | None = None  # threads; None: all that are asked for
         self.pause, self.again = FIRST_PAUSE, 0.0
-        self.seen: tuple[float, float] | None = None  # times when the window began
-        self.size = 1  # of the teams since then
+        self.size, self.seen = 1, None  # of teams since the window began, and the times at which it did
 
     def fit(self, threads: int) -> int:
         """Return how many of `threads` the next call should have."""
@@ -52,7 +49,7 @@ class Cores:
         now = self.times()
         if self.seen is None or now < self.seen:  # a fork counts from 0
             self.seen = now
-        worked, had = (after - before for after, before in zip(now, self.seen))
+        worked, had = now[0] - self.seen[0], now[1] - self.seen[1]
         if worked > WINDOW * self.size:
             self.seen = now
             self._judge(self.size * (1 - had / worked))
