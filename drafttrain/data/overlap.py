@@ -16,7 +16,7 @@ from drafttrain.utils.errors import UserError, brief
 
 _OPENING = 3  # words by which contained prompts are looked up
 _MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn
-_COMMON_WORDS = 3  # so few say nothing of where they are from
+_COMMON_WORDS = 3  # in any text, so such a prompt is no sign of a copy
 
 
 def fold(text: str) -> str:

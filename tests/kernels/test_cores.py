@@ -1,4 +1,4 @@
-"""Teams of threads on a machine whose cores others use, with times that are told."""
+"""Teams of threads on a machine whose cores others use, with simulated times."""
 
 from collections.abc import Callable
 
@@ -63,7 +63,7 @@ def test_short_bursts_change_nothing():
     assert set(Machine(2).work(5.0, threads=2, free=lambda call: 1.0 if call % 200 < 10 else 2.0)) == {2}
 
 
-def test_a_fork_counts_anew():
+def test_a_fork_counts_from_0():
     machine = Machine(free=2)
     machine.work(1.0, threads=2)
     machine.worked = machine.had = 0.0
