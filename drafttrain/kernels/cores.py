@@ -13,10 +13,8 @@ from collections.abc import Callable
 from drafttrain.kernels.build import library
 
 WINDOW = 0.05  # seconds of a team's work after which it is judged
-LOST, LOST_SHARE = (
-    0.3,
-    0.05,
-)  # cores, and share of a team's, up to which it stays: a thread fewer costs as much
+LOST = 0.3  # cores up to which a team stays: a thread fewer costs as much
+LOST_SHARE = 0.05  # of a large team's
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0  # seconds until the full size is tried again
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttrain.kernels import build
+from drafttrain.kernels.build import CHOICE, library
 from drafttrain.kernels.draw import draw, draw_logits
 
 WIDTHS = (1, 3, 15, 16, 17, 1023, 1024, 1025, 5000)
@@ -60,13 +60,13 @@ def test_a_row_alone_is_as_in_a_batch(kernels):
 def test_torch_draws_the_same_without_the_library(monkeypatch):
     logits, uniform = 3 * torch.randn(50, 3000), torch.rand(50, dtype=torch.float64)
     tokens, log_masses = draw_logits(logits, torch.full((50,), 0.8), uniform)
-    monkeypatch.setenv(build.CHOICE, "off")
-    build.library.cache_clear()
+    monkeypatch.setenv(CHOICE, "off")
+    library.cache_clear()
     try:
         plain, plain_masses = draw_logits(logits, torch.full((50,), 0.8), uniform)
     finally:
         monkeypatch.undo()
-        build.library.cache_clear()
+        library.cache_clear()
     torch.testing.assert_close(log_masses, plain_masses)
     for row in torch.nonzero(tokens != plain).flatten().tolist():
         assert by_hand(logits[row], 0.8, float(uniform[row]))[1] < 1e-6

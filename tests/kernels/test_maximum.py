@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttrain.kernels import build
+from drafttrain.kernels.build import CHOICE, library
 from drafttrain.kernels.maximum import first_maximum
 
 
@@ -45,10 +45,10 @@ def test_any_shape_and_layout(kernels):
 def test_torch_does_it_without_the_library(monkeypatch):
     x = torch.randn(3, 500)
     found = first_maximum(x)
-    monkeypatch.setenv(build.CHOICE, "off")
-    build.library.cache_clear()
+    monkeypatch.setenv(CHOICE, "off")
+    library.cache_clear()
     try:
         assert torch.equal(first_maximum(x), found)
     finally:
-        build.library.cache_clear()
+        library.cache_clear()
     assert torch.equal(first_maximum(x.bfloat16()), x.bfloat16().max(-1).indices)
