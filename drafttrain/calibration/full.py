@@ -80,7 +80,7 @@ def _fastest_rate(found: Calibration, decoding: Decoding, width: int) -> tuple[f
     """
     reached, settings = {}, TimedPolicy.calibrated(found.costs)
     for rate in (strictness * found.rate for strictness in STRICTNESS):
-        policy = TimedPolicy(**{**settings, "rate": rate}, width=width)
+        policy = TimedPolicy(**{**settings, "rate": rate, "follow": 0.0}, width=width)
         reached[rate] = steps_rate(decoding.run(policy))
     best = max(reached, key=reached.__getitem__)
     return best, reached[best]

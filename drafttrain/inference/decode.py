@@ -320,6 +320,7 @@ class _Loop:
         if any(row.finish_reason is None for row in self.rows):
             update(session, verified)
         updated = time.perf_counter()
+        proposer.note_step(len(self.rows), sum(len(row.tokens) for row in self.rows), updated - started)
         stats.draft_seconds += drafted - started + updated - verified_at
         stats.draft_model_seconds += proposer.model_seconds - in_model
         stats.verify_seconds += self.clock.seconds - modules_before

@@ -79,6 +79,10 @@ class Proposer(ABC):
         """Note the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
         only proposers that draw need them."""
 
+    def note_step(self, batch: int, tokens: int, seconds: float) -> None:
+        """Note how many tokens a batch has emitted with the last trees, and in what time from their proposal
+        to the update; only proposers that learn from it need that."""
+
     def twin(self) -> "Proposer":
         """Return a proposer for another thread, which shares what is large; this one if it keeps nothing
         between calls but in states."""
@@ -118,6 +122,9 @@ class TreeProposer(Proposer):
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
         self.policy.set_active(seeds, positions)
+
+    def note_step(self, batch: int, tokens: int, seconds: float) -> None:
+        self.policy.note_step(batch, tokens, seconds)
 
     def twin(self) -> "TreeProposer":
         return TreeProposer(self.drafter, copy.copy(self.policy))

@@ -52,6 +52,9 @@ class HybridProposer(Proposer):
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
         self.drafter.set_active(seeds, positions)
 
+    def note_step(self, batch: int, tokens: int, seconds: float) -> None:
+        self.drafter.note_step(batch, tokens, seconds)
+
     def twin(self) -> "HybridProposer":
         return replace(self, drafter=self.drafter.twin())
 

@@ -62,3 +62,7 @@ class TreePolicy(ABC):
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
         """Note the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
         only policies that draw need them."""
+
+    def note_step(self, batch: int, tokens: int, seconds: float) -> None:
+        """Note how many tokens a batch has emitted with its last trees, and in what time; only policies that
+        learn from it need that."""

@@ -4,7 +4,9 @@ PCT expands a node if its confidence exceeds s_d / s_t (EDD paper, eq. 5): one d
 verification, both constant and independent of other nodes. Here the costs are curves, drafting time by
 frontier width and verification time by tokens, and the value of a second is the rate at which this decoder
 emits tokens anyway: by the renewal-reward theorem, decoding is fastest if every step takes the tree with the
-greatest `expected tokens - rate * seconds`, where `rate` is the best attainable one.
+greatest `expected tokens - rate * seconds`, where `rate` is the best attainable one. Trees that are best for
+one rate reach a higher one, up to the best (Dinkelbach's method for ratios), so the rate follows what
+decoding reaches: on this text, and in these minutes of the machine.
 """
 
 from collections.abc import Collection
@@ -20,6 +22,10 @@ from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
+SMALL = 4  # tokens of a small tree
+MEMORY = 32  # steps that the rate is taken from
+PAUSE = 4.0  # times the usual step: longer ones were interrupted
+
 
 @dataclass
 class TimedPolicy(TreePolicy):
@@ -29,13 +35,15 @@ class TimedPolicy(TreePolicy):
     Attributes:
         draft_seconds: of expanding a layer, by the number of expanded nodes.
         verify_seconds: of a step's verification, by the number of tokens, root included.
-        rate: tokens per second that a second of drafting or verifying has to beat, for one sequence.
+        rate: tokens that a second of drafting or verifying has to yield, for one sequence.
         acceptance: expected accepted children of an accepted node (at most one), at each depth from 0 on; the
             last value holds for deeper ones.
         promise: share of nodes accepted, by joint log-probability; None takes the drafter at its word.
         width: children of an expanded node.
         frontier: expanded nodes of a layer at most.
         max_depth: layers at most.
+        follow: what a second has to yield, as a multiple of what it did in the last steps; `rate` is where
+            that begins. 0: `rate` for good, and so the same trees in each run.
     """
 
     draft_seconds: CostCurve
@@ -46,6 +54,13 @@ class TimedPolicy(TreePolicy):
     width: int = setting(4, ge=1, le=WIDEST)
     frontier: int = setting(8, ge=1, le=WIDEST)
     max_depth: int = setting(10, ge=0, le=DEEPEST)
+    follow: float = setting(1.0, ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step = self.verify_seconds(SMALL)  # as if so many steps had reached `rate` already
+        self._seconds = MEMORY * step
+        self._tokens = self._seconds * self.rate / (self.follow or 1.0)
 
     @classmethod
     def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:
@@ -80,10 +95,21 @@ class TimedPolicy(TreePolicy):
         return joint.exp() if self.promise is None else self.promise(joint)
 
     def _rate(self, batch: int) -> float:
-        """Return the rate to beat of a batch: `rate` was measured for one sequence, and verifying several
-        takes less than several times as long."""
-        verified = 4  # tokens of a small tree
-        return self.rate * batch * self.verify_seconds(verified) / self.verify_seconds(verified * batch)
+        """Return the rate to beat of a batch: `rate` is one sequence's, and verifying several takes less than
+        several times as long."""
+        rate = self.follow * self._tokens / self._seconds if self.follow else self.rate
+        return rate * batch / self._slower(batch)
+
+    def _slower(self, batch: int) -> float:
+        """Return how many times as long as one sequence a batch takes to verify."""
+        return self.verify_seconds(SMALL * batch) / self.verify_seconds(SMALL)
+
+    def note_step(self, batch: int, tokens: int, seconds: float) -> None:
+        """Keep the tokens and the seconds of the last steps, of one sequence, older ones with less weight."""
+        seconds /= self._slower(batch)
+        seconds = min(seconds, PAUSE * self._seconds / MEMORY)
+        self._tokens += tokens / batch - self._tokens / MEMORY
+        self._seconds += seconds - self._seconds / MEMORY
 
     def _worth_expanding(self, confidence: list[float], depth: int, batch: int) -> int:
         """Return how many of the best nodes to expand to maximize the expected gain.

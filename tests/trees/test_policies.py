@@ -18,7 +18,7 @@ from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.static import StaticPolicy
-from drafttrain.trees.timed import TimedPolicy
+from drafttrain.trees.timed import MEMORY, SMALL, TimedPolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from tests.policies import EVERY_POLICY
@@ -284,6 +284,36 @@ def test_timed_expands_while_it_pays(confidence):
         gains[f] = further + 0.5 * sum(confidence[:f]) - 0.1 * seconds
     expected = max(gains, key=gains.get)
     assert policy._worth_expanding(confidence, depth=1, batch=1) == expected
+
+
+def test_the_rate_of_timed_follows_what_is_reached():
+    """From wherever it begins, and whatever the batch; a step that was interrupted hardly counts."""
+    drafter, root = TableDrafter("soft", 1), torch.tensor([5])
+    for begun in (0.01, 0.1, 1.0):
+        policy = TimedPolicy(DRAFT, VERIFY, begun)
+        assert policy._rate(1) == pytest.approx(begun)
+        for batch in (
+            1,
+            1,
+            3,
+        ):  # each gives a sequence two tokens in 20 times what verifying a small tree takes
+            for _ in range(5 * MEMORY):
+                policy.note_step(batch, 2 * batch, 20 * VERIFY(SMALL * batch))
+        reached = 2 / (20 * VERIFY(SMALL))
+        assert policy._rate(1) == pytest.approx(reached, rel=0.02)
+        assert policy._rate(3) == pytest.approx(3 * reached * VERIFY(SMALL) / VERIFY(3 * SMALL), rel=0.02)
+        grown = policy.grow(drafter, None, root)
+        fixed = TimedPolicy(DRAFT, VERIFY, policy._rate(1), follow=0.0)
+        assert torch.equal(grown.tokens, fixed.grow(drafter, None, root).tokens)
+        policy.note_step(1, 2, 3600.0)
+        assert policy._rate(1) > 0.9 * reached
+        fixed.note_step(1, 200, 1.0)
+        assert fixed._rate(1) == fixed.rate
+    stricter = TimedPolicy(DRAFT, VERIFY, 0.1, follow=1.5)
+    assert stricter._rate(1) == pytest.approx(0.1)
+    for _ in range(5 * MEMORY):
+        stricter.note_step(1, 2, 20 * VERIFY(SMALL))
+    assert stricter._rate(1) == pytest.approx(1.5 * reached, rel=0.02)
 
 
 def test_timed_trusts_what_was_kept():
