@@ -151,12 +151,14 @@ class LayeredDrafter(DraftModel):
                         del own["input_layernorm.weight"]
                     layer.load_state_dict(own)
 
-    def grow_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
-        """Make `draft_ids` [D] the draft vocabulary, the tokens of the present one among them. Head rows of
-        new tokens start from the target's, the others stay."""
+    def set_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
+        """Make `draft_ids` [D], ascending, the draft vocabulary. Head rows of new tokens start from the
+        target's, the others stay."""
+        old = self.draft_to_target.cpu()  # [D']
         with torch.no_grad():
             rows = target.lm_head.weight[draft_ids.to(target.device)].to(self.lm_head.weight)  # [D, H]
-            rows[torch.searchsorted(draft_ids, self.draft_to_target.cpu())] = self.lm_head.weight
+            stays = torch.isin(old, draft_ids)  # [D']
+            rows[torch.searchsorted(draft_ids, old[stays])] = self.lm_head.weight[stays]
         self.lm_head.weight = nn.Parameter(rows, requires_grad=self.lm_head.weight.requires_grad)
         self.lm_head.out_features = self.config.draft_vocab_size = len(draft_ids)
         self.draft_to_target = draft_ids.to(self.draft_to_target.device)

@@ -110,15 +110,15 @@ class DraftModel(PreTrainedModel, ABC):
                 self.lm_head.weight.copy_(target.lm_head.weight[draft_ids.to(target.device)])
         self.attach(target)
 
-    def grow_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
-        """Make `draft_ids` [D] the draft vocabulary, the tokens of the present one among them.
+    def set_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
+        """Make `draft_ids` [D], ascending, the draft vocabulary.
 
         Raises:
             UserError: this kind of drafter cannot.
         """
         raise UserError(
             f"training.init_draft_vocab_size: the vocabulary of a {self.config.model_type} drafter does not "
-            "grow; leave it out"
+            "change; leave it out"
         )
 
     def share(self, target: FrozenTarget) -> None:

@@ -79,6 +79,8 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     shape = dataclasses.replace(shape, **{name: stored[name] for name in names})
     if "kv_heads" in shape.settings:
         shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
+    if "anchor" in shape.settings:
+        shape = dataclasses.replace(shape, anchor=shape.anchor or recipe.drafter.anchor)
     if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
         shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
     grown = recipe.training.init_draft_vocab_size

@@ -56,9 +56,9 @@ class TrainingConfig:
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
             Its shape and draft vocabulary hold, not those of the section drafter, which must name no other
-            kind, anchor or kv_heads.
-        init_draft_vocab_size: add the corpus's most frequent tokens to the vocabulary of `init_from` until it
-            has this size. null: unchanged.
+            kind or kv_heads; `drafter.anchor: true` gives an anchor to EDD that has none.
+        init_draft_vocab_size: size of the draft vocabulary: to that of `init_from` the corpus's most frequent
+            other tokens are added, or its own least frequent ones are dropped. null: unchanged.
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
     """
 
@@ -151,11 +151,8 @@ def check_continued(init_from: str, stored: dict[str, Any], drafter_config: Draf
         raise UserError(
             f"drafter.kind: must be {kind} without lora_rank, the kind of training.init_from, got {asked}"
         )
-    shape = {"anchor": stored.get("anchor", False), "kv_heads": stored.get("num_key_value_heads")}
-    for key, there in shape.items():
-        asked = getattr(drafter_config, key)
-        if asked and asked != there:
-            raise UserError(
-                f"drafter.{key}: must be {str(there).lower()} as in training.init_from, got "
-                f"{str(asked).lower()}; leave it out"
-            )
+    asked, there = drafter_config.kv_heads, stored.get("num_key_value_heads")
+    if asked and asked != there:
+        raise UserError(
+            f"drafter.kv_heads: must be {there} as in training.init_from, got {asked}; leave it out"
+        )

@@ -19,10 +19,8 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from drafttrain.data.corpus import load_corpus
-from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.model import DraftModel
-from drafttrain.drafters.model_config import identity
 from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.kernels.machine import describe_machine
@@ -30,7 +28,7 @@ from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import dtype_for, load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.best import KeepBest
-from drafttrain.training.config import TrainingConfig, check_continued
+from drafttrain.training.config import TrainingConfig
 from drafttrain.training.outlook import doubts, doubts_about_vocabulary
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import DraftTrainer
@@ -247,14 +245,9 @@ def start_drafter(
     Weights are fp32; the frozen target's embeddings are converted once.
     """
     if config.init_from:
-        check_continued(config.init_from, read_config(config.init_from), drafter_config)
-        drafter = load_drafter(config.init_from, target, dtype=torch.float32)
-        drafter.config.target = identity(target)  # what it learns from now on
-        if config.init_draft_vocab_size is not None:
-            counts = count_trained_tokens(corpus, target.vocab_size)
-            known = drafter.draft_to_target.tolist()
-            drafter.grow_vocabulary(target, draft_vocabulary(counts, config.init_draft_vocab_size, known))
-        return drafter.train()
+        from drafttrain.training.continued import continued_drafter  # which most trainings are without
+
+        return continued_drafter(config, drafter_config, target, corpus).train()
     counts = count_trained_tokens(corpus, target.vocab_size)
     size = min(drafter_config.draft_vocab_size or target.vocab_size, target.vocab_size)  # a limit
     draft_ids = draft_vocabulary(counts, size, target.eos_token_ids)

@@ -12,6 +12,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.attention import block_attention
+from drafttrain.training.continued import add_anchor
 from drafttrain.training.masks import BlockLayout
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
@@ -87,6 +88,23 @@ def test_heads_of_keys_and_values(kv_heads, make_target, make_drafter):
     torch.testing.assert_close(log_probs[:, 0], expected[:, 6], atol=1e-5, rtol=1e-5)
     with pytest.raises(UserError, match="drafter.kv_heads: must divide the 4 heads of .*, got 3"):
         make_drafter(target, kv_heads=3)
+
+
+@pytest.mark.parametrize("taps", [[-2], [-2, 4]])
+@torch.no_grad()
+def test_an_added_anchor_changes_no_draft(taps, make_target, make_drafter):
+    """Where all embeddings have one size, until its weights are no longer 0."""
+    target = make_target("llama")
+    embeddings = target.model.get_input_embeddings().weight
+    embeddings.copy_(torch.nn.functional.normalize(embeddings, dim=-1) * 0.3 * embeddings.shape[-1] ** 0.5)
+    drafter = make_drafter(target, layers=2, tapped_blocks=taps)
+    anchored = add_anchor(drafter).attach(target).eval()
+    ids, tapped = documents(target)
+    layout = fixed_layout(ids, length=6, offset=2)
+    expected, found = (train_log_probs(one, ids, tapped, layout) for one in (drafter, anchored))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    anchored.anchor_fc.weight += 0.1
+    assert not torch.allclose(train_log_probs(anchored, ids, tapped, layout), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("anchor", [False, True])

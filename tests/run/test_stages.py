@@ -1,6 +1,7 @@
 """The real stages, joined: a tiny target goes from conversations to a bundle through the command line."""
 
 import copy
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -414,6 +415,14 @@ def test_heads_of_keys_and_values_of_what_training_starts_from(kind, folder, tin
     tensors = load_file("old/model.safetensors").values()
     counts = estimates.drafter_parameters(shape, target)
     assert counts[1] == sum(tensor.numel() for tensor in tensors)
+    if kind == "edd":
+        new_drafter(target, dataclasses.replace(drafter, anchor=False), torch.arange(100)).save_pretrained(
+            "plain"
+        )
+        words = ["--training.init_from", "plain", *OFF]
+        for anchor in (False, True):
+            asked = load_recipe("tiny.yaml", [*words, "--drafter.anchor", str(anchor).lower()])
+            assert drafter_shape(asked).anchor == anchor
     folders = {name: Path("runs/tiny") / name for name in ("fetch-target", "corpus")}
     assert estimates.train(recipe, folders)["parameters"].endswith("stored")
 

@@ -263,24 +263,6 @@ def test_init_from_is_no_resume(run_training):
     assert_close_weights(weights(first), weights(second), atol=1e-6)
 
 
-def test_a_vocabulary_grows(run_training, target_folder):
-    first = run_training("first", drafter=DrafterConfig(tapped_blocks=[-2], draft_vocab_size=50), max_steps=3)
-    grown = run_training(
-        "grown", max_steps=1, lr=1e-9, init_from=str(first / "drafter"), init_draft_vocab_size=80
-    )
-    old, new = weights(first), weights(grown)
-    ids = {int(token): row for row, token in enumerate(new["draft_to_target"])}
-    assert len(ids) == 80 and list(ids) == sorted(ids)
-    target = load_target(str(target_folder), dtype="float32", device="cpu")
-    expected = target.lm_head.weight[new["draft_to_target"]].clone()
-    for row, token in enumerate(old["draft_to_target"].tolist()):
-        expected[ids[token]] = old["lm_head.weight"][row]
-    torch.testing.assert_close(new["lm_head.weight"].float(), expected, atol=1e-6, rtol=0)
-    assert EddModel.load(grown / "drafter", target).draft_vocab_size == 80
-    with pytest.raises(UserError, match="must be >= 50 tokens, .* got 40"):
-        run_training("shrunk", max_steps=1, init_from=str(first / "drafter"), init_draft_vocab_size=40)
-
-
 # one step, however it is split
 
 

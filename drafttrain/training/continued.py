@@ -1,0 +1,73 @@
+"""A training that starts from a trained drafter (`training.init_from`)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from datasets import Dataset
+
+from drafttrain.drafters.auto import load_drafter
+from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.model import DraftModel
+from drafttrain.drafters.model_config import identity
+from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.training.config import TrainingConfig, check_continued
+
+
+def continued_drafter(
+    config: TrainingConfig, drafter_config: DrafterConfig, target: FrozenTarget, corpus: Dataset
+) -> DraftModel:
+    """Load the drafter to start from, in fp32, with the anchor and the vocabulary that are asked for.
+
+    Raises:
+        UserError: there is none, or it is of another target, kind or shape.
+    """
+    check_continued(config.init_from, read_config(config.init_from), drafter_config)
+    drafter = load_drafter(config.init_from, target, dtype=torch.float32)
+    if drafter_config.anchor and not drafter.config.anchor:
+        drafter = add_anchor(drafter).attach(target)
+    drafter.config.target = identity(target)  # what it learns from now on
+    if config.init_draft_vocab_size is not None:
+        counts = count_trained_tokens(corpus, target.vocab_size)
+        known, size = drafter.draft_to_target.tolist(), config.init_draft_vocab_size
+        drafter.set_vocabulary(target, resized_vocabulary(counts, size, known, target.eos_token_ids))
+    return drafter
+
+
+def add_anchor(drafter: EddModel) -> EddModel:
+    """Return an EDD drafter with an anchor that counts for nothing yet.
+
+    What it drafts hardly changes: embeddings are normed as those of an anchored drafter are, from their
+    median size, from which SmolLM2's are some 10 % away, and what the layers add to them grows with them.
+    (Left at SmolLM2's size of 0.2, the anchor's first steps are too large: the loss rises by a third.)
+    """
+    model = EddModel(EddConfig.from_dict(drafter.config.to_dict() | {"anchor": True}))
+    model.load_state_dict(drafter.state_dict(), strict=False)
+    with torch.no_grad():
+        size = drafter.embed_tokens.weight.pow(2).mean(-1).sqrt().median()
+        for layer in model.layers:
+            for linear in (layer.o_proj, layer.down_proj):
+                for parameter in linear.parameters():
+                    parameter /= size
+        model.anchor_fc.weight.copy_(torch.eye(*model.anchor_fc.weight.shape))  # the token alone
+    return model
+
+
+def resized_vocabulary(counts: np.ndarray, size: int, known: Sequence[int], always: set[int]) -> torch.Tensor:
+    """Return `known` with the most frequent other tokens added, or without its least frequent ones.
+
+    Args:
+        counts, size: as `draft_vocabulary`.
+        known: target ids of the present vocabulary.
+        always: tokens that a smaller vocabulary keeps (the stop tokens).
+
+    Returns:
+        target ids [size], ascending.
+    """
+    if size >= len(known):
+        return draft_vocabulary(counts, size, known)
+    among_known = np.full_like(counts, -1)  # [V]
+    among_known[known] = counts[known]
+    return draft_vocabulary(among_known, size, always)
