@@ -33,10 +33,12 @@ from drafttrain.hidden_states.store import (
     temporary_folder,
     write_shard,
 )
+from drafttrain.kernels.build import variant
 from drafttrain.target_lm.config import CollectConfig, stored_bytes
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.native import can_run_natively
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.progress import counted
@@ -78,6 +80,9 @@ def collect(
             or too many documents have no finite states.
     """
     target = load_target(target_model, dtype=dtype, device=device)
+    # torch's products use AMX better; else native ones are 6 % (AVX2) to 25 % (AVX-512, 512 tokens) faster
+    if variant() != "amx_bf16" and can_run_natively(target.base, target.config):
+        target.pack()
     target.tap(tapped_blocks)
     splits, _ = load_corpus(corpus, target.tokenizer)
     return collect_states(config, target, splits, out)
@@ -127,7 +132,8 @@ def encode_documents(
         for i, index in enumerate(batch):
             ids[i, : len(rows[index])] = torch.tensor(rows[index])
         # Padding comes after a document, where causal attention does not look.
-        states = target.encode(ids.to(target.device), torch.zeros_like(ids, device=target.device))
+        with target.own_cores():
+            states = target.encode(ids.to(target.device), torch.zeros_like(ids, device=target.device))
         tapped, final = states.tapped.cpu(), states.final.cpu()  # [B, T, K*H], [B, T, H]
         for i, index in enumerate(batch):
             n = len(rows[index])

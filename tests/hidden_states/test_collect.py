@@ -118,10 +118,13 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max())
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2"])
-def test_states_are_those_of_a_plain_forward(family, request):
+def test_states_are_those_of_a_plain_forward(family, native, request):
     model, _ = request.getfixturevalue(family)
     target = FrozenTarget(deepcopy(model), None, "tiny", TAPPED)
+    if native:
+        target.pack()
     rows = [*rows_of(25, 3), []]
     seen = set()
     for index, states in encode_documents(target, rows, batch_tokens=200):
@@ -331,7 +334,7 @@ def test_processes_that_wait_in_vain_stop(target, splits, tmp_path, monkeypatch)
     assert read_manifest(tmp_path / "train").complete
 
 
-def test_from_a_target_folder_and_a_corpus_folder(tiny_llama, tmp_path):
+def test_from_a_target_folder_and_a_corpus_folder(tiny_llama, tmp_path, monkeypatch):
     model, tokenizer = tiny_llama
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -348,6 +351,12 @@ def test_from_a_target_folder_and_a_corpus_folder(tiny_llama, tmp_path):
     source = Source(str(tmp_path / "chats.json"))
     build_corpus(CorpusConfig([source], validation_fraction=0.25), tokenizer, tmp_path / "corpus")
     arguments = (str(tmp_path / "model"), [-4], tmp_path / "corpus", tmp_path / "out", "float32", "cpu")
+    packed = []
+    monkeypatch.setattr(FrozenTarget, "pack", packed.append)
+    monkeypatch.setattr(collect_module, "variant", lambda: "amx_bf16")  # which torch uses better
+    collect(CONFIG, *arguments[:3], tmp_path / "stock", "float32", "cpu")
+    assert not packed
+    monkeypatch.undo()
     report = collect(CONFIG, *arguments)
     target = load_target(arguments[0], "float32", "cpu")
     splits, _ = load_corpus(tmp_path / "corpus", target.tokenizer)
