@@ -1,13 +1,25 @@
 """The figures of topic `flagship`: what a published drafter is worth to those who download it.
 
-Estimated minutes at full size on 2 cores: `generate_mismatches` 40, `generate_vs_plain` and
-`generate_vs_assisted` together 90 of a quiet machine, `diagnose_hits` 30.
+Estimated minutes at full size on 2 cores: `best_accept_len_chain` and `best_accept_len_tree` together 10
+(nothing is timed), `generate_mismatches` 40, `generate_vs_plain` and `generate_vs_assisted` together 90 of a
+quiet machine, `diagnose_hits` 30.
 """
+
+from collections.abc import Sequence
+
+import numpy as np
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.prompts import Prompt, Task, read_prompts, spread
-from drafttrain.evaluation.measure import MeasurementLog, measure, transformers_generate
-from drafttrain.evaluation.metrics import TRANSFORMERS, ratio, ratio_interval, ratio_spread, tabulate
+from drafttrain.evaluation.measure import MeasurementLog, drafting, measure, transformers_generate
+from drafttrain.evaluation.metrics import (
+    TRANSFORMERS,
+    Measurement,
+    ratio,
+    ratio_interval,
+    ratio_spread,
+    tabulate,
+)
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.stock import load_stock_model
@@ -23,6 +35,10 @@ TASKS = {
     "gsm8k": ("data/eval/gsm8k_test_80.jsonl", 80),
     "humaneval": ("data/eval/humaneval.jsonl.gz", 164),
 }
+BEST = "model_cards/smollm2-135m-edd-anchored"
+CHAIN = "chain:length=5"
+TREES = tuple(f"eagle2:top_k={k},max_depth={depth},total=60" for k, depth in ((10, 6), (8, 8), (6, 10)))
+FIRST = 80  # prompts of each task, for accept_len
 EXACT_TOKENS = 48
 BATCHES = 1, 4
 PROCESSED = 40  # prompts with logits processors
@@ -31,6 +47,51 @@ ASSISTED = {  # how `generate` assists itself, chosen on the tuning prompts; the
     **{f"prompt lookup, {n}": {"prompt_lookup_num_tokens": n} for n in (3, 5, 10)},
     **{f"early exit at {n}": {"assistant_early_exit": n} for n in (10, 20)},
 }
+
+
+def best_accept_len(run: Run) -> Measured:
+    """accept_len of the best drafter with chains and with trees of 60 nodes, greedily in bf16."""
+    loaded, folder = load_bundle(BEST, dtype="bfloat16"), run.folder("best_accept_len")
+    depends = fingerprint([content_hash(BEST), NEW_TOKENS, CHAIN, TREES])
+    grown = {name: drafting(loaded.target, loaded.proposer(name)) for name in (CHAIN, *TREES)}
+    tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
+    log = MeasurementLog(folder / "tuning.jsonl", depends)
+    tried = tabulate(measure(loaded.target, {name: grown[name] for name in TREES}, tuning, log, NEW_TOKENS))
+    tree = max(TREES, key=lambda name: tried[name].accept_len)
+    log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, tree]))
+    measured: list[Measurement] = []
+    for name, (path, _) in TASKS.items():
+        task = Task(name, spread(read_prompts(path), run.prompts(quick=2, full=FIRST)))
+        methods = {name: grown[name] for name in (CHAIN, tree)}
+        measured += measure(loaded.target, methods, task, log, NEW_TOKENS)
+
+    def length(method: str) -> dict:
+        of_task = {name: [m for m in measured if m.task == name] for name in TASKS}
+        rows = {name: tabulate(of_task[name])[method] for name in TASKS}
+        first = rows["mt_bench"]
+        return {
+            "value": first.accept_len,
+            "interval": length_interval(of_task["mt_bench"], method),
+            "tasks": {name: row.accept_len for name, row in rows.items()},
+            "intervals": {name: length_interval(own, method) for name, own in of_task.items()},
+            "tree": method,
+            "repetition": first.repetition,
+            "without_repeats": first.accept_len_nonrepeated,
+            "acceptance_by_depth": first.acceptance_by_depth,
+            "size": size_of(measured),
+        }
+
+    return {"best_accept_len_chain": length(CHAIN), "best_accept_len_tree": length(tree)}
+
+
+def length_interval(measured: Sequence[Measurement], method: str) -> list[float]:
+    """Return the 95 % interval of accept_len: percentile bootstrap over prompts (1,000 resamples, fixed
+    seed)."""
+    stats = [one.runs[method].stats for one in measured]
+    counts = np.array([(one.new_tokens - one.prompts, one.steps) for one in stats])  # [prompts, 2]
+    draws = np.random.default_rng(0).integers(len(counts), size=(1000, len(counts)))
+    tokens, steps = counts[draws].sum(1).T  # [1000] each
+    return np.quantile(tokens / steps, [0.025, 0.975]).tolist()
 
 
 def generate_mismatches(run: Run) -> Measured:
@@ -113,6 +174,11 @@ def diagnose_hits(run: Run) -> Measured:
 
 
 GROUPS = [
+    Group(
+        {"best_accept_len_chain": ">= 2.6", "best_accept_len_tree": ">= 3.4"},
+        best_accept_len,
+        size=Size(dict.fromkeys(TASKS, FIRST)),
+    ),
     Group(
         {"generate_mismatches": "== 0"},
         generate_mismatches,

@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from drafttrain.data.prompts import Prompt
 from drafttrain.target_lm.stock import load_stock_model
 from studies import generate, spoiled
+from studies.figures import flagship
+from studies.goals import Run
 from studies.spoiled import SPOILED
 
 
@@ -35,6 +37,27 @@ def test_texts_of_generate_are_compared_and_gone_on_with(
     found = generate.differing(model, tiny_target, tiny_bundle, {"new": (prompts, 2, False)}, 12, path)
     assert found["new"] == {"texts": 3, "differing": ["0", "1", "2"]}
     assert json.loads(path.read_text()) == found
+
+
+def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flagship, "BEST", str(tiny_bundle))
+    monkeypatch.setattr(flagship, "TASKS", dict.fromkeys(("mt_bench", "gsm8k"), (str(questions), 80)))
+    monkeypatch.setattr(flagship, "TUNING", str(questions))
+    monkeypatch.setattr(flagship, "NEW_TOKENS", 6)
+    found = flagship.best_accept_len(Run("flagship", quick=True))
+    rows = [json.loads(line) for line in open("runs/figures/quick/best_accept_len/measurements.jsonl")][1:]
+    assert len(rows) == 4
+    for figure in found.values():
+        runs = [row["runs"][figure["tree"]] for row in rows if row["task"] == "mt_bench"]
+        counts = [(len(one["token_ids"]) - 1, one["stats"]["steps"]) for one in runs]
+        assert figure["value"] == pytest.approx(sum(a for a, _ in counts) / sum(b for _, b in counts))
+        low, high = figure["interval"]
+        ratios = [a / b for a, b in counts]
+        assert min(ratios) <= low <= figure["value"] <= high <= max(ratios)
+        assert set(figure["tasks"]) == {"mt_bench", "gsm8k"}
+    assert found["best_accept_len_chain"]["tree"] == "chain:length=5"
+    assert found["best_accept_len_tree"]["tree"] in flagship.TREES
 
 
 def test_the_distribution_is_that_of_the_suite_s_own_test():
