@@ -155,6 +155,7 @@ def calibration_here(
     depends = [describe_machine(target.device, target.dtype), fingerprints, versions()]
     depends.append(None if classifier is None else weights_hash(classifier))
     depends.append(sha256_file(SOURCE))  # the native forward may have become faster since
+    depends.append("drafters in bytes")  # and so have they
     path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
     if os.path.isfile(path):  # False in an unreadable cache
         try:

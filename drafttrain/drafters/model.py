@@ -149,7 +149,7 @@ class DraftModel(PreTrainedModel, ABC):
 
         No training after it.
         """
-        if not make_native(self):
+        if not make_native(self, narrow=True):  # reading its weights is most of a drafting step
             from drafttrain.target_lm.cpu_linear import pack_linears  # without a compiler
 
             pack_linears(self, self._same_input)

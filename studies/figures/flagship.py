@@ -35,7 +35,6 @@ TASKS = {
     "gsm8k": ("data/eval/gsm8k_test_80.jsonl", 80),
     "humaneval": ("data/eval/humaneval.jsonl.gz", 164),
 }
-BEST = "model_cards/smollm2-135m-edd-anchored"
 CHAIN = "chain:length=5"
 TREES = tuple(f"eagle2:top_k={k},max_depth={depth},total=60" for k, depth in ((10, 6), (8, 8), (6, 10)))
 FIRST = 80  # prompts of each task, for accept_len
@@ -51,8 +50,8 @@ ASSISTED = {  # how `generate` assists itself, chosen on the tuning prompts; the
 
 def best_accept_len(run: Run) -> Measured:
     """accept_len of the best drafter with chains and with trees of 60 nodes, greedily in bf16."""
-    loaded, folder = load_bundle(BEST, dtype="bfloat16"), run.folder("best_accept_len")
-    depends = fingerprint([content_hash(BEST), NEW_TOKENS, CHAIN, TREES])
+    loaded, folder = load_bundle(DRAFTER, dtype="bfloat16"), run.folder("best_accept_len")
+    depends = fingerprint([content_hash(DRAFTER), NEW_TOKENS, CHAIN, TREES])
     grown = {name: drafting(loaded.target, loaded.proposer(name)) for name in (CHAIN, *TREES)}
     tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
     log = MeasurementLog(folder / "tuning.jsonl", depends)

@@ -41,7 +41,7 @@ def test_texts_of_generate_are_compared_and_gone_on_with(
 
 def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flagship, "BEST", str(tiny_bundle))
+    monkeypatch.setattr(flagship, "DRAFTER", str(tiny_bundle))
     monkeypatch.setattr(flagship, "TASKS", dict.fromkeys(("mt_bench", "gsm8k"), (str(questions), 80)))
     monkeypatch.setattr(flagship, "TUNING", str(questions))
     monkeypatch.setattr(flagship, "NEW_TOKENS", 6)
