@@ -58,7 +58,7 @@ class TimedPolicy(TreePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step = self.verify_seconds(SMALL)  # as if so many steps had reached `rate` already
+        step = self.verify_seconds(SMALL)  # MEMORY steps have reached `rate`, as it were
         self._seconds = MEMORY * step
         self._tokens = self._seconds * self.rate / (self.follow or 1.0)
 

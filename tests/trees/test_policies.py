@@ -287,7 +287,7 @@ def test_timed_expands_while_it_pays(confidence):
 
 
 def test_the_rate_of_timed_follows_what_is_reached():
-    """From wherever it begins, and whatever the batch; a step that was interrupted hardly counts."""
+    """From any beginning, with any batch; a step that was interrupted hardly counts."""
     drafter, root = TableDrafter("soft", 1), torch.tensor([5])
     for begun in (0.01, 0.1, 1.0):
         policy = TimedPolicy(DRAFT, VERIFY, begun)
