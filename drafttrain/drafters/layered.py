@@ -152,8 +152,7 @@ class LayeredDrafter(DraftModel):
                     layer.load_state_dict(own)
 
     def set_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
-        """Make `draft_ids` [D], ascending, the draft vocabulary. Head rows of new tokens start from the
-        target's, the others stay."""
+        """As `DraftModel.set_vocabulary`: new tokens get the target's head rows, others keep theirs."""
         old = self.draft_to_target.cpu()  # [D']
         with torch.no_grad():
             rows = target.lm_head.weight[draft_ids.to(target.device)].to(self.lm_head.weight)  # [D, H]

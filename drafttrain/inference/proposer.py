@@ -80,8 +80,7 @@ class Proposer(ABC):
         only proposers that draw need them."""
 
     def note_step(self, batch: int, tokens: int, seconds: float) -> None:
-        """Note how many tokens a batch has emitted with the last trees, and in what time from their proposal
-        to the update; only proposers that learn from it need that."""
+        """Note a step, from proposal to update, as `TreePolicy.note_step`."""
 
     def twin(self) -> "Proposer":
         """Return a proposer for another thread, which shares what is large; this one if it keeps nothing

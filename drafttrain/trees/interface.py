@@ -64,5 +64,4 @@ class TreePolicy(ABC):
         only policies that draw need them."""
 
     def note_step(self, batch: int, tokens: int, seconds: float) -> None:
-        """Note how many tokens a batch has emitted with its last trees, and in what time; only policies that
-        learn from it need that."""
+        """Note what a batch emitted with its last trees, and in which time: for those that learn."""
