@@ -54,7 +54,7 @@ class TimedPolicy(TreePolicy):
     width: int = setting(4, ge=1, le=WIDEST)
     frontier: int = setting(8, ge=1, le=WIDEST)
     max_depth: int = setting(10, ge=0, le=DEEPEST)
-    follow: float = setting(1.0, ge=0)
+    follow: float = setting(1.3, ge=0)  # the curves leave some costs out
 
     def __post_init__(self) -> None:
         super().__post_init__()

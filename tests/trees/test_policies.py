@@ -290,7 +290,7 @@ def test_the_rate_of_timed_follows_what_is_reached():
     """From any beginning, with any batch; a step that was interrupted hardly counts."""
     drafter, root = TableDrafter("soft", 1), torch.tensor([5])
     for begun in (0.01, 0.1, 1.0):
-        policy = TimedPolicy(DRAFT, VERIFY, begun)
+        policy = TimedPolicy(DRAFT, VERIFY, begun, follow=1.0)
         assert policy._rate(1) == pytest.approx(begun)
         for batch in (
             1,
