@@ -46,13 +46,13 @@ def add_anchor(drafter: EddModel) -> EddModel:
     model = EddModel(EddConfig.from_dict(drafter.config.to_dict() | {"anchor": True}))
     model.load_state_dict(drafter.state_dict(), strict=False)
     with torch.no_grad():
-        size = drafter.embed_tokens.weight.pow(2).mean(-1).sqrt().median()
+        size = drafter.embed_tokens.weight.pow(2).mean(-1).sqrt().median().item()
         for layer in model.layers:
             for linear in (layer.o_proj, layer.down_proj):
                 for parameter in linear.parameters():
                     parameter /= size
         model.anchor_fc.weight.copy_(torch.eye(*model.anchor_fc.weight.shape))  # the token alone
-    return model
+    return model.to(drafter.device)
 
 
 def resized_vocabulary(counts: np.ndarray, size: int, known: Sequence[int], always: set[int]) -> torch.Tensor:

@@ -145,7 +145,7 @@ def train(
     target_device: str = "auto",
     command: str | None = None,
 ) -> Path:
-    """Train a drafter and write `out/drafter` (weights and config) and `out/training_log.json`.
+    """Train a drafter, write it to `out/drafter`, which is returned, and its log to `out/training_log.json`.
 
     An interrupted run continues from its last whole checkpoint in `out/checkpoints`, where the best drafter
     and the last one stay.
@@ -156,9 +156,6 @@ def train(
         hidden_states: folder of stored states of that corpus; without it the target runs inside each step.
         target_dtype, target_device: as `load_target`.
         command: the command line, for the drafter's record of its training.
-
-    Returns:
-        the folder of the trained drafter.
 
     Raises:
         UserError: settings are invalid, corpus, store or `init_from` do not fit the target, the disk is too
@@ -245,7 +242,7 @@ def start_drafter(
     Weights are fp32; the frozen target's embeddings are converted once.
     """
     if config.init_from:
-        from drafttrain.training.continued import continued_drafter  # which most trainings are without
+        from drafttrain.training.continued import continued_drafter  # which few trainings need
 
         return continued_drafter(config, drafter_config, target, corpus).train()
     counts = count_trained_tokens(corpus, target.vocab_size)

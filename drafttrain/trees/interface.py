@@ -64,4 +64,4 @@ class TreePolicy(ABC):
         only policies that draw need them."""
 
     def note_step(self, batch: int, tokens: int, seconds: float) -> None:
-        """Note what a batch emitted with its last trees, and in which time: for those that learn."""
+        """Note the tokens and seconds of a batch's last step, for policies that learn from them."""
