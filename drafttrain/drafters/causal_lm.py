@@ -21,8 +21,9 @@ from drafttrain.drafters.model_config import TOKENIZER_PROBE, DraftModelConfig, 
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
-from drafttrain.target_lm.cache import CACHE_ARGUMENT, JoinedCache, TreeCache
+from drafttrain.target_lm.cache import CACHE_ARGUMENT, TreeCache
 from drafttrain.target_lm.cpu_linear import pack_linears
+from drafttrain.target_lm.joined import JoinedCache
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.masks import allowed_slots, attention_mask, causal
 from drafttrain.target_lm.model import FrozenTarget

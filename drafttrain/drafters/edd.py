@@ -86,6 +86,10 @@ class EddModel(LayeredDrafter):
 
     # drafting
 
+    @property
+    def reads_tokens_alone(self) -> bool:
+        return not self.config.anchor
+
     @torch.no_grad()
     def update(
         self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

@@ -18,8 +18,9 @@ from drafttrain.drafters.model import Attend, DraftModel, Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.kernels.blocks import BlockParts, NativeBlocks
 from drafttrain.kernels.linear import NativeLinear
+from drafttrain.kernels.trees import draft_top
 from drafttrain.target_lm.attention import grouped_attention
-from drafttrain.target_lm.cache import JoinedCache, KvCache
+from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.masks import allowed_slots
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
@@ -265,6 +266,11 @@ class LayeredDrafter(DraftModel):
         return cos, sin
 
     @property
+    def reads_tokens_alone(self) -> bool:
+        """Return whether the layers' input is a token's embedding, and only the head wants their output."""
+        return True
+
+    @property
     def states_dtype(self) -> torch.dtype:
         """Return the dtype in which hidden states are read and carried: the native forward takes fp32."""
         return self.layers[0].post_attention_layernorm.weight.dtype if self.native is None else torch.float
@@ -288,10 +294,12 @@ class LayeredDrafter(DraftModel):
         twin.carried = {LAST: tapped[None].to(self.states_dtype)} if LAST in state.carried else {}
         return twin
 
-    def join(self, states: Sequence[KvCache]) -> JoinedCache:
+    def join(self, states: Sequence[KvCache]) -> KvCache:
+        from drafttrain.target_lm.joined import JoinedCache  # for sequences of several callers alone
+
         return JoinedCache(states)
 
-    def split(self, joined: JoinedCache, states: Sequence[KvCache]) -> None:
+    def split(self, joined: KvCache, states: Sequence[KvCache]) -> None:
         joined.split()
 
     def read(self, state: KvCache, x: torch.Tensor, counts: torch.Tensor) -> None:
@@ -336,8 +344,13 @@ class LayeredDrafter(DraftModel):
         """Return the k most probable tokens after the frontier's nodes (see `Drafter.top`)."""
         if self.native is None:
             return super().top(state, tree, frontier, k)
-        states = self._read_frontier(state, tree, frontier)
-        return self.lm_head.top_log_probs(states, min(k, self.draft_vocab_size))
+        k = min(k, self.draft_vocab_size)
+        if not self.reads_tokens_alone:
+            return self.lm_head.top_log_probs(self._read_frontier(state, tree, frontier), k)
+        view, nodes = state.reserve(tree.width), (tree.tokens, tree.depths, tree.ancestors())
+        embed = self.embed_tokens.weight  # [V, H]
+        caches = state.places(), state.dtype
+        return draft_top(self.native, self.lm_head, embed, nodes, frontier, *caches, k, view)
 
     def _read_frontier(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""

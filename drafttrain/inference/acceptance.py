@@ -3,12 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.maximum import first_maximum
 from drafttrain.trees.tree import TokenTree
+
+if TYPE_CHECKING:
+    from drafttrain.inference.drawing import SamplingRule
 
 
 @dataclass
@@ -59,7 +63,10 @@ class AcceptGreedy(AcceptanceRule):
     """
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        return follow(tree, first_maximum(logits))
+        choices = first_maximum(logits)  # [B, n]
+        if tree.width == 1:  # plain decoding
+            return Accepted(torch.zeros_like(choices), torch.ones_like(tree.sizes), choices[:, 0])
+        return Accepted(*tree.follow(choices))
 
 
 accept_greedy = AcceptGreedy()
@@ -85,67 +92,3 @@ def sampling_rule(sampling: Sequence[SamplingParams], draws: bool) -> "SamplingR
     from drafttrain.inference.rejection import RejectionSampling
 
     return RejectionSampling(sampling)
-
-
-class SamplingRule(AcceptanceRule):
-    """The base of rules that draw.
-
-    Args:
-        params: of each prompt; `add` takes those of further prompts.
-    """
-
-    def __init__(self, params: Sequence[SamplingParams] = ()):
-        self.params = list(params)
-        self.emitted = [0] * len(self.params)  # tokens of each prompt so far
-        self.numbers: list[int] | None = None
-        self.set_active(range(len(self.params)))
-
-    def add(self, params: SamplingParams) -> None:
-        """Take the next prompt's parameters."""
-        self.params.append(params)
-        self.emitted.append(0)
-
-    def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
-        self.numbers = require_different(numbers)
-
-
-def require_different(numbers: Sequence[int]) -> list[int]:
-    """Return numbers, all of them different, as a list.
-
-    Raises:
-        ValueError: one of them is named twice.
-    """
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"numbers: must differ, got {list(numbers)}; give forked rows numbers of their own")
-    return list(numbers)
-
-
-def follow(tree: TokenTree, choices: torch.Tensor) -> Accepted:
-    """Return the longest path whose every token is the target's choice after the node before it.
-
-    Args:
-        choices: the target's token after each node, int64 [B, n].
-    """
-    if tree.width == 1:  # plain decoding
-        return Accepted(torch.zeros_like(choices), torch.ones_like(tree.sizes), choices[:, 0])
-    # a walk on the host: a tree has some dozens of nodes, and each of torch's operators takes as long
-    facts = torch.stack([choices, tree.tokens, tree.parents, tree.depths]).tolist()  # [4, B, n]
-    paths = []
-    for chosen, tokens, parents, depths in zip(*facts):
-        right, leaf = [True], 0
-        for node in range(1, tree.width):
-            right.append(right[parents[node]] and tokens[node] == chosen[parents[node]])
-            if right[node] and depths[node] > depths[leaf]:  # a padding node has depth 0
-                leaf = node
-        path = [leaf]
-        while path[-1]:
-            path.append(parents[path[-1]])
-        paths.append(path[::-1])
-    longest = max(map(len, paths))
-    rows = []
-    for path, chosen in zip(paths, facts[0]):
-        others = [node for node in range(tree.width) if node not in path]
-        rows.append([*[*path, *others][:longest], len(path), chosen[path[-1]]])
-    columns = torch.tensor(rows, device=choices.device)  # [B, m + 2]
-    return Accepted(columns[:, :longest], columns[:, longest], columns[:, longest + 1])

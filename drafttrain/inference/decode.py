@@ -10,16 +10,11 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
-from drafttrain.inference.acceptance import (
-    AcceptanceRule,
-    Accepted,
-    SamplingRule,
-    rule_for,
-    sampling_rule,
-)
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted, rule_for, sampling_rule
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.session import NOT_FINITE, Session, prefill, propose, update, verify
@@ -27,6 +22,9 @@ from drafttrain.inference.stats import DecodeStats, ModuleClock
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from drafttrain.inference.drawing import SamplingRule
 
 PREFILL_TOKENS = 1024  # of prompts that are encoded together, padding included: activations stay small
 
@@ -242,7 +240,7 @@ class _Loop:
     accept: AcceptanceRule
     stats: DecodeStats
     refill: int
-    by_request: SamplingRule | None
+    by_request: "SamplingRule | None"
     rows: list[Row] = field(default_factory=list)
     session: Session | None = None
     chunks: deque[list[Row]] = field(default_factory=deque)

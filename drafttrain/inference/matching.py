@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from drafttrain.inference.acceptance import Accepted, SamplingRule, require_different
+from drafttrain.inference.acceptance import Accepted
+from drafttrain.inference.drawing import SamplingRule, require_different
 from drafttrain.inference.sampling import Sampler
 from drafttrain.trees.tree import TokenTree
 

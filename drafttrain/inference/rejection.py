@@ -1,11 +1,13 @@
 """The acceptance rule for drawn candidates: recursive rejection sampling."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from drafttrain.inference.acceptance import Accepted, SamplingRule
+from drafttrain.inference.acceptance import Accepted
+from drafttrain.inference.drawing import SamplingRule
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.sampling import is_cut, token_probs, uniform
 from drafttrain.kernels.draw import draw, draw_logits
@@ -161,8 +163,11 @@ class _Cut:
 
     def __init__(self, probs: torch.Tensor, uniform: float):
         self.probs, self.uniform = probs, uniform
-        share = torch.tensor([uniform], dtype=torch.float64, device=probs.device)  # [1]
-        self.token = int(draw(probs[None], share))
+
+    @cached_property
+    def token(self) -> int:  # most nodes that a walk comes to have drafts below, and do not need it
+        share = torch.tensor([self.uniform], dtype=torch.float64, device=self.probs.device)  # [1]
+        return int(draw(self.probs[None], share))
 
     def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
         return self.probs[torch.as_tensor(ids, device=self.probs.device)].numpy(force=True)

@@ -2,6 +2,7 @@
 and update again and again. `decode.py` has the loop around them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -136,9 +137,15 @@ def choose_root(
     Where the logits [B, n, V] of that token are not finite, it is NOT_FINITE, and what the row leaves in the
     cache and to the proposer is zeros: NaN would outlive the row.
     """
+    # the largest of some is NaN if one is
+    if logits.device.type == "cpu":  # single numbers take less time than tensors of them
+        found = (accepted.path.tolist(), accepted.counts.tolist(), accepted.next_token.tolist())
+        places = ((row, path[count - 1], token) for row, (path, count, token) in enumerate(zip(*found)))
+        if all(math.isfinite(logits[place]) for place in places):
+            return accepted.next_token, tapped
     last = accepted.path.gather(1, accepted.counts[:, None] - 1)  # [B, 1]
     places = last * logits.shape[2] + accepted.next_token[:, None]  # [B, 1] among all of a row
-    finite = logits.flatten(1).gather(1, places)[:, 0].isfinite()  # [B]; the largest of some is NaN if one is
+    finite = logits.flatten(1).gather(1, places)[:, 0].isfinite()  # [B]
     if finite.all():
         return accepted.next_token, tapped
     broken = ~finite  # [B]

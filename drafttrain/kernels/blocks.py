@@ -91,6 +91,18 @@ class _Nodes(ctypes.Structure):
     ]
 
 
+def places(kv: torch.Tensor, lengths: torch.Tensor) -> list[tuple[int, int, int, int]]:
+    """Return of each row of a buffer its verified slots, the address of its keys, the numbers between a
+    block's keys and its values, and its slots; arguments as `Nodes.of_batch`."""
+    keys, row_size, plane, max_len = (
+        kv.data_ptr(),
+        kv.element_size() * kv.stride(2),
+        kv.stride(1),
+        kv.shape[4],
+    )
+    return [(length, keys + b * row_size, plane, max_len) for b, length in enumerate(lengths.tolist())]
+
+
 @dataclass
 class Nodes:
     """Nodes of some sequences, which may have caches of their own and numbers of nodes of their own.
@@ -130,8 +142,7 @@ class Nodes:
             ancestors: bool [B, n, w], [1, n, w] or [n, w]: which slots lengths[b] + 0 … w - 1 a node sees
                 besides, its own among them, in order of position. None: they will not be read.
         """
-        n, keys, row_size = positions.shape[1], kv.data_ptr(), kv.element_size() * kv.stride(2)
-        width = at = step = 0
+        n, width, at, step = positions.shape[1], 0, 0, 0
         held = [kv]
         if ancestors is not None:
             ancestors = ancestors if ancestors.ndim == 3 else ancestors[None]
@@ -140,10 +151,8 @@ class Nodes:
             at, width = ancestors.data_ptr(), ancestors.shape[2]
             step = 0 if shared else n * width
             held.append(ancestors)
-        plane, max_len = kv.stride(1), kv.shape[4]
         rows = [
-            (n, length, width, at + b * step, keys + b * row_size, plane, max_len)
-            for b, length in enumerate(lengths.tolist())
+            (n, length, width, at + b * step, *rest) for b, (length, *rest) in enumerate(places(kv, lengths))
         ]
         return cls(rows, positions.flatten(), slots.flatten(), kv.dtype, held)
 
@@ -194,11 +203,8 @@ class NativeBlocks(nn.Module):
         super().__init__()
         self.native, self.rope, self.positions = library(), rope, 0
         self.hidden, self.head_dim, self.kv_heads = blocks[0].o.out_features, head_dim, kv_heads
-        self.parts, self._held, self._lock = (
-            list(blocks),
-            [],
-            threading.Lock(),
-        )  # held: what structures point to
+        self.parts, self._lock = list(blocks), threading.Lock()
+        self._held = []  # what structures point to
         linears = [one for b in blocks for one in (b.q, b.k, b.v, b.o, b.gate, b.up, b.down)]
         if len({one.struct.kind for one in linears}) > 1:  # inputs are rounded for all of them, or for none
             raise ValueError("linear layers of blocks must have weights of one kind")
@@ -216,7 +222,7 @@ class NativeBlocks(nn.Module):
             head_dim**-0.5,
             self._vector(final_norm),
         )
-        self._address = ctypes.addressof(self._model)
+        self.address = ctypes.addressof(self._model)
         self._keys_values_size = 2 * len(blocks) * kv_heads * head_dim * self.hidden  # numbers in k and v
 
     def _vector(self, weight: torch.Tensor | None) -> int | None:
@@ -242,7 +248,7 @@ class NativeBlocks(nn.Module):
             parts.window,
         )
 
-    def _reach(self, positions: int) -> None:
+    def reach(self, positions: int) -> None:
         """Lengthen the table of cosines and sines to this many positions."""
         if positions <= self.positions:
             return
@@ -274,14 +280,14 @@ class NativeBlocks(nn.Module):
         Returns:
             tapped states fp32 [..., taps · H], and normed outputs fp32 [..., H] or None.
         """
-        self._reach(reach)
+        self.reach(reach)
         shape = x.shape[:-1]
         tapped = torch.empty(*shape, len(taps) * self.hidden)
         normed = torch.empty(*shape, self.hidden) if final else None
         described, _held = nodes.describe()
         first, last = (0, len(self.parts)) if blocks is None else (blocks.start, blocks.stop)
         self.native.blocks(
-            self._address,
+            self.address,
             ctypes.addressof(described),
             x.data_ptr(),
             first,
@@ -298,11 +304,11 @@ class NativeBlocks(nn.Module):
     def keys_values(self, x: torch.Tensor, nodes: Nodes, reach: int) -> None:
         """Write every block's keys and values of states x, fp32 [..., H] of N nodes, that all blocks read
         alike; nobody's `ancestors` are read."""
-        self._reach(reach)
+        self.reach(reach)
         described, _held = nodes.describe()
         multiplications = nodes.positions.numel() * self._keys_values_size
         self.native.keys_values(
-            self._address,
+            self.address,
             ctypes.addressof(described),
             x.data_ptr(),
             self.round_inputs,

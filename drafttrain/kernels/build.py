@@ -42,7 +42,13 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "first_maximum": "pnnpn",
     "draws": "pnnpppp",
     "linear_top": "ppnnppnn",
+    "draft_top": "pppnnnnpppppnnppnn",
+    "append_layer": "nnn" + 14 * "p",
+    "take_nodes": "nnn" + 11 * "p",
+    "follow_choices": "nn" + 7 * "p",
+    "commit_slots": "pnnnnnnnppnp",
 }
+COUNTS = ("packed_bytes", "follow_choices")  # those that return a number
 
 
 def variant() -> str | None:
@@ -85,7 +91,7 @@ def library() -> ctypes.CDLL | None:
         for function, kinds in ARGUMENTS.items():
             called = getattr(loaded, function)
             called.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in kinds]
-            called.restype = ctypes.c_int64 if function == "packed_bytes" else None
+            called.restype = ctypes.c_int64 if function in COUNTS else None
         loaded.variant = name
         return loaded
     line = (str(reason).strip() or type(reason).__name__).splitlines()[0]

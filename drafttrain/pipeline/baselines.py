@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from drafttrain.inference.acceptance import AcceptanceRule, SamplingRule, rule_for
+from drafttrain.inference.acceptance import AcceptanceRule, rule_for
+from drafttrain.inference.drawing import SamplingRule
 from drafttrain.inference.session import NOT_FINITE
 from drafttrain.pipeline.exchange import NOTHING, collect, is_done, prefill
 from drafttrain.pipeline.member import Member, Output, Request

@@ -13,7 +13,7 @@ from drafttrain.pipeline.transport import Program, Receive, Send
 from drafttrain.target_lm.loading import load_config
 from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.tree_check import PARENTS, PREFIX, ROUNDED_TOLERANCE, TOLERANCE
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.utils.errors import UserError
 
 
@@ -44,7 +44,7 @@ def probe(me: Member, ids: torch.Tensor) -> Program:
 @torch.no_grad()
 def whole_logits(place: str, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits of the probe [n, V] by the stock blocks in fp32, each loaded for itself."""
-    tree = TokenTree.from_lists([ids[PREFIX:].tolist()], [list(PARENTS)], ids.device)
+    tree = tree_of_lists([ids[PREFIX:].tolist()], [list(PARENTS)], ids.device)
     x, y, order = ids[None, :PREFIX], tree.tokens, torch.arange(PREFIX)
     part: TargetPart | None = None
     for block in range(load_config(place).get_text_config().num_hidden_layers):

@@ -13,6 +13,7 @@ import torch
 from drafttrain.pipeline.part import TargetPart
 from drafttrain.pipeline.prediction import below, child_of, sub_tree
 from drafttrain.target_lm.masks import causal
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.trees.tree import TokenTree
 
 
@@ -93,7 +94,7 @@ class Stage:
     def compute_tree(self, flow: Flow) -> Flow:
         """Run a whole tree through the blocks, root first."""
         tokens, parents = flow.tokens.tolist(), flow.parents.tolist()
-        self.tree = TokenTree.from_lists([tokens], [parents], flow.tokens.device)
+        self.tree = tree_of_lists([tokens], [parents], flow.tokens.device)
         x = flow.tokens[None] if self.part.is_first else flow.x[None]
         out, self.tapped = self.part.run(self.cache, x, self.tree.depths[0], self.tree.ancestors()[0])
         return Flow(flow.tokens, flow.parents, out[0])

@@ -13,6 +13,7 @@ import torch
 from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.self_draft.candidates import Candidates, Features
 from drafttrain.self_draft.proposer import SelfDraft
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -104,9 +105,7 @@ class HybridProposer(Proposer):
         for sequence, tree in zip(sequences, found):
             self.ngrams.send(sequence, tree)
         sent = [sequence.sent for sequence in sequences]
-        return TokenTree.from_lists(
-            [tree.tokens for tree in sent], [tree.parents for tree in sent], root.device
-        )
+        return tree_of_lists([tree.tokens for tree in sent], [tree.parents for tree in sent], root.device)
 
     def _join(self, tokens: list[int], parents: list[int], ngrams: Candidates) -> Candidates:
         """Return the drafter's nodes with the candidates that are probable enough."""

@@ -13,6 +13,7 @@ import torch
 from drafttrain.inference.per_sequence import PerSequence
 from drafttrain.self_draft.candidates import Candidates, Features
 from drafttrain.self_draft.context_cache import BRANCH
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.trees.tree import TokenTree
 
 POOL: Features = (("pool", 0, 0),)
@@ -76,9 +77,7 @@ class Lookahead(PerSequence):
             tree, sequence.columns = tree.with_chains(columns, WINDOW)
             sequence.root, sequence.size = token, len(tree.tokens)
             trees.append(tree)
-        return TokenTree.from_lists(
-            [tree.tokens for tree in trees], [tree.parents for tree in trees], root.device
-        )
+        return tree_of_lists([tree.tokens for tree in trees], [tree.parents for tree in trees], root.device)
 
     def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
         """Learn the target's next guess for each column, from logits [B, n, V]."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.inference.per_sequence import PerSequence
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.trees.tree import TokenTree
 
 
@@ -33,7 +34,7 @@ class PromptLookup(PerSequence):
     def propose(self, state: list[list[int]], root: torch.Tensor) -> TokenTree:
         chains = [[token, *self.continuation([*text, token])] for text, token in zip(state, root.tolist())]
         parents = [list(range(-1, len(chain) - 1)) for chain in chains]
-        return TokenTree.from_lists(chains, parents, root.device)
+        return tree_of_lists(chains, parents, root.device)
 
     def continuation(self, text: list[int]) -> list[int]:
         """Return the tokens after the most recent match of the longest suffix of a text."""

@@ -24,6 +24,7 @@ from drafttrain.self_draft.context_cache import ACCEPTED, BRANCH, PROMPT, RECYCL
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
@@ -185,9 +186,7 @@ class SelfDraft(PerSequence):
         for sequence, token in zip(state, root.tolist()):
             self.send(sequence, self.candidates(sequence, token))
         sent = [sequence.sent for sequence in state]
-        return TokenTree.from_lists(
-            [tree.tokens for tree in sent], [tree.parents for tree in sent], root.device
-        )
+        return tree_of_lists([tree.tokens for tree in sent], [tree.parents for tree in sent], root.device)
 
     def candidates(self, sequence: _Sequence, root: int) -> Candidates:
         """Return the caches' candidates after a sequence's root token."""

@@ -9,16 +9,16 @@ holds for transformers 5.21 to 5.24.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 import transformers
 from packaging.version import Version
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from drafttrain.kernels.blocks import Nodes
+from drafttrain.kernels.blocks import Nodes, places
 from drafttrain.kernels.memory import empty
+from drafttrain.kernels.trees import commit_slots, is_native
 from drafttrain.utils.errors import UserError
 
 # what a model's forward calls its cache
@@ -91,7 +91,7 @@ class KvCache:
         self.reserve_rows(total)
         self._lengthen(used)
         self._buffer[:, :, self.batch : total, :, :used] = other.kv[..., :used, :]
-        self.carried = _joined_rows([self, other])
+        self.carried = joined_rows([self, other])
         self._set_rows(torch.cat([self.lengths, other.lengths]))
 
     def clear_rows(self, rows: torch.Tensor) -> None:
@@ -114,6 +114,10 @@ class KvCache:
         """Return nodes at positions and slots [B, n] for the native blocks; each sees the verified slots and
         those of `ancestors` (`Nodes.of_batch`)."""
         return Nodes.of_batch(self.kv, self.lengths, positions, slots, ancestors)
+
+    def places(self) -> list[tuple[int, int, int, int]]:
+        """Return where the rows' keys and values are (`kernels.blocks.places`)."""
+        return places(self.kv, self.lengths)
 
     def keys_values(self, layer: int, view: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a layer's keys and values in the first `view` slots, [B, heads, view, dim] each."""
@@ -139,7 +143,9 @@ class KvCache:
             counts: how many of them are kept, int64 [B].
         """
         m = path.shape[1]
-        if m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
+        if is_native(path) and self.kv is not None:
+            commit_slots(self.kv, self.lengths, path, counts)
+        elif m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
             source = self.lengths[:, None] + path  # [B, m]
             goal = self.lengths[:, None] + torch.arange(m, device=path.device)  # [B, m]
             # source and goal overlap: both forms copy what they read before they write
@@ -185,7 +191,7 @@ class KvCache:
             self._set_buffer(self._buffer)
 
 
-class _TreeLayer(CacheLayerMixin):
+class TreeLayer(CacheLayerMixin):
     is_sliding, is_compileable = False, True
 
     def __init__(self, owner: "TreeCache", index: int):
@@ -231,7 +237,7 @@ class TreeCache(KvCache, Cache):
         KvCache.__init__(self, n_layers, batch, max_len, dtype, device)
         self.slots: torch.Tensor | None = None
         self.view = 0
-        Cache.__init__(self, layers=[_TreeLayer(self, i) for i in range(n_layers)])
+        Cache.__init__(self, layers=[TreeLayer(self, i) for i in range(n_layers)])
 
     def open(self, n: int) -> tuple[torch.Tensor, int]:
         """Open n slots after each row's committed ones for the next forward.
@@ -263,78 +269,7 @@ def _with_room(kept: torch.Tensor, slots: int) -> torch.Tensor:
     return buffer
 
 
-def _joined_rows(parts: Sequence[KvCache]) -> dict[str, torch.Tensor]:
+def joined_rows(parts: Sequence[KvCache]) -> dict[str, torch.Tensor]:
     """Return what all parts carry, one row after the other."""
     names = [name for name in parts[0].carried if all(name in part.carried for part in parts)]
     return {name: torch.cat([part.carried[name] for part in parts]) for name in names}
-
-
-class JoinedCache(TreeCache):
-    """The rows of several caches, for one forward over all of them. They stay where they are: what it writes
-    goes to the caches, whose rows must not change before `split`.
-    """
-
-    def __init__(self, parts: Sequence[KvCache]):
-        first, self.parts = parts[0], list(parts)
-        self.n_layers, self.dtype, self.device = first.n_layers, first.dtype, first.device
-        self.batch = sum(part.batch for part in parts)
-        self.slots, self.view = None, 0
-        self.carried = _joined_rows(parts)
-        Cache.__init__(self, layers=[_TreeLayer(self, i) for i in range(self.n_layers)])
-
-    def split(self) -> None:
-        """Give the caches their rows of `carried`."""
-        for part, rows in self._by_part():
-            part.carried = {name: value[rows] for name, value in self.carried.items()}
-
-    def _by_part(self) -> Iterator[tuple[KvCache, slice]]:
-        first = 0
-        for part in self.parts:
-            yield part, slice(first, first + part.batch)
-            first += part.batch
-
-    @property
-    def lengths(self) -> torch.Tensor:
-        return torch.cat([part.lengths for part in self.parts])
-
-    @lengths.setter
-    def lengths(self, lengths: torch.Tensor) -> None:
-        for part, rows in self._by_part():
-            part.lengths = lengths[rows]
-
-    @property
-    def max_len(self) -> int:
-        return max(part.max_len for part in self.parts)
-
-    def allocate(self, heads: int, dim: int) -> None:
-        for part in self.parts:
-            part.allocate(heads, dim)
-
-    def reserve(self, n: int) -> int:
-        return max(part.reserve(n) for part in self.parts)
-
-    def nodes(
-        self, positions: torch.Tensor, slots: torch.Tensor, ancestors: torch.Tensor | None = None
-    ) -> Nodes:
-        shared = ancestors is None or ancestors.ndim == 2 or len(ancestors) == 1
-        return Nodes.join(
-            [
-                part.nodes(positions[rows], slots[rows], ancestors if shared else ancestors[rows])
-                for part, rows in self._by_part()
-            ]
-        )
-
-    def keys_values(self, layer: int, view: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies, as the caches' slots differ in number."""
-        found = [part.keys_values(layer, view) for part in self.parts]
-        padded = [[F.pad(one, (0, 0, 0, view - one.shape[2])) for one in both] for both in found]
-        keys, values = zip(*padded)
-        return torch.cat(keys), torch.cat(values)
-
-    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        for part, rows in self._by_part():
-            part.write(layer, slots if slots.ndim == 1 else slots[rows], keys[rows], values[rows])
-
-    def commit(self, path: torch.Tensor, counts: torch.Tensor) -> None:
-        for part, rows in self._by_part():
-            part.commit(path[rows], counts[rows])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
+import numpy as np
 
 FEW = 8  # draft tokens over which the marginal cost of a token is averaged
 
@@ -47,17 +47,12 @@ class AcceptanceCurve:
     accepted: Sequence[float] = (0.0, 1.0)
 
     @cached_property
-    def _points(self) -> torch.Tensor:
-        return torch.tensor([self.log_joint, self.accepted])  # [2, points]
+    def _points(self) -> np.ndarray:
+        return np.array([self.log_joint, self.accepted])  # [2, points]
 
-    def __call__(self, log_joint: torch.Tensor) -> torch.Tensor:
-        """Return the interpolated share, same shape; 0 for padding (-inf)."""
-        x, y = self._points.to(log_joint.device)
-        inside = log_joint.clamp(self.log_joint[0], self.log_joint[-1])
-        right = torch.bucketize(inside, x).clamp(1, len(x) - 1)
-        low, high = x[right - 1], x[right]
-        share = y[right - 1] + (y[right] - y[right - 1]) * (inside - low) / (high - low)
-        return share.masked_fill(log_joint == -torch.inf, 0.0)
+    def __call__(self, log_joint: np.ndarray) -> np.ndarray:
+        """Return the interpolated share, same shape."""
+        return np.interp(log_joint, *self._points)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ one rate reach a higher one, up to the best (Dinkelbach's method for ratios), so
 decoding reaches: on this text, and in these minutes of the machine.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
@@ -77,22 +79,26 @@ class TimedPolicy(TreePolicy):
         """Draft trees after root tokens [B]; the sequences share forwards, and so the costs."""
         batch = len(root)
         tree = TokenTree.root_only(root)
-        joint = torch.ones_like(root, dtype=torch.float)[:, None]  # [B, n]
+        # lists: some dozens of nodes take less time than calls of torch's operators, or numpy's
+        joint = [[1.0] for _ in range(batch)]  # of each row's nodes
         layer = 0  # first node of the deepest layer
         for depth in range(self.max_depth):
-            found = joint[:, layer:].topk(min(self.frontier, tree.width - layer))  # [B, f] best first
-            f = self._worth_expanding(found.values.sum(0).tolist(), depth, batch)
+            best = [_descending(row, layer)[: self.frontier] for row in joint]  # [B, f]
+            confidence = [sum(row[b] for row, b in zip(joint, nodes)) for nodes in zip(*best)]
+            f = self._worth_expanding(confidence, depth, batch)
             if not f:
                 break
-            nodes = layer + found.indices[:, :f].sort(dim=1).values  # [B, f] in breadth-first order
+            nodes = torch.tensor([sorted(row[:f]) for row in best], device=root.device)  # [B, f]
             layer = tree.width
             tree = add_children(drafter, state, tree, nodes, None, self.width)
-            joint = torch.cat([joint, self._accepted(tree.joint_log_probs()[:, layer:])], 1)  # [B, n]
+            for row, more in zip(joint, self._accepted(tree.joint_log_probs()[:, layer:])):
+                row += more
         return self._worth_verifying(tree, joint)
 
-    def _accepted(self, joint: torch.Tensor) -> torch.Tensor:
-        """Return the expected acceptance of nodes [B, m] from their joint log-probabilities [B, m]."""
-        return joint.exp() if self.promise is None else self.promise(joint)
+    def _accepted(self, joint: torch.Tensor) -> list[list[float]]:
+        """Return the expected acceptance of nodes from their joint log-probabilities [B, m]."""
+        log_probs = joint.numpy(force=True)
+        return (np.exp(log_probs) if self.promise is None else self.promise(log_probs)).tolist()
 
     def _rate(self, batch: int) -> float:
         """Return the rate to beat of a batch: `rate` is one sequence's, and verifying several takes less than
@@ -133,15 +139,21 @@ class TimedPolicy(TreePolicy):
                 best, best_gain = f, gain
         return best
 
-    def _worth_verifying(self, tree: TokenTree, joint: torch.Tensor) -> TokenTree:
+    def _worth_verifying(self, tree: TokenTree, joint: list[list[float]]) -> TokenTree:
         """Return the sub-tree of the best nodes, as many as maximize the expected gain; joint [B, n]."""
-        batch, n = joint.shape
-        ranked = joint.sort(dim=1, descending=True, stable=True)  # [B, n]; a parent is before its children
-        expected = ranked.values.sum(0).cumsum(0).tolist()  # [n] tokens of the batch with k nodes per row
-        rate = self._rate(batch)
-        gains = [e - rate * self.verify_seconds(batch * k) for k, e in enumerate(expected, 1)]
-        size = 1 + max(range(n), key=gains.__getitem__)
+        batch, n = len(joint), tree.width
+        ranked = [_descending(row) for row in joint]  # [B, n]; a parent is before its children
+        rate, expected, best, size = self._rate(batch), 0.0, -math.inf, n
+        for k in range(n):  # and one more node of each row
+            expected += sum(row[nodes[k]] for row, nodes in zip(joint, ranked))
+            gain = expected - rate * self.verify_seconds(batch * (k + 1))
+            if gain > best:
+                best, size = gain, k + 1
         if size == n:
             return tree
-        keep = torch.zeros_like(joint, dtype=torch.bool).scatter_(1, ranked.indices[:, :size], True)
-        return tree.select(keep)
+        return tree.take(torch.tensor([sorted(row[:size]) for row in ranked], device=tree.tokens.device))
+
+
+def _descending(values: list[float], first: int = 0) -> list[int]:
+    """Return the places of values from `first` on, the largest first; of equals the first one."""
+    return sorted(range(first, len(values)), key=values.__getitem__, reverse=True)

@@ -5,8 +5,11 @@ A chain is a tree. This module knows neither target nor drafter.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import torch
+
+from drafttrain.kernels import trees as kernels
 
 
 @dataclass(frozen=True)
@@ -67,28 +70,6 @@ class TokenTree:
         itself = ones.bool()[:, :, None]  # [B, 1, 1]
         return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], None, itself, nothing)
 
-    @classmethod
-    def from_lists(
-        cls, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
-    ) -> "TokenTree":
-        """Return trees from the tokens and parents of each row's nodes, in breadth-first order, without
-        probabilities (0 throughout)."""
-        n = max(map(len, tokens))
-        rows: list[list[list[int]]] = []
-        for row, above in zip(tokens, parents, strict=True):
-            depths = [0]
-            for parent in above[1:]:
-                depths.append(depths[parent] + 1)
-            padding = [0] * (n - len(row))
-            rows.append([[*row, *padding], [*above, *padding], [*depths, *padding]])
-        flat = torch.tensor(rows, device=device)  # [B, 3, n]
-        sizes = torch.tensor([len(row) for row in tokens], device=device)  # [B]
-        valid = torch.arange(n, device=device) < sizes[:, None]  # [B, n]
-        log_probs = torch.full(valid.shape, -torch.inf, device=device).masked_fill(valid, 0.0)  # [B, n]
-        entropies = torch.full_like(log_probs, torch.nan)  # [B, n]
-        entropies[:, 0] = 0.0
-        return cls(*flat.unbind(1), log_probs, entropies, sizes)
-
     @property
     def width(self) -> int:
         """Number of nodes of the widest row, root included."""
@@ -134,16 +115,6 @@ class TokenTree:
             )
         return found
 
-    def paths(self) -> torch.Tensor:
-        """Return the nodes from the root to each node, int64 [B, n, deepest + 1]: entry [b, i, d] is the
-        ancestor of i (or i itself) at depth d, and -1 below i."""
-        n, deepest = self.width, int(self.depths.max())
-        index = torch.arange(n, device=self.tokens.device)  # [n]
-        nodes = torch.where(self.ancestors(), index, -1)  # [B, n, n]
-        empty = index.new_full((len(self.tokens), n, deepest + 1), -1)  # [B, n, deepest + 1]
-        # a node has one ancestor at each depth; the other nodes of that depth put in -1
-        return empty.scatter_reduce(2, self.depths[:, None].expand(-1, n, -1), nodes, "amax")
-
     def joint_log_probs(self) -> torch.Tensor:
         """Return the log-probability of the path to each node given the root, fp32 [B, n]; -inf for padding.
 
@@ -181,24 +152,10 @@ class TokenTree:
             added, counts = int(counts), None
             parents, tokens, log_probs = parents[:, :added], tokens[:, :added], log_probs[:, :added]
             entropies = None if entropies is None else entropies[:, :added]
-        n, ancestors, joint = self.width, self.ancestors(), self.joint_log_probs()
-        if entropies is None:
-            entropies = torch.full_like(log_probs, torch.nan)  # [B, f]
-        above = ancestors.gather(1, parents[:, :, None].expand(-1, -1, n))  # [B, f, n]
-        itself = torch.eye(added, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)  # [B, f, f]
-        upper = torch.nn.functional.pad(ancestors, (0, added))  # [B, n, n + f]
-        grown = TokenTree(
-            tokens=torch.cat([self.tokens, tokens], 1),  # [B, n + f], as are the next four
-            parents=torch.cat([self.parents, parents], 1),
-            depths=torch.cat([self.depths, self.depths.gather(1, parents) + 1], 1),
-            log_probs=torch.cat([self.log_probs, log_probs], 1),
-            entropies=torch.cat([self.entropies, entropies], 1),
-            sizes=self.sizes + added,
-            drawn_from=drawn_from,
-            _ancestors=torch.cat([upper, torch.cat([above, itself], 2)], 1),  # [B, n + f, n + f]
-            _joint=torch.cat([joint, joint.gather(1, parents) + log_probs], 1),  # [B, n + f]
-        )
-        if counts is None and (batch == 1 or bool((self.sizes == n).all())):
+        layer = parents, tokens, log_probs.float(), entropies
+        fields = _ways(tokens).append_layer(self._fields(), *layer)
+        grown = TokenTree._of(fields, self.sizes + added, drawn_from)
+        if counts is None and (batch == 1 or bool((self.sizes == self.width).all())):
             return grown
         new = torch.arange(added, device=tokens.device).expand(batch, -1)  # [B, f]
         new = new < (added if counts is None else counts[:, None])  # [B, f]
@@ -214,40 +171,63 @@ class TokenTree:
         orphaned = (self.ancestors() & ~keep[:, None]).any(-1)  # [B, n]
         return self._keep(~orphaned)
 
-    def _moved_drawn_from(self, order: torch.Tensor, padding: torch.Tensor) -> DrawnFrom:
+    def take(self, nodes: torch.Tensor) -> "TokenTree":
+        """Return the sub-tree of nodes of trees without padding, int64 [B, w], ascending: the root, and none
+        without its parent. They are renumbered in the same order."""
+        if not kernels.is_native(nodes):
+            return self._keep(torch.zeros_like(self.tokens, dtype=torch.bool).scatter_(1, nodes, True))
+        sizes = torch.full_like(self.sizes, nodes.shape[1])
+        drawn = self.drawn_from and self._moved_drawn_from(nodes, sizes)
+        return TokenTree._of(kernels.take_nodes(self._fields(), nodes), sizes, drawn)
+
+    def follow(self, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the longest path of each row whose every token is the choice after the node before it.
+
+        Args:
+            choices: a token after each node, int64 [B, n].
+
+        Returns:
+            nodes from the root on, int64 [B, m], followed by others in shorter rows, the lengths of the paths
+            and the choices after them, int64 [B].
+        """
+        return _ways(choices).follow_choices(self._fields(), choices)
+
+    def _fields(self) -> tuple[torch.Tensor, ...]:
+        """Return the fields [B, n], joint log-probabilities among them, and ancestors last."""
+        own = self.tokens, self.parents, self.depths, self.log_probs, self.entropies
+        return *own, self.joint_log_probs(), self.ancestors()
+
+    @classmethod
+    def _of(
+        cls, fields: Sequence[torch.Tensor], sizes: torch.Tensor, drawn_from: DrawnFrom | None
+    ) -> "TokenTree":
+        *own, joint, ancestors = fields
+        return cls(*own, sizes, drawn_from, ancestors, joint)
+
+    def _moved_drawn_from(self, order: torch.Tensor, sizes: torch.Tensor) -> DrawnFrom:
         probs, ids = self.drawn_from.probs, self.drawn_from.ids  # [B, n, K]
         index = order[:, :, None].expand(-1, -1, probs.shape[2])  # [B, w, K]
+        padding = torch.arange(order.shape[1], device=order.device) >= sizes[:, None]  # [B, w]
         return DrawnFrom(probs.gather(1, index).masked_fill(padding[:, :, None], 0.0), ids.gather(1, index))
 
     def _keep(self, keep: torch.Tensor) -> "TokenTree":
         """Move the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""
         order, sizes = marked_nodes(keep)  # [B, w] old index of each node, [B]
-        width, alone = order.shape[1], len(sizes) == 1
-        new_index = keep.cumsum(1) - 1  # [B, n]
-        parents = new_index.gather(1, self.parents.clamp(min=0)).masked_fill(self.parents < 0, -1)  # [B, n]
-        padding = torch.arange(width, device=order.device) >= sizes[:, None]  # [B, w]
+        if len(sizes) == 1 and kernels.is_native(keep):
+            return self.take(order)
+        from drafttrain.trees.operators import keep_nodes  # for rows of unlike sizes
 
-        def moved(values: torch.Tensor, fill: float) -> torch.Tensor:
-            values = values.gather(1, order)  # [B, w]
-            return values if alone else values.masked_fill(padding, fill)
+        drawn = self.drawn_from and self._moved_drawn_from(order, sizes)
+        return TokenTree._of(keep_nodes(self._fields(), keep, order, sizes), sizes, drawn)
 
-        rows = self.ancestors().gather(1, order[:, :, None].expand(-1, -1, self.width))  # [B, w, n]
-        ancestors = rows.gather(2, order[:, None].expand(-1, width, -1))  # [B, w, w]
-        if not alone:
-            itself = torch.eye(width, dtype=torch.bool, device=order.device)  # [w, w]
-            padded = padding[:, :, None] | padding[:, None]  # [B, w, w]
-            ancestors = ancestors & ~padded | itself
-        return TokenTree(
-            tokens=moved(self.tokens, 0),
-            parents=moved(parents, 0),
-            depths=moved(self.depths, 0),
-            log_probs=moved(self.log_probs, -torch.inf),
-            entropies=moved(self.entropies, 0.0),
-            sizes=sizes,
-            drawn_from=self.drawn_from and self._moved_drawn_from(order, padding),
-            _ancestors=ancestors,
-            _joint=moved(self.joint_log_probs(), -torch.inf),
-        )
+
+def _ways(like: torch.Tensor) -> ModuleType:
+    """Return the module that changes trees where this tensor is."""
+    if kernels.is_native(like):
+        return kernels
+    from drafttrain.trees import operators
+
+    return operators
 
 
 def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.masks import allowed_slots
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.utils.errors import UserError
 
 TASKS = [
@@ -63,7 +63,7 @@ def verified_beside_a_sibling(target, prompt: list[int], text: list[int], i: int
     target.forward(cache, torch.tensor([before[:-1]]), order, order[:, None] >= order)
     cache.commit(order[None], torch.tensor([len(order)]))
     tokens = [before[-1], (text[i] + 7) % target.vocab_size, text[i]]
-    tree = TokenTree.from_lists([tokens], [[-1, 0, 0]], target.device)
+    tree = tree_of_lists([tokens], [[-1, 0, 0]], target.device)
     states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
     return target.head(states.final)[0, 2].argmax().item()
 

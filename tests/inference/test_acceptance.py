@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.kernels import trees
 from drafttrain.trees.tree import TokenTree
 
 VOCABULARY = 3  # so small that siblings often repeat each other and drafts are often right
@@ -33,8 +34,11 @@ def longest_match(tree: TokenTree, row: int, says: list[int], node: int = 0) -> 
     )
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("seed", range(40))
-def test_against_a_walk_down_the_tree(seed):
+def test_against_a_walk_down_the_tree(seed, native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(trees, "is_native", lambda like: False)
     rng = random.Random(seed)
     batch = rng.randrange(1, 5)
     tree = random_tree(rng, batch)

@@ -15,7 +15,7 @@ from drafttrain.inference.session import DRAFT_SLOTS, NOT_FINITE
 from drafttrain.kernels.linear import is_available
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.lists import tree_of_lists
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 ROOTS = [5, 9, 5]  # what follows in each fork
@@ -180,7 +180,7 @@ def test_stock_attention_goes_over_several_caches(tiny_llama):
     for prompt in prompts:
         session = prefill(target, NoProposer(), [prompt], 64, accept_greedy)
         tokens = torch.randint(160, (1, 5), generator=generator)
-        tree = TokenTree.from_lists(tokens.tolist(), [[-1, 0, 0, 1, 2]], torch.device("cpu"))
+        tree = tree_of_lists(tokens.tolist(), [[-1, 0, 0, 1, 2]], torch.device("cpu"))
         expected.append(target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors()))
         caches.append(session.cache)
         trees.append(tree)

@@ -9,6 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from drafttrain.target_lm import native
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.trees.tree import TokenTree
 
 SIZES = dict(
@@ -81,7 +82,7 @@ def random_trees(sizes: list[int], generator: torch.Generator) -> TokenTree:
                 depths.append(depths[parent] + 1)
         parents.append(above)
         tokens.append(torch.randint(160, (size,), generator=generator).tolist())
-    return TokenTree.from_lists(tokens, parents, torch.device("cpu"))
+    return tree_of_lists(tokens, parents, torch.device("cpu"))
 
 
 def decode(target: FrozenTarget, tree: TokenTree, prefixes: list[list[int]]):
@@ -94,7 +95,8 @@ def decode(target: FrozenTarget, tree: TokenTree, prefixes: list[list[int]]):
     cache.commit(order.expand(len(prefixes), width), torch.tensor([len(row) for row in prefixes]))
     states = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
     leaf = tree.depths.argmax(1)
-    paths = tree.paths()[torch.arange(len(leaf)), leaf].clamp(min=0)
+    seen = tree.ancestors()[torch.arange(len(leaf)), leaf]  # [B, n]
+    paths = (~seen).byte().argsort(dim=1, stable=True)[:, : int(tree.depths.max()) + 1]
     cache.commit(paths, tree.depths.amax(1) + 1)
     root = TokenTree.root_only(torch.full_like(leaf, 7))
     return first, states, target.forward(cache, root.tokens, root.depths, root.ancestors())

@@ -13,7 +13,7 @@ from drafttrain.pipeline.part import load_part, load_shell, stop_tokens
 from drafttrain.pipeline.probe import check_cut, probe, probe_ids
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.target_lm.loading import load_target
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.utils.errors import UserError
 
 CUTS = [(4,), (1, 3), (2, 1, 1)]
@@ -27,7 +27,7 @@ def test_a_tree_has_the_states_of_the_whole(folders, whole, family, cuts, native
         pytest.skip("no native kernels here")
     target, first = whole(family, [1, 2]), 0
     prompt = torch.randint(3, 512, (1, 9))
-    tree = TokenTree.from_lists([[5, 6, 7, 8, 9, 10]], [[-1, 0, 0, 1, 1, 2]], prompt.device)
+    tree = tree_of_lists([[5, 6, 7, 8, 9, 10]], [[-1, 0, 0, 1, 1, 2]], prompt.device)
     order = torch.arange(9)
     cache = target.new_cache(1, 32)
     target.forward(cache, prompt, order, torch.ones(9, 9, dtype=torch.bool).tril())

@@ -14,7 +14,7 @@ from drafttrain.report.trace import Trace, trace
 from drafttrain.run.cli import main
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.lists import tree_of_lists
 from drafttrain.utils.errors import UserError
 
 PROMPT = "Could you please explain how the lazy dog makes a model faster?"
@@ -49,7 +49,7 @@ class Prophet(PerSequence):
         wrong = [(token + 1) % 512 for token in right]
         # two siblings hold the first right token, and only the second of them has children
         tokens = [int(root), wrong[0], right[0], right[0], wrong[1], wrong[1], right[1], 5, 6]
-        return TokenTree.from_lists([tokens], [[-1, 0, 0, 0, 1, 3, 3, 5, 6]], root.device)
+        return tree_of_lists([tokens], [[-1, 0, 0, 0, 1, 3, 3, 5, 6]], root.device)
 
 
 def prophet(loaded, ids) -> Prophet:

@@ -265,7 +265,7 @@ def test_timed_verifies_the_best_of_all_subtrees(drafter, root, rate):
     policy = TimedPolicy(DRAFT, VERIFY, rate, width=2, frontier=2, max_depth=3)
     whole = Eagle2Policy(2, 3, None).grow(drafter, None, torch.tensor([root]))
     joint = whole.joint_log_probs().exp()
-    kept = policy._worth_verifying(whole, joint)
+    kept = policy._worth_verifying(whole, joint.tolist())
     gain = float(kept.joint_log_probs().exp().sum()) - rate * VERIFY(kept.width)
     best = max(
         float(joint[0, list(nodes)].sum()) - rate * VERIFY(len(nodes))

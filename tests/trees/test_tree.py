@@ -8,7 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drafttrain.kernels import trees as kernels
 from drafttrain.trees.tree import TokenTree
+
+
+@pytest.fixture(params=[True, False], ids=["native", "torch"], scope="module", autouse=True)
+def ways(request):
+    """Run each test by native calls, as on a CPU with a compiler, and by torch's operators."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.param:
+            patch.setattr(kernels, "is_native", lambda like: False)
+        yield
+
 
 Row = list[tuple[int, float, int]]  # token, log-probability and parent of each node, breadth-first
 
@@ -55,8 +66,6 @@ def check(tree: TokenTree, rows: list[Row]) -> None:
     """Compares every field and every method with the rows."""
     assert tree.sizes.tolist() == [len(row) for row in rows]
     assert tree.width == max(len(row) for row in rows)
-    deepest = max(len(path_to(row, i)) for row in rows for i in range(len(row)))
-    assert tree.paths().shape == (len(rows), tree.width, deepest)
     for b, row in enumerate(rows):
         for i in range(tree.width):
             if i >= len(row):
@@ -76,7 +85,6 @@ def check(tree: TokenTree, rows: list[Row]) -> None:
             assert tree.log_probs[b, i] == torch.tensor(log_prob)
             assert tree.entropies[b, i] == torch.tensor(-log_prob)
             assert tree.ancestors()[b, i].nonzero().flatten().tolist() == path
-            assert tree.paths()[b, i].tolist() == path + [-1] * (deepest - len(path))
             joint = sum(row[node][1] for node in path)
             assert tree.joint_log_probs()[b, i].item() == pytest.approx(joint, abs=1e-5)
             assert tree.valid[b, i]
@@ -124,3 +132,18 @@ def test_example_of_the_docstring():
     tree = tree.append(torch.tensor([[2]]), torch.tensor([[13]]), torch.zeros(1, 1))
     assert tree.parents.tolist() == [[-1, 0, 0, 2]]
     assert tree.ancestors().int().tolist() == [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]]
+
+
+@given(trees, st.integers(0, 10**6))
+def test_take_is_select_without_padding(grown, seed):
+    rng = random.Random(seed)
+    for tree in grown[0].rows():
+        wanted = torch.tensor([[rng.random() < 0.7 for _ in range(tree.width)]])
+        expected = tree.select(wanted)
+        wanted[:, 0] = True
+        closed = ~(tree.ancestors() & ~wanted[:, None]).any(-1)  # [1, n]
+        taken = tree.take(closed.nonzero()[:, 1][None])
+        for name in ("tokens", "parents", "depths", "log_probs", "entropies", "sizes"):
+            assert torch.equal(getattr(taken, name), getattr(expected, name)), name
+        assert torch.equal(taken.ancestors(), expected.ancestors())
+        assert torch.equal(taken.joint_log_probs(), expected.joint_log_probs())

@@ -1,0 +1,29 @@
+"""Trees from lists of tokens and parents."""
+
+from collections.abc import Sequence
+
+import torch
+
+from drafttrain.trees.tree import TokenTree
+
+
+def tree_of_lists(
+    tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
+) -> TokenTree:
+    """Return trees from the tokens and parents of each row's nodes, in breadth-first order, without
+    probabilities (0 throughout)."""
+    n = max(map(len, tokens))
+    rows: list[list[list[int]]] = []
+    for row, above in zip(tokens, parents, strict=True):
+        depths = [0]
+        for parent in above[1:]:
+            depths.append(depths[parent] + 1)
+        padding = [0] * (n - len(row))
+        rows.append([[*row, *padding], [*above, *padding], [*depths, *padding]])
+    flat = torch.tensor(rows, device=device)  # [B, 3, n]
+    sizes = torch.tensor([len(row) for row in tokens], device=device)  # [B]
+    valid = torch.arange(n, device=device) < sizes[:, None]  # [B, n]
+    log_probs = torch.full(valid.shape, -torch.inf, device=device).masked_fill(valid, 0.0)  # [B, n]
+    entropies = torch.full_like(log_probs, torch.nan)  # [B, n]
+    entropies[:, 0] = 0.0
+    return TokenTree(*flat.unbind(1), log_probs, entropies, sizes)

@@ -1,0 +1,72 @@
+"""Trees by torch's operators: on GPUs, without a compiler, and for rows of unlike sizes. Fields are as in
+`kernels.trees`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def append_layer(
+    fields: Sequence[torch.Tensor],
+    above: torch.Tensor,
+    tokens: torch.Tensor,
+    log_probs: torch.Tensor,
+    entropies: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """As `kernels.trees.append_layer`."""
+    *own, old_joint, ancestors = fields
+    n, added = ancestors.shape[1], above.shape[1]
+    if entropies is None:
+        entropies = torch.full_like(log_probs, torch.nan)  # [B, f]
+    depths, joint = own[2].gather(1, above) + 1, old_joint.gather(1, above) + log_probs  # [B, f]
+    layer = tokens, above, depths, log_probs, entropies, joint
+    seen = ancestors.gather(1, above[:, :, None].expand(-1, -1, n))  # [B, f, n]
+    itself = torch.eye(added, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)  # [B, f, f]
+    upper = torch.nn.functional.pad(ancestors, (0, added))  # [B, n, n + f]
+    ancestors = torch.cat([upper, torch.cat([seen, itself], 2)], 1)  # [B, n + f, n + f]
+    return [*(torch.cat(pair, 1) for pair in zip((*own, old_joint), layer)), ancestors]
+
+
+def keep_nodes(
+    fields: Sequence[torch.Tensor], keep: torch.Tensor, order: torch.Tensor, sizes: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the fields of the nodes marked in keep, bool [B, n], closed under parents.
+
+    Args:
+        order: the numbers of those nodes, int64 [B, w], of which the first sizes[b] are no padding.
+    """
+    tokens, parents, depths, log_probs, entropies, joint, ancestors = fields
+    n, width = ancestors.shape[1], order.shape[1]
+    new_index = keep.cumsum(1) - 1  # [B, n]
+    parents = new_index.gather(1, parents.clamp(min=0)).masked_fill(parents < 0, -1)  # [B, n]
+    padding = torch.arange(width, device=order.device) >= sizes[:, None]  # [B, w]
+
+    def moved(values: torch.Tensor, fill: float) -> torch.Tensor:
+        return values.gather(1, order).masked_fill(padding, fill)  # [B, w]
+
+    rows = ancestors.gather(1, order[:, :, None].expand(-1, -1, n))  # [B, w, n]
+    ancestors = rows.gather(2, order[:, None].expand(-1, width, -1))  # [B, w, w]
+    itself = torch.eye(width, dtype=torch.bool, device=order.device)  # [w, w]
+    padded = padding[:, :, None] | padding[:, None]  # [B, w, w]
+    whole = (moved(values, 0) for values in (tokens, parents, depths))
+    numbers = moved(log_probs, -torch.inf), moved(entropies, 0.0), moved(joint, -torch.inf)
+    return [*whole, *numbers, ancestors & ~padded | itself]
+
+
+def follow_choices(
+    fields: Sequence[torch.Tensor], choices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what `TokenTree.follow` does."""
+    tokens, parents, depths, *_, ancestors = fields
+    n = tokens.shape[1]
+    right = tokens == choices.gather(1, parents.clamp(min=0))  # [B, n]
+    right[:, 0] = True
+    wrong = ~(right[:, None] | ~ancestors).all(-1)  # [B, n]: on the path to each node
+    # the deepest, and of equals the first; padding has depth 0
+    worth = depths * n - torch.arange(n, device=choices.device)  # [B, n]
+    leaf = worth.masked_fill(wrong, -n).argmax(1, keepdim=True)  # [B, 1]
+    seen = ancestors.gather(1, leaf[:, :, None].expand(-1, -1, n))[:, 0]  # [B, n]
+    counts = seen.sum(1)  # [B]
+    path = (~seen).byte().argsort(dim=1, stable=True)[:, : int(counts.max())]  # [B, m]
+    return path, counts, choices.gather(1, leaf)[:, 0]

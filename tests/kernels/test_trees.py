@@ -1,0 +1,110 @@
+"""Native arithmetic on trees against torch's operators and slow references; tests/trees and tests/inference
+have more of it."""
+
+import pytest
+import torch
+
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.layered import LayeredDrafter
+from drafttrain.kernels import trees
+from drafttrain.target_lm.cache import KvCache
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.expand import add_children
+from drafttrain.trees.operators import append_layer
+from drafttrain.trees.tree import TokenTree
+
+
+def random_trees(batch: int, layers: int) -> TokenTree:
+    tree = TokenTree.root_only(torch.randint(100, (batch,)))
+    for depth in range(layers):
+        begin = int((tree.depths[0] < depth).sum())
+        parents = torch.randint(begin, tree.width, (batch, 3 + depth)).sort(1).values
+        tree = tree.append(parents, torch.randint(100, parents.shape), -torch.rand(parents.shape))
+    return tree
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("entropies", [True, False])
+def test_a_layer_is_appended_as_torch_does(kernels, batch, entropies):
+    for layers in range(4):
+        fields = random_trees(batch, layers)._fields()
+        above = torch.randint(fields[0].shape[1], (batch, 5))
+        layer = above, torch.randint(100, (batch, 5)), -torch.rand(batch, 5)
+        entropy = torch.rand(batch, 5) if entropies else None
+        found = trees.append_layer(fields, *layer, entropy)
+        for ours, torchs in zip(found, append_layer(fields, *layer, entropy), strict=True):
+            assert ours.dtype == torchs.dtype
+            torch.testing.assert_close(ours, torchs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_any_layout_is_read(kernels):
+    fields = random_trees(2, 3)._fields()
+    strided = [one.repeat_interleave(2, 1)[:, ::2] for one in fields]
+    nodes = torch.tensor([[0, 1], [0, 3]])
+    for ours, same in zip(trees.take_nodes(fields, nodes), trees.take_nodes(strided, nodes)):
+        torch.testing.assert_close(ours, same, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_accepted_slots_move_to_the_front(kernels, dtype):
+    cache = KvCache(3, 4, 40, dtype, "cpu")
+    cache.allocate(2, 5)
+    cache.reserve_rows(6)
+    cache.kv.copy_(torch.randn(cache.kv.shape))
+    cache.lengths = torch.tensor([7, 0, 20, 3])
+    path = torch.tensor([[0, 1, 4, 9], [0, 2, 3, 5], [0, 1, 2, 3], [0, 6, 1, 2]])
+    counts = torch.tensor([4, 3, 4, 2])
+    expected = cache.kv.clone()
+    for row, (start, count) in enumerate(zip(cache.lengths.tolist(), counts.tolist())):
+        for place, node in enumerate(path[row, :count].tolist()):
+            expected[:, :, row, :, start + place] = cache.kv[:, :, row, :, start + node]
+    cache.commit(path, counts)
+    assert cache.lengths.tolist() == [11, 3, 24, 5]
+    assert torch.equal(cache.kv, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["one cache", "joined caches"])
+def test_a_drafting_step_is_that_of_the_layers_and_the_head(kernels, tiny_llama, dtype, kind):
+    """Bit by bit, over trees of several layers and sequences of several lengths."""
+    target = FrozenTarget(tiny_llama[0].to(dtype), None, "llama")
+    config = EddConfig.for_target(target, DrafterConfig(tapped_blocks=[-2]), 200)
+    drafter = EddModel(config).eval()
+    drafter.initialize_from(target, DrafterConfig(tapped_blocks=[-2]), torch.arange(200) * 2)
+    drafter.to(dtype).attach(target).pack()
+    assert drafter.native is not None
+    lengths, hidden = [5, 9, 2], target.config.hidden_size
+
+    def state():
+        parts = []
+        for row, length in enumerate(lengths):
+            tokens, tapped = torch.full((1, length), row), torch.full((1, length, hidden), 0.1 * row + 0.1)
+            parts.append(drafter.new_state(1, 40))
+            drafter.update(parts[-1], tokens, tapped, torch.tensor([length]))
+        if kind == "joined caches":
+            return drafter.join(parts)
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = drafter.append_rows(whole, part)
+        return whole
+
+    def grown(top) -> TokenTree:
+        tree, own = TokenTree.root_only(torch.tensor([3, 8, 5])), state()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LayeredDrafter, "top", top)
+            for frontier in ([[0]], [[1, 2]], [[3, 5, 8]]):
+                tree = add_children(drafter, own, tree, torch.tensor(frontier * 3), None, 3)
+        return tree
+
+    def in_parts(self, state, tree, frontier, k):
+        return self.lm_head.top_log_probs(self._read_frontier(state, tree, frontier), k)
+
+    found, expected = grown(LayeredDrafter.top), grown(in_parts)
+    assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.log_probs, expected.log_probs)
+    assert len(found.tokens[0].unique()) > 3
+    stock = Drafter.top(
+        drafter, state(), TokenTree.root_only(torch.tensor([3, 8, 5])), torch.zeros(3, 1, dtype=torch.long), 3
+    )
+    torch.testing.assert_close(found.log_probs[:, 1:4], stock[0][:, 0], rtol=1e-2, atol=1e-2)
