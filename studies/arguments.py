@@ -90,6 +90,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "default: all",
     },
     "every": {"type": positive, "default": 1, "metavar": "N", "help": "take one of N"},
+    "against": {"required": True, "metavar": "COMMIT", "help": "an earlier one of this repository"},
     "share": {
         "type": share,
         "default": (1, 1),

@@ -86,8 +86,6 @@ class EagleModel(LayeredDrafter):
 
     # drafting
 
-    reads_tokens_alone = False
-
     @torch.no_grad()
     def update(
         self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

@@ -267,8 +267,9 @@ class LayeredDrafter(DraftModel):
 
     @property
     def reads_tokens_alone(self) -> bool:
-        """Return whether the layers' input is a token's embedding, and only the head wants their output."""
-        return True
+        """Return whether nothing but embeddings goes into the layers, and their output to the head alone."""
+        own = type(self).draft_inputs, type(self).keep_outputs
+        return own == (LayeredDrafter.draft_inputs, LayeredDrafter.keep_outputs)
 
     @property
     def states_dtype(self) -> torch.dtype:
@@ -294,12 +295,12 @@ class LayeredDrafter(DraftModel):
         twin.carried = {LAST: tapped[None].to(self.states_dtype)} if LAST in state.carried else {}
         return twin
 
-    def join(self, states: Sequence[KvCache]) -> KvCache:
+    def join(self, states: Sequence[KvCache]) -> Any:
         from drafttrain.target_lm.joined import JoinedCache  # for sequences of several callers alone
 
         return JoinedCache(states)
 
-    def split(self, joined: KvCache, states: Sequence[KvCache]) -> None:
+    def split(self, joined: Any, states: Sequence[KvCache]) -> None:
         joined.split()
 
     def read(self, state: KvCache, x: torch.Tensor, counts: torch.Tensor) -> None:
@@ -347,10 +348,9 @@ class LayeredDrafter(DraftModel):
         k = min(k, self.draft_vocab_size)
         if not self.reads_tokens_alone:
             return self.lm_head.top_log_probs(self._read_frontier(state, tree, frontier), k)
+        parts = self.native, self.lm_head, self.embed_tokens.weight
         view, nodes = state.reserve(tree.width), (tree.tokens, tree.depths, tree.ancestors())
-        embed = self.embed_tokens.weight  # [V, H]
-        caches = state.places(), state.dtype
-        return draft_top(self.native, self.lm_head, embed, nodes, frontier, *caches, k, view)
+        return draft_top(*parts, nodes, frontier, state.places(), state.dtype, k, view)
 
     def _read_frontier(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""

@@ -3,16 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.maximum import first_maximum
 from drafttrain.trees.tree import TokenTree
-
-if TYPE_CHECKING:
-    from drafttrain.inference.drawing import SamplingRule
 
 
 @dataclass
@@ -52,6 +48,9 @@ class AcceptanceRule(ABC):
             logits: of the target after each node, [B, n, V].
         """
 
+    def add(self, params: SamplingParams) -> None:
+        """Take the next prompt's parameters; a rule that treats all alike does nothing."""
+
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which prompts the next trees are for; a rule that treats all alike does nothing."""
 
@@ -82,7 +81,7 @@ def rule_for(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
     return sampling_rule(sampling, draws) if drawn else accept_greedy
 
 
-def sampling_rule(sampling: Sequence[SamplingParams], draws: bool) -> "SamplingRule":
+def sampling_rule(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
     """Return the exact rule that can sample at any temperature; arguments as `rule_for`."""
     # greedy decoding needs neither
     if not draws:

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,9 +21,6 @@ from drafttrain.inference.stats import DecodeStats, ModuleClock
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from drafttrain.inference.drawing import SamplingRule
 
 PREFILL_TOKENS = 1024  # of prompts that are encoded together, padding included: activations stay small
 
@@ -240,7 +236,7 @@ class _Loop:
     accept: AcceptanceRule
     stats: DecodeStats
     refill: int
-    by_request: "SamplingRule | None"
+    by_request: AcceptanceRule | None
     rows: list[Row] = field(default_factory=list)
     session: Session | None = None
     chunks: deque[list[Row]] = field(default_factory=deque)

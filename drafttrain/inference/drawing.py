@@ -20,7 +20,6 @@ class SamplingRule(AcceptanceRule):
         self.set_active(range(len(self.params)))
 
     def add(self, params: SamplingParams) -> None:
-        """Take the next prompt's parameters."""
         self.params.append(params)
         self.emitted.append(0)
 

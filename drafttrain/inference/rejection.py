@@ -165,7 +165,7 @@ class _Cut:
         self.probs, self.uniform = probs, uniform
 
     @cached_property
-    def token(self) -> int:  # most nodes that a walk comes to have drafts below, and do not need it
+    def token(self) -> int:  # most nodes that a walk reaches have drafts below them and never need it
         share = torch.tensor([self.uniform], dtype=torch.float64, device=self.probs.device)  # [1]
         return int(draw(self.probs[None], share))
 

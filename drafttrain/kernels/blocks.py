@@ -92,7 +92,7 @@ class _Nodes(ctypes.Structure):
 
 
 def places(kv: torch.Tensor, lengths: torch.Tensor) -> list[tuple[int, int, int, int]]:
-    """Return of each row of a buffer its verified slots, the address of its keys, the numbers between a
+    """Return, for each row of a buffer, its verified slots, the address of its keys, the numbers between a
     block's keys and its values, and its slots; arguments as `Nodes.of_batch`."""
     keys, row_size, plane, max_len = (
         kv.data_ptr(),

@@ -42,13 +42,13 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "first_maximum": "pnnpn",
     "draws": "pnnpppp",
     "linear_top": "ppnnppnn",
-    "draft_top": "pppnnnnpppppnnppnn",
+    "draft_top": "pppnnnnnpppppnnppnnn",
     "append_layer": "nnn" + 14 * "p",
     "take_nodes": "nnn" + 11 * "p",
     "follow_choices": "nn" + 7 * "p",
     "commit_slots": "pnnnnnnnppnp",
 }
-COUNTS = ("packed_bytes", "follow_choices")  # those that return a number
+COUNTS = ("packed_bytes", "draft_top", "take_nodes", "follow_choices")  # those that return a number
 
 
 def variant() -> str | None:

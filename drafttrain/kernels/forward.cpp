@@ -1,5 +1,5 @@
 // A decoder's forward on the CPU: linear layers at the speed of memory, and whole blocks of Llama-, Mistral-,
-// Qwen2- and Qwen3-style models over the nodes of trees.
+// Qwen2- and Qwen3-style models over the nodes of trees; drafting steps and changes of trees around them.
 //
 // Every sum runs in an order that depends on the token's own position alone, never on what else is in the
 // forward. So a token has the same bits alone, in a chain, in a tree, in a batch, and with any number of threads.
@@ -1303,11 +1303,11 @@ void linear_top(const Linear* layer, const float* x, int64_t rows, int64_t k, fl
   tops.merge(values, places);
 }
 
-// What a drafter predicts after nodes of trees: linear_top of its states after the nodes frontier
-// [batch][f] of trees [batch][n], whose keys and values go into slots after the verified ones. Inputs are rows of
-// `embed`, in bf16 or fp32. Of each tree caches [batch][4] has the verified slots, the address of the keys, the numbers
-// between a layer's keys and its values, and the slots.
-void draft_top(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, const int64_t* caches, int64_t kind, int64_t k, float* values, int64_t* places, int64_t round_inputs, int64_t threads) {
+// Drafts: linear_top of a drafter's states at the nodes frontier [batch][f] of trees [batch][n]. Their keys and values
+// go into slots after the verified ones. Inputs are rows of `embed` [vocabulary][hidden], in bf16 or fp32. Of each tree
+// caches [batch][4] has the verified slots, the address of the keys, the numbers between a layer's keys and its values,
+// and the slots. Returns 0, or 1 without doing anything if a token is not in the vocabulary.
+int64_t draft_top(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, const int64_t* caches, int64_t kind, int64_t k, float* values, int64_t* places, int64_t round_inputs, int64_t round_head, int64_t threads) {
   const int64_t all = batch * f, hidden = model->hidden;
   std::vector<int64_t> positions(all), slots(all);
   std::vector<uint8_t> seen(all * n);
@@ -1318,6 +1318,7 @@ void draft_top(const Model* model, const Linear* head, const void* embed, int64_
     rows.push_back({b * f, f, length, n, seen.data() + b * f * n, (void*)cache[1], cache[2], cache[3]});
     for (int64_t i = b * f; i < (b + 1) * f; i++) {
       const int64_t node = b * n + frontier[i], from = tokens[node] * hidden;
+      if (tokens[node] < 0 || tokens[node] >= vocabulary) return 1;
       positions[i] = length + depths[node], slots[i] = length + frontier[i];
       std::memcpy(seen.data() + i * n, ancestors + node * n, n);
       if (embed_kind == FP32) std::memcpy(x.data() + i * hidden, (const float*)embed + from, hidden * sizeof(float));
@@ -1326,13 +1327,14 @@ void draft_top(const Model* model, const Linear* head, const void* embed, int64_
   }
   const Nodes nodes = {batch, all, rows.data(), positions.data(), slots.data(), kind};
   blocks(model, &nodes, x.data(), 0, model->blocks, nullptr, 0, nullptr, states.data(), round_inputs, threads);
-  linear_top(head, states.data(), all, k, values, places, round_inputs, threads);
+  linear_top(head, states.data(), all, k, values, places, round_head, threads);
+  return 0;
 }
 
 // ---- trees, as TokenTree has them: fields [batch][n], ancestors [batch][n][n]. Results go to whole [3][batch][w]
 // (tokens, parents, depths), numbers [3][batch][w] (log-probabilities, entropies, joint ones) and seen [batch][w][w].
 
-// With one more layer of f nodes, w = n + f; entropies of the new ones may be null, and are then NaN.
+// Appends a layer of f nodes, w = n + f; entropies of the new ones may be null, and are then NaN.
 void append_layer(int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* parents, const int64_t* depths, const float* log_probs, const float* entropies, const float* joint, const uint8_t* ancestors, const int64_t* above, const int64_t* new_tokens, const float* new_log_probs, const float* new_entropies, int64_t* whole, float* numbers, uint8_t* seen) {
   const int64_t w = n + f, plane = batch * w;
   for (int64_t b = 0; b < batch; b++) {
@@ -1355,22 +1357,27 @@ void append_layer(int64_t batch, int64_t n, int64_t f, const int64_t* tokens, co
   }
 }
 
-// Of w nodes [batch][w] alone, ascending, the root first and none without its parent.
-void take_nodes(int64_t batch, int64_t n, int64_t w, const int64_t* tokens, const int64_t* parents, const int64_t* depths, const float* log_probs, const float* entropies, const float* joint, const uint8_t* ancestors, const int64_t* nodes, int64_t* whole, float* numbers, uint8_t* seen) {
+// Takes w nodes [batch][w] alone, ascending, the root first and none without its parent; returns how many lack it.
+int64_t take_nodes(int64_t batch, int64_t n, int64_t w, const int64_t* tokens, const int64_t* parents, const int64_t* depths, const float* log_probs, const float* entropies, const float* joint, const uint8_t* ancestors, const int64_t* nodes, int64_t* whole, float* numbers, uint8_t* seen) {
   const int64_t plane = batch * w;
+  int64_t orphans = 0;
   std::vector<int64_t> place(n);
-  for (int64_t b = 0; b < batch; b++)
+  for (int64_t b = 0; b < batch; b++) {
+    std::fill(place.begin(), place.end(), -1);
     for (int64_t i = 0; i < w; i++) {
-      const int64_t from = b * n + nodes[b * w + i], to = b * w + i;
+      const int64_t from = b * n + nodes[b * w + i], to = b * w + i, above = parents[from] < 0 ? -1 : place[parents[from]];
+      orphans += i ? above < 0 : parents[from] >= 0;
       place[nodes[to]] = i;
-      whole[to] = tokens[from], whole[plane + to] = i ? place[parents[from]] : -1, whole[2 * plane + to] = depths[from];
+      whole[to] = tokens[from], whole[plane + to] = above, whole[2 * plane + to] = depths[from];
       numbers[to] = log_probs[from], numbers[plane + to] = entropies[from], numbers[2 * plane + to] = joint[from];
       for (int64_t j = 0; j < w; j++) seen[to * w + j] = ancestors[from * n + nodes[b * w + j]];
     }
+  }
+  return orphans;
 }
 
-// The longest path of each tree whose every token is the target's choice after the node before it: path [batch][n],
-// the rest of the nodes after it, its length, and the choice after it. Returns the length of the longest.
+// Finds the longest path of each tree whose every token is the target's choice after the node before it: path
+// [batch][n], the rest of the nodes after it, its length, and the choice after it. Returns the length of the longest.
 int64_t follow_choices(int64_t batch, int64_t n, const int64_t* choices, const int64_t* tokens, const int64_t* parents, const int64_t* depths, int64_t* path, int64_t* counts, int64_t* next) {
   int64_t longest = 0;
   std::vector<uint8_t> right(n);
@@ -1383,8 +1390,9 @@ int64_t follow_choices(int64_t batch, int64_t n, const int64_t* choices, const i
       right[i] = right[parent] && tokens[at + i] == choices[at + parent];
       if (right[i] && depths[at + i] > depths[at + leaf]) leaf = i;  // padding has depth 0
     }
-    const int64_t count = counts[b] = depths[at + leaf] + 1;
-    next[b] = choices[at + leaf];
+    int64_t count = 1;
+    for (int64_t node = leaf; node; node = parents[at + node]) count++;
+    counts[b] = count, next[b] = choices[at + leaf];
     std::fill(right.begin(), right.end(), 0);  // now: on the path
     for (int64_t i = count - 1, node = leaf; i >= 0; i--, node = parents[at + node]) path[at + i] = node, right[node] = 1;
     for (int64_t i = 0, to = at + count; i < n; i++) if (!right[i]) path[to++] = i;

@@ -1,12 +1,12 @@
 """Trees of drafted tokens in native calls: they have some dozens of nodes, and one of torch's operators takes
-longer than all that is to be done with them.
+longer than all the work on them.
 
 Trees are given by their fields, as `TokenTree` has them: tokens, parents and depths, int64 [B, n],
 log-probabilities, entropies and joint log-probabilities, fp32 [B, n], and ancestors, bool [B, n, n].
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -31,34 +31,45 @@ def append_layer(
 ) -> list[torch.Tensor]:
     """Return the fields of trees with one more layer: its nodes' parents, tokens, log-probabilities and
     entropies (None: NaN), [B, f] each."""
-    (batch, n), f = fields[0].shape, above.shape[1]
-    layer = above, tokens, log_probs, entropies
-    return _changed(library().append_layer, (batch, n, f), n + f, (*fields, *layer))
+    n, f = fields[0].shape[1], above.shape[1]
+    scores = log_probs.float(), None if entropies is None else entropies.float()
+    return _changed(library().append_layer, f, n + f, fields, (above.long(), tokens.long(), *scores))[0]
 
 
 def take_nodes(fields: Sequence[torch.Tensor], nodes: torch.Tensor) -> list[torch.Tensor]:
-    """Return the fields of trees of these nodes alone, int64 [B, w], ascending: the root first, and none
-    without its parent."""
-    (batch, n), w = fields[0].shape, nodes.shape[1]
-    return _changed(library().take_nodes, (batch, n, w), w, (*fields, nodes))
+    """Return the fields of trees of these nodes alone, int64 [B, w], ascending (ValueError: not the root and
+    then none without its parent)."""
+    found, orphans = _changed(library().take_nodes, nodes.shape[1], nodes.shape[1], fields, (nodes,))
+    if orphans:
+        raise ValueError(f"nodes: must be the root and then none without its parent, got {nodes.tolist()}")
+    return found
 
 
-def _changed(function, sizes: tuple, width: int, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    batch = sizes[0]
+def _changed(
+    function: Callable,
+    count: int,
+    width: int,
+    fields: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor | None],
+) -> tuple[list[torch.Tensor], int | None]:
+    """Return the fields, of trees of this width, that a native function makes of others and of what is given
+    for `count` nodes; and what it returns."""
+    batch, n = fields[0].shape
     whole = torch.empty(3, batch, width, dtype=torch.long)
-    numbers = torch.empty(3, batch, width)
+    numbers = torch.empty(3, batch, width, dtype=torch.float)
     seen = torch.empty(batch, width, width, dtype=torch.bool)
-    held = [one if one is None else one.contiguous() for one in inputs]
-    function(*sizes, *(one if one is None else one.data_ptr() for one in (*held, whole, numbers, seen)))
-    return [*whole.unbind(), *numbers.unbind(), seen]
+    old = *(one.long() for one in fields[:3]), *(one.float() for one in fields[3:6]), fields[6]
+    held = [one if one is None else one.contiguous() for one in (*old, *given, whole, numbers, seen)]
+    result = function(batch, n, count, *(one if one is None else one.data_ptr() for one in held))
+    return [*whole.unbind(), *numbers.unbind(), seen], result
 
 
 def follow_choices(
-    fields: Sequence[torch.Tensor], choices: torch.Tensor
+    tokens: torch.Tensor, parents: torch.Tensor, depths: torch.Tensor, choices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what `TokenTree.follow` does."""
     batch, n = choices.shape
-    held = [one.contiguous() for one in (choices, *fields[:3])]
+    held = [one.contiguous() for one in (choices, tokens, parents, depths)]
     path, counts, after = torch.empty_like(held[1]), *torch.empty(2, batch, dtype=torch.long).unbind()
     pointers = (one.data_ptr() for one in (*held, path, counts, after))
     longest = library().follow_choices(batch, n, *pointers)
@@ -74,10 +85,9 @@ def commit_slots(kv: torch.Tensor, lengths: torch.Tensor, path: torch.Tensor, co
     """
     held = [one.contiguous() for one in (lengths, path, counts)]
     _, plane, row, head, slot, _ = (kv.element_size() * stride for stride in kv.stride())
-    planes, rows, heads = 2 * len(kv), kv.shape[2], kv.shape[3]
-    at = [one.data_ptr() for one in held]
-    sizes = (planes, plane, rows, row, heads, head, slot)
-    library().commit_slots(kv.data_ptr(), *sizes, at[0], at[1], path.shape[1], at[2])
+    sizes = 2 * len(kv), plane, kv.shape[2], row, kv.shape[3], head, slot
+    verified, nodes, kept = (one.data_ptr() for one in held)
+    library().commit_slots(kv.data_ptr(), *sizes, verified, nodes, path.shape[1], kept)
 
 
 def draft_top(
@@ -101,14 +111,20 @@ def draft_top(
         dtype: of keys and values.
         reach: all positions are below it.
     """
+    if not 1 <= k <= head.out_features:  # the library would read beyond its buffers
+        raise ValueError(f"k: must be in 1..{head.out_features}, got {k}")
     blocks.reach(reach)
     batch, f = frontier.shape
-    values, places = torch.empty(batch, f, k), torch.empty(batch, f, k, dtype=torch.long)
-    held = [one.contiguous() for one in (*tree, frontier)]
-    library().draft_top(
-        *(blocks.address, head.address, embed.data_ptr(), KINDS[embed.dtype]),
-        *(batch, held[0].shape[1], f, *(one.data_ptr() for one in held)),
+    values = torch.empty(batch, f, k, dtype=torch.float)
+    numbers = torch.empty(batch, f, k, dtype=torch.long)
+    held = [one.contiguous() for one in (*tree, frontier, embed)]
+    *nodes, inputs = (one.data_ptr() for one in held)
+    failed = library().draft_top(
+        *(blocks.address, head.address, inputs, KINDS[embed.dtype], len(embed)),
+        *(batch, held[0].shape[1], f, *nodes),
         *((ctypes.c_int64 * (4 * batch))(*chain.from_iterable(caches)), KINDS[dtype]),
-        *(k, values.data_ptr(), places.data_ptr(), head.round_inputs, team_size()),
+        *(k, values.data_ptr(), numbers.data_ptr(), blocks.round_inputs, head.round_inputs, team_size()),
     )
-    return values, places
+    if failed:
+        raise IndexError(f"tokens: must be in 0..{len(embed) - 1}, got {tree[0].tolist()}")
+    return values, numbers

@@ -143,7 +143,7 @@ class KvCache:
             counts: how many of them are kept, int64 [B].
         """
         m = path.shape[1]
-        if is_native(path) and self.kv is not None:
+        if self.kv is not None and is_native(self.kv):
             commit_slots(self.kv, self.lengths, path, counts)
         elif m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
             source = self.lengths[:, None] + path  # [B, m]

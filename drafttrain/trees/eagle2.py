@@ -61,5 +61,6 @@ def keep_best(tree: TokenTree, total: int) -> TokenTree:
     """
     joint = tree.joint_log_probs().clone()  # [B, n]
     joint[:, 0] = torch.inf
-    best = joint.argsort(dim=1, descending=True, stable=True)[:, : total + 1]  # [B, total + 1]
-    return tree.take(best.sort(dim=1).values) if best.shape[1] < tree.width else tree
+    order = joint.argsort(dim=1, descending=True, stable=True)[:, : total + 1]  # [B, total + 1]
+    keep = torch.zeros_like(joint, dtype=torch.bool).scatter_(1, order, True)
+    return tree.select(keep)

@@ -98,7 +98,9 @@ class TimedPolicy(TreePolicy):
     def _accepted(self, joint: torch.Tensor) -> list[list[float]]:
         """Return the expected acceptance of nodes from their joint log-probabilities [B, m]."""
         log_probs = joint.numpy(force=True)
-        return (np.exp(log_probs) if self.promise is None else self.promise(log_probs)).tolist()
+        # fp64: in fp32 numpy's exp is not monotone, and a child could come before its parent
+        shares = np.exp(log_probs, dtype=float) if self.promise is None else self.promise(log_probs)
+        return np.nan_to_num(shares, nan=0.0).tolist()
 
     def _rate(self, batch: int) -> float:
         """Return the rate to beat of a batch: `rate` is one sequence's, and verifying several takes less than
@@ -144,7 +146,7 @@ class TimedPolicy(TreePolicy):
         batch, n = len(joint), tree.width
         ranked = [_descending(row) for row in joint]  # [B, n]; a parent is before its children
         rate, expected, best, size = self._rate(batch), 0.0, -math.inf, n
-        for k in range(n):  # and one more node of each row
+        for k in range(n):  # with one more node of each row than before
             expected += sum(row[nodes[k]] for row, nodes in zip(joint, ranked))
             gain = expected - rate * self.verify_seconds(batch * (k + 1))
             if gain > best:

@@ -5,7 +5,6 @@ A chain is a tree. This module knows neither target nor drafter.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import torch
 
@@ -152,9 +151,12 @@ class TokenTree:
             added, counts = int(counts), None
             parents, tokens, log_probs = parents[:, :added], tokens[:, :added], log_probs[:, :added]
             entropies = None if entropies is None else entropies[:, :added]
-        layer = parents, tokens, log_probs.float(), entropies
-        fields = _ways(tokens).append_layer(self._fields(), *layer)
-        grown = TokenTree._of(fields, self.sizes + added, drawn_from)
+        if kernels.is_native(tokens):
+            append_layer = kernels.append_layer
+        else:
+            from drafttrain.trees.operators import append_layer
+        fields = append_layer(self._fields(), parents, tokens, log_probs, entropies)
+        grown = TokenTree._of_fields(fields, self.sizes + added, drawn_from)
         if counts is None and (batch == 1 or bool((self.sizes == self.width).all())):
             return grown
         new = torch.arange(added, device=tokens.device).expand(batch, -1)  # [B, f]
@@ -172,25 +174,24 @@ class TokenTree:
         return self._keep(~orphaned)
 
     def take(self, nodes: torch.Tensor) -> "TokenTree":
-        """Return the sub-tree of nodes of trees without padding, int64 [B, w], ascending: the root, and none
-        without its parent. They are renumbered in the same order."""
+        """Return the sub-tree of these nodes, int64 [B, w], ascending: the root, and none without its parent.
+        They are renumbered in the same order. The trees must have no padding."""
         if not kernels.is_native(nodes):
             return self._keep(torch.zeros_like(self.tokens, dtype=torch.bool).scatter_(1, nodes, True))
         sizes = torch.full_like(self.sizes, nodes.shape[1])
         drawn = self.drawn_from and self._moved_drawn_from(nodes, sizes)
-        return TokenTree._of(kernels.take_nodes(self._fields(), nodes), sizes, drawn)
+        return TokenTree._of_fields(kernels.take_nodes(self._fields(), nodes), sizes, drawn)
 
     def follow(self, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the longest path of each row whose every token is the choice after the node before it.
+        """Return the longest path of each row whose every token is the choice [B, n] after the node before:
+        nodes from the root on, int64 [B, m], then others in shorter rows; the paths' lengths and the choices
+        after them, int64 [B]."""
+        own = self.tokens, self.parents, self.depths
+        if kernels.is_native(choices):
+            return kernels.follow_choices(*own, choices)
+        from drafttrain.trees.operators import follow_choices
 
-        Args:
-            choices: a token after each node, int64 [B, n].
-
-        Returns:
-            nodes from the root on, int64 [B, m], followed by others in shorter rows, the lengths of the paths
-            and the choices after them, int64 [B].
-        """
-        return _ways(choices).follow_choices(self._fields(), choices)
+        return follow_choices(*own, self.ancestors(), choices)
 
     def _fields(self) -> tuple[torch.Tensor, ...]:
         """Return the fields [B, n], joint log-probabilities among them, and ancestors last."""
@@ -198,7 +199,7 @@ class TokenTree:
         return *own, self.joint_log_probs(), self.ancestors()
 
     @classmethod
-    def _of(
+    def _of_fields(
         cls, fields: Sequence[torch.Tensor], sizes: torch.Tensor, drawn_from: DrawnFrom | None
     ) -> "TokenTree":
         *own, joint, ancestors = fields
@@ -215,19 +216,10 @@ class TokenTree:
         order, sizes = marked_nodes(keep)  # [B, w] old index of each node, [B]
         if len(sizes) == 1 and kernels.is_native(keep):
             return self.take(order)
-        from drafttrain.trees.operators import keep_nodes  # for rows of unlike sizes
+        from drafttrain.trees.ragged import keep_nodes  # for batches, and without native calls
 
         drawn = self.drawn_from and self._moved_drawn_from(order, sizes)
-        return TokenTree._of(keep_nodes(self._fields(), keep, order, sizes), sizes, drawn)
-
-
-def _ways(like: torch.Tensor) -> ModuleType:
-    """Return the module that changes trees where this tensor is."""
-    if kernels.is_native(like):
-        return kernels
-    from drafttrain.trees import operators
-
-    return operators
+        return TokenTree._of_fields(keep_nodes(self._fields(), keep, order, sizes), sizes, drawn)
 
 
 def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

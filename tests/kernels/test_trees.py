@@ -47,6 +47,24 @@ def test_any_layout_is_read(kernels):
         torch.testing.assert_close(ours, same, rtol=0, atol=0, equal_nan=True)
 
 
+def test_other_dtypes_of_numbers_are_converted(kernels):
+    tree = TokenTree.root_only(torch.tensor([3], dtype=torch.int32))
+    layer = [torch.zeros(1, 2, dtype=torch.int32), torch.tensor([[5, 9]], dtype=torch.int32)]
+    scores = [torch.tensor([[-1.0, -2.0]], dtype=torch.double), torch.tensor([[1.0, 2.0]]).double()]
+    grown = tree.append(*layer, *scores)
+    assert grown.tokens.tolist() == [[3, 5, 9]] and grown.parents.tolist() == [[-1, 0, 0]]
+    assert grown.joint_log_probs().tolist() == [[0, -1, -2]] and grown.entropies.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("nodes", [[0, 3], [1, 2], [2]])
+def test_nodes_without_their_parents_are_refused(kernels, nodes):
+    tree = TokenTree.root_only(torch.tensor([1]))
+    tree = tree.append(torch.tensor([[0, 0]]), torch.tensor([[5, 6]]), torch.zeros(1, 2))
+    tree = tree.append(torch.tensor([[2]]), torch.tensor([[7]]), torch.zeros(1, 1))
+    with pytest.raises(ValueError, match="none without its parent"):
+        tree.take(torch.tensor([nodes]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_accepted_slots_move_to_the_front(kernels, dtype):
     cache = KvCache(3, 4, 40, dtype, "cpu")
@@ -104,6 +122,10 @@ def test_a_drafting_step_is_that_of_the_layers_and_the_head(kernels, tiny_llama,
     found, expected = grown(LayeredDrafter.top), grown(in_parts)
     assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.log_probs, expected.log_probs)
     assert len(found.tokens[0].unique()) > 3
+    root = TokenTree.root_only(torch.tensor([3, -1, 5]))
+    for k, tree, error in ((0, found, ValueError), (3, root, IndexError)):
+        with pytest.raises(error):
+            drafter.top(state(), tree, torch.zeros(3, 1, dtype=torch.long), k)
     stock = Drafter.top(
         drafter, state(), TokenTree.root_only(torch.tensor([3, 8, 5])), torch.zeros(3, 1, dtype=torch.long), 3
     )

@@ -13,7 +13,7 @@ from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.eagle2 import Eagle2Policy, keep_best
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.pct import PctPolicy
@@ -334,3 +334,27 @@ def test_timed_grows_with_confidence_and_shrinks_with_the_rate():
     for rate, acceptance in ((0.0, (0.5,)), (1.0, (0.0,)), (1.0, (1.5,))):
         with pytest.raises(UserError, match="(rate|acceptance): must be > 0"):
             TimedPolicy(DRAFT, VERIFY, rate, acceptance)
+
+
+@pytest.mark.parametrize("promise", [None, AcceptanceCurve((-9.0, 0.0), (0.0, 0.9))])
+@pytest.mark.parametrize("nan", [0.05, 1.0])
+def test_nan_of_a_drafter_ends_in_trees(nan, promise):
+    """Whose root is the first node, with each node's parent among them: the text stays exact."""
+    for seed in range(20):
+        drafter = TableDrafter("soft", seed)
+        drafter.table[torch.rand(drafter.table.shape) < nan] = torch.nan
+        timed = TimedPolicy(DRAFT, VERIFY, 0.02, promise=promise)
+        for policy in (timed, Eagle2Policy(4, 4, 9)):
+            tree = policy.grow(drafter, None, torch.tensor([42, 7]))
+            assert tree.tokens[:, 0].tolist() == [42, 7] and tree.parents[:, 0].tolist() == [-1, -1]
+            above = tree.depths.gather(1, tree.parents.clamp(min=0)) + 1
+            assert torch.equal(above[:, 1:][tree.valid[:, 1:]], tree.depths[:, 1:][tree.valid[:, 1:]])
+
+
+def test_the_best_of_ragged_trees():
+    tree = TokenTree.root_only(torch.tensor([1, 2]))
+    layer = torch.zeros(2, 4, dtype=torch.long), torch.tensor([[5, 6, 7, 8]] * 2)
+    log_probs = torch.tensor([[-1.0, -2.0, -0.5, -3.0]] * 2)
+    best = keep_best(tree.append(*layer, log_probs, counts=torch.tensor([4, 1])), 2)
+    assert best.sizes.tolist() == [3, 2]
+    assert best.tokens.tolist() == [[1, 5, 7], [2, 5, 0]]
