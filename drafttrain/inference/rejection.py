@@ -9,8 +9,8 @@ import torch
 from drafttrain.inference.acceptance import Accepted
 from drafttrain.inference.drawing import SamplingRule
 from drafttrain.inference.params import SamplingParams
-from drafttrain.inference.sampling import is_cut, token_probs, uniform
-from drafttrain.kernels.draw import draw, draw_logits
+from drafttrain.inference.sampling import is_cut, kept_tokens, uniform
+from drafttrain.kernels.draw import draw_logits
 from drafttrain.trees.tree import TokenTree
 
 
@@ -159,26 +159,31 @@ class _Whole:
 
 
 class _Cut:
-    """A distribution [V] of which top-k or top-p leaves a part, or temperature 0 one token; as `_Whole`."""
+    """The part of a distribution that top-k, top-p or temperature 0 leaves: tokens [m], ascending, with their
+    probabilities; as `_Whole`."""
 
-    def __init__(self, probs: torch.Tensor, uniform: float):
-        self.probs, self.uniform = probs, uniform
+    def __init__(self, tokens: np.ndarray, probs: np.ndarray, uniform: float):
+        self.tokens, self.probs, self.uniform = tokens, probs, uniform
 
     @cached_property
     def token(self) -> int:  # most nodes that a walk reaches have drafts below them and never need it
-        share = torch.tensor([self.uniform], dtype=torch.float64, device=self.probs.device)  # [1]
-        return int(draw(self.probs[None], share))
+        cumulative = self.probs.cumsum()
+        place = cumulative.searchsorted(self.uniform * cumulative[-1], "right")
+        return int(self.tokens[min(place, self.probs.nonzero()[0].max())])  # rounding may reach the end
 
     def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        return self.probs[torch.as_tensor(ids, device=self.probs.device)].numpy(force=True)
+        places = self.tokens.searchsorted(ids).clip(max=len(self.tokens) - 1)
+        return np.where(self.tokens[places] == ids, self.probs[places], 0.0)
 
     def without(self, ids: np.ndarray, uniform: float) -> int:
-        rest = self.probs.index_fill(0, torch.as_tensor(ids, device=self.probs.device), 0.0)  # [V]
-        return _Cut(rest, uniform).token
+        others = np.where(np.isin(self.tokens, ids), 0.0, self.probs)  # [m]
+        return _Cut(self.tokens, others, uniform).token
 
 
 def _distribution(logits: torch.Tensor, params: SamplingParams, uniform: float) -> _Whole | _Cut:
     """Return what the target's token after a node is drawn from, by its logits [V]."""
-    if (params.temperature == 0 or is_cut(params)) and logits.max().isfinite():
-        return _Cut(token_probs(logits, params), uniform)
+    if params.temperature == 0 or is_cut(params):
+        tokens, probs = kept_tokens(logits, params)
+        if np.isfinite(probs[0]):
+            return _Cut(tokens, probs, uniform)
     return _Whole(logits, params.temperature or 1.0, uniform)

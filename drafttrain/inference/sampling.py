@@ -7,8 +7,8 @@ decoding and in regeneration.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 
 from drafttrain.inference.params import SamplingParams
 
@@ -112,18 +112,26 @@ def is_cut(params: SamplingParams) -> bool:
     return params.top_k is not None or params.top_p < 1
 
 
-def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Return the distribution that `pick_tokens` draws from, fp64 [V], from logits [V]."""
+def kept_tokens(logits: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is left of logits [V] by temperature, top-k and top-p, which `pick_tokens` draws from:
+    tokens, int64 [m], ascending, and their probabilities, fp64 [m]; NaN if a logit is, or the largest is
+    infinite."""
     if params.temperature == 0:
-        return F.one_hot(logits.argmax(), len(logits)).double()
-    probs = torch.softmax(logits.double() / params.temperature, dim=-1)
-    if not is_cut(params):
-        return probs
-    probs, ids = probs.sort(descending=True, stable=True)
-    probs[params.top_k or len(probs) :] = 0
-    probs /= probs.sum()
-    probs[probs.cumsum(-1) - probs >= params.top_p] = 0
-    return torch.zeros_like(probs).scatter_(0, ids, probs / probs.sum())
+        best, token = logits.max(0)
+        return np.array([int(token)]), np.array([1.0 if best.isfinite() else np.nan])
+    probs = torch.softmax(logits.double() / params.temperature, dim=-1)  # [V]
+    limit = min(params.top_k or len(probs), len(probs))
+    for size in (NUCLEUS, limit):  # few are enough for most
+        best, tokens = (part.numpy(force=True) for part in probs.topk(min(size, limit)))  # [k]
+        if len(best) == limit or (limit == len(probs) and not best.sum() < params.top_p):
+            break
+    if not np.isfinite(best[0]):
+        return tokens[:1], best[:1]
+    whole = best.sum() if limit < len(probs) else 1.0
+    kept = best.cumsum() - best < params.top_p * whole  # [k]: the mass in front of each
+    best, tokens = best[kept], tokens[kept]  # [m]
+    order = tokens.argsort()
+    return tokens[order], best[order] / best.sum()
 
 
 class Sampler:

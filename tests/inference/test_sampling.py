@@ -1,6 +1,7 @@
 """Draws follow the distribution they should, belong to seed and position, and give with drafts what they give
 without."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +15,9 @@ from drafttrain.inference.sampling import (
     NUCLEUS,
     Sampler,
     SamplingParams,
+    is_cut,
+    kept_tokens,
     pick_tokens,
-    token_probs,
     uniform,
 )
 from drafttrain.kernels.draw import draw
@@ -40,6 +42,42 @@ def nucleus(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Ten
         kept[token] = probs[token]
         mass += probs[token].item()
     return kept / kept.sum()
+
+
+def token_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The distribution that is drawn from, fp64 [V], from logits [V]."""
+    if params.temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
+    probs = torch.softmax(logits.double() / params.temperature, dim=-1)
+    if not is_cut(params):
+        return probs
+    probs, ids = probs.sort(descending=True, stable=True)
+    probs[params.top_k or len(probs) :] = 0
+    probs /= probs.sum()
+    probs[probs.cumsum(-1) - probs >= params.top_p] = 0
+    return torch.zeros_like(probs).scatter_(0, ids, probs / probs.sum())
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 3, NUCLEUS, NUCLEUS + 1, 3 * NUCLEUS, 4 * NUCLEUS, 9999])
+@pytest.mark.parametrize("top_p", [0.02, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("vocabulary", [2, 6, 4 * NUCLEUS])
+def test_tokens_that_are_kept(vocabulary, temperature, top_p, top_k):
+    logits = 2 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    params = SamplingParams(temperature, top_p, top_k)
+    tokens, probs = kept_tokens(logits, params)
+    assert (np.diff(tokens) > 0).all()
+    found = torch.zeros(vocabulary, dtype=torch.double)
+    found[torch.from_numpy(tokens)] = torch.from_numpy(probs)
+    torch.testing.assert_close(found, token_probs(logits, params), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_kept_of_broken_logits(bad, temperature):
+    logits = torch.randn(600)
+    logits[77] = bad
+    assert np.isnan(kept_tokens(logits, SamplingParams(temperature, 0.9))[1]).all()
 
 
 @pytest.mark.parametrize("vocabulary", [8, 2 * NUCLEUS])

@@ -1,6 +1,8 @@
 """Native arithmetic on trees against torch's operators and slow references; tests/trees and tests/inference
 have more of it."""
 
+import copy
+
 import pytest
 import torch
 
@@ -87,7 +89,7 @@ def test_accepted_slots_move_to_the_front(kernels, dtype):
 @pytest.mark.parametrize("kind", ["one cache", "joined caches"])
 def test_a_drafting_step_is_that_of_the_layers_and_the_head(kernels, tiny_llama, dtype, kind):
     """Bit by bit, over trees of several layers and sequences of several lengths."""
-    target = FrozenTarget(tiny_llama[0].to(dtype), None, "llama")
+    target = FrozenTarget(copy.deepcopy(tiny_llama[0]).to(dtype), None, "llama")
     config = EddConfig.for_target(target, DrafterConfig(tapped_blocks=[-2]), 200)
     drafter = EddModel(config).eval()
     drafter.initialize_from(target, DrafterConfig(tapped_blocks=[-2]), torch.arange(200) * 2)
