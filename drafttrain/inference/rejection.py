@@ -177,7 +177,8 @@ class _Cut:
 
     def without(self, ids: np.ndarray, uniform: float) -> int:
         others = np.where(np.isin(self.tokens, ids), 0.0, self.probs)  # [m]
-        return _Cut(self.tokens, others, uniform).token
+        # of no others, rounding alone has left something to draw
+        return _Cut(self.tokens, others if others.any() else self.probs, uniform).token
 
 
 def _distribution(logits: torch.Tensor, params: SamplingParams, uniform: float) -> _Whole | _Cut:

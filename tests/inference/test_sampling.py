@@ -10,7 +10,7 @@ from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.rejection import RejectionSampling
+from drafttrain.inference.rejection import RejectionSampling, _distribution
 from drafttrain.inference.sampling import (
     NUCLEUS,
     Sampler,
@@ -403,3 +403,11 @@ def test_token_probs_are_what_is_drawn_from(params):
 def test_values_without_sense(values, words):
     with pytest.raises(UserError, match=words):
         SamplingParams(**values)
+
+
+def test_rounding_leaves_nothing_to_draw_but_what_is_kept():
+    """All kept tokens were candidates, and what is left elsewhere is a rounding error."""
+    logits = torch.tensor([3.0, -1.0, 2.0, 0.0])
+    cut = _distribution(logits, SamplingParams(1.0, top_k=2), 0.5)
+    assert cut.without(np.array([0, 2]), 0.3) in (0, 2)
+    assert cut.without(np.array([0, 1]), 0.3) == 2
