@@ -20,7 +20,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
+from drafttrain.kernels.cores import Cores
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.reasoning.branches import Branch, Pace
 from drafttrain.reasoning.config import SearchConfig
@@ -145,8 +147,9 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
 
 @contextmanager
 def declared_devices() -> Iterator[None]:
-    """Let nobody warn that threads are more than this machine's cores."""
-    with warnings.catch_warnings():
+    """Let nobody warn that threads are more than this machine's cores, and keep the target's: for the moments
+    in which the drafter's device computes on one of them, its team would be made smaller for seconds."""
+    with warnings.catch_warnings(), patch.object(Cores, "fit", lambda cores, threads: threads):
         warnings.filterwarnings("ignore", "scheduler.threads")
         yield
 
