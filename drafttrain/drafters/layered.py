@@ -352,6 +352,18 @@ class LayeredDrafter(DraftModel):
         view, nodes = state.reserve(tree.width), (tree.tokens, tree.depths, tree.ancestors())
         return draft_top(*parts, nodes, frontier, state.places(), state.dtype, k, view)
 
+    @torch.no_grad()
+    def grow_timed(self, state: KvCache, root: torch.Tensor, timing: Any, rate: float) -> TokenTree | None:
+        """Grow trees from root tokens [B] as `TimedPolicy` does, in one native call (see `Drafter`)."""
+        if self.native is None or not self.reads_tokens_alone or timing.width > self.draft_vocab_size:
+            return None
+        from drafttrain.kernels.growth import grow_timed  # for `timed` alone
+
+        own = self.native, self.lm_head, self.embed_tokens.weight, self.draft_to_target
+        view = state.reserve(timing.most)
+        fields = grow_timed(*own, root, state.places(), state.dtype, timing, rate, view)
+        return TokenTree.of_fields(fields, torch.full_like(root, fields[0].shape[1]))
+
     def _read_frontier(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""
         view, starts = state.reserve(tree.width), state.lengths[:, None]  # [B, 1]

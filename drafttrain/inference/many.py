@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from drafttrain.inference.acceptance import AcceptanceRule
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.session import Session, Verified, judge, propose, verify
+from drafttrain.trees.lists import rows_of
 from drafttrain.trees.tree import TokenTree
 
 
@@ -31,7 +32,7 @@ def propose_many(
     proposer.set_active(seeds, positions)
     trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
     proposer.split(joined, states)
-    return trees.rows()
+    return rows_of(trees)
 
 
 def verify_many(

@@ -3,7 +3,7 @@
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,9 +144,7 @@ class TreeProposer(Proposer):
         self.drafter.split(joined, states)
 
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
-        started = self._now(counts)
-        self.drafter.update(state, tokens, tapped, counts)
-        self.model_seconds += self._now(counts) - started
+        self._time(counts, self.drafter.update, state, tokens, tapped, counts)
 
     def propose(self, state: Any, root: torch.Tensor) -> TokenTree:
         return self.policy.grow(self, state, root)
@@ -158,27 +156,29 @@ class TreeProposer(Proposer):
         return self.drafter.draft_vocab_size
 
     def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        started = self._now(frontier)
-        log_probs = self.drafter.expand(state, tree, frontier)
-        self.model_seconds += self._now(frontier) - started
-        return log_probs
+        return self._time(frontier, self.drafter.expand, state, tree, frontier)
 
     def top(
         self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        started = self._now(frontier)
-        best = self.drafter.top(state, tree, frontier, k)
-        self.model_seconds += self._now(frontier) - started
-        return best
+        return self._time(frontier, self.drafter.top, state, tree, frontier, k)
+
+    def grow_timed(self, state: Any, root: torch.Tensor, *timing: Any) -> TokenTree | None:
+        grow = getattr(self.drafter, "grow_timed", None)
+        return grow and self._time(root, grow, state, root, *timing)
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         return self.drafter.to_target(ids)
 
-    @staticmethod
-    def _now(like: torch.Tensor) -> float:
-        if like.device.type == "cuda":
-            torch.cuda.synchronize(like.device)
-        return time.perf_counter()
+    def _time(self, like: torch.Tensor, call: Callable, *given: Any) -> Any:
+        """Call the model; its time counts as such, on the device of a tensor."""
+        wait = torch.cuda.synchronize if like.device.type == "cuda" else lambda device: None
+        wait(like.device)
+        started = time.perf_counter()
+        found = call(*given)
+        wait(like.device)
+        self.model_seconds += time.perf_counter() - started
+        return found
 
 
 class NoProposer(Proposer):

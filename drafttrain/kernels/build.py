@@ -31,7 +31,7 @@ BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 BF16_LIMITS = ("BF16", "FP16", "AMX", "AVX10")  # in names of oneDNN's instruction sets that have bf16
 SECONDS = 60  # that a compilation may take
-ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
+ARGUMENTS = {  # of the functions of forward.cpp: pointers, whole numbers and others
     "pack": "pnnnpn",
     "packed_bytes": "nnn",
     "advise_huge": "pn",
@@ -43,12 +43,14 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers and numbers
     "draws": "pnnpppp",
     "linear_top": "ppnnppnn",
     "draft_top": "pppnnnnnpppppnnppnnn",
+    "grow_timed": "pppnnppdnppnpppnnn",
     "append_layer": "nnn" + 14 * "p",
     "take_nodes": "nnn" + 11 * "p",
     "follow_choices": "nn" + 7 * "p",
     "commit_slots": "pnnnnnnnppnp",
 }
-COUNTS = ("packed_bytes", "draft_top", "take_nodes", "follow_choices")  # those that return a number
+C_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
+COUNTS = ("packed_bytes", "draft_top", "grow_timed", "take_nodes", "follow_choices")  # return a number
 
 
 def variant() -> str | None:
@@ -90,7 +92,7 @@ def library() -> ctypes.CDLL | None:
             break
         for function, kinds in ARGUMENTS.items():
             called = getattr(loaded, function)
-            called.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in kinds]
+            called.argtypes = [C_TYPES[kind] for kind in kinds]
             called.restype = ctypes.c_int64 if function in COUNTS else None
         loaded.variant = name
         return loaded

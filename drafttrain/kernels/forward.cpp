@@ -8,7 +8,8 @@
 // lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
 // of 7 bits with a scale for each output. A panel is one stream through memory. Sums are fp32; inputs of a product are
 // rounded to bf16 where the machine multiplies bf16 (vdpbf16ps, or AMX, whose tiles of weights these panels are, too),
-// each token's by itself, and stay fp32 elsewhere. Keys and values are kept in fp32 or, as their cache is, in bf16; attention computes in fp32.
+// each token's by itself, and stay fp32 elsewhere. Keys and values are kept in fp32 or, as their cache is, in bf16; attention computes in
+// fp32, of queries beside keys in bf16 where that is multiplied in 16 bits and more.
 //
 // Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
 // calls it and releases the GIL.
@@ -23,6 +24,7 @@
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <numeric>
 #include <span>
 #include <thread>
 #include <type_traits>
@@ -242,24 +244,34 @@ struct Range {
 };
 static Range share(int64_t n, int t, int threads) { return {n * t / threads, n * (t + 1) / threads}; }
 
-// Work of n parts, 0 ... n - 1. Half of it is the threads' own, in equal shares, so that a thread knows where it
-// begins; they take the rest from each other in ever smaller ranges: cores differ, and other processes have them too.
-struct alignas(64) Queue {
-  std::atomic<int64_t> taken{0};  // of the second half
+// Work of n parts, 0 ... n - 1, in equal shares. A thread goes through its own from the beginning, in ever smaller ranges:
+// a share is one stream of weights. Who is ready takes from the ends of others': cores differ, and other processes have them too.
+struct Queue {
+  std::atomic<uint64_t>* taken;  // of each share: parts that its thread took | parts that others did << 32
+  int threads;
 
-  static Range own(int64_t n, int t, int threads) { return share(n / 2, t, threads); }
-
-  template <class Use> void take(int64_t n, int t, int threads, Use&& use) {
+  template <class Use> void take(int64_t n, int t, Use&& use) const {
     if (threads == 1) return n ? use(Range{0, n}) : void();
-    if (Range mine = own(n, t, threads); mine.begin < mine.end) use(mine);
-    int64_t begin = taken.load(std::memory_order_relaxed);
-    while (n / 2 + begin < n) {
-      int64_t size = std::max<int64_t>(1, (n - n / 2 - begin) / (2 * threads));
-      if (!taken.compare_exchange_weak(begin, begin + size, std::memory_order_relaxed)) continue;
-      use(Range{n / 2 + begin, n / 2 + begin + size});
-      begin = taken.load(std::memory_order_relaxed);
+    for (int i = 0; i < threads; i++) {
+      const Range all = share(n, (t + i) % threads, threads);
+      std::atomic<uint64_t>& state = taken[(t + i) % threads];
+      for (uint64_t now = state.load(std::memory_order_relaxed);;) {
+        const int64_t begin = all.begin + int64_t(now & 0xffffffff), end = all.end - int64_t(now >> 32);
+        if (begin >= end) break;
+        const int64_t size = std::max<int64_t>(1, (end - begin) / 2);
+        if (!state.compare_exchange_weak(now, now + (uint64_t(size) << (i ? 32 : 0)), std::memory_order_relaxed)) continue;
+        use(i ? Range{end - size, end} : Range{begin, begin + size});
+        now = state.load(std::memory_order_relaxed);
+      }
     }
   }
+};
+
+struct Queues {
+  Queues(int64_t count, int threads) : taken(count * threads), threads(threads) {}
+  Queue operator[](int64_t i) { return {taken.data() + i * threads, threads}; }
+  std::vector<std::atomic<uint64_t>> taken;
+  const int threads;
 };
 
 // ---- linear layers
@@ -667,12 +679,51 @@ template <class K, class Use> static inline void places(int64_t dim, int64_t siz
   for (int64_t d = end; d < dim; d++) use(d, d);
 }
 
+// Puts a head's query into the order in which `dots` reads it beside keys of this kind. Where bf16 is multiplied and keys are
+// bf16, each of its numbers becomes the sum of two, [2][dim] in bf16: nothing but its last bits is lost.
+template <class K> static inline void arrange_query(const float* q, int64_t dim, float* to) {
+#if defined(__AVX512BF16__)
+  if constexpr (sizeof(K) == 2) {
+    for (int64_t d = 0; d < dim; d += VL) {
+      const __mmask16 some = __mmask16((1u << std::min<int64_t>(VL, dim - d)) - 1);
+      const __m512 x = _mm512_maskz_loadu_ps(some, q + d);
+      const __m256i large = (__m256i)_mm512_cvtneps_pbh(x);
+      const __m512 rest = _mm512_sub_ps(x, (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(large), 16));
+      _mm256_mask_storeu_epi16((uint16_t*)to + d, some, large);
+      _mm256_mask_storeu_epi16((uint16_t*)to + dim + d, some, (__m256i)_mm512_cvtneps_pbh(rest));
+    }
+    return;
+  }
+#endif
+  places<K>(dim, 2 * VL, [&](int64_t d, int64_t place) { to[place] = q[d]; });
+}
+
 // q · key for VL keys, of which key(i) is the i-th; every lane sums in the same order. DIM: dim, or 0.
 template <int DIM, class Key> static inline vf dots(const float* q, Key&& key, int64_t dim) {
   vf parts[VL];
   UNROLL for (int i = 0; i < VL; i++) parts[i] = vf{};
   const int64_t end = DIM ? DIM : dim;
   int64_t d = 0;
+#if defined(__AVX512BF16__)
+  if constexpr (sizeof(*key(0)) == 2) {
+    const uint16_t *large = (const uint16_t*)q, *small = large + end;
+    for (; d + 2 * VL <= end; d += 2 * VL) {
+      const __m512bh first = (__m512bh)_mm512_loadu_si512(large + d), second = (__m512bh)_mm512_loadu_si512(small + d);
+      UNROLL for (int i = 0; i < VL; i++) {
+        const __m512bh some = (__m512bh)_mm512_loadu_si512(key(i) + d);
+        parts[i] = (vf)_mm512_dpbf16_ps((__m512)parts[i], first, some);
+        parts[i] = (vf)_mm512_dpbf16_ps((__m512)parts[i], second, some);
+      }
+    }
+    vf sums = fold_all<VL / 2>(parts);
+    for (; d < end; d++) {
+      uint16_t both[2];
+      std::memcpy(both, large + d, 2), std::memcpy(both + 1, small + d, 2);
+      for (int i = 0; i < VL; i++) sums[i] += (one(both) + one(both + 1)) * one(key(i) + d);
+    }
+    return sums;
+  }
+#endif
   for (; d + 2 * VL <= end; d += 2 * VL) {
     const vf first = load(q + d), second = load(q + d + VL);
     UNROLL for (int i = 0; i < VL; i++) {
@@ -720,6 +771,23 @@ template <int DIM, class Key, class Before> static inline void score(const float
   if (i < count) store(scores + i, dots<DIM>(q, [&](int j) { return key(std::min(i + j, count - 1)); }, dim) * scale);
 }
 
+// Writes a head's sums of values, which are in the order in which `weigh` adds those, as inputs of a product.
+template <class K, class X> static inline void put_sums(const float* sums, int64_t dim, X* to) {
+  int64_t begin = 0;
+  if constexpr (sizeof(K) == 2 && sizeof(X) == 2) {
+    auto rounded = [](vf x) {  // as `narrow`, in the upper halves
+      const vu bits = (vu)x;
+      return x != x ? vu{} + 0x7fc00000u : bits + 0x7fffu + (bits >> 16 & 1u);
+    };
+    for (; begin + 4 * VL <= dim; begin += 4 * VL)
+      for (int64_t d = begin; d < begin + 4 * VL; d += 2 * VL) {
+        const vu pairs = rounded(load(sums + d)) >> 16 | (rounded(load(sums + d + VL)) & 0xffff0000u);
+        std::memcpy(to + d, &pairs, sizeof pairs);
+      }
+  }
+  places<K>(dim, 4 * VL, [&](int64_t d, int64_t place) { if (d >= begin) put(to + d, sums[place]); });
+}
+
 constexpr int TOGETHER = VL == 16 ? 4 : 2;  // queries whose sums fit into registers
 
 // Adds values, of which value(j) is the j-th, by the weights of Q queries, each in the order of values. DIM: dim, or 0.
@@ -758,7 +826,7 @@ template <int DIM, class X, class K> static void attend(std::span<const Query<X>
   Range all = queries[0].run;
   for (const Query<X>& query : queries) {
     all = {std::min(all.begin, query.run.begin), std::max(all.end, query.run.end)};
-    places<K>(dim, 2 * VL, [&](int64_t d, int64_t place) { query.sums[place] = query.q[d]; });
+    arrange_query<K>(query.q, dim, query.sums);
   }
   for (int64_t part = all.begin; part < all.end; part += KEYS) {
     for (size_t i = 0; i < queries.size(); i++) {
@@ -804,7 +872,7 @@ template <int DIM, class X, class K> static void attend(std::span<const Query<X>
   for (const Query<X>& query : queries) {
     const float* weights = query.scores + query.before();
     weigh<1, DIM>(&weights, query.path_length, [&](int64_t j) { return values + query.path[j] * dim; }, 0, dim, &query.sums);
-    places<K>(dim, 4 * VL, [&](int64_t d, int64_t place) { put(query.to + d, query.sums[place]); });
+    put_sums<K>(query.sums, dim, query.to);
   }
 }
 
@@ -881,19 +949,19 @@ template <class K> static void finish(const Model& model, const Block& block, in
 }
 
 // Both, for all heads. Where panels end with heads, a thread finishes its heads at once.
-template <class K, class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Arranged<X> arranged, Queue* queues, int t, int threads, Wait&& wait, float* q, float* k, float* v) {
+template <class K, class X, class Wait> static void project_all(const Model& model, const Block& block, int64_t layer, const Nodes& nodes, const int32_t* row_of, Range tokens, Arranged<X> arranged, Queues& queues, int64_t first_queue, int t, Wait&& wait, float* q, float* k, float* v) {
   const int64_t count = tokens.end - tokens.begin, heads = (block.q.weight ? model.heads : 0) + 2 * model.kv_heads;
   const int64_t panels = (block.q.weight ? block.q.panels() : 0) + block.k.panels() + block.v.panels();
   if (model.head_dim % PANEL == 0) {
     const int64_t per_head = model.head_dim / PANEL;
-    queues[0].take(heads, t, threads, [&](Range part) {
+    queues[first_queue].take(heads, t, [&](Range part) {
       project(block, arranged, count, {part.begin * per_head, part.end * per_head}, q, k, v);
       finish<K>(model, block, layer, nodes, row_of, tokens, part, q, k, v);
     });
   } else {
-    queues[0].take(panels, t, threads, [&](Range part) { project(block, arranged, count, part, q, k, v); });
+    queues[first_queue].take(panels, t, [&](Range part) { project(block, arranged, count, part, q, k, v); });
     wait();
-    queues[1].take(heads, t, threads, [&](Range part) { finish<K>(model, block, layer, nodes, row_of, tokens, part, q, k, v); });
+    queues[first_queue + 1].take(heads, t, [&](Range part) { finish<K>(model, block, layer, nodes, row_of, tokens, part, q, k, v); });
   }
   wait();
 }
@@ -914,14 +982,14 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
   const std::vector<int32_t> row_of = nodes.rows_of_nodes();
   Buffers<X> buffers(model, std::min(CHUNK, all));
   Barrier barrier(threads);
-  std::vector<Queue> queues(chunks * (last_block - first_block) * PHASES);
+  Queues queues(chunks * (last_block - first_block) * PHASES, threads);
   auto work = [&](int t) {
     std::vector<X> h(std::min(CHUNK, all) * h_stride);
     std::vector<float> gate(std::min(CHUNK, all) * PANEL), up(gate.size());
     const int64_t group = nq / nkv;
     std::vector<Query<X>> queries(std::min(NODES, all) * group);
     std::vector<float> scores(queries.size() * (paths.longest + VL)), sums(queries.size() * dim);
-    Queue* queue = queues.data();  // every thread goes through them in the same order
+    int64_t queue = 0;  // every thread goes through them in the same order
     auto wait = [&] { barrier.wait(); };
     for (int64_t start = 0; start < all; start += CHUNK) {
       Range tokens = {start, std::min(all, start + CHUNK)};
@@ -937,9 +1005,9 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
         for (int64_t m = 0; m < count; m++) norm(states + m * hidden, weight, hidden, model.eps, h.data() + m * h_stride, h_stride);
         return arrange<X>(h.data(), count, h_stride / 2, layer.kind);
       };
-      auto add = [&](Queue& from_queue, const Linear& layer, const X* from) {  // to the residual stream
+      auto add = [&](Queue from_queue, const Linear& layer, const X* from) {  // to the residual stream
         const Arranged<X> arranged = arrange(from, count, layer.pairs(), layer.kind);
-        from_queue.take(layer.panels(), t, threads, [&](Range panels) {
+        from_queue.take(layer.panels(), t, [&](Range panels) {
           for (int64_t panel = panels.begin; panel < panels.end; panel++) {
             float* out = gate.data();
             multiply(arranged, count, layer, panel, out, PANEL);
@@ -953,10 +1021,10 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
       for (int64_t l = first_block; l < last_block; l++, queue += PHASES) {
         const Block& block = model.block[l];
         float *q = buffers.q.data(), *k = buffers.k.data(), *v = buffers.v.data();
-        project_all<K>(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm, block.q), queue, t, threads, wait, q, k, v);
+        project_all<K>(model, block, l, nodes, row_of.data(), tokens, normed(block.input_norm, block.q), queues, queue, t, wait, q, k, v);
         // nodes by head of keys; few nodes of a head stay with one thread, as the other would read its keys again
         const int64_t unit = count <= UNDIVIDED && threads <= nkv ? count : 1;
-        queue[2].take(nkv * count / unit, t, threads, [&](Range units) {
+        queues[queue + 2].take(nkv * count / unit, t, [&](Range units) {
           const Range items = {units.begin * unit, units.end * unit};
           for (int64_t item = items.begin; item < items.end;) {
             const int64_t head = item / count, first = item % count;
@@ -982,9 +1050,9 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
           }
         });
         wait();
-        add(queue[3], block.o, buffers.attended.data());
+        add(queues[queue + 3], block.o, buffers.attended.data());
         const Arranged<X> arranged = normed(block.post_norm, block.gate);
-        queue[4].take(block.gate.panels(), t, threads, [&](Range panels) {
+        queues[queue + 4].take(block.gate.panels(), t, [&](Range panels) {
           for (int64_t panel = panels.begin; panel < panels.end; panel++) {
             multiply(arranged, count, block.gate, panel, gate.data(), PANEL);
             multiply(arranged, count, block.up, panel, up.data(), PANEL);
@@ -1000,7 +1068,7 @@ template <class X, class K> static void run_blocks(const Model& model, const Nod
           }
         });
         wait();
-        add(queue[5], block.down, buffers.activated.data());
+        add(queues[queue + 5], block.down, buffers.activated.data());
         keep(l);
       }
       if (final) {
@@ -1123,14 +1191,14 @@ struct Tops {
   const bool log_probs;
   std::vector<Entry> best;
   std::vector<float> sums;
-  Queue queue;
-  Tops(int64_t rows, int64_t width, int64_t k, bool log_probs)
+  Queues queues;
+  Tops(int64_t rows, int64_t width, int64_t k, bool log_probs, int64_t threads)
       : rows(rows), width(width), k(k), parts((width + PART - 1) / PART), kept(std::min(k, PART)), log_probs(log_probs),
-        best(rows * parts * kept), sums(log_probs ? rows * parts : 0) {}
+        best(rows * parts * kept), sums(log_probs ? rows * parts : 0), queues(1, int(threads)) {}
 
   // Looks at all parts, as thread t of several.
-  void look(const float* x, int t, int threads) {
-    queue.take(rows * parts, t, threads, [&](Range items) {
+  void look(const float* x, int t) {
+    queues[0].take(rows * parts, t, [&](Range items) {
       for (int64_t item = items.begin; item < items.end; item++) {
         int64_t begin = item % parts * PART, end = std::min(width, begin + PART);
         const float* row = x + item / parts * width;
@@ -1174,16 +1242,82 @@ template <class Then> static void multiply_all(const Linear& layer, const float*
     using X = std::remove_pointer_t<decltype(type)>;
     std::vector<X> h(tokens * stride);
     for (int64_t m = 0; m < tokens; m++) norm(x + m * layer.in, nullptr, layer.in, 0.f, h.data() + m * stride, stride);
-    Queue queue;
+    Queues queues(1, threads);
     Team::get().run(threads, [&](int t) {
       const Arranged<X> arranged = arrange<X>(h.data(), tokens, layer.pairs(), layer.kind);
-      queue.take(layer.panels(), t, threads, [&](Range panels) {
+      queues[0].take(layer.panels(), t, [&](Range panels) {
         for (int64_t panel = panels.begin; panel < panels.end; panel++) multiply(arranged, tokens, layer, panel, y + panel * PANEL, layer.out);
       });
       then(t);
     });
   };
   if (BF16_PRODUCTS && round_inputs && layer.kind != FP32) run((uint16_t*)nullptr); else run((float*)nullptr);
+}
+
+// ---- growth of trees by expected tokens and measured seconds
+
+struct Curve {  // points
+  int64_t n;
+  const double *x, *y;
+};
+
+// As in `trees/costs.py` and `trees/timed.py`, in the same order of operations.
+struct Timing {
+  Curve draft, verify, promise;  // seconds by tokens, twice; share of nodes accepted by joint log-probability, or no points
+  const double* acceptance;
+  int64_t depths, width, frontier, max_depth, most;
+
+  static double seconds(const Curve& curve, int64_t tokens) {
+    const double n = double(tokens);
+    if (n <= curve.x[0]) return curve.y[0];
+    if (n >= curve.x[curve.n - 1]) return curve.y[curve.n - 1] * n / curve.x[curve.n - 1];
+    const int64_t right = std::lower_bound(curve.x, curve.x + curve.n, n) - curve.x, left = right - 1;
+    return curve.y[left] + (curve.y[right] - curve.y[left]) * (n - curve.x[left]) / (curve.x[right] - curve.x[left]);
+  }
+
+  double share(double joint) const {
+    if (joint != joint) return 0;
+    if (!promise.n) return std::exp(joint);
+    const int64_t right = std::upper_bound(promise.x, promise.x + promise.n, joint) - promise.x, left = right - 1;
+    if (!right || right == promise.n || joint == promise.x[left]) return promise.y[std::max<int64_t>(left, 0)];
+    return (promise.y[right] - promise.y[left]) / (promise.x[right] - promise.x[left]) * (joint - promise.x[left]) + promise.y[left];
+  }
+
+  // Of the best nodes of the deepest layer, whose probabilities are added up over the batch.
+  int64_t worth_expanding(const std::vector<double>& confidence, int64_t depth, int64_t batch, double rate) const {
+    const double accepted = acceptance[std::min(depth, depths - 1)], following = acceptance[std::min(depth + 1, depths - 1)];
+    double expected = std::max(0.0, confidence[0] * accepted * following - rate * seconds(draft, 1)), best_gain = 0;
+    const double chain = seconds(verify, batch * (depth + 1));
+    int64_t best = 0;
+    for (int64_t f = 1; f <= int64_t(confidence.size()); f++) {
+      const double more = seconds(verify, batch * (f + depth + 1)) - chain;
+      expected += confidence[f - 1] * accepted;
+      const double gain = expected - rate * (seconds(draft, batch * f) + more);
+      if (gain > best_gain) best = f, best_gain = gain;
+    }
+    return best;
+  }
+
+  int64_t worth_verifying(const std::vector<std::vector<double>>& joint, const std::vector<std::vector<int64_t>>& ranked, int64_t n, double rate) const {
+    double expected = 0, best = -INFINITY;
+    int64_t size = n;
+    for (int64_t k = 0; k < n; k++) {
+      double more = 0;
+      for (size_t b = 0; b < joint.size(); b++) more += joint[b][ranked[b][k]];
+      expected += more;
+      const double gain = expected - rate * seconds(verify, int64_t(joint.size()) * (k + 1));
+      if (gain > best) best = gain, size = k + 1;
+    }
+    return size;
+  }
+};
+
+// Places of values from `first` on, the largest first; of equals the first one.
+static std::vector<int64_t> descending(const std::vector<double>& values, int64_t first) {
+  std::vector<int64_t> places(values.size() - first);
+  std::iota(places.begin(), places.end(), first);
+  std::stable_sort(places.begin(), places.end(), [&](int64_t a, int64_t b) { return values[a] > values[b]; });
+  return places;
 }
 
 // ---- what Python calls
@@ -1258,11 +1392,11 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
     const int team = int(threads);
     const std::vector<int32_t> row_of = nodes->rows_of_nodes();
     Barrier barrier(team);
-    std::vector<Queue> queues((all + CHUNK - 1) / CHUNK * model->blocks * PHASES);
+    Queues queues((all + CHUNK - 1) / CHUNK * model->blocks * PHASES, team);
     std::vector<float> k(std::min(CHUNK, all) * kv), v(k.size());
     Team::get().run(team, [&](int t) {
       std::vector<X> h(std::min(CHUNK, all) * stride);
-      Queue* queue = queues.data();
+      int64_t queue = 0;
       for (int64_t start = 0; start < all; start += CHUNK) {
         Range tokens = {start, std::min(all, start + CHUNK)};
         for (int64_t l = 0; l < model->blocks; l++, queue += PHASES) {
@@ -1270,7 +1404,7 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
           block.q.weight = nullptr;
           for (int64_t m = tokens.begin; m < tokens.end; m++) norm(x + m * hidden, block.input_norm, hidden, model->eps, h.data() + (m - start) * stride, stride);
           const Arranged<X> arranged = arrange<X>(h.data(), tokens.end - tokens.begin, stride / 2, block.k.kind);
-          project_all<K>(*model, block, l, *nodes, row_of.data(), tokens, arranged, queue, t, team, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
+          project_all<K>(*model, block, l, *nodes, row_of.data(), tokens, arranged, queues, queue, t, [&] { barrier.wait(); }, (float*)nullptr, k.data(), v.data());
         }
       }
     });
@@ -1279,9 +1413,9 @@ void keys_values(const Model* model, const Nodes* nodes, const float* x, int64_t
 
 // The place of the largest of each row of x [rows][width], the first of equals; NaN is above all.
 void first_maximum(const float* x, int64_t rows, int64_t width, int64_t* places, int64_t threads) {
-  Tops tops(rows, width, 1, false);
+  Tops tops(rows, width, 1, false, threads);
   std::vector<float> values(rows);
-  Team::get().run(int(threads), [&](int t) { tops.look(x, t, int(threads)); });
+  Team::get().run(int(threads), [&](int t) { tops.look(x, t); });
   tops.merge(values.data(), places);
 }
 
@@ -1294,11 +1428,11 @@ void draws(const float* x, int64_t rows, int64_t width, const float* factors, co
 // Values are those of the row's log-softmax. Of equals the first ones win, and NaN is above all.
 void linear_top(const Linear* layer, const float* x, int64_t rows, int64_t k, float* values, int64_t* places, int64_t round_inputs, int64_t threads) {
   std::vector<float> y(rows * layer->out);
-  Tops tops(rows, layer->out, k, true);
+  Tops tops(rows, layer->out, k, true, threads);
   Barrier barrier{int(threads)};
   multiply_all(*layer, x, rows, y.data(), round_inputs, int(threads), [&](int t) {
     barrier.wait();
-    tops.look(y.data(), t, int(threads));
+    tops.look(y.data(), t);
   });
   tops.merge(values, places);
 }
@@ -1374,6 +1508,45 @@ int64_t take_nodes(int64_t batch, int64_t n, int64_t w, const int64_t* tokens, c
     }
   }
   return orphans;
+}
+
+// Grows trees from root tokens [batch] as `TimedPolicy` does: layer by layer, from the nodes whose children are expected
+// to be worth their time, then takes as many of the best nodes as are. `rate`: tokens that a second has to yield.
+// Results have room for `timing->most` nodes a row; returns how many they have, or -1 if a token is not in the vocabulary.
+int64_t grow_timed(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, const int64_t* to_target, const Timing* timing, double rate, int64_t batch, const int64_t* root, const int64_t* caches, int64_t kind, int64_t* whole, float* numbers, uint8_t* seen, int64_t round_inputs, int64_t round_head, int64_t threads) {
+  const int64_t k = timing->width;
+  std::vector<int64_t> fields(3 * batch), new_fields, frontier, above, tokens, places;  // as `whole`
+  std::vector<float> scores(3 * batch), new_scores, values;
+  std::vector<uint8_t> ancestors(batch, 1), new_ancestors;
+  std::vector<std::vector<double>> joint(batch, {1.0});  // expected acceptance of each row's nodes
+  std::vector<std::vector<int64_t>> best(batch);
+  for (int64_t b = 0; b < batch; b++) fields[b] = root[b], fields[batch + b] = -1;
+  int64_t n = 1, layer = 0;  // nodes of a row, and the first one of its deepest layer
+  for (int64_t depth = 0; depth < timing->max_depth; depth++) {
+    for (int64_t b = 0; b < batch; b++) best[b] = descending(joint[b], layer);
+    std::vector<double> confidence(std::min<int64_t>(timing->frontier, n - layer));
+    for (size_t i = 0; i < confidence.size(); i++)
+      for (int64_t b = 0; b < batch; b++) confidence[i] += joint[b][best[b][i]];
+    const int64_t f = timing->worth_expanding(confidence, depth, batch, rate), w = n + f * k;
+    if (!f) break;
+    frontier.resize(batch * f), above.resize(batch * f * k), tokens.resize(above.size()), places.resize(above.size()), values.resize(above.size());
+    for (int64_t b = 0; b < batch; b++) std::partial_sort_copy(best[b].begin(), best[b].begin() + f, frontier.begin() + b * f, frontier.begin() + (b + 1) * f);
+    if (draft_top(model, head, embed, embed_kind, vocabulary, batch, n, f, fields.data(), fields.data() + 2 * batch * n, ancestors.data(), frontier.data(), caches, kind, k, values.data(), places.data(), round_inputs, round_head, threads)) return -1;
+    for (size_t i = 0; i < above.size(); i++) above[i] = frontier[i / k], tokens[i] = to_target[places[i]];
+    new_fields.resize(3 * batch * w), new_scores.resize(3 * batch * w), new_ancestors.resize(batch * w * w);
+    const int64_t plane = batch * n;
+    append_layer(batch, n, f * k, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), above.data(), tokens.data(), values.data(), nullptr, new_fields.data(), new_scores.data(), new_ancestors.data());
+    fields.swap(new_fields), scores.swap(new_scores), ancestors.swap(new_ancestors);
+    layer = n, n = w;
+    for (int64_t b = 0; b < batch; b++)
+      for (int64_t i = layer; i < n; i++) joint[b].push_back(timing->share(scores[(2 * batch + b) * n + i]));
+  }
+  for (int64_t b = 0; b < batch; b++) best[b] = descending(joint[b], 0);
+  const int64_t size = timing->worth_verifying(joint, best, n, rate), plane = batch * n;
+  std::vector<int64_t> nodes(batch * size);
+  for (int64_t b = 0; b < batch; b++) std::partial_sort_copy(best[b].begin(), best[b].begin() + size, nodes.begin() + b * size, nodes.begin() + (b + 1) * size);
+  take_nodes(batch, n, size, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), nodes.data(), whole, numbers, seen);
+  return size;
 }
 
 // Finds the longest path of each tree whose every token is the target's choice after the node before it: path

@@ -121,10 +121,15 @@ def draft_top(
     *nodes, inputs = (one.data_ptr() for one in held)
     failed = library().draft_top(
         *(blocks.address, head.address, inputs, KINDS[embed.dtype], len(embed)),
-        *(batch, held[0].shape[1], f, *nodes),
-        *((ctypes.c_int64 * (4 * batch))(*chain.from_iterable(caches)), KINDS[dtype]),
+        *(batch, held[0].shape[1], f, *nodes, numbers_of(caches), KINDS[dtype]),
         *(k, values.data_ptr(), numbers.data_ptr(), blocks.round_inputs, head.round_inputs, team_size()),
     )
     if failed:
         raise IndexError(f"tokens: must be in 0..{len(embed) - 1}, got {tree[0].tolist()}")
     return values, numbers
+
+
+def numbers_of(rows: Sequence[tuple[int, ...]]) -> ctypes.Array:
+    """Return the numbers of all rows, for the library."""
+    found = [*chain.from_iterable(rows)]
+    return (ctypes.c_int64 * len(found))(*found)

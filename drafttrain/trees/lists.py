@@ -1,10 +1,10 @@
-"""Trees from lists of tokens and parents."""
+"""Trees from lists of tokens and parents, and lists of trees from those of a batch."""
 
 from collections.abc import Sequence
 
 import torch
 
-from drafttrain.trees.tree import TokenTree
+from drafttrain.trees.tree import DrawnFrom, TokenTree
 
 
 def tree_of_lists(
@@ -27,3 +27,17 @@ def tree_of_lists(
     entropies = torch.full_like(log_probs, torch.nan)  # [B, n]
     entropies[:, 0] = 0.0
     return TokenTree(*flat.unbind(1), log_probs, entropies, sizes)
+
+
+def rows_of(trees: TokenTree) -> list[TokenTree]:
+    """Return the trees one by one, without padding."""
+    if len(trees.sizes) == 1:
+        return [trees]
+    ancestors, joint, found = trees.ancestors(), trees.joint_log_probs(), []
+    for b, n in enumerate(trees.sizes.tolist()):
+        row = slice(b, b + 1)
+        drawn = trees.drawn_from and DrawnFrom(trees.drawn_from.probs[row, :n], trees.drawn_from.ids[row, :n])
+        parts = (trees.tokens, trees.parents, trees.depths, trees.log_probs, trees.entropies, joint)
+        fields = [*(part[row, :n] for part in parts), ancestors[row, :n, :n]]
+        found.append(TokenTree.of_fields(fields, trees.sizes[row], drawn))
+    return found

@@ -12,11 +12,13 @@ decoding reaches: on this text, and in these minutes of the machine.
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from drafttrain.kernels.growth import Timing
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
@@ -24,6 +26,7 @@ from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
+NATIVE = 1024  # nodes that may be grown by one native call: it gets room for them and their ancestors
 SMALL = 4  # tokens of a small tree
 MEMORY = 32  # steps that the rate is taken from
 PAUSE = 4.0  # times the usual step: longer ones were interrupted
@@ -75,9 +78,19 @@ class TimedPolicy(TreePolicy):
             "promise": costs.promise,
         }
 
+    @cached_property
+    def _timing(self) -> Timing:
+        promise = ((), ()) if self.promise is None else (self.promise.log_joint, self.promise.accepted)
+        curves = [(curve.sizes, curve.seconds) for curve in (self.draft_seconds, self.verify_seconds)]
+        return Timing((*curves, promise), self.acceptance, self.width, self.frontier, self.max_depth)
+
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]; the sequences share forwards, and so the costs."""
-        batch = len(root)
+        batch, native = len(root), getattr(drafter, "grow_timed", None)
+        if native and self._timing.most <= NATIVE:
+            grown = native(state, root, self._timing, self._rate(batch))
+            if grown is not None:
+                return grown
         tree = TokenTree.root_only(root)
         # lists: some dozens of nodes take less time than calls of torch's operators, or numpy's
         joint = [[1.0] for _ in range(batch)]  # of each row's nodes

@@ -92,28 +92,6 @@ class TokenTree:
             object.__setattr__(self, "_ancestors", found)
         return self._ancestors
 
-    def rows(self) -> list["TokenTree"]:
-        """Return the trees one by one, without padding."""
-        if len(self.sizes) == 1:
-            return [self]
-        ancestors, joint, found = self.ancestors(), self.joint_log_probs(), []
-        for b, n in enumerate(self.sizes.tolist()):
-            row = slice(b, b + 1)
-            drawn = self.drawn_from and DrawnFrom(
-                self.drawn_from.probs[row, :n], self.drawn_from.ids[row, :n]
-            )
-            parts = (self.tokens, self.parents, self.depths, self.log_probs, self.entropies)
-            found.append(
-                TokenTree(
-                    *(part[row, :n] for part in parts),
-                    self.sizes[row],
-                    drawn,
-                    ancestors[row, :n, :n],
-                    joint[row, :n],
-                )
-            )
-        return found
-
     def joint_log_probs(self) -> torch.Tensor:
         """Return the log-probability of the path to each node given the root, fp32 [B, n]; -inf for padding.
 
@@ -155,8 +133,8 @@ class TokenTree:
             append_layer = kernels.append_layer
         else:
             from drafttrain.trees.operators import append_layer
-        fields = append_layer(self._fields(), parents, tokens, log_probs, entropies)
-        grown = TokenTree._of_fields(fields, self.sizes + added, drawn_from)
+        fields = append_layer(self.fields(), parents, tokens, log_probs, entropies)
+        grown = TokenTree.of_fields(fields, self.sizes + added, drawn_from)
         if counts is None and (batch == 1 or bool((self.sizes == self.width).all())):
             return grown
         new = torch.arange(added, device=tokens.device).expand(batch, -1)  # [B, f]
@@ -180,7 +158,7 @@ class TokenTree:
             return self._keep(torch.zeros_like(self.tokens, dtype=torch.bool).scatter_(1, nodes, True))
         sizes = torch.full_like(self.sizes, nodes.shape[1])
         drawn = self.drawn_from and self._moved_drawn_from(nodes, sizes)
-        return TokenTree._of_fields(kernels.take_nodes(self._fields(), nodes), sizes, drawn)
+        return TokenTree.of_fields(kernels.take_nodes(self.fields(), nodes), sizes, drawn)
 
     def follow(self, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the longest path of each row whose every token is the choice [B, n] after the node before:
@@ -193,15 +171,16 @@ class TokenTree:
 
         return follow_choices(*own, self.ancestors(), choices)
 
-    def _fields(self) -> tuple[torch.Tensor, ...]:
+    def fields(self) -> tuple[torch.Tensor, ...]:
         """Return the fields [B, n], joint log-probabilities among them, and ancestors last."""
         own = self.tokens, self.parents, self.depths, self.log_probs, self.entropies
         return *own, self.joint_log_probs(), self.ancestors()
 
     @classmethod
-    def _of_fields(
-        cls, fields: Sequence[torch.Tensor], sizes: torch.Tensor, drawn_from: DrawnFrom | None
+    def of_fields(
+        cls, fields: Sequence[torch.Tensor], sizes: torch.Tensor, drawn_from: DrawnFrom | None = None
     ) -> "TokenTree":
+        """Return trees of these sizes [B] by their fields, as native calls have them (`kernels/trees.py`)."""
         *own, joint, ancestors = fields
         return cls(*own, sizes, drawn_from, ancestors, joint)
 
@@ -219,7 +198,7 @@ class TokenTree:
         from drafttrain.trees.ragged import keep_nodes  # for batches, and without native calls
 
         drawn = self.drawn_from and self._moved_drawn_from(order, sizes)
-        return TokenTree._of_fields(keep_nodes(self._fields(), keep, order, sizes), sizes, drawn)
+        return TokenTree.of_fields(keep_nodes(self.fields(), keep, order, sizes), sizes, drawn)
 
 
 def marked_nodes(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

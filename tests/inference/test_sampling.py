@@ -25,6 +25,7 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.lists import rows_of
 from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.sampled import SampledTreePolicy
@@ -312,7 +313,7 @@ def test_only_confident_nodes_get_children(k_config, kind, threshold):
         assert torch.equal(getattr(found, part), getattr(expected, part))
     assert torch.equal(found.ancestors(), expected.ancestors())
     most: list[int] = []  # expanded nodes of a row at most, layer by layer
-    for row, tree in enumerate(found.rows()):
+    for row, tree in enumerate(rows_of(found)):
         parents = tree.parents[0, 1:].unique()
         assert torch.equal(tree.drawn_from.probs[0, parents], expected.drawn_from.probs[row, parents])
         layers = tree.depths[0, parents].bincount(minlength=len(expanded)).tolist()

@@ -12,9 +12,11 @@ from drafttrain.drafters.layered import LayeredDrafter
 from drafttrain.kernels import trees
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
 from drafttrain.trees.operators import append_layer
+from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
 
 
@@ -31,7 +33,7 @@ def random_trees(batch: int, layers: int) -> TokenTree:
 @pytest.mark.parametrize("entropies", [True, False])
 def test_a_layer_is_appended_as_torch_does(kernels, batch, entropies):
     for layers in range(4):
-        fields = random_trees(batch, layers)._fields()
+        fields = random_trees(batch, layers).fields()
         above = torch.randint(fields[0].shape[1], (batch, 5))
         layer = above, torch.randint(100, (batch, 5)), -torch.rand(batch, 5)
         entropy = torch.rand(batch, 5) if entropies else None
@@ -42,7 +44,7 @@ def test_a_layer_is_appended_as_torch_does(kernels, batch, entropies):
 
 
 def test_any_layout_is_read(kernels):
-    fields = random_trees(2, 3)._fields()
+    fields = random_trees(2, 3).fields()
     strided = [one.repeat_interleave(2, 1)[:, ::2] for one in fields]
     nodes = torch.tensor([[0, 1], [0, 3]])
     for ours, same in zip(trees.take_nodes(fields, nodes), trees.take_nodes(strided, nodes)):
@@ -85,33 +87,42 @@ def test_accepted_slots_move_to_the_front(kernels, dtype):
     assert torch.equal(cache.kv, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["one cache", "joined caches"])
-def test_a_drafting_step_is_that_of_the_layers_and_the_head(kernels, tiny_llama, dtype, kind):
-    """Bit by bit, over trees of several layers and sequences of several lengths."""
-    target = FrozenTarget(copy.deepcopy(tiny_llama[0]).to(dtype), None, "llama")
-    config = EddConfig.for_target(target, DrafterConfig(tapped_blocks=[-2]), 200)
-    drafter = EddModel(config).eval()
-    drafter.initialize_from(target, DrafterConfig(tapped_blocks=[-2]), torch.arange(200) * 2)
-    drafter.to(dtype).attach(target).pack()
-    assert drafter.native is not None
-    lengths, hidden = [5, 9, 2], target.config.hidden_size
+LENGTHS = [5, 9, 2]  # verified tokens of the drafter's sequences
 
-    def state():
-        parts = []
-        for row, length in enumerate(lengths):
-            tokens, tapped = torch.full((1, length), row), torch.full((1, length, hidden), 0.1 * row + 0.1)
-            parts.append(drafter.new_state(1, 40))
-            drafter.update(parts[-1], tokens, tapped, torch.tensor([length]))
-        if kind == "joined caches":
-            return drafter.join(parts)
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = drafter.append_rows(whole, part)
-        return whole
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def drafter(request, kernels, tiny_llama) -> EddModel:
+    """A packed drafter over every second token."""
+    target = FrozenTarget(copy.deepcopy(tiny_llama[0]).to(request.param), None, "llama")
+    settings = DrafterConfig(tapped_blocks=[-2])
+    drafter = EddModel(EddConfig.for_target(target, settings, 100)).eval()
+    drafter.initialize_from(target, settings, torch.arange(100) * 2)
+    drafter.to(request.param).attach(target).pack()
+    assert drafter.native is not None
+    return drafter
+
+
+def new_state(drafter: EddModel, kind: str):
+    parts = []
+    for row, length in enumerate(LENGTHS):
+        tokens = torch.full((1, length), row)
+        tapped = torch.full((1, length, drafter.config.hidden_size), 0.1 * row + 0.1)
+        parts.append(drafter.new_state(1, 40))
+        drafter.update(parts[-1], tokens, tapped, torch.tensor([length]))
+    if kind == "joined caches":
+        return drafter.join(parts)
+    whole = parts[0]
+    for part in parts[1:] if kind == "one cache" else ():
+        whole = drafter.append_rows(whole, part)
+    return whole
+
+
+@pytest.mark.parametrize("kind", ["one cache", "joined caches"])
+def test_a_drafting_step_is_that_of_the_layers_and_the_head(drafter, kind):
+    """Bit by bit, over trees of several layers and sequences of several lengths."""
 
     def grown(top) -> TokenTree:
-        tree, own = TokenTree.root_only(torch.tensor([3, 8, 5])), state()
+        tree, own = TokenTree.root_only(torch.tensor([3, 8, 5])), new_state(drafter, kind)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LayeredDrafter, "top", top)
             for frontier in ([[0]], [[1, 2]], [[3, 5, 8]]):
@@ -127,8 +138,54 @@ def test_a_drafting_step_is_that_of_the_layers_and_the_head(kernels, tiny_llama,
     root = TokenTree.root_only(torch.tensor([3, -1, 5]))
     for k, tree, error in ((0, found, ValueError), (3, root, IndexError)):
         with pytest.raises(error):
-            drafter.top(state(), tree, torch.zeros(3, 1, dtype=torch.long), k)
+            drafter.top(new_state(drafter, kind), tree, torch.zeros(3, 1, dtype=torch.long), k)
     stock = Drafter.top(
-        drafter, state(), TokenTree.root_only(torch.tensor([3, 8, 5])), torch.zeros(3, 1, dtype=torch.long), 3
+        drafter,
+        new_state(drafter, kind),
+        TokenTree.root_only(torch.tensor([3, 8, 5])),
+        torch.zeros(3, 1, dtype=torch.long),
+        3,
     )
     torch.testing.assert_close(found.log_probs[:, 1:4], stock[0][:, 0], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["one row", "one cache", "joined caches"])
+@pytest.mark.parametrize(
+    "promise", [None, AcceptanceCurve((-9.0, -4.0, -1.0, 0.0), (0.02, 0.1, 0.6, 0.9))], ids=["joint", "curve"]
+)
+def test_growth_is_that_of_the_policy(drafter, kind, promise):
+    """The trees that `timed` grows in one native call are those that it grows layer by layer."""
+    draft, verify = CostCurve((1, 4, 9), (1.0, 1.5, 3.0)), CostCurve((2, 6, 30), (10.0, 11.0, 24.0))
+    root = torch.tensor([3, 8, 5] if kind != "one row" else [7])
+    sizes = set()
+    for rate in (0.001, 0.02, 0.1, 0.3, 5.0):
+        for width, frontier, max_depth in ((4, 8, 10), (3, 2, 6), (1, 1, 4), (2, 9, 0)):
+            limits = {"width": width, "frontier": frontier, "max_depth": max_depth}
+            policy = TimedPolicy(draft, verify, rate, (0.9, 0.7), promise, follow=0.0, **limits)
+            found = policy.grow(drafter, new_state(drafter, kind), root)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delattr(LayeredDrafter, "grow_timed")
+                expected = policy.grow(drafter, new_state(drafter, kind), root)
+            for ours, theirs in zip(found.fields(), expected.fields(), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(found.sizes, expected.sizes)
+            sizes.add(found.width)
+    assert len(sizes) > 4
+
+
+def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch):
+    native, calls = LayeredDrafter.grow_timed, []
+    monkeypatch.setattr(
+        LayeredDrafter, "grow_timed", lambda *given: calls.append(native(*given)) or calls[-1]
+    )
+    curve, root = CostCurve((1,), (1.0,)), torch.tensor([7])
+    for limits, is_native in (
+        ({"width": 100, "max_depth": 2}, [True]),
+        ({"width": 128, "max_depth": 2, "frontier": 2}, [False]),  # the vocabulary has 100 tokens
+        ({"frontier": 128, "max_depth": 6}, []),  # too many nodes
+    ):
+        tree = TimedPolicy(curve, curve, 1e-6, **limits).grow(drafter, new_state(drafter, "one row"), root)
+        assert tree.width > 100 and [found is not None for found in calls] == is_native
+        calls.clear()
+    with pytest.raises(IndexError, match="tokens: must be in"):
+        TimedPolicy(curve, curve, 1e-6).grow(drafter, new_state(drafter, "one row"), torch.tensor([-1]))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafttrain.kernels import trees as kernels
+from drafttrain.trees.lists import rows_of
 from drafttrain.trees.tree import TokenTree
 
 
@@ -137,7 +138,7 @@ def test_example_of_the_docstring():
 @given(trees, st.integers(0, 10**6))
 def test_take_is_select_without_padding(grown, seed):
     rng = random.Random(seed)
-    for tree in grown[0].rows():
+    for tree in rows_of(grown[0]):
         wanted = torch.tensor([[rng.random() < 0.7 for _ in range(tree.width)]])
         expected = tree.select(wanted)
         wanted[:, 0] = True
