@@ -9,6 +9,7 @@ the rounds, of which each counts the best of a prompt's three repeats.
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def measure(tree: Path, args: Namespace) -> dict:
 
 def study(args: Namespace) -> None:
     rounds: list[dict[str, dict]] = []
+    same: list[bool] = []  # a kernel may have come to round otherwise
     with checkout(args.against) as tree:
         sides = [("before", tree), ("after", ROOT)]
         for side in sides:  # compiles kernels
@@ -86,7 +88,7 @@ def study(args: Namespace) -> None:
         for i in range(args.repeats):
             rounds.append({name: measure(place, args) for name, place in (sides if i % 2 else sides[::-1])})
             texts = zip(*(rounds[-1][name].pop("texts") for name, _ in sides), strict=True)
-            same = [one == other for one, other in texts]  # a kernel may have come to round otherwise
+            same += [one == other for one, other in texts]
     for part in PARTS:
         ms = [statistics.median(one[side]["ms"][part] for one in rounds) for side in ("before", "after")]
         print(f"{part}: {ms[0]:.2f} -> {ms[1]:.2f} ms a step")
@@ -95,8 +97,8 @@ def study(args: Namespace) -> None:
     print(f"steps per second, after / before: {statistics.median(ratios):.3f} {median_interval(ratios)}")
     print(f"texts that are the same: {sum(same)} of {len(same)}")
     machine = {**describe_machine(torch.device("cpu"), torch.bfloat16), "kernels": variant()}
-    facts = {"against": args.against, "commit": git_commit(), "machine": machine, "same_texts": sum(same)}
-    name = args.against.replace("~", "-")
+    facts = {"against": args.against, "commit": git_commit(), "machine": machine, "same_texts": same}
+    name = re.sub(r"\W", "-", args.against)
     write_json(args.out / f"step_parts_{name}_{variant()}.json", {"rounds": rounds, **facts})
 
 

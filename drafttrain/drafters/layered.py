@@ -4,7 +4,7 @@ A subclass defines the layers' inputs in training (`inputs`) and how verified te
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -353,16 +353,14 @@ class LayeredDrafter(DraftModel):
         return draft_top(*parts, nodes, frontier, state.places(), state.dtype, k, view)
 
     @torch.no_grad()
-    def grow_timed(self, state: KvCache, root: torch.Tensor, timing: Any, rate: float) -> TokenTree | None:
-        """Grow trees from root tokens [B] as `TimedPolicy` does, in one native call (see `Drafter`)."""
-        if self.native is None or not self.reads_tokens_alone or timing.width > self.draft_vocab_size:
+    def grow_natively(self, grow: Callable, state: KvCache, *given: Any) -> Any:
+        """Grow trees by a function of `kernels/growth.py` (see `Drafter`)."""
+        if self.native is None or not self.reads_tokens_alone:
             return None
-        from drafttrain.kernels.growth import grow_timed  # for `timed` alone
+        from drafttrain.kernels.growth import Parts
 
         own = self.native, self.lm_head, self.embed_tokens.weight, self.draft_to_target
-        view = state.reserve(timing.most)
-        fields = grow_timed(*own, root, state.places(), state.dtype, timing, rate, view)
-        return TokenTree.of_fields(fields, torch.full_like(root, fields[0].shape[1]))
+        return grow(Parts(*own, state), *given)
 
     def _read_frontier(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""

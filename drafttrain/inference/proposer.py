@@ -163,9 +163,9 @@ class TreeProposer(Proposer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._time(frontier, self.drafter.top, state, tree, frontier, k)
 
-    def grow_timed(self, state: Any, root: torch.Tensor, *timing: Any) -> TokenTree | None:
-        grow = getattr(self.drafter, "grow_timed", None)
-        return grow and self._time(root, grow, state, root, *timing)
+    def grow_natively(self, grow: Callable, state: Any, root: torch.Tensor, *given: Any) -> Any:
+        call = getattr(self.drafter, "grow_natively", None)
+        return call and self._time(root, call, grow, state, root, *given)
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         return self.drafter.to_target(ids)

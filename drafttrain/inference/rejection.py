@@ -10,7 +10,7 @@ from drafttrain.inference.acceptance import Accepted
 from drafttrain.inference.drawing import SamplingRule
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.sampling import is_cut, kept_tokens, uniform
-from drafttrain.kernels.draw import draw_logits
+from drafttrain.kernels.draw import draw_logits, reject_drafts
 from drafttrain.trees.tree import TokenTree
 
 
@@ -27,6 +27,19 @@ class RejectionSampling(SamplingRule):
     """
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        params = [self.params[number] for number in self.numbers]
+        if all(one.temperature > 0 and not is_cut(one) for one in params):
+            own, drawn = (tree.tokens, tree.parents, tree.sizes), tree.drawn_from
+            draws = zip(*((one.temperature, one.seed) for one in params), strict=True)
+            positions = [self.emitted[number] for number in self.numbers]
+            found = reject_drafts(logits, own, drawn and (drawn.probs, drawn.ids), *draws, positions)
+            if found is not None:
+                for number, count in zip(self.numbers, found[1].tolist()):
+                    self.emitted[number] += count
+                return Accepted(*found)
+        return self._in_python(tree, logits)
+
+    def _in_python(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         parents, tokens, sizes = (part.tolist() for part in (tree.parents, tree.tokens, tree.sizes))
         candidates = _Candidates.of(tree, logits)
         paths, after = [], []
@@ -59,7 +72,7 @@ class RejectionSampling(SamplingRule):
                 return path, p.token
             ids, q = candidates.ids[row, node], candidates.probs[row, node]  # [K]
             chances = p.at(ids, candidates.logits[row, node])
-            if not np.isfinite(chances).all():
+            if not (np.isfinite(chances).all() and np.isfinite(q).all()):
                 return path, p.token
             accepted, left, elsewhere = _choose(chances, q, ids, drafts[node], params.seed, position)
             if accepted is None:

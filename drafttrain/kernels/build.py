@@ -43,14 +43,16 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers, whole numbers and ot
     "draws": "pnnpppp",
     "linear_top": "ppnnppnn",
     "draft_top": "pppnnnnnpppppnnppnnn",
-    "grow_timed": "pppnnppdnppnpppnnn",
+    "grow_timed": "pppnnppnnnnnp" + "pdppp",
+    "grow_drawn": "pppnnppnnnnnp" + "pnndpn" + 6 * "p",
+    "reject_drafts": "pnnnnppppppppppp",
     "append_layer": "nnn" + 14 * "p",
     "take_nodes": "nnn" + 11 * "p",
     "follow_choices": "nn" + 7 * "p",
     "commit_slots": "pnnnnnnnppnp",
 }
 C_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
-COUNTS = ("packed_bytes", "draft_top", "grow_timed", "take_nodes", "follow_choices")  # return a number
+COUNTS = ("packed_bytes", "draft_top", "grow_timed", "grow_drawn", "take_nodes", "follow_choices")
 
 
 def variant() -> str | None:

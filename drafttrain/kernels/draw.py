@@ -1,11 +1,59 @@
 """Draws from the softmax of logits, and the mass that they are divided by."""
 
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from drafttrain.kernels.build import library
 
 DRAW_BLOCK = 128  # tokens whose mass is summed before one of them is looked for
+
+
+def uniforms(seed: int, positions: Sequence[int], count: int) -> np.ndarray:
+    """Return the first `count` numbers of each position, fp64 [positions, count], as `sampling.uniform`."""
+    first = np.array(seed % 2**64, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    own = (np.asarray(positions, np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
+    state = first + own[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(0x8CB92BA72F3D8DD7)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state = (state ^ state >> np.uint64(shift)) * np.uint64(factor)
+    return ((state ^ state >> np.uint64(31)) >> np.uint64(11)) / 2**53
+
+
+def reject_drafts(
+    logits: torch.Tensor,
+    tree: Sequence[torch.Tensor],
+    drawn_from: Sequence[torch.Tensor] | None,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Return the paths of `RejectionSampling`, int64 [B, m], their lengths and the tokens after them, int64
+    [B], where nothing is cut off the target's logits [B, n, V]; None without a native call for it.
+
+    Args:
+        tree: tokens, parents, int64 [B, n], and sizes, int64 [B].
+        drawn_from: probabilities, fp32, and ids, int64, [B, n, K]. None: there are no drafts.
+        temperatures, seeds, positions: of each row; the position is that of its next token.
+    """
+    if logits.device.type != "cpu" or library() is None:
+        return None
+    batch, n, vocabulary = logits.shape
+    probs, ids = drawn_from or (torch.empty(batch, n, 0), torch.empty(batch, n, 0, dtype=torch.long))
+    held = [one.contiguous() for one in (logits.float(), *tree, ids, probs)]
+    rows, tokens, parents, sizes, ids, probs = (one.data_ptr() for one in held)
+    path = torch.empty(batch, n, dtype=torch.long)
+    counts, after = torch.empty(2, batch, dtype=torch.long).unbind()
+    library().reject_drafts(
+        *(rows, batch, n, vocabulary, held[4].shape[2], parents, tokens, sizes, ids, probs),
+        (ctypes.c_double * batch)(*temperatures),
+        (ctypes.c_uint64 * batch)(*(seed % 2**64 for seed in seeds)),
+        (ctypes.c_int64 * batch)(*positions),
+        *(one.data_ptr() for one in (path, counts, after)),
+    )
+    return path[:, : int(counts.max())], counts, after
 
 
 def draw_logits(

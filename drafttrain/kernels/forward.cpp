@@ -1254,6 +1254,14 @@ template <class Then> static void multiply_all(const Linear& layer, const float*
   if (BF16_PRODUCTS && round_inputs && layer.kind != FP32) run((uint16_t*)nullptr); else run((float*)nullptr);
 }
 
+// A number in [0, 1) that a seed and a position of the output determine: `sampling.uniform`.
+static double uniform(uint64_t seed, uint64_t position, uint64_t number) {
+  uint64_t state = seed * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u * (position + 1) + 0x8CB92BA72F3D8DD7u * number;
+  state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
+  state = (state ^ state >> 27) * 0x94D049BB133111EBu;
+  return double((state ^ state >> 31) >> 11) / 0x1p53;
+}
+
 // ---- growth of trees by expected tokens and measured seconds
 
 struct Curve {  // points
@@ -1311,6 +1319,14 @@ struct Timing {
     return size;
   }
 };
+
+// What growing trees returns in place of a number of nodes: a token is not in the vocabulary; a node would be verified without
+// its parent; FULL - n: caches, as in `draft_top`, have no room for n nodes of a row.
+constexpr int64_t OUTSIDE = -1, ORPHANS = -2, FULL = -3;
+static bool is_full(const int64_t* caches, int64_t batch, int64_t n) {
+  for (int64_t b = 0; b < batch; b++) if (caches[4 * b] + n > caches[4 * b + 3]) return true;
+  return false;
+}
 
 // Places of values from `first` on, the largest first; of equals the first one.
 static std::vector<int64_t> descending(const std::vector<double>& values, int64_t first) {
@@ -1512,8 +1528,8 @@ int64_t take_nodes(int64_t batch, int64_t n, int64_t w, const int64_t* tokens, c
 
 // Grows trees from root tokens [batch] as `TimedPolicy` does: layer by layer, from the nodes whose children are expected
 // to be worth their time, then takes as many of the best nodes as are. `rate`: tokens that a second has to yield.
-// Results have room for `timing->most` nodes a row; returns how many they have, or -1 if a token is not in the vocabulary.
-int64_t grow_timed(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, const int64_t* to_target, const Timing* timing, double rate, int64_t batch, const int64_t* root, const int64_t* caches, int64_t kind, int64_t* whole, float* numbers, uint8_t* seen, int64_t round_inputs, int64_t round_head, int64_t threads) {
+// Results have room for `timing->most` nodes a row; returns how many they have, or OUTSIDE, ORPHANS or FULL - n.
+int64_t grow_timed(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, const int64_t* to_target, const int64_t* caches, int64_t kind, int64_t round_inputs, int64_t round_head, int64_t threads, int64_t batch, const int64_t* root, const Timing* timing, double rate, int64_t* whole, float* numbers, uint8_t* seen) {
   const int64_t k = timing->width;
   std::vector<int64_t> fields(3 * batch), new_fields, frontier, above, tokens, places;  // as `whole`
   std::vector<float> scores(3 * batch), new_scores, values;
@@ -1529,9 +1545,10 @@ int64_t grow_timed(const Model* model, const Linear* head, const void* embed, in
       for (int64_t b = 0; b < batch; b++) confidence[i] += joint[b][best[b][i]];
     const int64_t f = timing->worth_expanding(confidence, depth, batch, rate), w = n + f * k;
     if (!f) break;
+    if (is_full(caches, batch, n)) return FULL - n;
     frontier.resize(batch * f), above.resize(batch * f * k), tokens.resize(above.size()), places.resize(above.size()), values.resize(above.size());
     for (int64_t b = 0; b < batch; b++) std::partial_sort_copy(best[b].begin(), best[b].begin() + f, frontier.begin() + b * f, frontier.begin() + (b + 1) * f);
-    if (draft_top(model, head, embed, embed_kind, vocabulary, batch, n, f, fields.data(), fields.data() + 2 * batch * n, ancestors.data(), frontier.data(), caches, kind, k, values.data(), places.data(), round_inputs, round_head, threads)) return -1;
+    if (draft_top(model, head, embed, embed_kind, vocabulary, batch, n, f, fields.data(), fields.data() + 2 * batch * n, ancestors.data(), frontier.data(), caches, kind, k, values.data(), places.data(), round_inputs, round_head, threads)) return OUTSIDE;
     for (size_t i = 0; i < above.size(); i++) above[i] = frontier[i / k], tokens[i] = to_target[places[i]];
     new_fields.resize(3 * batch * w), new_scores.resize(3 * batch * w), new_ancestors.resize(batch * w * w);
     const int64_t plane = batch * n;
@@ -1545,8 +1562,121 @@ int64_t grow_timed(const Model* model, const Linear* head, const void* embed, in
   const int64_t size = timing->worth_verifying(joint, best, n, rate), plane = batch * n;
   std::vector<int64_t> nodes(batch * size);
   for (int64_t b = 0; b < batch; b++) std::partial_sort_copy(best[b].begin(), best[b].begin() + size, nodes.begin() + b * size, nodes.begin() + (b + 1) * size);
-  take_nodes(batch, n, size, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), nodes.data(), whole, numbers, seen);
-  return size;
+  return take_nodes(batch, n, size, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), nodes.data(), whole, numbers, seen) ? ORPHANS : size;
+}
+
+// Grows trees from root tokens [batch] as `SampledTreePolicy` does without a threshold: each node of layer d has
+// branching[d] children, drawn by the numbers [batch] without replacement from its k most probable tokens at a temperature.
+// depths [n] and ancestors [n][n] are those of the n nodes. Writes tokens and log-probabilities [batch][n], and of the k
+// tokens after nodes with children their probabilities and ids [batch][n][k]. Returns 0, OUTSIDE or FULL - n.
+int64_t grow_drawn(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, const int64_t* to_target, const int64_t* caches, int64_t kind, int64_t round_inputs, int64_t round_head, int64_t threads, int64_t batch, const int64_t* root, const int64_t* branching, int64_t layers, int64_t k, double temperature, const uint64_t* numbers, int64_t n, const int64_t* depths, const uint8_t* ancestors, int64_t* tokens, float* log_probs, float* probs, int64_t* ids) {
+  std::vector<int64_t> some_tokens, some_depths, frontier, places, order(k);
+  std::vector<uint8_t> seen;
+  std::vector<float> values;
+  std::vector<double> scores(k);
+  for (int64_t b = 0; b < batch; b++) tokens[b * n] = root[b], log_probs[b * n] = 0;
+  if (is_full(caches, batch, n)) return FULL - n;
+  int64_t begin = 0, end = 1;  // of the layer that is expanded
+  for (int64_t d = 0; d < layers; d++) {
+    const int64_t f = end - begin, count = branching[d];
+    some_tokens.clear(), some_depths.clear(), seen.clear(), frontier.clear();
+    for (int64_t b = 0; b < batch; b++) {
+      some_tokens.insert(some_tokens.end(), tokens + b * n, tokens + b * n + end);
+      some_depths.insert(some_depths.end(), depths, depths + end);
+      for (int64_t i = 0; i < end; i++) seen.insert(seen.end(), ancestors + i * n, ancestors + i * n + end);
+      for (int64_t i = begin; i < end; i++) frontier.push_back(i);
+    }
+    values.resize(batch * f * k), places.resize(values.size());
+    if (draft_top(model, head, embed, embed_kind, vocabulary, batch, end, f, some_tokens.data(), some_depths.data(), seen.data(), frontier.data(), caches, kind, k, values.data(), places.data(), round_inputs, round_head, threads)) return OUTSIDE;
+    for (int64_t b = 0; b < batch; b++)
+      for (int64_t i = 0; i < f; i++) {
+        const int64_t node = b * n + begin + i, at = (b * f + i) * k;
+        const double most = values[at] / temperature;
+        double total = 0;
+        for (int64_t j = 0; j < k; j++) total += std::exp(values[at + j] / temperature - most);
+        const double log_total = most + std::log(total);
+        for (int64_t j = 0; j < k; j++) {  // Gumbel top-k, as `SampledTreePolicy` says
+          const double log_q = values[at + j] / temperature - log_total;
+          probs[node * k + j] = float(std::exp(log_q)), ids[node * k + j] = to_target[places[at + j]];
+          scores[j] = log_q - std::log(-std::log1p(-uniform(numbers[b], begin + i, j)));
+          if (scores[j] != scores[j]) scores[j] = -INFINITY;
+        }
+        std::iota(order.begin(), order.end(), 0);
+        std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int64_t a, int64_t c) { return scores[a] > scores[c] || (scores[a] == scores[c] && a < c); });
+        for (int64_t j = 0; j < count; j++) {
+          const int64_t child = b * n + end + i * count + j;
+          tokens[child] = ids[node * k + order[j]], log_probs[child] = values[at + order[j]];
+        }
+      }
+    begin = end, end += f * count;
+  }
+  return 0;
+}
+
+// Recursive rejection of the drafts of trees, as `RejectionSampling` says, where nothing is cut off the target's logits
+// [batch][n][width]. ids and probs [batch][n][k]: what the children of each node were drawn from. Of each row: temperature,
+// seed and position of the next token. Writes paths [batch][n], their lengths and the tokens after them.
+void reject_drafts(const float* logits, int64_t batch, int64_t n, int64_t width, int64_t k, const int64_t* parents, const int64_t* tokens, const int64_t* sizes, const int64_t* ids, const float* probs, const double* temperatures, const uint64_t* seeds, const int64_t* positions, int64_t* path, int64_t* counts, int64_t* next) {
+  std::vector<double> left(k), q(k);
+  std::vector<float> others;
+  for (int64_t b = 0; b < batch; b++) {
+    const int64_t* above = parents + b * n;
+    const double temperature = temperatures[b];
+    int64_t node = 0, length = 1;
+    std::fill_n(path + b * n, n, 0);
+    for (;; path[b * n + length++] = node) {
+      const int64_t position = positions[b] + length - 1, at = (b * n + node) * k;
+      const float* row = logits + (b * n + node) * width;
+      const float factor = float(1 / temperature);
+      const double share = uniform(seeds[b], position, 0), log_mass = draw(row, width, factor, share, next + b);
+      double sum = 0;
+      bool finite = true;
+      const int64_t first = std::find(above + node + 1, above + sizes[b], node) - above;
+      if (first == sizes[b]) break;
+      for (int64_t j = 0; j < k; j++) {
+        left[j] = std::exp(row[ids[at + j]] / temperature - log_mass), q[j] = probs[at + j];
+        sum += left[j], finite &= std::isfinite(left[j]) && std::isfinite(q[j]);
+      }
+      if (!finite) break;
+      double elsewhere = std::max(0.0, 1 - sum);
+      int64_t accepted = 0;
+      for (int64_t child = first, number = 1; child < sizes[b]; child++) {
+        if (above[child] != node) continue;
+        const int64_t place = std::find(ids + at, ids + at + k, tokens[b * n + child]) - (ids + at);
+        if (place == k || q[place] == 0) break;  // nothing was left to draw
+        double mass = elsewhere, rest = 0;
+        for (int64_t j = 0; j < k; j++) mass += std::max(left[j] - q[j], 0.0);
+        // without a rest the target's distribution is q up to rounding, and nothing is ever rejected
+        if (uniform(seeds[b], position, number++) * q[place] < left[place] || !(mass > 0)) {
+          accepted = child;
+          break;
+        }
+        for (int64_t j = 0; j < k; j++) left[j] = std::max(left[j] - q[j], 0.0) / mass;
+        elsewhere /= mass, q[place] = 0;
+        for (int64_t j = 0; j < k; j++) rest += q[j];
+        for (int64_t j = 0; j < k; j++) q[j] /= std::max(rest, 1e-300);
+      }
+      if (accepted) {
+        node = accepted;
+        continue;
+      }
+      sum = 0;
+      for (int64_t j = 0; j < k; j++) sum += left[j];
+      double goal = share * (sum + elsewhere);
+      if (goal >= sum && elsewhere > 0) {
+        others.assign(row, row + width);
+        for (int64_t j = 0; j < k; j++) others[ids[at + j]] = -INFINITY;
+        draw(others.data(), width, factor, (goal - sum) / elsewhere, next + b);
+      } else {
+        int64_t last = 0, place = 0;
+        for (int64_t j = 0; j < k; j++) if (left[j] > 0) last = j;
+        for (double before = 0; place < last && goal >= before + left[place]; place++) before += left[place];
+        next[b] = ids[at + place];
+      }
+      break;
+    }
+    counts[b] = length;
+  }
 }
 
 // Finds the longest path of each tree whose every token is the target's choice after the node before it: path

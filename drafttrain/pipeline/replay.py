@@ -85,6 +85,8 @@ class Round:
 class _Counting:
     """A drafter that notes how many nodes each of its steps expands."""
 
+    grow_natively = None  # it would pass by those steps
+
     def __init__(self, drafter: Drafter):
         self._drafter, self.sizes = drafter, []
 

@@ -14,8 +14,8 @@ class Drafter(Protocol):
     Attributes:
         draft_vocab_size: tokens that it can draft, D.
         max_depth: depth of the deepest node that it can draft, if it is limited; else absent or None.
-        grow_timed: `grow_timed(state, root, timing, rate)` grows the trees of `timed` in one native call, or
-            returns None where it cannot; absent in most.
+        grow_natively: `grow_natively(grow, state, ...)` returns what `grow` of `kernels/growth.py` grows, or
+            None where drafts need more than tokens; absent in most.
     """
 
     draft_vocab_size: int

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
+from drafttrain.kernels.draw import uniforms
+from drafttrain.kernels.growth import grow_drawn
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import LARGEST, TreePolicy
 from drafttrain.trees.tree import DrawnFrom, TokenTree, marked_nodes
@@ -100,8 +103,14 @@ class SampledTreePolicy(TreePolicy):
         """Draft trees after root tokens [B]."""
         batch, size = len(root), min(self.candidates, drafter.draft_vocab_size)
         k_config = tuple(min(k, size) for k in self.k_config)
-        shape, generators = _shape(k_config, root.device), self._generators()
-        n = len(shape.parents)
+        shape, seeds = _shape(k_config, root.device), self._seeds()
+        n, native = len(shape.parents), getattr(drafter, "grow_natively", None)
+        if native and not self.threshold:
+            parts = shape.depths, shape.ancestors, size, self.temperature, seeds
+            grown = native(grow_drawn, state, root, k_config, *parts)
+            if grown is not None:
+                drawn, log_probs, *drawn_from = grown
+                return shape.tree(drawn, log_probs, DrawnFrom(*drawn_from))
         tokens, log_probs = root.new_zeros(batch, n), root.new_zeros(batch, n, dtype=torch.float)  # [B, n]
         probs = log_probs.new_zeros(batch, n, size)  # [B, n, K]
         ids = tokens.new_zeros(batch, n, size)  # [B, n, K]
@@ -122,13 +131,17 @@ class SampledTreePolicy(TreePolicy):
                 # a node that is not expanded takes another one's values, and its children are not kept
                 place = (worth.cumsum(1) - 1).clamp(min=0)[:, :, None].expand(-1, -1, size)  # [B, f, K]
                 best, draft_ids = best.gather(1, place), draft_ids.gather(1, place)
-            log_q = torch.log_softmax(best / self.temperature, dim=-1)  # [B, f, K]
-            # for the whole layer: the draws after a node do not depend on which others are expanded
-            exponential = [torch.empty(best.shape[1:]).exponential_(generator=g) for g in generators]
-            noise = torch.stack(exponential).to(root.device).log()  # [B, f, K]
+            log_q = torch.log_softmax(best.double() / self.temperature, dim=-1)  # [B, f, K]
+            # the draws after a node do not depend on which others are expanded
+            exponential = [
+                -np.log1p(-uniforms(seed, range(begin, end), size)) for seed in seeds
+            ]  # [f, K] each
+            with np.errstate(divide="ignore"):
+                noise = torch.from_numpy(np.log(exponential)).to(root.device)  # [B, f, K]
             # Gumbel top-k: the k largest of log q - log E, in order, are k draws without replacement
             drawn = (log_q - noise).topk(k).indices  # [B, f, k]
-            probs[:, layer] = log_q.exp() * worth[:, :, None] if self.threshold else log_q.exp()
+            q = log_q.exp().float()  # [B, f, K]
+            probs[:, layer] = q * worth[:, :, None] if self.threshold else q
             ids[:, layer] = drafter.to_target(draft_ids)
             begin, end = end, end + drawn[0].numel()
             tokens[:, begin:end] = ids[:, layer].gather(2, drawn).flatten(1)
@@ -139,7 +152,6 @@ class SampledTreePolicy(TreePolicy):
         grown = shape.tree(tokens[:, :end], log_probs[:, :end], DrawnFrom(probs[:, :end], ids[:, :end]))
         return grown.select(kept[:, :end]) if self.threshold else grown
 
-    def _generators(self) -> list[torch.Generator]:
-        """Return random numbers for the next tree of each active sequence."""
-        numbers = [(1_000_003 * seed + position) % 2**63 for seed, position in self._active]
-        return [torch.Generator().manual_seed(number) for number in numbers]
+    def _seeds(self) -> list[int]:
+        """Return the seeds of the next tree of each active sequence."""
+        return [(1_000_003 * seed + position) % 2**63 for seed, position in self._active]

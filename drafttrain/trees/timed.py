@@ -10,15 +10,16 @@ decoding reaches: on this text, and in these minutes of the machine.
 """
 
 import math
-from collections.abc import Collection
+import operator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
 import torch
 
-from drafttrain.kernels.growth import Timing
+from drafttrain.kernels.growth import Timing, grow_timed
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
@@ -78,6 +79,9 @@ class TimedPolicy(TreePolicy):
             "promise": costs.promise,
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_timing"}  # it holds addresses
+
     @cached_property
     def _timing(self) -> Timing:
         promise = ((), ()) if self.promise is None else (self.promise.log_joint, self.promise.accepted)
@@ -86,18 +90,18 @@ class TimedPolicy(TreePolicy):
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]; the sequences share forwards, and so the costs."""
-        batch, native = len(root), getattr(drafter, "grow_timed", None)
-        if native and self._timing.most <= NATIVE:
-            grown = native(state, root, self._timing, self._rate(batch))
-            if grown is not None:
-                return grown
+        batch, native = len(root), getattr(drafter, "grow_natively", None)
+        if native and self._timing.most <= NATIVE and self.width <= drafter.draft_vocab_size:
+            fields = native(grow_timed, state, root, self._timing, self._rate(batch))
+            if fields is not None:
+                return TokenTree.of_fields(fields, torch.full_like(root, fields[0].shape[1]))
         tree = TokenTree.root_only(root)
         # lists: some dozens of nodes take less time than calls of torch's operators, or numpy's
         joint = [[1.0] for _ in range(batch)]  # of each row's nodes
         layer = 0  # first node of the deepest layer
         for depth in range(self.max_depth):
             best = [_descending(row, layer)[: self.frontier] for row in joint]  # [B, f]
-            confidence = [sum(row[b] for row, b in zip(joint, nodes)) for nodes in zip(*best)]
+            confidence = [_total(row[b] for row, b in zip(joint, nodes)) for nodes in zip(*best)]
             f = self._worth_expanding(confidence, depth, batch)
             if not f:
                 break
@@ -111,9 +115,10 @@ class TimedPolicy(TreePolicy):
     def _accepted(self, joint: torch.Tensor) -> list[list[float]]:
         """Return the expected acceptance of nodes from their joint log-probabilities [B, m]."""
         log_probs = joint.numpy(force=True)
-        # fp64: in fp32 numpy's exp is not monotone, and a child could come before its parent
-        shares = np.exp(log_probs, dtype=float) if self.promise is None else self.promise(log_probs)
-        return np.nan_to_num(shares, nan=0.0).tolist()
+        if self.promise is not None:
+            return np.nan_to_num(self.promise(log_probs), nan=0.0).tolist()
+        # the exponential of native calls, which is monotone: else a child could come before its parent
+        return [[0.0 if math.isnan(x) else math.exp(x) for x in row] for row in log_probs.tolist()]
 
     def _rate(self, batch: int) -> float:
         """Return the rate to beat of a batch: `rate` is one sequence's, and verifying several takes less than
@@ -160,13 +165,18 @@ class TimedPolicy(TreePolicy):
         ranked = [_descending(row) for row in joint]  # [B, n]; a parent is before its children
         rate, expected, best, size = self._rate(batch), 0.0, -math.inf, n
         for k in range(n):  # with one more node of each row than before
-            expected += sum(row[nodes[k]] for row, nodes in zip(joint, ranked))
+            expected += _total(row[nodes[k]] for row, nodes in zip(joint, ranked))
             gain = expected - rate * self.verify_seconds(batch * (k + 1))
             if gain > best:
                 best, size = gain, k + 1
         if size == n:
             return tree
         return tree.take(torch.tensor([sorted(row[:size]) for row in ranked], device=tree.tokens.device))
+
+
+def _total(values: Iterable[float]) -> float:
+    """Add up values as native calls do: `sum` is exact from Python 3.12 on."""
+    return reduce(operator.add, values, 0.0)
 
 
 def _descending(values: list[float], first: int = 0) -> list[int]:

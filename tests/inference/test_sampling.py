@@ -321,6 +321,25 @@ def test_only_confident_nodes_get_children(k_config, kind, threshold):
     assert expanded == most
 
 
+@pytest.mark.parametrize("k_config", [(1, 1), (3, 2), (4, 1, 2)])
+@pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
+def test_a_native_rejection_decides_as_the_rule(kind, k_config):
+    """Of broken logits and drafts, too."""
+    model, seeds = LastToken(kind), [*range(299), 2**64 - 3]
+    tree = drawn(k_config, seeds).grow(model, None, torch.arange(300) % 6)
+    logits = model.target[tree.tokens]  # [300, n, 6]
+    logits[7, 0, 2], logits[8, :, 3], logits[9, :, 1] = torch.nan, torch.inf, -torch.inf
+    tree.drawn_from.probs[10, :, 1] = torch.nan
+    params = [SamplingParams(0.4 + 0.3 * (seed % 4), seed=seed) for seed in seeds]
+    rules, rest = (RejectionSampling(params), RejectionSampling(params)), tree.select(tree.depths < 2)
+    for trees, after in ((tree, logits), (rest, logits[:, : rest.width])):
+        found, expected = rules[0](trees, after), rules[1]._in_python(trees, after)
+        for part in ("path", "counts", "next_token"):
+            assert torch.equal(getattr(found, part), getattr(expected, part))
+        assert rules[0].emitted == rules[1].emitted and len(found.counts.unique()) > 1
+    assert tree.tokens[10, 1] >= 0 and found.counts[[7, 10]].tolist() == [1, 1]
+
+
 def test_recursive_rejection_at_temperature_0_is_greedy():
     model = LastToken("uniform")
     tree = drawn((5, 2), range(50)).grow(model, None, torch.full((50,), 2))

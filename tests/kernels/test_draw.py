@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from drafttrain.inference.sampling import uniform
 from drafttrain.kernels.build import CHOICE, library
-from drafttrain.kernels.draw import draw, draw_logits
+from drafttrain.kernels.draw import draw, draw_logits, uniforms
 
 WIDTHS = (1, 3, 15, 16, 17, 1023, 1024, 1025, 5000)
 
@@ -77,3 +78,11 @@ def test_probabilities_may_be_given():
     uniform = torch.tensor([[0.0, 0.3, 0.7499, 0.75, 1 - 2**-53]], dtype=torch.float64)
     assert [draw(probs[:1], one[None]).item() for one in uniform[0]] == [0, 2, 2, 3, 3]
     assert [draw(probs[1:], one[None]).item() for one in uniform[0]] == [1] * 5
+
+
+def test_uniform_numbers_of_many_positions_are_those_of_each():
+    for seed in (0, 7, 2**63 - 1, 2**64 + 5, -1):
+        found = uniforms(seed, range(3, 8), 4)
+        assert found.tolist() == [
+            [uniform(seed, position, number) for number in range(4)] for position in range(3, 8)
+        ]

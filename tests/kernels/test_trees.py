@@ -2,6 +2,7 @@
 have more of it."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.operators import append_layer
+from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
 
@@ -117,6 +120,19 @@ def new_state(drafter: EddModel, kind: str):
     return whole
 
 
+def grown_both_ways(
+    drafter: EddModel, policy: TreePolicy, kind: str, root: torch.Tensor
+) -> tuple[TokenTree, TokenTree]:
+    """Trees that a policy grows in one native call and layer by layer, which have to be the same."""
+    found = policy.grow(drafter, new_state(drafter, kind), root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(LayeredDrafter, "grow_natively")
+        expected = policy.grow(drafter, new_state(drafter, kind), root)
+    for ours, theirs in zip(found.fields(), expected.fields(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    return found, expected
+
+
 @pytest.mark.parametrize("kind", ["one cache", "joined caches"])
 def test_a_drafting_step_is_that_of_the_layers_and_the_head(drafter, kind):
     """Bit by bit, over trees of several layers and sequences of several lengths."""
@@ -162,30 +178,74 @@ def test_growth_is_that_of_the_policy(drafter, kind, promise):
         for width, frontier, max_depth in ((4, 8, 10), (3, 2, 6), (1, 1, 4), (2, 9, 0)):
             limits = {"width": width, "frontier": frontier, "max_depth": max_depth}
             policy = TimedPolicy(draft, verify, rate, (0.9, 0.7), promise, follow=0.0, **limits)
-            found = policy.grow(drafter, new_state(drafter, kind), root)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.delattr(LayeredDrafter, "grow_timed")
-                expected = policy.grow(drafter, new_state(drafter, kind), root)
-            for ours, theirs in zip(found.fields(), expected.fields(), strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+            found, expected = grown_both_ways(drafter, policy, kind, root)
             assert torch.equal(found.sizes, expected.sizes)
             sizes.add(found.width)
     assert len(sizes) > 4
 
 
+@pytest.mark.parametrize("kind", ["one row", "one cache", "joined caches"])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"candidates": 5}], ids=str)
+def test_drawn_trees_are_those_of_the_policy(drafter, kind, settings):
+    """The trees that are drawn in one native call are those that are drawn layer by layer."""
+    root, different = torch.tensor([3, 8, 5] if kind != "one row" else [7]), set()
+    for k_config in ((1, 1, 1), (4, 2, 1), (3, 3)):
+        policy = SampledTreePolicy(k_config, **settings)
+        for seed in range(4):
+            policy.set_active([seed + row for row in range(len(root))], [10 * seed] * len(root))
+            found, expected = grown_both_ways(drafter, policy, kind, root)
+            inner = slice(0, int(found.parents.max()) + 1)  # nodes with children
+            assert torch.equal(found.drawn_from.ids[:, inner], expected.drawn_from.ids[:, inner])
+            torch.testing.assert_close(found.drawn_from.probs, expected.drawn_from.probs, rtol=1e-6, atol=0)
+            different.add(tuple(found.tokens.flatten().tolist()))
+    assert len(different) > 6
+
+
 def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch):
-    native, calls = LayeredDrafter.grow_timed, []
-    monkeypatch.setattr(
-        LayeredDrafter, "grow_timed", lambda *given: calls.append(native(*given)) or calls[-1]
-    )
+    native, calls = LayeredDrafter.grow_natively, []
+
+    def noted(*given):
+        calls.append(native(*given))
+        return calls[-1]
+
+    monkeypatch.setattr(LayeredDrafter, "grow_natively", noted)
     curve, root = CostCurve((1,), (1.0,)), torch.tensor([7])
-    for limits, is_native in (
-        ({"width": 100, "max_depth": 2}, [True]),
-        ({"width": 128, "max_depth": 2, "frontier": 2}, [False]),  # the vocabulary has 100 tokens
-        ({"frontier": 128, "max_depth": 6}, []),  # too many nodes
+    for policy, is_native in (
+        (TimedPolicy(curve, curve, 1e-6, width=100, max_depth=2), True),
+        (TimedPolicy(curve, curve, 1e-6, width=128, max_depth=2, frontier=2), False),  # 100 tokens in all
+        (TimedPolicy(curve, curve, 1e-6, frontier=128, max_depth=6), False),  # too many nodes
+        (SampledTreePolicy((100, 1)), True),
+        (SampledTreePolicy((100, 1), threshold=1e-9), False),
     ):
-        tree = TimedPolicy(curve, curve, 1e-6, **limits).grow(drafter, new_state(drafter, "one row"), root)
-        assert tree.width > 100 and [found is not None for found in calls] == is_native
+        tree = policy.grow(drafter, new_state(drafter, "one row"), root)
+        assert tree.width > 100 and [found is not None for found in calls] == [True] * is_native
         calls.clear()
-    with pytest.raises(IndexError, match="tokens: must be in"):
-        TimedPolicy(curve, curve, 1e-6).grow(drafter, new_state(drafter, "one row"), torch.tensor([-1]))
+    for policy in TimedPolicy(curve, curve, 1e-6), SampledTreePolicy((1, 1)):
+        with pytest.raises(IndexError, match="tokens: must be in"):
+            policy.grow(drafter, new_state(drafter, "one row"), torch.tensor([-1]))
+    falling, cheap = AcceptanceCurve((-9.0, 0.0), (0.9, 0.1)), CostCurve((1,), (1e-6,))
+    broken = TimedPolicy(cheap, CostCurve((1, 9), (1.0, 9.0)), 0.7, (1.0,), falling)
+    with pytest.raises(ValueError, match="more probable than its parent"):
+        broken.grow(drafter, new_state(drafter, "one row"), root)
+    monkeypatch.setattr(EddModel, "reads_tokens_alone", False)
+    assert native(drafter, None, None) is None
+
+
+def test_caches_grow_where_drafts_need_it_alone(drafter):
+    """Trees of few nodes leave a cache as it was; large ones are the same in a cache that had room."""
+    curve, root = CostCurve((1,), (1.0,)), torch.tensor([7])
+    wide = TimedPolicy(curve, curve, 1e-6, max_depth=4)
+    for policy, grows in ((TimedPolicy(curve, curve, 0.6), False), (wide, True)):
+        state, roomy = new_state(drafter, "one row"), new_state(drafter, "one row")
+        roomy.reserve(1000)
+        found = policy.grow(drafter, state, root)
+        assert torch.equal(found.tokens, policy.grow(drafter, roomy, root).tokens)
+        assert (state.max_len > 40) == grows == (found.width > 35)
+
+
+def test_policies_can_be_copied(drafter):
+    policy = TimedPolicy(CostCurve((1, 9), (1.0, 2.0)), CostCurve((1, 9), (1.0, 3.0)), 0.2)
+    expected = policy.grow(drafter, new_state(drafter, "one row"), torch.tensor([7]))
+    for twin in (copy.copy(policy), copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        found = twin.grow(drafter, new_state(drafter, "one row"), torch.tensor([7]))
+        assert twin == policy and torch.equal(found.tokens, expected.tokens)
