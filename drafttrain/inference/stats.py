@@ -36,7 +36,7 @@ class DecodeStats:
         prefill_seconds: from the start until the prompt is encoded, the drafter has observed it and the first
             token is known.
         draft_seconds: in the proposer, all of it (drafter, tree policy, observing).
-        draft_model_seconds: in the drafter's own forwards, part of draft_seconds.
+        draft_model_seconds: in the drafter's forwards, native growth included; part of draft_seconds.
         verify_seconds: in the target's modules alone; masks, gathers and hooks are left out.
         seconds: everything in the decode loop, but for the time between two steps, which is the caller's.
     """

@@ -43,8 +43,9 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers, whole numbers and ot
     "draws": "pnnpppp",
     "linear_top": "ppnnppnn",
     "draft_top": "pppnnnnnpppppnnppnnn",
-    "grow_timed": "pppnnppnnnnnp" + "pdppp",
-    "grow_drawn": "pppnnppnnnnnp" + "pnndpn" + 6 * "p",
+    "grow_timed": "pnppdnppp",
+    "grow_best": "pnpnnnnddnppp",
+    "grow_drawn": "pnppnndpn" + 6 * "p",
     "reject_drafts": "pnnnnppppppppppp",
     "append_layer": "nnn" + 14 * "p",
     "take_nodes": "nnn" + 11 * "p",
@@ -52,7 +53,7 @@ ARGUMENTS = {  # of the functions of forward.cpp: pointers, whole numbers and ot
     "commit_slots": "pnnnnnnnppnp",
 }
 C_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
-COUNTS = ("packed_bytes", "draft_top", "grow_timed", "grow_drawn", "take_nodes", "follow_choices")
+COUNTS = "packed_bytes draft_top grow_timed grow_best grow_drawn take_nodes follow_choices".split()
 
 
 def variant() -> str | None:

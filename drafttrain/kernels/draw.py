@@ -12,11 +12,13 @@ from drafttrain.kernels.build import library
 DRAW_BLOCK = 128  # tokens whose mass is summed before one of them is looked for
 
 
-def uniforms(seed: int, positions: Sequence[int], count: int) -> np.ndarray:
-    """Return the first `count` numbers of each position, fp64 [positions, count], as `sampling.uniform`."""
-    first = np.array(seed % 2**64, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+def uniforms(seeds: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray:
+    """Return the first `count` numbers of each position, fp64 [seeds, positions, count], as
+    `sampling.uniform`."""
+    first = np.array([seed % 2**64 for seed in seeds], np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     own = (np.asarray(positions, np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
-    state = first + own[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(0x8CB92BA72F3D8DD7)
+    state = first[:, None, None] + own[:, None]  # [seeds, positions, 1]
+    state = state + np.arange(count, dtype=np.uint64) * np.uint64(0x8CB92BA72F3D8DD7)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state = (state ^ state >> np.uint64(shift)) * np.uint64(factor)
     return ((state ^ state >> np.uint64(31)) >> np.uint64(11)) / 2**53

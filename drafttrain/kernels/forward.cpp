@@ -1273,7 +1273,7 @@ struct Curve {  // points
 struct Timing {
   Curve draft, verify, promise;  // seconds by tokens, twice; share of nodes accepted by joint log-probability, or no points
   const double* acceptance;
-  int64_t depths, width, frontier, max_depth, most;
+  int64_t depths, width, frontier, max_depth;
 
   static double seconds(const Curve& curve, int64_t tokens) {
     const double n = double(tokens);
@@ -1319,14 +1319,6 @@ struct Timing {
     return size;
   }
 };
-
-// What growing trees returns in place of a number of nodes: a token is not in the vocabulary; a node would be verified without
-// its parent; FULL - n: caches, as in `draft_top`, have no room for n nodes of a row.
-constexpr int64_t OUTSIDE = -1, ORPHANS = -2, FULL = -3;
-static bool is_full(const int64_t* caches, int64_t batch, int64_t n) {
-  for (int64_t b = 0; b < batch; b++) if (caches[4 * b] + n > caches[4 * b + 3]) return true;
-  return false;
-}
 
 // Places of values from `first` on, the largest first; of equals the first one.
 static std::vector<int64_t> descending(const std::vector<double>& values, int64_t first) {
@@ -1526,56 +1518,133 @@ int64_t take_nodes(int64_t batch, int64_t n, int64_t w, const int64_t* tokens, c
   return orphans;
 }
 
-// Grows trees from root tokens [batch] as `TimedPolicy` does: layer by layer, from the nodes whose children are expected
-// to be worth their time, then takes as many of the best nodes as are. `rate`: tokens that a second has to yield.
-// Results have room for `timing->most` nodes a row; returns how many they have, or OUTSIDE, ORPHANS or FULL - n.
-int64_t grow_timed(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, const int64_t* to_target, const int64_t* caches, int64_t kind, int64_t round_inputs, int64_t round_head, int64_t threads, int64_t batch, const int64_t* root, const Timing* timing, double rate, int64_t* whole, float* numbers, uint8_t* seen) {
-  const int64_t k = timing->width;
-  std::vector<int64_t> fields(3 * batch), new_fields, frontier, above, tokens, places;  // as `whole`
-  std::vector<float> scores(3 * batch), new_scores, values;
-  std::vector<uint8_t> ancestors(batch, 1), new_ancestors;
-  std::vector<std::vector<double>> joint(batch, {1.0});  // expected acceptance of each row's nodes
-  std::vector<std::vector<int64_t>> best(batch);
-  for (int64_t b = 0; b < batch; b++) fields[b] = root[b], fields[batch + b] = -1;
-  int64_t n = 1, layer = 0;  // nodes of a row, and the first one of its deepest layer
-  for (int64_t depth = 0; depth < timing->max_depth; depth++) {
-    for (int64_t b = 0; b < batch; b++) best[b] = descending(joint[b], layer);
-    std::vector<double> confidence(std::min<int64_t>(timing->frontier, n - layer));
-    for (size_t i = 0; i < confidence.size(); i++)
-      for (int64_t b = 0; b < batch; b++) confidence[i] += joint[b][best[b][i]];
-    const int64_t f = timing->worth_expanding(confidence, depth, batch, rate), w = n + f * k;
-    if (!f) break;
-    if (is_full(caches, batch, n)) return FULL - n;
-    frontier.resize(batch * f), above.resize(batch * f * k), tokens.resize(above.size()), places.resize(above.size()), values.resize(above.size());
-    for (int64_t b = 0; b < batch; b++) std::partial_sort_copy(best[b].begin(), best[b].begin() + f, frontier.begin() + b * f, frontier.begin() + (b + 1) * f);
-    if (draft_top(model, head, embed, embed_kind, vocabulary, batch, n, f, fields.data(), fields.data() + 2 * batch * n, ancestors.data(), frontier.data(), caches, kind, k, values.data(), places.data(), round_inputs, round_head, threads)) return OUTSIDE;
-    for (size_t i = 0; i < above.size(); i++) above[i] = frontier[i / k], tokens[i] = to_target[places[i]];
+}  // extern "C"
+
+// What growing trees returns in place of a number of nodes: a token is not in the vocabulary; a node would be verified without
+// its parent; trees are too large for it; FULL - n: caches or results have no room for n nodes of a row.
+constexpr int64_t OUTSIDE = -1, ORPHANS = -2, LARGE = -3, FULL = -4;
+constexpr int64_t LARGEST = 4096;
+
+// A drafter with the sequences that it drafts for, as `draft_top` takes them, and the target's ids of its vocabulary.
+struct Drafting {
+  const Model* model;
+  const Linear* head;
+  const void* embed;
+  int64_t embed_kind, vocabulary;
+  const int64_t *to_target, *caches;
+  int64_t kind, round_inputs, round_head, threads;
+
+  // The k most probable tokens after some nodes of trees of n.
+  int64_t top(int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) const {
+    for (int64_t b = 0; b < batch; b++) if (caches[4 * b] + n > caches[4 * b + 3]) return FULL - n;
+    return draft_top(model, head, embed, embed_kind, vocabulary, batch, n, f, tokens, depths, ancestors, frontier, caches, kind, k, values, places, round_inputs, round_head, threads) ? OUTSIDE : 0;
+  }
+};
+
+// Trees that grow layer by layer, of n nodes in each row; fields are as `append_layer` and `take_nodes` have them.
+struct Growing {
+  const Drafting& drafting;
+  const int64_t batch, width;  // children of a node
+  int64_t n = 1, layer = 0;    // the first node of the deepest layer
+  std::vector<int64_t> fields, new_fields, above, tokens, places;
+  std::vector<float> scores, new_scores, values;
+  std::vector<uint8_t> ancestors, new_ancestors;
+
+  Growing(const Drafting& drafting, int64_t batch, const int64_t* root, int64_t width)
+      : drafting(drafting), batch(batch), width(width), fields(3 * batch), scores(3 * batch), ancestors(batch, 1) {
+    for (int64_t b = 0; b < batch; b++) fields[b] = root[b], fields[batch + b] = -1;
+  }
+
+  float joint(int64_t b, int64_t node) const { return scores[(2 * batch + b) * n + node]; }
+
+  // Gives children to f nodes of the deepest layer, frontier [batch][f], ascending.
+  int64_t expand(const std::vector<int64_t>& frontier, int64_t f) {
+    const int64_t w = n + f * width, plane = batch * n;
+    if (w > LARGEST) return LARGE;
+    above.resize(batch * f * width), tokens.resize(above.size()), places.resize(above.size()), values.resize(above.size());
+    if (int64_t failed = drafting.top(batch, n, f, fields.data(), fields.data() + 2 * plane, ancestors.data(), frontier.data(), width, values.data(), places.data())) return failed;
+    for (size_t i = 0; i < above.size(); i++) above[i] = frontier[i / width], tokens[i] = drafting.to_target[places[i]];
     new_fields.resize(3 * batch * w), new_scores.resize(3 * batch * w), new_ancestors.resize(batch * w * w);
-    const int64_t plane = batch * n;
-    append_layer(batch, n, f * k, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), above.data(), tokens.data(), values.data(), nullptr, new_fields.data(), new_scores.data(), new_ancestors.data());
+    append_layer(batch, n, f * width, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), above.data(), tokens.data(), values.data(), nullptr, new_fields.data(), new_scores.data(), new_ancestors.data());
     fields.swap(new_fields), scores.swap(new_scores), ancestors.swap(new_ancestors);
     layer = n, n = w;
+    return 0;
+  }
+
+  // Writes the first `size` of the nodes of each row as they are ranked, with room for `room`.
+  int64_t take(const std::vector<std::vector<int64_t>>& ranked, int64_t size, int64_t room, int64_t* whole, float* numbers, uint8_t* seen) const {
+    if (size > room) return FULL - size;
+    const std::vector<int64_t> nodes = first(ranked, size);
+    const int64_t plane = batch * n;
+    return take_nodes(batch, n, size, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), nodes.data(), whole, numbers, seen) ? ORPHANS : size;
+  }
+
+  // The first `size` of each row's ranked nodes, [batch][size], ascending.
+  static std::vector<int64_t> first(const std::vector<std::vector<int64_t>>& ranked, int64_t size) {
+    std::vector<int64_t> nodes(ranked.size() * size);
+    for (size_t b = 0; b < ranked.size(); b++) std::partial_sort_copy(ranked[b].begin(), ranked[b].begin() + size, nodes.begin() + b * size, nodes.begin() + (b + 1) * size);
+    return nodes;
+  }
+};
+
+extern "C" {
+
+// Grows trees from root tokens [batch] as `TimedPolicy` does: layer by layer, from the nodes whose children are expected
+// to be worth their time, then takes as many of the best nodes as are. `rate`: tokens that a second has to yield.
+// Results have room for `room` nodes a row; returns how many they have, or one of the numbers above.
+int64_t grow_timed(const Drafting* drafting, int64_t batch, const int64_t* root, const Timing* timing, double rate, int64_t room, int64_t* whole, float* numbers, uint8_t* seen) {
+  Growing trees(*drafting, batch, root, timing->width);
+  std::vector<std::vector<double>> joint(batch, {1.0});  // expected acceptance of each row's nodes
+  std::vector<std::vector<int64_t>> best(batch);
+  for (int64_t depth = 0; depth < timing->max_depth; depth++) {
+    for (int64_t b = 0; b < batch; b++) best[b] = descending(joint[b], trees.layer);
+    std::vector<double> confidence(std::min<int64_t>(timing->frontier, best[0].size()));
+    for (size_t i = 0; i < confidence.size(); i++)
+      for (int64_t b = 0; b < batch; b++) confidence[i] += joint[b][best[b][i]];
+    const int64_t f = timing->worth_expanding(confidence, depth, batch, rate);
+    if (!f) break;
+    if (int64_t failed = trees.expand(Growing::first(best, f), f)) return failed;
     for (int64_t b = 0; b < batch; b++)
-      for (int64_t i = layer; i < n; i++) joint[b].push_back(timing->share(scores[(2 * batch + b) * n + i]));
+      for (int64_t i = trees.layer; i < trees.n; i++) joint[b].push_back(timing->share(trees.joint(b, i)));
   }
   for (int64_t b = 0; b < batch; b++) best[b] = descending(joint[b], 0);
-  const int64_t size = timing->worth_verifying(joint, best, n, rate), plane = batch * n;
-  std::vector<int64_t> nodes(batch * size);
-  for (int64_t b = 0; b < batch; b++) std::partial_sort_copy(best[b].begin(), best[b].begin() + size, nodes.begin() + b * size, nodes.begin() + (b + 1) * size);
-  return take_nodes(batch, n, size, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), nodes.data(), whole, numbers, seen) ? ORPHANS : size;
+  return trees.take(best, timing->worth_verifying(joint, best, trees.n, rate), room, whole, numbers, seen);
+}
+
+// Grows trees from root tokens [batch]: in each layer the `frontier` most probable nodes get `width` children, if their joint
+// probability is at least `least`; takes the root and the `total` most probable other nodes, if theirs is at least `kept`.
+// Either of these asks for a batch of one. Results as of `grow_timed`.
+int64_t grow_best(const Drafting* drafting, int64_t batch, const int64_t* root, int64_t width, int64_t frontier, int64_t max_depth, int64_t total, double least, double kept, int64_t room, int64_t* whole, float* numbers, uint8_t* seen) {
+  Growing trees(*drafting, batch, root, width);
+  std::vector<std::vector<int64_t>> best(batch);
+  auto rank = [&](int64_t from, int64_t size, double bound) {  // returns how many of each row there are
+    for (int64_t b = 0; b < batch; b++) {
+      std::vector<double> joint(trees.n);
+      for (int64_t i = from; i < trees.n; i++) joint[i] = trees.joint(b, i) == trees.joint(b, i) ? trees.joint(b, i) : -INFINITY;
+      best[b] = descending(joint, from);
+      size = std::min<int64_t>(size, best[b].size());
+      while (size && !(std::exp(trees.joint(b, best[b][size - 1])) >= float(bound)) && bound > 0) size--;
+    }
+    return size;
+  };
+  for (int64_t depth = 0; depth < max_depth; depth++) {
+    const int64_t f = rank(trees.layer, frontier, least);
+    if (!f) break;
+    if (int64_t failed = trees.expand(Growing::first(best, f), f)) return failed;
+  }
+  return trees.take(best, rank(0, total + 1, kept), room, whole, numbers, seen);
 }
 
 // Grows trees from root tokens [batch] as `SampledTreePolicy` does without a threshold: each node of layer d has
 // branching[d] children, drawn by the numbers [batch] without replacement from its k most probable tokens at a temperature.
 // depths [n] and ancestors [n][n] are those of the n nodes. Writes tokens and log-probabilities [batch][n], and of the k
-// tokens after nodes with children their probabilities and ids [batch][n][k]. Returns 0, OUTSIDE or FULL - n.
-int64_t grow_drawn(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, const int64_t* to_target, const int64_t* caches, int64_t kind, int64_t round_inputs, int64_t round_head, int64_t threads, int64_t batch, const int64_t* root, const int64_t* branching, int64_t layers, int64_t k, double temperature, const uint64_t* numbers, int64_t n, const int64_t* depths, const uint8_t* ancestors, int64_t* tokens, float* log_probs, float* probs, int64_t* ids) {
+// tokens after nodes with children their probabilities and ids [batch][n][k]. Returns 0 or one of the numbers above.
+int64_t grow_drawn(const Drafting* drafting, int64_t batch, const int64_t* root, const int64_t* branching, int64_t layers, int64_t k, double temperature, const uint64_t* numbers, int64_t n, const int64_t* depths, const uint8_t* ancestors, int64_t* tokens, float* log_probs, float* probs, int64_t* ids) {
   std::vector<int64_t> some_tokens, some_depths, frontier, places, order(k);
   std::vector<uint8_t> seen;
   std::vector<float> values;
   std::vector<double> scores(k);
   for (int64_t b = 0; b < batch; b++) tokens[b * n] = root[b], log_probs[b * n] = 0;
-  if (is_full(caches, batch, n)) return FULL - n;
   int64_t begin = 0, end = 1;  // of the layer that is expanded
   for (int64_t d = 0; d < layers; d++) {
     const int64_t f = end - begin, count = branching[d];
@@ -1587,7 +1656,7 @@ int64_t grow_drawn(const Model* model, const Linear* head, const void* embed, in
       for (int64_t i = begin; i < end; i++) frontier.push_back(i);
     }
     values.resize(batch * f * k), places.resize(values.size());
-    if (draft_top(model, head, embed, embed_kind, vocabulary, batch, end, f, some_tokens.data(), some_depths.data(), seen.data(), frontier.data(), caches, kind, k, values.data(), places.data(), round_inputs, round_head, threads)) return OUTSIDE;
+    if (int64_t failed = drafting->top(batch, end, f, some_tokens.data(), some_depths.data(), seen.data(), frontier.data(), k, values.data(), places.data())) return failed;
     for (int64_t b = 0; b < batch; b++)
       for (int64_t i = 0; i < f; i++) {
         const int64_t node = b * n + begin + i, at = (b * f + i) * k;
@@ -1597,7 +1666,7 @@ int64_t grow_drawn(const Model* model, const Linear* head, const void* embed, in
         const double log_total = most + std::log(total);
         for (int64_t j = 0; j < k; j++) {  // Gumbel top-k, as `SampledTreePolicy` says
           const double log_q = values[at + j] / temperature - log_total;
-          probs[node * k + j] = float(std::exp(log_q)), ids[node * k + j] = to_target[places[at + j]];
+          probs[node * k + j] = float(std::exp(log_q)), ids[node * k + j] = drafting->to_target[places[at + j]];
           scores[j] = log_q - std::log(-std::log1p(-uniform(numbers[b], begin + i, j)));
           if (scores[j] != scores[j]) scores[j] = -INFINITY;
         }

@@ -14,7 +14,19 @@ from drafttrain.kernels.linear import KINDS, NativeLinear
 from drafttrain.kernels.team import team_size
 from drafttrain.kernels.trees import numbers_of
 
-OUTSIDE, ORPHANS, FULL = -1, -2, -3  # what the library returns; FULL - n where drafts need n slots
+# what the library returns in place of a number of nodes; FULL - n where there is no room for n
+OUTSIDE, ORPHANS, LARGE, FULL = -1, -2, -3, -4
+ROOM = 64  # nodes that results have room for at first
+DEEPEST = 128  # layers of a tree at most
+
+
+class _Drafting(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("model", "head", "embed")),
+        *((name, ctypes.c_int64) for name in ("embed_kind", "vocabulary")),
+        *((name, ctypes.c_void_p) for name in ("to_target", "caches")),
+        *((name, ctypes.c_int64) for name in ("kind", "round_inputs", "round_head", "threads")),
+    ]
 
 
 class Places(Protocol):
@@ -45,30 +57,49 @@ class Parts:
     to_target: torch.Tensor
     state: Places
 
-    def grow(self, name: str, root: torch.Tensor, most: int, *given: object) -> int:
-        """Call a function of the library for root tokens, int64 [B], and trees of `most` nodes at most. Where
-        drafts need more slots than there are, it is called again with more. Return what it does.
+    def call(self, name: str, root: torch.Tensor, slots: int, *given: object) -> int:
+        """Call a function of the library for root tokens, int64 [B], with this many slots of the caches for
+        each tree; return what it does: a number of nodes, LARGE, or FULL and less.
 
         Raises:
             IndexError: a token is not in the vocabulary.
             ValueError: a node would be verified without its parent.
         """
         embed, to_target, root = (one.contiguous() for one in (self.embed, self.to_target, root))
-        found, slots = FULL, 1  # few trees are large, and caches should not grow for those that might be
-        while found <= FULL:
-            slots = max(slots, FULL - found)
-            self.blocks.reach(self.state.reserve(slots) + most)
-            found = getattr(library(), name)(
-                *(self.blocks.address, self.head.address, embed.data_ptr(), KINDS[embed.dtype], len(embed)),
-                *(to_target.data_ptr(), numbers_of(self.state.places()), KINDS[self.state.dtype]),
-                *(self.blocks.round_inputs, self.head.round_inputs, team_size(), len(root), root.data_ptr()),
-                *(one.data_ptr() if isinstance(one, torch.Tensor) else one for one in given),
-            )
+        self.blocks.reach(self.state.reserve(slots) + DEEPEST)
+        caches = numbers_of(self.state.places())
+        drafting = _Drafting(
+            *(self.blocks.address, self.head.address, embed.data_ptr(), KINDS[embed.dtype], len(embed)),
+            *(to_target.data_ptr(), ctypes.addressof(caches), KINDS[self.state.dtype]),
+            *(self.blocks.round_inputs, self.head.round_inputs, team_size()),
+        )
+        given = (one.data_ptr() if isinstance(one, torch.Tensor) else one for one in given)
+        found = getattr(library(), name)(ctypes.addressof(drafting), len(root), root.data_ptr(), *given)
         if found == OUTSIDE:
             raise IndexError(f"tokens: must be in 0..{len(embed) - 1}, got {root.tolist()} or drafts of them")
         if found == ORPHANS:
             raise ValueError("promise: must not fall, got a node that is more probable than its parent")
         return found
+
+    def grow(self, name: str, root: torch.Tensor, *given: object) -> list[torch.Tensor] | None:
+        """Return the fields of the trees that a function of the library grows; None of too large ones.
+
+        It is called again where there is no room for them: few trees are large, and caches should not grow
+        for those that might be.
+        """
+        batch, slots, room = len(root), 1, ROOM
+        while True:
+            whole = torch.empty(3 * batch * room, dtype=torch.long)
+            numbers = torch.empty(3 * batch * room, dtype=torch.float)
+            seen = torch.empty(batch * room * room, dtype=torch.bool)
+            width = self.call(name, root, slots, *given, room, whole, numbers, seen)
+            if width > 0:
+                trees = (one[: 3 * batch * width].view(3, batch, width) for one in (whole, numbers))
+                ancestors = seen[: batch * width * width].view(batch, width, width)
+                return [*chain.from_iterable(trees), ancestors]
+            if width == LARGE:
+                return None
+            slots, room = FULL - width, max(room, FULL - width)
 
 
 class _Curve(ctypes.Structure):
@@ -76,50 +107,55 @@ class _Curve(ctypes.Structure):
 
 
 class Timing(ctypes.Structure):
-    """Settings of `TimedPolicy` that `grow_timed` decides by; curves by their points (x ascending, y).
-
-    Attributes:
-        most: nodes of a row at most, all that are grown counted.
-    """
+    """Settings of `TimedPolicy` that `grow_timed` decides by; curves by their points (x ascending, y)."""
 
     _fields_ = [
         *((name, _Curve) for name in ("draft", "verify", "promise")),
         ("acceptance", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("depths", "width", "frontier", "max_depth", "most")),
+        *((name, ctypes.c_int64) for name in ("depths", "width", "frontier", "max_depth")),
     ]
 
     def __init__(
-        self,
-        curves: Sequence[Sequence[Sequence[float]]],
-        acceptance: Sequence[float],
-        width: int,
-        frontier: int,
-        max_depth: int,
+        self, curves: Sequence[Sequence[Sequence[float]]], acceptance: Sequence[float], *limits: int
     ):
         points = [torch.tensor(curve, dtype=torch.double) for curve in (*curves, [acceptance])]
         self._held = points  # [2, points] each, and [1, depths]
-        layer, most = 1, 1
-        for _ in range(max_depth):
-            layer = min(layer, frontier) * width
-            most += layer
         found = [_Curve(one.shape[1], one[0].data_ptr(), one[-1].data_ptr()) for one in points]
-        super().__init__(*found[:3], found[3].x, found[3].n, width, frontier, max_depth, most)
+        super().__init__(*found[:3], found[3].x, found[3].n, *limits)
 
 
-def grow_timed(parts: Parts, root: torch.Tensor, timing: Timing, rate: float) -> list[torch.Tensor]:
-    """Return the fields of trees as `TimedPolicy.grow` grows them from root tokens, int64 [B].
+def grow_timed(parts: Parts, root: torch.Tensor, timing: Timing, rate: float) -> list[torch.Tensor] | None:
+    """Return the fields of trees as `TimedPolicy.grow` grows them from root tokens, int64 [B]; None of too
+    large ones.
 
     Args:
         timing: its width is at most D.
         rate: tokens that a second has to yield.
     """
-    batch, most = len(root), timing.most
-    whole = torch.empty(3 * batch * most, dtype=torch.long)
-    numbers = torch.empty(3 * batch * most, dtype=torch.float)
-    seen = torch.empty(batch * most * most, dtype=torch.bool)
-    width = parts.grow("grow_timed", root, most, ctypes.addressof(timing), rate, whole, numbers, seen)
-    trees = (one[: 3 * batch * width].view(3, batch, width) for one in (whole, numbers))
-    return [*chain.from_iterable(trees), seen[: batch * width * width].view(batch, width, width)]
+    return parts.grow("grow_timed", root, ctypes.addressof(timing), rate)
+
+
+def grow_best(
+    parts: Parts,
+    root: torch.Tensor,
+    width: int,
+    frontier: int,
+    max_depth: int,
+    total: int,
+    least: float = 0.0,
+    kept: float = 0.0,
+) -> list[torch.Tensor] | None:
+    """Return the fields of trees of the most probable nodes from root tokens, int64 [B]; None of too large
+    ones.
+
+    Args:
+        width: children of an expanded node, at most D.
+        frontier: most probable nodes of a layer that are expanded.
+        total: most probable nodes that stay in the end, root excluded.
+        least, kept: least joint probabilities of an expanded node, and of one that stays; above 0 for one
+            tree alone.
+    """
+    return parts.grow("grow_best", root, width, frontier, max_depth, total, least, kept)
 
 
 def grow_drawn(
@@ -150,5 +186,5 @@ def grow_drawn(
     branching = (ctypes.c_int64 * len(k_config))(*k_config)
     draws = branching, len(k_config), size, temperature, (ctypes.c_uint64 * batch)(*seeds)
     shape = depths.contiguous(), ancestors.contiguous()
-    parts.grow("grow_drawn", root, n, *draws, n, *shape, tokens, log_probs, probs, ids)
+    parts.call("grow_drawn", root, n, *draws, n, *shape, tokens, log_probs, probs, ids)
     return tokens, log_probs, probs, ids

@@ -131,5 +131,4 @@ def draft_top(
 
 def numbers_of(rows: Sequence[tuple[int, ...]]) -> ctypes.Array:
     """Return the numbers of all rows, for the library."""
-    found = [*chain.from_iterable(rows)]
-    return (ctypes.c_int64 * len(found))(*found)
+    return (ctypes.c_int64 * sum(map(len, rows)))(*chain.from_iterable(rows))

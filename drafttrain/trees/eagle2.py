@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from drafttrain.kernels.growth import grow_best
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
 from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST, TreePolicy
+from drafttrain.trees.native import grow_natively
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
@@ -28,6 +30,10 @@ class Eagle2Policy(TreePolicy):
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
+        if self.top_k <= drafter.draft_vocab_size:
+            limits = self.top_k, self.top_k, self.max_depth, LARGEST if self.total is None else self.total
+            if (grown := grow_natively(drafter, grow_best, state, root, *limits)) is not None:
+                return grown
         tree = expand_best(drafter, state, root, self.top_k, self.max_depth)
         return tree if self.total is None else keep_best(tree, self.total)
 

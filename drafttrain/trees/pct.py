@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from drafttrain.kernels.growth import grow_best
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
+from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST, TreePolicy
+from drafttrain.trees.native import grow_natively
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
@@ -67,6 +69,10 @@ class PctPolicy(TreePolicy):
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
+        if len(root) == 1 and self.width <= drafter.draft_vocab_size:
+            limits = self.width, LARGEST, self.max_depth, LARGEST, self.ratio, self.min_confidence
+            if (grown := grow_natively(drafter, grow_best, state, root, *limits)) is not None:
+                return grown
         tree = TokenTree.root_only(root)
         for depth in range(self.max_depth):
             # padding nodes have probability 0

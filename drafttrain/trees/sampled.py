@@ -133,11 +133,9 @@ class SampledTreePolicy(TreePolicy):
                 best, draft_ids = best.gather(1, place), draft_ids.gather(1, place)
             log_q = torch.log_softmax(best.double() / self.temperature, dim=-1)  # [B, f, K]
             # the draws after a node do not depend on which others are expanded
-            exponential = [
-                -np.log1p(-uniforms(seed, range(begin, end), size)) for seed in seeds
-            ]  # [f, K] each
-            with np.errstate(divide="ignore"):
-                noise = torch.from_numpy(np.log(exponential)).to(root.device)  # [B, f, K]
+            shares = uniforms(seeds, range(begin, end), size)  # [B, f, K]
+            with np.errstate(divide="ignore"):  # exponential noise, E
+                noise = torch.from_numpy(np.log(-np.log1p(-shares))).to(root.device)  # [B, f, K]
             # Gumbel top-k: the k largest of log q - log E, in order, are k draws without replacement
             drawn = (log_q - noise).topk(k).indices  # [B, f, k]
             q = log_q.exp().float()  # [B, f, K]

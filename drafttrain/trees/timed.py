@@ -24,10 +24,10 @@ from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
 from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
+from drafttrain.trees.native import grow_natively
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
-NATIVE = 1024  # nodes that may be grown by one native call: it gets room for them and their ancestors
 SMALL = 4  # tokens of a small tree
 MEMORY = 32  # steps that the rate is taken from
 PAUSE = 4.0  # times the usual step: longer ones were interrupted
@@ -90,11 +90,12 @@ class TimedPolicy(TreePolicy):
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]; the sequences share forwards, and so the costs."""
-        batch, native = len(root), getattr(drafter, "grow_natively", None)
-        if native and self._timing.most <= NATIVE and self.width <= drafter.draft_vocab_size:
-            fields = native(grow_timed, state, root, self._timing, self._rate(batch))
-            if fields is not None:
-                return TokenTree.of_fields(fields, torch.full_like(root, fields[0].shape[1]))
+        batch = len(root)
+        if self.width <= drafter.draft_vocab_size:
+            rate = self._rate(batch)
+            grown = grow_natively(drafter, grow_timed, state, root, self._timing, rate)
+            if grown is not None:
+                return grown
         tree = TokenTree.root_only(root)
         # lists: some dozens of nodes take less time than calls of torch's operators, or numpy's
         joint = [[1.0] for _ in range(batch)]  # of each row's nodes

@@ -274,10 +274,9 @@ def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top
             policy.set_active(seeds, [len(text) for text in texts])
             tree = policy.grow(model, None, last)
             accepted = rule(tree, model.target[tree.tokens])
-            for row, text in enumerate(texts):
-                count = int(accepted.counts[row])
-                path = accepted.path[row, 1:count]
-                text += [*tree.tokens[row, path].tolist(), int(accepted.next_token[row])]
+            found = accepted.path, accepted.counts, accepted.next_token, tree.tokens
+            for text, path, count, token, tokens in zip(texts, *(part.tolist() for part in found)):
+                text += [*(tokens[node] for node in path[1:count]), token]
             last = accepted.next_token
         for text in texts:
             counts[text[0], text[1]] += 1

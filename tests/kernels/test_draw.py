@@ -81,8 +81,8 @@ def test_probabilities_may_be_given():
 
 
 def test_uniform_numbers_of_many_positions_are_those_of_each():
-    for seed in (0, 7, 2**63 - 1, 2**64 + 5, -1):
-        found = uniforms(seed, range(3, 8), 4)
-        assert found.tolist() == [
-            [uniform(seed, position, number) for number in range(4)] for position in range(3, 8)
-        ]
+    seeds, positions = (0, 7, 2**63 - 1, 2**64 + 5, -1), range(3, 8)
+    expected = [
+        [[uniform(seed, position, number) for number in range(4)] for position in positions] for seed in seeds
+    ]
+    assert uniforms(seeds, positions, 4).tolist() == expected

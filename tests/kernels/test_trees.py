@@ -11,13 +11,16 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.drafters.layered import LayeredDrafter
 from drafttrain.kernels import trees
+from drafttrain.kernels.growth import grow_timed
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve
 from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.expand import add_children
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.operators import append_layer
+from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
@@ -185,6 +188,22 @@ def test_growth_is_that_of_the_policy(drafter, kind, promise):
 
 
 @pytest.mark.parametrize("kind", ["one row", "one cache", "joined caches"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *(Eagle2Policy(*limits) for limits in ((3, 4, 8), (1, 5, None), (8, 3, 200), (4, 0, 9), (4, 3, 0))),
+        *(PctPolicy(threshold=0.02, min_confidence=least, width=5) for least in (0.0, 0.01, 0.05)),
+        PctPolicy(threshold=1.0, max_depth=3),
+        PctPolicy(threshold=1e-4, min_confidence=0.0, width=3, max_depth=4),
+    ],
+    ids=str,
+)
+def test_the_best_nodes_are_those_of_the_policy(drafter, kind, policy):
+    root = torch.tensor([3, 8, 5] if kind != "one row" else [7])
+    grown_both_ways(drafter, policy, kind, root)
+
+
+@pytest.mark.parametrize("kind", ["one row", "one cache", "joined caches"])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"candidates": 5}], ids=str)
 def test_drawn_trees_are_those_of_the_policy(drafter, kind, settings):
     """The trees that are drawn in one native call are those that are drawn layer by layer."""
@@ -213,7 +232,9 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
     for policy, is_native in (
         (TimedPolicy(curve, curve, 1e-6, width=100, max_depth=2), True),
         (TimedPolicy(curve, curve, 1e-6, width=128, max_depth=2, frontier=2), False),  # 100 tokens in all
-        (TimedPolicy(curve, curve, 1e-6, frontier=128, max_depth=6), False),  # too many nodes
+        (Eagle2Policy(10, 3, None), True),
+        (Eagle2Policy(101, 1, None), False),
+        (PctPolicy(threshold=1e-9, width=100, max_depth=1, min_confidence=0.0), True),
         (SampledTreePolicy((100, 1)), True),
         (SampledTreePolicy((100, 1), threshold=1e-9), False),
     ):
@@ -227,6 +248,8 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
     broken = TimedPolicy(cheap, CostCurve((1, 9), (1.0, 9.0)), 0.7, (1.0,), falling)
     with pytest.raises(ValueError, match="more probable than its parent"):
         broken.grow(drafter, new_state(drafter, "one row"), root)
+    large = TimedPolicy(curve, curve, 1e-6, width=100, frontier=100, max_depth=2)  # 10,101 nodes
+    assert native(drafter, grow_timed, new_state(drafter, "one row"), root, large._timing, 1e-6) is None
     monkeypatch.setattr(EddModel, "reads_tokens_alone", False)
     assert native(drafter, None, None) is None
 

@@ -1,0 +1,18 @@
+"""Trees that grow in one native call, where a drafter can."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from drafttrain.trees.drafter import Drafter
+from drafttrain.trees.tree import TokenTree
+
+
+def grow_natively(
+    drafter: Drafter, grow: Callable, state: object, root: torch.Tensor, *given: Any
+) -> TokenTree | None:
+    """Return the trees that a function of `kernels/growth.py` grows with a drafter; None where it cannot."""
+    native = getattr(drafter, "grow_natively", None)
+    fields = native and native(grow, state, root, *given)
+    return fields and TokenTree.of_fields(fields, torch.full_like(root, fields[0].shape[1]))
