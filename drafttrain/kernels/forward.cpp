@@ -18,6 +18,7 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -1668,7 +1669,8 @@ int64_t grow_drawn(const Drafting* drafting, int64_t batch, const int64_t* root,
           const double log_q = values[at + j] / temperature - log_total;
           probs[node * k + j] = float(std::exp(log_q)), ids[node * k + j] = drafting->to_target[places[at + j]];
           scores[j] = log_q - std::log(-std::log1p(-uniform(numbers[b], begin + i, j)));
-          if (scores[j] != scores[j]) scores[j] = -INFINITY;
+          if (probs[node * k + j] < FLT_MIN) probs[node * k + j] = 0;  // denormal numbers are too coarse
+          if (!(probs[node * k + j] > 0)) scores[j] = -INFINITY;
         }
         std::iota(order.begin(), order.end(), 0);
         std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int64_t a, int64_t c) { return scores[a] > scores[c] || (scores[a] == scores[c] && a < c); });
@@ -1696,7 +1698,7 @@ void reject_drafts(const float* logits, int64_t batch, int64_t n, int64_t width,
     for (;; path[b * n + length++] = node) {
       const int64_t position = positions[b] + length - 1, at = (b * n + node) * k;
       const float* row = logits + (b * n + node) * width;
-      const float factor = float(1 / temperature);
+      const float factor = 1.f / float(temperature);
       const double share = uniform(seeds[b], position, 0), log_mass = draw(row, width, factor, share, next + b);
       double sum = 0;
       bool finite = true;

@@ -1,6 +1,7 @@
 """Growth of trees in one native call, drafting steps included, with drafters that read tokens alone."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +17,7 @@ from drafttrain.kernels.trees import numbers_of
 
 # what the library returns in place of a number of nodes; FULL - n where there is no room for n
 OUTSIDE, ORPHANS, LARGE, FULL = -1, -2, -3, -4
-ROOM = 64  # nodes that results have room for at first
+ROOM = 512  # nodes that results have room for at first
 DEEPEST = 128  # layers of a tree at most
 
 
@@ -181,10 +182,13 @@ def grow_drawn(
         of each node are drawn from, [B, n, K]; zeros of nodes without children.
     """
     batch, n = len(root), len(depths)
+    if len(seeds) != batch:
+        raise ValueError(f"seeds: must be one for each of {batch} trees, got {len(seeds)}")
     tokens, log_probs = torch.empty(batch, n, dtype=torch.long), torch.empty(batch, n)
     probs, ids = torch.zeros(batch, n, size), torch.zeros(batch, n, size, dtype=torch.long)
     branching = (ctypes.c_int64 * len(k_config))(*k_config)
     draws = branching, len(k_config), size, temperature, (ctypes.c_uint64 * batch)(*seeds)
     shape = depths.contiguous(), ancestors.contiguous()
-    parts.call("grow_drawn", root, n, *draws, n, *shape, tokens, log_probs, probs, ids)
+    last = math.prod(k_config)  # nodes of the last layer, which is not read
+    parts.call("grow_drawn", root, n - last, *draws, n, *shape, tokens, log_probs, probs, ids)
     return tokens, log_probs, probs, ids

@@ -30,7 +30,8 @@ class Eagle2Policy(TreePolicy):
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
-        if self.top_k <= drafter.draft_vocab_size:
+        grown_nodes = 1 + self.top_k * (1 + self.top_k * max(self.max_depth - 1, 0))
+        if self.top_k <= drafter.draft_vocab_size and grown_nodes <= LARGEST:
             limits = self.top_k, self.top_k, self.max_depth, LARGEST if self.total is None else self.total
             if (grown := grow_natively(drafter, grow_best, state, root, *limits)) is not None:
                 return grown

@@ -15,6 +15,9 @@ from drafttrain.trees.tree import DrawnFrom, TokenTree, marked_nodes
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
 
+OWN = 0x5851F42D4C957F2D  # what seeds of trees are moved by
+TINY = torch.finfo(torch.float).tiny  # below it numbers are too coarse to be what is drawn from
+
 
 @dataclass(frozen=True)
 class _Shape:
@@ -103,7 +106,7 @@ class SampledTreePolicy(TreePolicy):
         """Draft trees after root tokens [B]."""
         batch, size = len(root), min(self.candidates, drafter.draft_vocab_size)
         k_config = tuple(min(k, size) for k in self.k_config)
-        shape, seeds = _shape(k_config, root.device), self._seeds()
+        shape, seeds = _shape(k_config, root.device), self._seeds(len(root))
         n, native = len(shape.parents), getattr(drafter, "grow_natively", None)
         if native and not self.threshold:
             parts = shape.depths, shape.ancestors, size, self.temperature, seeds
@@ -136,9 +139,10 @@ class SampledTreePolicy(TreePolicy):
             shares = uniforms(seeds, range(begin, end), size)  # [B, f, K]
             with np.errstate(divide="ignore"):  # exponential noise, E
                 noise = torch.from_numpy(np.log(-np.log1p(-shares))).to(root.device)  # [B, f, K]
-            # Gumbel top-k: the k largest of log q - log E, in order, are k draws without replacement
-            drawn = (log_q - noise).topk(k).indices  # [B, f, k]
             q = log_q.exp().float()  # [B, f, K]
+            q = q.masked_fill(q < TINY, 0.0)
+            # Gumbel top-k: the k largest of log q - log E, in order, are k draws without replacement
+            drawn = torch.where(q > 0, log_q - noise, -torch.inf).topk(k).indices  # [B, f, k]
             probs[:, layer] = q * worth[:, :, None] if self.threshold else q
             ids[:, layer] = drafter.to_target(draft_ids)
             begin, end = end, end + drawn[0].numel()
@@ -150,6 +154,7 @@ class SampledTreePolicy(TreePolicy):
         grown = shape.tree(tokens[:, :end], log_probs[:, :end], DrawnFrom(probs[:, :end], ids[:, :end]))
         return grown.select(kept[:, :end]) if self.threshold else grown
 
-    def _seeds(self) -> list[int]:
-        """Return the seeds of the next tree of each active sequence."""
-        return [(1_000_003 * seed + position) % 2**63 for seed, position in self._active]
+    def _seeds(self, batch: int) -> list[int]:
+        """Return the seeds of the next trees, far from those that candidates are accepted by."""
+        active = self._active * (batch if len(self._active) == 1 else 1)
+        return [(OWN + 1_000_003 * seed + position) % 2**63 for seed, position in active]

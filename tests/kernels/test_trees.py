@@ -234,6 +234,7 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
         (TimedPolicy(curve, curve, 1e-6, width=128, max_depth=2, frontier=2), False),  # 100 tokens in all
         (Eagle2Policy(10, 3, None), True),
         (Eagle2Policy(101, 1, None), False),
+        (Eagle2Policy(60, 3, 200), False),  # 7,261 nodes before the best are kept
         (PctPolicy(threshold=1e-9, width=100, max_depth=1, min_confidence=0.0), True),
         (SampledTreePolicy((100, 1)), True),
         (SampledTreePolicy((100, 1), threshold=1e-9), False),
@@ -252,6 +253,29 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
     assert native(drafter, grow_timed, new_state(drafter, "one row"), root, large._timing, 1e-6) is None
     monkeypatch.setattr(EddModel, "reads_tokens_alone", False)
     assert native(drafter, None, None) is None
+
+
+def test_seeds_are_as_many_as_trees(drafter):
+    policy, state = SampledTreePolicy((2, 1)), new_state(drafter, "one cache")
+    alike = policy.grow(drafter, state, torch.tensor([7, 7, 7]))  # of the one seed that a policy begins with
+    assert alike.width == 5
+    policy.set_active([0, 1], [3, 3])
+    with pytest.raises(ValueError, match="seeds: must be one for each of 3 trees, got 2"):
+        policy.grow(drafter, state, torch.tensor([7, 7, 7]))
+
+
+def test_nothing_is_drawn_whose_probability_is_too_small_for_fp32(drafter):
+    """So at a low temperature all but the best token: acceptance would compare it with a coarse number."""
+    root = torch.tensor([7])
+    policy = SampledTreePolicy((3,), temperature=1e-4)
+    found = policy.grow(drafter, new_state(drafter, "one row"), root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(LayeredDrafter, "grow_natively")
+        expected = policy.grow(drafter, new_state(drafter, "one row"), root)
+    probs = found.drawn_from.probs[0, 0]
+    assert found.tokens[0, 1] == expected.tokens[0, 1]
+    torch.testing.assert_close(probs, expected.drawn_from.probs[0, 0], rtol=1e-6, atol=0)
+    assert ((probs == 0) | (probs >= torch.finfo(torch.float).tiny)).all() and (probs == 0).any()
 
 
 def test_caches_grow_where_drafts_need_it_alone(drafter):
