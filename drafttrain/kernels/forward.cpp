@@ -8,8 +8,8 @@
 // lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
 // of 7 bits with a scale for each output. A panel is one stream through memory. Sums are fp32; inputs of a product are
 // rounded to bf16 where the machine multiplies bf16 (vdpbf16ps, or AMX, whose tiles of weights these panels are, too),
-// each token's by itself, and stay fp32 elsewhere. Keys and values are kept in fp32 or, as their cache is, in bf16; attention computes in
-// fp32, of queries beside keys in bf16 where that is multiplied in 16 bits and more.
+// each token's by itself, and stay fp32 elsewhere. Keys and values are kept in fp32 or, as their cache is, in bf16. Attention computes
+// in fp32; where the machine multiplies bf16, scores with bf16 keys are such products, of queries written as sums of two bf16 numbers.
 //
 // Plain C++ without headers of torch or Python: `build.py` compiles it once per instruction set, `ctypes`
 // calls it and releases the GIL.
@@ -17,8 +17,8 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cfloat>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -1693,12 +1693,12 @@ void reject_drafts(const float* logits, int64_t batch, int64_t n, int64_t width,
   for (int64_t b = 0; b < batch; b++) {
     const int64_t* above = parents + b * n;
     const double temperature = temperatures[b];
+    const float factor = 1.f / float(temperature);
     int64_t node = 0, length = 1;
     std::fill_n(path + b * n, n, 0);
     for (;; path[b * n + length++] = node) {
       const int64_t position = positions[b] + length - 1, at = (b * n + node) * k;
       const float* row = logits + (b * n + node) * width;
-      const float factor = 1.f / float(temperature);
       const double share = uniform(seeds[b], position, 0), log_mass = draw(row, width, factor, share, next + b);
       double sum = 0;
       bool finite = true;

@@ -69,6 +69,7 @@ class PctPolicy(TreePolicy):
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
+        # natively all rows have as many nodes, which the trees of a batch do not
         if len(root) == 1 and self.width <= drafter.draft_vocab_size:
             limits = self.width, LARGEST, self.max_depth, LARGEST, self.ratio, self.min_confidence
             if (grown := grow_natively(drafter, grow_best, state, root, *limits)) is not None:
