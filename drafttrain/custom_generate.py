@@ -7,16 +7,22 @@ calls `generate` here in its place.
 """
 
 import copy
+import inspect
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import (
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
@@ -32,11 +38,14 @@ from transformers.generation import (
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import Request, Row, decode_requests
+from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import CACHE_ARGUMENT
+from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
-LOADED = "_drafttrain_decoders"  # attribute of a model: its decoders by what they were loaded with
+LOADED = "_drafttrain"  # attribute of a model: what has been loaded for it
+GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
 CACHES = None, "dynamic", "dynamic_full"
 BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # what processors keep for each row
@@ -50,7 +59,7 @@ def generate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: str | None = None,
-    tree: str | None = None,
+    tree: str | TreePolicy | None = None,
     ngrams: str | None = None,
     calibration: str | None = None,
     **model_kwargs: Any,
@@ -58,7 +67,8 @@ def generate(
     """Decode with drafts in place of `GenerationMixin._sample`, with the same greedy output; with one row the
     same sampled output for the same state of torch's generator, with several the same distribution.
 
-    The drafter is loaded in the first call for a model, which stays unchanged.
+    The drafter is loaded in the first call for a model, which stays unchanged. Calls for one model from
+    several threads take turns.
 
     Args:
         input_ids: int64 [B, L], padded on the left.
@@ -75,33 +85,33 @@ def generate(
         UserError: something is asked for that drafted decoding does not do.
     """
     streamer = _of_caller("streamer")
-    _refuse(model, input_ids, generation_config, model_kwargs, streamer)
-    decoder = _decoder(model, drafter, tree, ngrams, calibration)
-    texts = list(input_ids)  # of each row: padding, prompt, output so far
-    rule: AcceptanceRule = accept_greedy
-    if logits_processor or generation_config.do_sample or generation_config.return_dict_in_generate:
-        rule = AsTransformers(
-            list(texts),
-            [_of_row(logits_processor, row, len(texts)) for row in range(len(texts))],
-            bool(generation_config.do_sample),
-        )
-    limit = generation_config.max_length - input_ids.shape[1]
-    mask = model_kwargs.get("attention_mask")
-    kept = torch.ones_like(input_ids) if mask is None else mask
-    requests = [Request(ids[row > 0].tolist(), limit) for ids, row in zip(texts, kept)]
-    for rows in decode_requests(
-        decoder.target,
-        decoder.proposer,
-        requests,
-        len(requests),
-        generation_config.max_length,
-        stop=(),
-        accept=rule,
-    ):
-        for row in rows:
-            if row.finish_reason == "not_finite":
-                raise UserError(f"{decoder.target.name}: logits must be finite, got NaN or infinity")
-            texts[row.number] = _emit(row, texts[row.number], stopping_criteria, rule, streamer)
+    _refuse(model, input_ids, stopping_criteria, generation_config, model_kwargs, streamer)
+    loaded: Loaded = model.__dict__.setdefault(LOADED, Loaded())
+    with loaded.lock, _own_attention(model):
+        decoder = loaded.decoder(model, drafter, tree, ngrams, calibration)
+        texts = list(input_ids)  # of each row: padding, prompt, output so far
+        rule: AcceptanceRule = accept_greedy
+        if logits_processor or generation_config.do_sample or generation_config.return_dict_in_generate:
+            rule = AsTransformers.of(texts, logits_processor, stopping_criteria, generation_config)
+        # a caller's own length criterion takes the place of the config's
+        longest = stopping_criteria.max_length or generation_config.max_length
+        limit = max(1, longest - input_ids.shape[1])
+        mask = model_kwargs.get("attention_mask")
+        kept = torch.ones_like(input_ids) if mask is None else mask
+        requests = [Request(ids[row > 0].tolist(), limit) for ids, row in zip(texts, kept)]
+        for rows in decode_requests(
+            decoder.target,
+            decoder.proposer,
+            requests,
+            len(requests),
+            input_ids.shape[1] + limit,
+            stop=(),
+            accept=rule,
+        ):
+            for row in rows:
+                if row.finish_reason == "not_finite":
+                    raise UserError(f"{decoder.target.name}: logits must be finite, got NaN or infinity")
+                texts[row.number] = _emit(row, texts[row.number], stopping_criteria, rule, streamer)
     if streamer is not None:
         streamer.end()
     return _output(texts, rule, generation_config)
@@ -128,36 +138,58 @@ def generate_of_repository(
     if drafter is None:
         raise UserError('drafter: must be given, got none; add drafter="FOLDER or user/name"')
     criteria = StoppingCriteriaList(stopping_criteria or [])
+    if stop_strings is None:
+        stop_strings = (arguments.get("generation_config") or model.generation_config).stop_strings
     if stop_strings is not None:
         if tokenizer is None:
             raise UserError("tokenizer: must be given with stop_strings, got none")
         criteria.append(StopStringCriteria(tokenizer, stop_strings))
-    return model.generate(custom_generate=generate, drafter=drafter, stopping_criteria=criteria, **arguments)
+    return model.generate(
+        custom_generate=generate, drafter=drafter, stopping_criteria=criteria, stop_strings=None, **arguments
+    )
 
 
 @dataclass
 class AsTransformers(AcceptanceRule):
     """Choose tokens as `GenerationMixin._sample` does: from the scores that the logits processors make of the
-    target's logits, each along the path of its own row, greedily or by torch's generator.
+    target's logits, each along the path of its own row, greedily or by torch's generator, up to the one with
+    which a criterion ends the row.
 
     Every emitted token takes one draw, in order. So one row draws what it would draw without drafts.
 
     Attributes:
         texts: of each row, int64 [L], padding and prompt first; they grow with what is chosen.
         processors: of each row.
+        criteria: that end a row.
         samples: draw, or take the best.
-        scores, logits: of each row's tokens, processed and not, fp32 [V].
+        scores, logits: of the only row's tokens, processed and not, fp32 [1, V]; None: not asked for.
+        ended: of each row.
     """
 
     texts: list[torch.Tensor]
     processors: list[LogitsProcessorList]
+    criteria: StoppingCriteriaList
     samples: bool
-    scores: list[list[torch.Tensor]] = field(default_factory=list)
-    logits: list[list[torch.Tensor]] = field(default_factory=list)
+    scores: tuple[torch.Tensor, ...] | None
+    logits: tuple[torch.Tensor, ...] | None
+    ended: list[bool]
     numbers: Sequence[int] = ()
 
-    def __post_init__(self) -> None:
-        self.scores, self.logits = [[] for _ in self.texts], [[] for _ in self.texts]
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[torch.Tensor],
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+    ) -> "AsTransformers":
+        """Return the rule for texts int64 [L] with what transformers has prepared for them together."""
+        own = [_of_row(processors, row, len(texts)) for row in range(len(texts))]
+        scores, logits = (
+            () if config.return_dict_in_generate and asked else None
+            for asked in (config.output_scores, config.output_logits)
+        )
+        return cls(list(texts), own, criteria, bool(config.do_sample), scores, logits, [False for _ in texts])
 
     def set_active(self, numbers: Sequence[int]) -> None:
         """Note which rows the next trees are of."""
@@ -179,22 +211,36 @@ class AsTransformers(AcceptanceRule):
         while True:
             token = self._choose(logits[path[-1]], number)
             child = next((i for i in range(1, size) if drafted[i] == (path[-1], token)), None)
-            if child is None:
+            if child is None or self.ended[number]:
                 return path, token
             path.append(child)
 
     def _choose(self, logits: torch.Tensor, number: int) -> int:
-        raw = logits[None].to(copy=True, dtype=torch.float32)  # [1, V]; processors may write into it
-        text = self.texts[number][None].to(raw.device)  # [1, L]
+        text = self.texts[number][None]  # [1, L]
+        # [1, V]; processors may write into it, and belong to the device of the text
+        raw = logits[None].to(text.device, torch.float32, copy=True)
         scores = self.processors[number](text, raw.clone())  # [1, V]
+        _require(scores.shape == raw.shape, "logits_processor", "of one row at a time", list(scores.shape))
         if self.samples and raw.max().isfinite():
             token = torch.multinomial(scores.softmax(-1), 1)[0]  # [1]
         else:
             token = scores.argmax(-1)  # [1]
-        self.texts[number] = torch.cat([self.texts[number], token.to(self.texts[number].device)])
-        self.scores[number].append(scores[0])
-        self.logits[number].append(raw[0])
+        self.texts[number] = torch.cat([self.texts[number], token])
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (raw,)
+        self.ended[number] = _ends(self.criteria, self.texts[number], self.scores)
         return int(token)
+
+
+def _ends(
+    criteria: StoppingCriteriaList, text: torch.Tensor, scores: tuple[torch.Tensor, ...] | None
+) -> bool:
+    """Return whether a criterion ends a row [L] here."""
+    ended = criteria(text[None], scores)  # [1]
+    _require(ended.numel() == 1, "stopping_criteria", "of one row at a time", list(ended.shape))
+    return bool(ended)
 
 
 def _emit(
@@ -205,17 +251,16 @@ def _emit(
     streamer: Any,
 ) -> torch.Tensor:
     """Append a row's new tokens to its text, up to the one with which a criterion ends it."""
-    begun = len(row.output) - len(row.tokens)
-    for done, token in enumerate(row.tokens, begun + 1):
+    judged = isinstance(rule, AsTransformers)  # token by token, as they were chosen
+    for token in row.tokens:
         text = torch.cat([text, text.new_tensor([token])])
         if streamer is not None:
             streamer.put(text[-1:].cpu())
-        scores = None
-        if isinstance(rule, AsTransformers):
-            scores = tuple(one[None] for one in rule.scores[row.number][:done])
-        if criteria(text[None], scores).all():
+        if not judged and _ends(criteria, text, None):
             row.finish_reason = "stop"
             break
+    if judged and rule.ended[row.number]:
+        row.finish_reason = "stop"
     return text
 
 
@@ -229,44 +274,87 @@ def _output(
         row[: len(text)] = text
     if not config.return_dict_in_generate:
         return sequences
-    made = {}
-    for name, asked in (("scores", config.output_scores), ("logits", config.output_logits)):
-        if asked:
-            first = len(rule.texts[0]) - len(rule.scores[0])  # of the output
-            made[name] = tuple(one[None] for one in getattr(rule, name)[0][: length - first])
-    return GenerateDecoderOnlyOutput(sequences=sequences, **made)
+    return GenerateDecoderOnlyOutput(sequences=sequences, scores=rule.scores, logits=rule.logits)
 
 
-def _decoder(model: PreTrainedModel, drafter: str | None, *how: str | None) -> SpeculativeDecoder:
-    """Return the decoder of a model, loaded once, and leave the model as trainable as it was."""
-    tree, ngrams, calibration = how
-    found, key = model.__dict__.setdefault(LOADED, {}), (drafter, *how)
-    if key not in found:
-        trainable = [weight for weight in model.parameters() if weight.requires_grad]
-        training = model.training
-        try:
+class Loaded:
+    """The decoders of a model by what they were loaded with. Copies of the model begin without any.
+
+    Attributes:
+        lock: held by the thread whose text is being decoded.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}
+
+    def __reduce__(self) -> tuple:
+        return Loaded, ()
+
+    def decoder(
+        self,
+        model: PreTrainedModel,
+        drafter: str | None,
+        tree: str | TreePolicy | None,
+        ngrams: str | None,
+        calibration: str | None,
+    ) -> SpeculativeDecoder:
+        """Return the model's decoder, loaded again if the model has another head, device or dtype by now.
+
+        Raises:
+            UserError: the drafter does not fit the model, or there is none of this name.
+        """
+        key = drafter, tree if isinstance(tree, str) else repr(tree), ngrams, calibration
+        parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
+        parts += [model.device, model.dtype]
+        if key not in self.decoders or self.decoders[key][0] != parts:
+            self.decoders[key] = parts, _load(model, drafter, tree, ngrams, calibration)
+        return self.decoders[key][1]
+
+
+def _load(
+    model: PreTrainedModel, drafter: str | None, tree: str | TreePolicy | None, *others: str | None
+) -> SpeculativeDecoder:
+    """Load a decoder; leave the model's modes, what is trainable and torch's generator as they were."""
+    ngrams, calibration = others
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    training = [module for module in model.modules() if module.training]
+    try:
+        with torch.random.fork_rng(devices=[]):  # a small LM is initialized before its weights are read
             if drafter is None:
-                _require(
-                    tree is None and calibration is None, "drafter", "given with tree or calibration", None
-                )
+                given = tree is not None or calibration is not None
+                _require(not given, "drafter", "given with tree or calibration", None)
                 decoder = SpeculativeDecoder.self_draft(model, ngrams)
             else:
                 decoder = SpeculativeDecoder.from_pretrained(
                     drafter, target=model, tree=tree, calibration=calibration, ngrams=ngrams
                 )
-        finally:
-            model.train(training)
-            for weight in trainable:
-                weight.requires_grad_(True)
-        if decoder.proposer.draws:
-            raise UserError(f"tree: must have deterministic candidates in generate, got {tree}")
-        found[key] = decoder
-    return found[key]
+    finally:
+        for module in training:
+            module.training = True
+        for weight in trainable:
+            weight.requires_grad_(True)
+    if decoder.proposer.draws:
+        raise UserError(f"tree: must have deterministic candidates in generate, got {tree}")
+    return decoder
+
+
+@contextmanager
+def _own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Decode with our attention where the model can, and leave the model with its own."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    attention.use(model)
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def _refuse(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
+    criteria: StoppingCriteriaList,
     config: GenerationConfig,
     model_kwargs: dict[str, Any],
     streamer: Any,
@@ -276,10 +364,10 @@ def _refuse(
     Raises:
         UserError: it is asked for.
     """
-    mode = config.get_generation_mode(_of_caller("assistant_model", 3))
+    mode = config.get_generation_mode(_of_caller("assistant_model"))
     _require(mode in MODES, "generation mode", "greedy search or sampling", mode.value)
     _require(not model.config.is_encoder_decoder, "model", "decoder-only", "an encoder-decoder model")
-    _require(not _of_caller("synced_gpus", 3), "synced_gpus", "off", True)
+    _require(not _of_caller("synced_gpus"), "synced_gpus", "off", True)
     _require(config.use_cache, "use_cache", "on", config.use_cache)
     _require(
         config.cache_implementation in CACHES, "cache_implementation", "dynamic", config.cache_implementation
@@ -291,10 +379,17 @@ def _refuse(
         wanted = config.return_dict_in_generate and getattr(config, name)
         _require(one or not wanted, name, "off with several rows", len(input_ids))
     _require(one or streamer is None, "streamer", "left out with several rows", len(input_ids))
+    # without a stop token transformers goes on with rows that have ended until all have
+    ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+    alike = all(isinstance(criterion, MaxLengthCriteria | MaxTimeCriteria) for criterion in criteria)
+    _require(one or ends or alike, "eos_token_id", "given with stopping criteria and several rows", None)
     _require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
-    cache = model_kwargs.get(CACHE_ARGUMENT)
-    length = 0 if cache is None else int(cache.get_seq_length())
-    _require(length == 0, CACHE_ARGUMENT, "empty", f"{length} tokens")
+    given = _of_caller("kwargs") or {}
+    for name in ("past_key_values", CACHE_ARGUMENT):  # transformers would write to it
+        _require(given.get(name) is None, name, "left out", type(given.get(name)).__name__)
+    prepare = vars(model).get("prepare_inputs_for_generation")  # PEFT's virtual tokens come in by it
+    own = prepare is None or getattr(prepare, "__self__", None) is model
+    _require(own, "model", "one that prepares its inputs itself", prepare)
     others = [name for name, value in model_kwargs.items() if value is not None and name not in TAKEN]
     _require(not others, "inputs", "token ids alone", ", ".join(others))
     mask = model_kwargs.get("attention_mask")
@@ -331,24 +426,28 @@ def _of_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProce
             _require(False, "guidance_scale", "null", one.guidance_scale)
         if rows > 1:
             one = copy.copy(one)  # some keep what they have seen
-            if isinstance(one, PrefixConstrainedLogitsProcessor):  # its function is asked for a row by number
-                one._prefix_allowed_tokens_fn = partial(_for_row, one._prefix_allowed_tokens_fn, row)
+            if isinstance(
+                one, PrefixConstrainedLogitsProcessor
+            ):  # its function is asked for a prompt by number
+                prompt, one._num_beams = row // one._num_beams, 1
+                one._prefix_allowed_tokens_fn = partial(_for_prompt, one._prefix_allowed_tokens_fn, prompt)
             for name in BY_ROW:
-                if (
-                    isinstance(values := getattr(one, name, None), torch.Tensor | list)
-                    and len(values) == rows
-                ):
-                    setattr(one, name, values[row : row + 1])
+                if isinstance(values := getattr(one, name, None), torch.Tensor | list):
+                    prompt = row * len(values) // rows  # one prompt may have several rows
+                    setattr(one, name, values[prompt : prompt + 1])
+                    one.batch_size = 1
         own.append(one)
     return own
 
 
-def _for_row(allowed: Callable[[int, torch.Tensor], list[int]], row: int, _: int, text: torch.Tensor):
-    return allowed(row, text)
+def _for_prompt(allowed: Callable[[int, torch.Tensor], list[int]], prompt: int, _: int, text: torch.Tensor):
+    return allowed(prompt, text)
 
 
-def _of_caller(name: str, depth: int = 2) -> Any:
+def _of_caller(name: str) -> Any:
     """Return an argument of the `generate` that has called ours. transformers (5.23) takes what its own loop
     knows by name (`streamer`, `synced_gpus`) out of the arguments and gives it to no other."""
-    frame = sys._getframe(depth)
-    return frame.f_locals.get(name) if frame.f_code.co_name == "generate" else None
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not GENERATE:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get(name)

@@ -1,15 +1,18 @@
 """`model.generate(custom_generate=drafttrain.generate)` gives what `generate` gives."""
 
 import copy
+import threading
 
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
     TextIteratorStreamer,
@@ -18,6 +21,7 @@ from transformers.generation import BaseStreamer
 
 import drafttrain
 from drafttrain.custom_generate import LOADED
+from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
 
 TREES = ["chain:length=3", "eagle2:top_k=3,max_depth=3,total=8"]
@@ -59,6 +63,18 @@ class AtLength(StoppingCriteria):
         return torch.full((len(input_ids),), input_ids.shape[1] % 11 == 0)
 
 
+class ByRow(LogitsProcessor):
+    """Keeps a number for each of two rows."""
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.zeros(2, 1)
+
+
+class EndsByRow(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.zeros(2, dtype=torch.bool)
+
+
 OPTIONS = {
     "greedy": {},
     "limit of the whole": {"max_length": 20},
@@ -73,6 +89,8 @@ OPTIONS = {
         "prefix_allowed_tokens_fn": lambda row, ids: [(7 * row + len(ids)) % 300 + 3, 9 + row]
     },
     "own criterion": {"stopping_criteria": StoppingCriteriaList([AtLength()])},
+    "own limit": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(60)])},
+    "no n-grams of the prompt": {"encoder_no_repeat_ngram_size": 2},
     "one token": {"max_new_tokens": 1},
 }
 
@@ -184,9 +202,119 @@ def test_the_model_stays_unchanged(tiny_target_folder, tokenizer, tiny_bundle):
             tree=TREES[0],
         )
         assert model.training and all(weight.requires_grad for weight in model.parameters())
-    assert len(getattr(model, LOADED)) == 1
+    assert len(getattr(model, LOADED).decoders) == 1
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert torch.equal(model.eval()(**inputs(tokenizer)).logits, expected)
+
+
+def call(bundle, **options):
+    """Options of a greedy call with drafts."""
+    drafted = {"custom_generate": drafttrain.generate, "drafter": bundle, "tree": TREES[0]}
+    return {"do_sample": False, "max_new_tokens": 12, **drafted, **options}
+
+
+def test_several_rows_of_a_prompt_have_its_processors(model, tokenizer, tiny_bundle):
+    def allowed(prompt, ids):
+        return [(7 * prompt + len(ids)) % 300 + 3, 9 + prompt]
+
+    options = {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "max_new_tokens": 12}
+    for more in ({"encoder_repetition_penalty": 1.5}, {"prefix_allowed_tokens_fn": allowed}):
+        plain, drafted = both(model, inputs(tokenizer, 2), tiny_bundle, **options, **more)
+        assert torch.equal(plain, drafted)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_nothing_is_chosen_beyond_the_end(sample, model, tokenizer, tiny_bundle):
+    """A grammar allows nothing after the end; and the generator is left as plain decoding leaves it."""
+    given, ends = inputs(tokenizer), [5, 90, 120, 200, 300]
+    length = given["input_ids"].shape[1]
+
+    def allowed(prompt, ids):
+        return [] if any(token in ends for token in ids[length:].tolist()) else list(range(300))
+
+    options = {"max_new_tokens": 40, "do_sample": sample, "eos_token_id": ends, "pad_token_id": 0}
+    for seed in range(4):
+        after = []
+        for drafted in ({}, call(tiny_bundle, tree=TREES[1])):
+            torch.manual_seed(seed)
+            found = model.generate(**given, **drafted | options, prefix_allowed_tokens_fn=allowed)
+            after.append((found.tolist(), torch.rand(1).item()))
+        assert after[0] == after[1]
+
+
+def test_scores_are_kept_where_they_are_asked_for(model, tokenizer, tiny_bundle):
+    class Scores(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            seen.append(None if scores is None else len(scores))
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    for asked in ({}, {"output_scores": True, "return_dict_in_generate": True}):
+        seen_by = []
+        for drafted in ({}, call(tiny_bundle)):
+            seen = []
+            options = {"max_new_tokens": 6, "stopping_criteria": StoppingCriteriaList([Scores()])}
+            model.generate(**inputs(tokenizer), **drafted | options, repetition_penalty=1.2, **asked)
+            seen_by.append(seen)
+        assert seen_by[0] == seen_by[1] == ([None] * 6 if not asked else list(range(1, 7)))
+
+
+def test_a_model_can_be_copied_and_trained_afterwards(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32).train()
+    model.model.layers[0].eval()
+    attention, given = model.config._attn_implementation, inputs(tokenizer)
+    expected = model.generate(**given, **call(tiny_bundle))
+    modes = [module.training for module in model.model.layers]
+    assert modes == [False] + [True] * (len(modes) - 1)
+    assert model.config._attn_implementation == attention
+    assert not any(layer._forward_hooks for layer in model.model.layers)
+    again = copy.deepcopy(model)
+    assert not getattr(again, LOADED).decoders
+    assert torch.equal(again.generate(**given, **call(tiny_bundle)), expected)
+    again(**given, labels=given["input_ids"]).loss.backward()
+
+
+def test_a_model_with_another_head_is_loaded_again(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given = inputs(tokenizer)
+    before = model.generate(**given, **call(tiny_bundle))
+    head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(head.weight)
+    model.set_output_embeddings(head)
+    plain = model.generate(**given, do_sample=False, max_new_tokens=12)
+    assert torch.equal(model.generate(**given, **call(tiny_bundle)), plain) and not torch.equal(plain, before)
+
+
+def test_a_policy_is_a_tree(model, tokenizer, tiny_bundle):
+    expected = model.generate(**inputs(tokenizer), **call(tiny_bundle))
+    found = model.generate(**inputs(tokenizer), **call(tiny_bundle, tree=ChainPolicy(3)))
+    assert torch.equal(found, expected)
+
+
+def test_threads_take_turns(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    prompts = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS]
+    expected = [model.generate(**given, do_sample=False, max_new_tokens=12).tolist() for given in prompts]
+    found = [None] * len(prompts)
+
+    def decode(number):
+        found[number] = model.generate(**prompts[number], **call(tiny_bundle)).tolist()
+
+    threads = [threading.Thread(target=decode, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+def test_virtual_tokens_are_refused(tiny_target_folder, tokenizer, tiny_bundle):
+    from peft import PromptTuningConfig, get_peft_model
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(UserError, match="model: must be one that prepares its inputs itself"):
+        tuned.generate(**inputs(tokenizer), **call(tiny_bundle))
 
 
 def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
@@ -198,6 +326,11 @@ def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
     expected = model.generate(**given, **options)
     found = drafttrain.generate_of_repository(model, tiny_bundle, **given, **options, streamer=None)
     assert torch.equal(found, expected) and len(found[0]) < len(plain[0])
+    config = GenerationConfig(do_sample=False, max_new_tokens=30, stop_strings=[stop])
+    found = drafttrain.generate_of_repository(
+        model, tiny_bundle, **given, generation_config=config, tokenizer=tokenizer
+    )
+    assert torch.equal(found, expected)
     with pytest.raises(UserError, match="drafter: must be given"):
         drafttrain.generate_of_repository(model, None, **given)
     with pytest.raises(UserError, match="tokenizer: must be given with stop_strings"):
@@ -219,12 +352,24 @@ def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
         ({"n": 2, "output_scores": True, "return_dict_in_generate": True}, "output_scores: must be off with"),
         ({"right": True, "n": 4}, "attention_mask: must be .* padding on the left alone"),
         ({"positions": True}, "position_ids: must be 0, 1, 2"),
+        ({"past_key_values": DynamicCache()}, ": must be left out, got DynamicCache"),
+        (
+            {"n": 2, "logits_processor": [ByRow()]},
+            r"logits_processor: must be of one row at .* \[2,",
+        ),
+        (
+            {"n": 2, "stopping_criteria": [EndsByRow()]},
+            "stopping_criteria: must be of one row at a time",
+        ),
+        ({"n": 2, "endless": True, "stopping_criteria": [AtLength()]}, "eos_token_id: must be given"),
     ],
 )
 def test_what_it_does_not_do_is_one_error(options, message, tiny_target_folder, tokenizer, tiny_bundle):
     options = dict(options)
     model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
     given = dict(inputs(tokenizer, options.pop("n", 1)))
+    if options.pop("endless", False):
+        model.generation_config.eos_token_id = None
     if options.pop("right", False):
         given = {name: value.flip(1) for name, value in given.items()}
     if options.pop("positions", False):

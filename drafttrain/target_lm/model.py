@@ -6,10 +6,11 @@ an explicit mask and explicit positions, and the LM head is applied by us to the
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from threading import get_ident
 
 import torch
 from torch import nn
@@ -122,9 +123,6 @@ class FrozenTarget:
                 "drafttrain looks for them (`layers` or `h`); use a decoder-only causal LM"
             )
         self.blocks: nn.ModuleList = blocks
-        self.tapped_blocks: list[int] = []
-        self._taps: dict[int, torch.Tensor] = {}
-        self._hooks: list = []
         self.tap(tapped_blocks)
         self.read_head: nn.Module = self.lm_head
 
@@ -252,8 +250,6 @@ class FrozenTarget:
         Raises:
             UserError: no such block.
         """
-        for hook in self._hooks:
-            hook.remove()
         for block in blocks:
             if not -self.n_blocks <= block <= self.n_blocks:
                 raise UserError(
@@ -261,20 +257,29 @@ class FrozenTarget:
                 )
         self.tapped_blocks = [block_number(block, self.n_blocks) for block in blocks]
 
-        def keep(index: int):
-            def hook(module: nn.Module, args, output) -> None:
-                self._taps[index] = output[0] if isinstance(output, tuple) else output  # [B, n, H]
+    @contextmanager
+    def _tapped(self) -> Iterator[dict[int, torch.Tensor]]:
+        """Keep what the tapped blocks return inside. Hooks last no longer, and heed this thread alone: a
+        model that was given may be trained, copied, or run by others."""
+        taps: dict[int, torch.Tensor] = {}  # [B, n, H] each
+        thread = get_ident()
 
-            return hook
+        def keep(block: int, module: nn.Module, args: tuple, output) -> None:
+            if get_ident() == thread:
+                taps[block] = output[0] if isinstance(output, tuple) else output
 
-        hooked = sorted(set(self.tapped_blocks) - {self.n_blocks})
-        self._hooks = [self.blocks[block].register_forward_hook(keep(block)) for block in hooked]
+        inner = set(self.tapped_blocks) - {self.n_blocks}
+        hooks = [self.blocks[block].register_forward_hook(partial(keep, block)) for block in inner]
+        try:
+            yield taps
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-    def _states(self, final: torch.Tensor) -> TargetStates:
-        self._taps[self.n_blocks] = final
-        taps = [self._taps[block] for block in self.tapped_blocks]
-        self._taps.clear()
-        tapped = taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1) if taps else final[..., :0]
+    def _states(self, taps: dict[int, torch.Tensor], final: torch.Tensor) -> TargetStates:
+        taps[self.n_blocks] = final
+        found = [taps[block] for block in self.tapped_blocks]
+        tapped = found[0] if len(found) == 1 else torch.cat(found, dim=-1) if found else final[..., :0]
         return TargetStates(tapped=tapped, final=final)
 
     # forwards
@@ -302,7 +307,8 @@ class FrozenTarget:
         if self.device.type == "cpu" and len(input_ids) > rows:
             parts = [self.encode(*part) for part in zip(input_ids.split(rows), document_start.split(rows))]
             return TargetStates(*(torch.cat(x) for x in zip(*((p.tapped, p.final) for p in parts))))
-        return self._states(run_packed(self.base, self.config, input_ids, document_start))
+        with self._tapped() as taps:
+            return self._states(taps, run_packed(self.base, self.config, input_ids, document_start))
 
     @torch.no_grad()
     def forward(
@@ -328,14 +334,10 @@ class FrozenTarget:
         if getattr(self.config, "sliding_window", None):
             kv_positions = kv_positions.scatter(1, slots, positions)
         mask = attention_mask(allowed, kv_positions, positions, self.config, self.dtype)
-        out = self.base(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **{CACHE_ARGUMENT: cache},
-        )
-        return self._states(out.last_hidden_state)
+        arguments = {"attention_mask": mask, "position_ids": positions, CACHE_ARGUMENT: cache}
+        with self._tapped() as taps:
+            out = self.base(input_ids=tokens, use_cache=True, **arguments)
+        return self._states(taps, out.last_hidden_state)
 
     @torch.no_grad()
     def forward_many(
@@ -374,7 +376,7 @@ class FrozenTarget:
             allowed = [
                 allowed_slots(cache.lengths, seen, view) for (cache, _, _, seen), view in zip(parts, views)
             ]
-            with attention.over_caches(caches, allowed, self.dtype) as joined:
+            with self._tapped() as taps, attention.over_caches(caches, allowed, self.dtype) as joined:
                 out = self.base(
                     input_ids=flat[None],
                     attention_mask=attention.IGNORED.to(self.device),
@@ -382,7 +384,7 @@ class FrozenTarget:
                     use_cache=True,
                     **{CACHE_ARGUMENT: joined},
                 )
-            states = self._states(out.last_hidden_state)
+            states = self._states(taps, out.last_hidden_state)
             states = TargetStates(states.tapped[0], states.final[0])
         sizes = [tree.numel() for tree in tokens]
         split = zip(tokens, states.tapped.split(sizes), states.final.split(sizes))
