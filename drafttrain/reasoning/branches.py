@@ -51,6 +51,23 @@ class Branch:
         self.session = self.tree = self.verified = None
         self.row.request = replace(self.row.request, prompt_ids=())
 
+    def count(self, step: DecodeStats, emitted: int) -> None:
+        """Add a step to the statistics. Where a stop text has ended the row within what it emitted, the
+        tokens after it never were.
+
+        Args:
+            emitted: tokens of the step, before the row was cut.
+        """
+        row, kept = self.row, len(self.row.tokens)
+        if kept < emitted:
+            del row.output[kept - emitted :]
+            row.step_sizes[-1] = kept
+            whole, step = step, DecodeStats()
+            step.count_step(kept, min(kept, row.drafted), False, row.verified, whole.tree_depths)
+        if row.finish_reason and not step.repeated_tokens + step.fresh_tokens:
+            step.count_repetition(row.output, row.step_sizes)
+        self.stats += step
+
     def fail(self, error: Exception) -> None:
         """End it with the reason."""
         self.error = f"{type(error).__name__}: {error}".splitlines()[0]

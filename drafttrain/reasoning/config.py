@@ -149,4 +149,6 @@ class ReasonConfig(SearchConfig):
             UserError: as `SearchConfig.check`.
         """
         super().check()
+        if self.tree is not None and self.drafter is None:
+            raise UserError(f"tree: must be null without a drafter, got {self.tree}; name one under drafter")
         check_ranges(self.task, "task")

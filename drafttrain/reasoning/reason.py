@@ -6,7 +6,7 @@ ended, whole or not at all, and a search that starts again reads the recorded an
 
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +50,10 @@ class Growth:
         self._tree = ThoughtTree(task, problem, steps, config.thoughts, config.evaluator)
         names = [*SearchConfig.__dataclass_fields__, *MODELS]
         settings = {name: value for name, value in asdict(config).items() if name in names} | {"steps": steps}
+        if str(settings.get("tree")).startswith(
+            "drawn"
+        ):  # whether an answer has drafts decides about its draws
+            settings["short"] = config.scheduler.short
         self.trace = Trace(task.name, {"id": problem.id, "text": problem.text}, settings)
         self._rounds = self._grow(parse_search(config.search).run(self._tree, config.breadth))
         self._waiting: dict[tuple[NodePath, int], tuple[int, Numbered]] = {}  # with the number of its line
@@ -239,6 +243,10 @@ def reason_from(
     task, out = TASKS[config.task.name](), Path(config.out)
     problems = task.read(config.task.path, config.task.limit)
     files = [trace_file(out, problem.id) for problem in problems]
+    if twice := [file.stem for file, n in Counter(files).items() if n > 1]:
+        raise UserError(
+            f"{config.task.path}: ids must differ, also as names of files, got {twice[0]} twice; rename one"
+        )
     finished = 0
     for problem, file in zip(problems, files):  # before a model is loaded
         if file.exists():

@@ -94,7 +94,8 @@ class ScheduledDecoder:
 
         Args:
             stop: tokens that end an output. None: the target's own.
-            on_tokens: called with a row whenever it has got tokens; may set its `finish_reason` to end it.
+            on_tokens: called with a row whenever it has got tokens; may set its `finish_reason` to end it,
+                and leave out the tokens after the one with which it ends.
             on_end: called with a branch that has ended; returns the requests that it leads to, which are the
                 next to be decoded. Its row's number says which request it was, followers counted.
 
@@ -224,9 +225,9 @@ class _Text:
     tokens: list[int] = field(default_factory=list)
 
     def push(self, row: Row) -> None:
-        piece, tokens = self.text.push(row)
+        piece, row.tokens = self.text.push(row)
         self.pieces.append(piece)
-        self.tokens += tokens
+        self.tokens += row.tokens
 
     def answer(self, branch: Branch) -> Answer:
         """Return the answer of a branch that has ended."""
@@ -389,6 +390,8 @@ class _Run:
             branch.stats.prompt_tokens = len(branch.row.request.prompt_ids)
             branch.stats.new_tokens = len(branch.row.tokens)
             branch.stats.prefill_seconds = each
+            if branch.row.tokens:
+                self.on_tokens(branch.row)
         self._go_on(branches)
 
     def draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None = None) -> None:
@@ -435,9 +438,13 @@ class _Run:
                 self.decoder.pace.verified(began, trees)
             self.charge(branches)
             for branch in branches:
-                root = branch.session.root
+                root, step = branch.session.root, DecodeStats()
                 accepted = branch.verified.accepted
-                emit([branch.row], branch.tree, accepted, root, self.stop, branch.stats)
+                emit([branch.row], branch.tree, accepted, root, self.stop, step)
+                emitted = len(branch.row.tokens)
+                if emitted:
+                    self.on_tokens(branch.row)
+                branch.count(step, emitted)
         self._go_on(branches)
         for branch in failed:
             self._end(branch)
@@ -454,14 +461,12 @@ class _Run:
             torch.cuda.current_stream().synchronize()
 
     def _go_on(self, branches: list[Branch]) -> None:
-        """Hand tokens to the caller; let those that have not ended draft again."""
-        for branch in branches:
-            if branch.row.tokens:
-                self.on_tokens(branch.row)
-        self.rounds.put(self.rounds.to_draft, [branch for branch in branches if branch.is_going])
-        for branch in branches:
-            if not branch.is_going:
-                self._end(branch)
+        """Let the branches that have not ended draft again."""
+        # told apart once: a draft that fails at once would end its branch here and, in its turn, again
+        ended = [branch for branch in branches if not branch.is_going]
+        self.rounds.put(self.rounds.to_draft, [branch for branch in branches if branch not in ended])
+        for branch in ended:
+            self._end(branch)
         self.mark()
 
     def _end(self, branch: Branch) -> None:

@@ -151,7 +151,7 @@ class MonteCarlo:
             reached += node.children
             for child in node.children:
                 _back_up(child)
-            if not node.children and _prune(node) is root:  # all that it could be continued by has failed
+            if not node.children and not _prune(node).children:  # nothing is left to continue
                 break
         deepest = max((node.state.depth for node in reached), default=0)
         leaves = [node for node in reached if node.state.depth == deepest]

@@ -72,14 +72,17 @@ class Trace:
             if missing := [name for name in ("task", "problem", "settings") if name not in values]:
                 raise ValueError(f"without {missing[0]}")
             trace = cls(**values)
+            if not isinstance(trace.settings, dict) or not isinstance(trace.problem.get("id"), str):
+                raise ValueError("problem and settings must be objects")
             for entry in trace.rounds:
                 for call in entry["calls"]:
-                    answer_of(call)
+                    if not isinstance(answer_of(call).text, str):
+                        raise ValueError("text must be a text")
                 numbers = [n for call in entry["calls"] for n in (*call["path"], call["number"])]
                 if not all(isinstance(number, int | float) for number in (entry["seconds"], *numbers)):
                     raise ValueError("seconds, path and number must be numbers")
             return trace
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
 
     def check_same(self, other: "Trace", path: Path) -> None:

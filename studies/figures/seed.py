@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.inference.decode import Request
 from drafttrain.inference.params import SamplingParams
@@ -40,6 +38,7 @@ from studies.seed.methods import (
     serial,
 )
 from studies.seed.pairs import Pair, load_pair
+from studies.weights import tensors_by_address, weights_by_address
 
 TUNING = "data/tuning_prompts.jsonl"
 SAMPLES, TUNING_TOKENS = 3, 64
@@ -242,20 +241,15 @@ def draft_memory(run: Run) -> Measured:
     requests = sampled_requests(pair, 48, 1)[:n]
     scheduled("", drawn(1, 1, 1), "one").decoder(pair, held).decode(requests, stop=())
     sessions = list(held.sessions.values())
-    drafters = [session.proposer.drafter for session in sessions]
-    tensors = [tensor for one in drafters for tensor in (*one.parameters(), *one.buffers())]
-    tensors += [session.state.kv for session in sessions]
+    held_by = tensors_by_address([session.state.kv for session in sessions])
+    for session in sessions:
+        held_by |= weights_by_address(session.proposer.drafter)
     room = len(requests[0].prompt_ids) + requests[0].max_new_tokens + DRAFT_SLOTS
-    least = bytes_of([*pair.drafter.parameters(), *pair.drafter.buffers()])
-    least += n * bytes_of([pair.drafter.new_state(1, room).kv])
-    measured = bytes_of(tensors)
-    return {"draft_memory": {"value": measured / least, "bytes": measured, "sequences": n}}
-
-
-def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
-    """Return the bytes of tensors, storage that they share counted once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
+    weights = sum(weights_by_address(pair.drafter).values())
+    least = weights + n * sum(tensors_by_address([pair.drafter.new_state(1, room).kv]).values())
+    measured = sum(held_by.values())
+    counts = {"bytes": measured, "weights": weights, "sequences": n}
+    return {"draft_memory": {"value": measured / least, **counts}}
 
 
 def goals(*names: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Recipes of `drafttrain reason`: read as strictly as others, explained, each with a tiny twin."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,7 @@ def test_every_key_is_explained():
         (["--scheduler.verifier", "two"], "scheduler.verifier: must be one of one, batched, got two"),
         (["--scheduler.drafting", "none"], "scheduler.drafting: must be one of each, joined, got none"),
         (["--thoughts", "many"], "thoughts: must be a whole number, got many"),
+        (["--tree", "ngram"], "tree: must be null without a drafter, got ngram"),
         (["--thougts", "3"], "unknown key thougts; did you mean thoughts?"),
         (["--verifier", "one"], "unknown key verifier; did you mean scheduler.verifier?"),
         (["--corpus.max_length", "3"], "unknown key corpus; "),
@@ -137,3 +139,12 @@ def test_all_traces_are_read_before_a_model_is_loaded(tmp_path, monkeypatch):
     last.write_text(whole)
     reason_from(config, begin, traces.append)  # of finished trees nothing is loaded
     assert loaded == [(3, 0), (3, 2)] and len(traces) == 9
+
+
+def test_ids_that_name_one_file_are_refused(tmp_path):
+    problems = tmp_path / "p.jsonl"
+    rows = [{"id": id, "question": "How many?", "answer": "Two.\n#### 2"} for id in ("a/b", "c", "a_b")]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = MINIMAL | {"task": {"name": "gsm8k", "path": str(problems)}, "out": str(tmp_path)}
+    with pytest.raises(UserError, match="ids must differ, also as names of files, got a_b twice"):
+        reason_from(load(values, tmp_path), lambda problems, finished: None, print)

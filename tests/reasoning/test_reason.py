@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 
@@ -257,6 +258,8 @@ def test_a_file_for_each_problem(tmp_path):
         (lambda t: t.replace('"format_version": 2', '"format_version": 1'), "must be a trace of format 2"),
         (lambda t: t.replace('"error": null', '"none": null'), "damaged"),
         (lambda t: t.replace('"settings"', '"set"'), "damaged (without settings)"),
+        (lambda t: re.sub('"problem": {[^}]*}', '"problem": "x"', t), "damaged"),
+        (lambda t: re.sub('"text": "[^"]*",(\\s*"token)', r'"text": null,\1', t), "damaged (text must be"),
         (lambda t: t.replace('"seconds": ', '"seconds": "x", "s": '), "damaged"),
         (lambda t: t.replace('"number": 0', '"number": [0]', 1), "damaged"),
         (lambda t: t.replace('"number": 1', '"number": 0', 1), "must be a trace of the same prompts"),

@@ -430,6 +430,53 @@ def test_stop_strings_and_errors_reach_the_caller(loaded):
         decoder.decode([Request([1], 4), Request([], 4)])
 
 
+def test_tokens_after_a_stop_text_never_were(loaded):
+    """Statistics with drafts, all of them right, are those of the tokens of the answers."""
+    [plain] = ScheduledDecoder(loaded.target, NoProposer()).generate(["Hello"], max_new_tokens=12)
+    tokenizer = loaded.target.tokenizer
+    for kept in range(2, 10):
+        cut = tokenizer.decode(plain.token_ids[kept - 1 : kept + 1], skip_special_tokens=True)
+        if not cut.strip() or plain.text.count(cut) != 1:
+            continue
+        for tree in ("static:k_config=4-3-2", "chain:length=5"):
+            decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, tree), scheduling())
+            [answer] = decoder.generate(["Hello"], max_new_tokens=12, stop=[cut])
+            stats = decoder.stats
+            assert answer.finish_reason == "stop" and answer.token_ids == plain.token_ids[: kept + 1]
+            assert stats.new_tokens == answer.stats.new_tokens == len(answer.token_ids)
+            assert sum(stats.granted) <= stats.new_tokens - stats.prompts
+            assert stats.repeated_tokens + stats.fresh_tokens == stats.new_tokens - 1
+            assert all(granted <= offered for granted, offered in zip(stats.granted, stats.offered))
+
+
+def test_a_draft_that_fails_while_another_ends_ends_its_branch_once(loaded):
+    """The caller takes its time with an answer, while a worker fails with the others' next drafts."""
+    failed = threading.Event()
+
+    class Failing(Pace):
+        def drafted(self, began, branches):
+            if any(len(branch.row.output) > 1 for branch in branches):
+                failed.set()
+                raise OSError("no memory")
+
+    ends = []
+
+    def on_end(branch):
+        ends.append(branch.row.number)
+        if branch.row.number == 0:
+            assert failed.wait(20)
+            time.sleep(0.1)  # until they are among those that wait
+        return ()
+
+    asked = [Request(PROMPTS[i], n) for i, n in ((3, 2), (4, NEW), (6, NEW))]
+    config = scheduling("batched", "joined", sequences=3, overlap=True)
+    proposer = proposer_of(loaded, "chain:length=1")
+    decoder = ScheduledDecoder(loaded.target, proposer, config, pace=Failing())
+    branches = decoder.decode(asked, stop=(), on_end=on_end)
+    assert sorted(ends) == [0, 1, 2] and branches[0].row.finish_reason == "length"
+    assert branches[1].error == branches[2].error == "OSError: no memory"
+
+
 @pytest.mark.parametrize("kind", ["n-grams", "hybrid"])
 def test_samples_of_one_prompt_draft_from_each_other(loaded, kind):
     """With the same text everywhere, and more of the draft accepted."""

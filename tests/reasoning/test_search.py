@@ -114,6 +114,14 @@ def test_a_failed_branch_ends_and_the_others_go_on(search):
     assert not any(state["path"][:1] == (2,) and len(state["path"]) > 1 for state in trace.states)
 
 
+def test_monte_carlo_search_goes_on_beside_a_thought_that_cannot_be_continued():
+    table = {"0": 9, "1": 8, "2": 7, "10": 5, "11": 6, "12": 4, "20": 3, "21": 3, "22": 3}
+    trace = grow(
+        table_model(table, ["think 0#0", "think 0#1", "think 0#2"]), search="mcts:rounds=4,explore=0"
+    )
+    assert trace.leaf[0] in (1, 2) and len(trace.leaf) > 1
+
+
 @pytest.mark.parametrize("search", ["bfs", "dfs", "astar", "mcts"])
 @pytest.mark.parametrize("failing", ["think ", "judge "])
 def test_a_tree_whose_branches_have_all_failed_says_why(search, failing):
