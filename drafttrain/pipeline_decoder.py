@@ -192,16 +192,21 @@ class PipelineDecoder:
             name: of the prompt, in messages.
 
         Raises:
-            UserError: it is too long for the target.
+            UserError: it is empty, or too long for the target, or the limit is below 1.
         """
         config = self.config
-        limit = max_new_tokens or config.max_new_tokens
+        sampling = sampling or SamplingParams(**asdict(config.sampling))
+        limit = config.max_new_tokens if max_new_tokens is None else max_new_tokens
+        limit = sampling.max_tokens or limit
+        if limit < 1:
+            raise UserError(f"max_new_tokens: must be at least 1, got {limit}")
+        if not tokens:
+            raise UserError(f"{name}: must have at least one token, got none")
         if len(tokens) + limit > self.positions:
             raise UserError(
                 f"{name}: prompt and new tokens must fit into the {self.positions} positions of "
                 f"{config.target}, got {len(tokens)} + {limit}; remove it or lower max_new_tokens"
             )
-        sampling = sampling or SamplingParams(**asdict(config.sampling))
         depth = parse_policy(config.tree).max_depth
         tree = config.width, config.children, depth, config.layers
         return Request(tokens, limit, self.stop, sampling, *tree)
@@ -236,11 +241,11 @@ class PipelineDecoder:
                 done.result()
         return outputs
 
-    def late(self) -> float:
-        """Return the share of all ranks' paced pieces of work that took longer than declared."""
+    def paced(self) -> tuple[float, float]:
+        """Return how many paced pieces of work all ranks have done, and how many took longer than said."""
         paces = self.me.stage_pace, self.me.draft_pace
         held, late = self.ranks.total([sum(pace.held for pace in paces), sum(pace.late for pace in paces)])
-        return late / max(held, 1)
+        return held, late
 
     def machine(self) -> dict[str, Any]:
         """Describe this machine, as one rank uses it."""

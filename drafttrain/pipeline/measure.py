@@ -19,6 +19,7 @@ from drafttrain.pipeline.simulate import Machines
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.trees.costs import CostCurve
+from drafttrain.utils.errors import UserError
 
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32)  # tokens
 CONTEXT, ROUNDS, WARM_UP = 128, 7, 2
@@ -105,6 +106,11 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     hop = _hops(me, ranks, hidden)
     broadcast = _broadcast(me, ranks)
     ends = [pair for one in requests for pair in _ends(me, ranks, one)]
+    if not ends:
+        raise UserError(
+            "max_new_tokens: outputs must take three timesteps or more to measure their ends, got shorter "
+            "ones; raise it, or name other prompts"
+        )
     sync, waiting = (statistics.fmean(one) for one in zip(*ends))
     own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
     rows = ranks.gather([*own, broadcast, sync, waiting])

@@ -252,11 +252,11 @@ def load_shell(place: str, dtype: torch.dtype, embeddings: torch.Tensor | None =
     return target
 
 
-def stop_tokens(place: str, eos: int) -> tuple[int, ...]:
+def stop_tokens(place: str, eos: int | None) -> tuple[int, ...]:
     """Return every token that ends a generation of the target in this folder.
 
     Args:
-        eos: the tokenizer's.
+        eos: the tokenizer's, None without one.
     """
     found = {eos}
     for reader in (AutoConfig, GenerationConfig):
@@ -265,7 +265,7 @@ def stop_tokens(place: str, eos: int) -> tuple[int, ...]:
         except OSError:  # a folder need not have a generation config
             continue
         found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-    return tuple(sorted(found))
+    return tuple(sorted(found - {None}))
 
 
 def part_bytes(place: str, blocks: range, dtype: torch.dtype) -> int:

@@ -196,7 +196,8 @@ def run_rank(config: PipelineConfig) -> str | None:
                 if decoder.rank == 0:
                     print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", flush=True)
         seconds = time.perf_counter() - started
-        late, machine = decoder.late(), decoder.machine()
+        held, late = decoder.paced()
+        late, machine = late / max(held, 1), decoder.machine()
     if decoder.rank:
         return None
     if late > LATE:
@@ -260,7 +261,8 @@ def _write(
 
     out = Path(config.out)
     tokens = sum(len(row["token_ids"]) for row in rows)
-    judged = sum(max(len(row["token_ids"]) - 2, 0) for row in rows)  # not the first token, nor the last
+    apart = 1 if config.mode == "stpp" else 2  # not the first token, nor (in flight, not looked for) the last
+    judged = sum(max(len(row["token_ids"]) - apart, 0) for row in rows)
     summary = {
         "mode": config.mode,
         "prompts": len(rows),

@@ -64,6 +64,7 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
     from drafttrain.pipeline.part import part_bytes
     from drafttrain.pipeline_decoder import cut, load_member
     from drafttrain.target_lm.loading import choose_dtype, resolve_target
+    from studies.weights import weights_by_address
 
     torch.set_num_threads(1)
     place = resolve_target(config.target)
@@ -84,8 +85,12 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
             kv = me.stage.cache.kv
             share += kv.numel() * kv.element_size()
         if me.drafter is not None:
-            tensors = [*me.drafter.parameters(), *me.drafter.buffers()]
-            share += sum(one.numel() * one.element_size() for one in tensors)
+            own = weights_by_address(me.drafter)
+            if me.stage is not None and me.stage.part.is_first:  # which has the drafter's embeddings, too
+                own = {
+                    at: size for at, size in own.items() if at not in weights_by_address(me.stage.part.base)
+                }
+            share += sum(own.values())
     gc.collect()
     return {"bytes": own_pages() - before, "share": share}
 

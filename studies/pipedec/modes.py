@@ -85,6 +85,10 @@ def measure(
         for mode, decoder in by_mode.items():  # the first forwards of a process are slow
             decoder.decode(mode, pipeline.prompts[0][1])
         found["machine"] = pipeline.machine()
+        before, begun = (
+            found.setdefault("paced", [0, 0]),
+            pipeline.paced(),
+        )  # of the runs that this one goes on with
         for repeat in range(repeats):
             for number, (name, request) in enumerate(pipeline.prompts):
                 if (name, repeat) in done:
@@ -96,10 +100,13 @@ def measure(
                     seconds = time.perf_counter() - began
                     row = {"prompt": name, "repeat": repeat, "mode": mode, **vars(output)}
                     found["rows"].append({**row, "decoding": output.seconds, "seconds": seconds})
+                now = zip(before, pipeline.paced(), begun)
+                found["paced"] = [earlier + counted - warming for earlier, counted, warming in now]
                 if pipeline.rank == 0:
                     write_json(path, found)
                     print(f"repeat {repeat + 1}, {number + 1} of {len(pipeline.prompts)}", flush=True)
-        found["late"] = pipeline.late()
+    held, late = found["paced"]
+    found["late"] = late / max(held, 1)
     if pipeline.rank == 0:
         write_json(path, found)
         show(found["rows"], wanted, found["late"])
