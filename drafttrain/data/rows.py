@@ -126,12 +126,12 @@ def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:
                 f"{where}: role must be one of {', '.join(_ROLES)}, got {spelling!r}; fix or remove the turn"
             )
         content = _content(turn, where)
-        if role == "assistant" and is_html_answer(content):
-            content = html_to_markdown(content)
-            repairs["HTML answers turned into Markdown"] += 1
         ids = turn.get("token_ids") if role == "assistant" else None
         if not isinstance(ids, list | None):
             raise _wrong(f"{where}: token_ids", "a list", ids)
+        if role == "assistant" and ids is None and is_html_answer(content):
+            content = html_to_markdown(content)
+            repairs["HTML answers turned into Markdown"] += 1
         messages.append(Message(role, content, ids))
     return messages
 

@@ -59,6 +59,7 @@ class OpenAIClient:
     Attributes:
         model: the model's name on the server.
         returns_ids: whether the server returns token ids; set by `probe`.
+        extends: whether it takes what OpenAI's own API does not have; set by `probe`.
         notes: notes on this server for the user, a sentence each.
     """
 
@@ -72,7 +73,7 @@ class OpenAIClient:
         self.config, self.tokenizer, self.end_of_turn = config, tokenizer, end_of_turn
         self.base_url = _base_url(config.url)
         self.model = config.model
-        self.returns_ids = True
+        self.returns_ids = self.extends = True
         self.notes: list[str] = []
         # all tokens that are not pieces of words: every token that can end an answer is among them
         self._markers = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -98,7 +99,7 @@ class OpenAIClient:
             except _Failed as error:
                 if error.status not in (400, 422):
                     raise
-                self.returns_ids = False  # some servers refuse what they do not know
+                self.returns_ids = self.extends = False  # some servers refuse what they do not know
                 answer, reply = self._exchange(request, PROBE_RETRIES)
         except _Failed as error:
             raise UserError(f"{self.base_url}: {error}; {CHECK}") from None
@@ -272,6 +273,10 @@ class OpenAIClient:
             body["seed"] = request.sampling.seed
         if self.returns_ids:
             body["return_token_ids"] = True
+        if (
+            self.extends
+        ):  # vLLM would take them from the model's generation_config.json, and penalize repetition
+            body |= {"top_k": -1, "repetition_penalty": 1.0}
         return body
 
     def _read(self, answer: Any, request: ChatRequest) -> Reply:

@@ -75,7 +75,7 @@ class RegenerateReport:
         for name, reasons in (("skipped", self.skipped), ("failed", self.failures)):
             lines += [f"{name}: {count} x {reason}" for reason, count in Counter(reasons).most_common()]
         if self.failed:
-            lines.append(f"see {FAILED}; the same command tries them again")
+            lines.append(f"see {FAILED}; the same command tries them again, in a run with --again")
         if self.retokenized:
             lines.append(
                 f"{self.retokenized} conversations tokenized from text: the server returned no token ids"

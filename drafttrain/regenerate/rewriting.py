@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 SWEEP = 8  # turns kept ready, among which similar prompt lengths are found, per answer under way
 ENOUGH_TO_JUDGE = 20  # failures, before their share is held against max_failed
+FEW = 3  # failures that are no reason to stop in the end
 
 
 class _LimitReached(Exception):
@@ -149,6 +150,7 @@ class Rewriting:
         report.skipped, report.failures = dict(self.skipped), dict(self.failures)
         if not report.is_balanced:
             raise RuntimeError(f"rows have been lost or doubled, which is an error in drafttrain: {report}")
+        self.check_failed(FEW + 1, report.written + report.failed)
         if not report.written and (self.failures or not self.limit):
             raise UserError(
                 f"{self.file.folder}: no answer to write ({counts(self.failures + self.skipped)}); "
@@ -217,11 +219,20 @@ class Rewriting:
         self.report.failed += 1
         self.tried += 1
         del self.pending[dialogue.id]
+        self.check_failed(ENOUGH_TO_JUDGE, self.tried)
+
+    def check_failed(self, enough: int, tried: int) -> None:
+        """Hold the share of failures among conversations that were tried against `max_failed`, where there
+        are enough of them.
+
+        Raises:
+            UserError: it is larger.
+        """
         failed = self.report.failed
-        if failed >= ENOUGH_TO_JUDGE and failed > self.config.max_failed * self.tried:
+        if failed >= enough and failed > self.config.max_failed * tried:
             raise UserError(
                 f"regenerate.max_failed: failed conversations must be at most {self.config.max_failed:g} of "
-                f"all, got {failed} of {self.tried} ({counts(self.failures)}); remove the cause, or raise it"
+                f"all, got {failed} of {tried} ({counts(self.failures)}); remove the cause, or raise it"
             )
 
 

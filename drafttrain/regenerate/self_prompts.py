@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -67,7 +68,9 @@ def write_self_prompts(
     console, out = console or Console(stderr=True), Path(out)
     part = out.with_name(out.name + ".part")
     out.parent.mkdir(parents=True, exist_ok=True)
-    found = dict(_read_part(part))
+    made_by = {"target": target.fingerprint, "seed": seed, "temperature": temperature, "top_p": top_p}
+    made_by["max_new_tokens"] = max_new_tokens
+    found = dict(_read_part(part, made_by))
     header = user_header(target)
     requests = (
         Request(header, max_new_tokens, SamplingParams(temperature, top_p, seed=seed * 1_000_003 + i), str(i))
@@ -80,6 +83,8 @@ def write_self_prompts(
         open(part, "a", encoding="utf-8") as file,
         counted("prompts", number, "prompts", console, len(found)) as advance,
     ):
+        if not file.tell():
+            file.write(json.dumps(made_by) + "\n")
         for completion in engine(requests, lambda n_tokens: None):
             text = target.tokenizer.decode(completion.token_ids, skip_special_tokens=True).strip()
             prompt = text if completion.finish_reason == "stop" else None
@@ -101,8 +106,15 @@ def write_self_prompts(
     return len(kept)
 
 
-def _read_part(part: Path) -> Iterator[tuple[int, str | None]]:
-    """Yield what an interrupted call has done; cut off a half-written last line."""
+def _read_part(part: Path, made_by: dict[str, Any]) -> Iterator[tuple[int, str | None]]:
+    """Yield what an interrupted call has done; cut off a half-written last line.
+
+    Args:
+        made_by: the first line: what prompts depend on.
+
+    Raises:
+        UserError: a damaged file, or one of another target or other settings.
+    """
     if not part.exists():
         return
     require_file(part)
@@ -111,10 +123,17 @@ def _read_part(part: Path) -> Iterator[tuple[int, str | None]]:
     os.truncate(part, len(whole))
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            match json.loads(line):
-                case [int() as i, str() | None as prompt]:
-                    yield i, prompt
-                    continue
+            row = json.loads(line)
         except ValueError:
-            pass
+            row = None
+        match row:
+            case dict() if number == 1 and row != made_by:
+                raise UserError(
+                    f"{part}: must be of the same target, seed and sampling, got another call's; remove it"
+                )
+            case dict() if number == 1:
+                continue
+            case [int() as i, str() | None as prompt]:
+                yield i, prompt
+                continue
         raise UserError(f"{part}: line {number}: must be a number and a prompt, got others; remove the file")

@@ -136,10 +136,11 @@ def _settings(
     names += ("temperature", "top_p", "seed")
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     if target is None:
-        settings["target"] = config.server.model or "the server's only model"
+        # which may be another one for another target with this tokenizer
+        settings["target"] = config.server.model or f"the only model of a server for {tokenizer.name_or_path}"
         settings["endpoint"] = config.server.endpoint
     else:
-        settings["target"] = target.name
+        settings |= {"target": target.name, "weights": target.fingerprint}
         settings["dtype"] = str(target.dtype).removeprefix("torch.")
     return settings | {"tokenizer": tokenizer_hash(tokenizer), "template": template_hash(tokenizer)}
 

@@ -309,6 +309,8 @@ def _check_values(recipe: Recipe) -> None:
         recipe.regenerate.check()
     if recipe.corpus.sources or not recipe.regenerate:
         recipe.corpus.check()
+    else:
+        check_ranges(recipe.corpus, "corpus")
     for section in (
         recipe.hidden_states,
         recipe.drafter,

@@ -39,6 +39,7 @@ from drafttrain.utils.provenance import (
 from drafttrain.utils.writing import write_json
 
 STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from
+WAITS = 6000  # of a tenth of a second, for what the first rank writes
 PREVIOUS = "previous"  # <output>/previous/<folder>-<n>: outdated folders that took hours to make
 
 
@@ -142,7 +143,9 @@ class Workflow:
         try:
             with self._lock():
                 self._warn_of_outdated(selected)
-                for stage in selected:
+                for before, stage in zip([None, *selected], selected):
+                    if before is not None and before.enabled(self.recipe) and not self.is_first_rank:
+                        self._await(self.output / before.folder / RECORD)
                     self._run_if_needed(stage)
             self._write_summary()
         except Exception as error:
@@ -270,10 +273,18 @@ class Workflow:
         last = max((path.stat().st_mtime for path in files), default=0.0)
         return max(0.0, last - self._marker(stage).stat().st_mtime)
 
+    def _await(self, record: Path) -> None:
+        """Wait for a file of the first rank."""
+        for _ in range(WAITS):
+            if record.exists():
+                return
+            time.sleep(0.1)
+        raise UserError(f"{record}: the first process did not write it within ten minutes; see its messages")
+
     def _await_first_rank(self, marker: Path, decision: Decision) -> dict[str, Any]:
         """Wait until the first rank has cleared the folder and noted what it will be made from; returns the
         settings, which it has settled for all."""
-        for _ in range(6000):
+        for _ in range(WAITS):
             with contextlib.suppress(UserError):
                 noted = self._begun(decision.stage)["made_from"]
                 if not self._changes(decision.stage, noted, decision.made_from):
@@ -329,10 +340,11 @@ class Workflow:
         shutil.rmtree(folder)
 
     def _damaged(self, folder: Path, record: dict[str, Any]) -> list[str]:
-        """Return the files of a finished folder that are gone or not as they were written; a folder of an
-        earlier version does not have their hashes."""
+        """Return the files of a finished folder that are gone or not as they were written, but for
+        checkpoints, which nothing needs any more; a folder of an earlier version has no hashes."""
         found, written = content_hashes(folder, self.hashes), record.get("files", {})
-        return [name for name, content in written.items() if found.get(name) != content]
+        needed = {name: content for name, content in written.items() if not name.startswith("checkpoints/")}
+        return [name for name, content in needed.items() if found.get(name) != content]
 
     def _set_aside(self, decision: Decision) -> None:
         """Turn a finished folder with damaged files into an unfinished one without them."""

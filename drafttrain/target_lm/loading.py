@@ -200,10 +200,10 @@ def _is_causal(class_name: str) -> bool:
 
 
 def _device(device: str) -> torch.device:
+    if device in ("auto", "cuda") and torch.cuda.is_available():  # each process of a launch has its own
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     if device == "auto":
-        return (
-            torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else CPU
-        )
+        return CPU
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # unknown name; no such accelerator here

@@ -18,6 +18,9 @@ from drafttrain.utils.folders import new_folder
 
 AS_GOOD = 0.99  # of the highest accept_len: a few prompts do not tell them apart, and the later one is taken
 
+STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
+COMPUTED = "computed.json"  # how a checkpoint's steps are computed
+
 
 class KeepBest(TrainerCallback):
     """Keeps the drafter of the best evaluation in `folder/best-STEP`.

@@ -86,8 +86,8 @@ class TrainingConfig:
     eval_draft_length: int = setting(5, ge=1, le=100)
     select: Literal["accept_len", "last"] = "accept_len"
     logging_steps: int = setting(10, ge=1, metadata=NO_CHANGE)
-    save_steps: int = setting(200, ge=1)
-    save_total_limit: int = setting(2, ge=1)
+    save_steps: int = setting(200, ge=1, metadata=NO_CHANGE)
+    save_total_limit: int = setting(2, ge=1, metadata=NO_CHANGE)
     seed: int | None = setting(None, ge=0, lt=1 << 32)
     bf16: bool | Literal["auto"] = setting("auto", metadata={"settled": True})
     report_to: Literal["none", "wandb"] = setting("none", metadata=NO_CHANGE)

@@ -32,7 +32,7 @@ def train_some(
         deepspeed=None,
         warmup_steps=0,
     )
-    arguments = training_arguments(config, folder / "trainer")
+    arguments = training_arguments(config, folder / "trainer", target.device)
     arguments.eval_strategy = arguments.save_strategy = "no"
     arguments.disable_tqdm = True
     trainer = DraftTrainer(

@@ -4,7 +4,6 @@ import math
 import os
 import re
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from accelerate.utils import broadcast
 from datasets import Dataset
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
@@ -27,7 +25,7 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.loading import dtype_for, load_target
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.training.best import KeepBest
+from drafttrain.training.best import COMPUTED, STATE, KeepBest
 from drafttrain.training.config import TrainingConfig
 from drafttrain.training.outlook import doubts, doubts_about_vocabulary
 from drafttrain.training.packing import PackedRows
@@ -45,8 +43,6 @@ from drafttrain.utils.writing import write_json
 if TYPE_CHECKING:
     from drafttrain.hidden_states.store import HiddenStateStore
 
-STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
-COMPUTED = "computed.json"  # how a checkpoint's steps are computed
 ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/-])~?/(?:[\w.-]+/)*(?=[\w.-])")
 
 
@@ -91,7 +87,8 @@ class SealCheckpoint(TrainerCallback):
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             files = content_hashes(folder) if args.world_size == 1 else {}
-            write_json(folder / COMPUTED, {"bf16": args.bf16, "files": files})
+            computed = {"bf16": args.bf16, "processes": args.world_size, "files": files}
+            write_json(folder / COMPUTED, computed)
 
 
 class WarnOfVocabulary(TrainerCallback):
@@ -171,9 +168,7 @@ def train(
         for name, split in splits.items()
     }
     rows = packed["train"]
-    resume = last_whole_checkpoint(out / "checkpoints")
-    if resume is not None:
-        check_same_optimizer(config, resume)
+    resume = _checkpoint(config, out / "checkpoints")
     config = settle_bf16(config, target, resume)
     validation = Validation(config, target, packed["validation"])
     _require_disk(config, drafter, out)
@@ -328,41 +323,15 @@ def training_arguments(
     return arguments
 
 
-def last_whole_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint; half-written and damaged ones are skipped. (The Trainer's own
-    search takes the highest number.)
-    """
-    found = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
-    numbered = {path: int(number) for path, number in found.items() if number.isdecimal()}
-    for path in sorted(numbered, key=numbered.get, reverse=True):
-        try:
-            read_json(path / STATE)
-            written = read_json(path / COMPUTED).get("files", {}) if (path / COMPUTED).exists() else {}
-            if not written.items() <= content_hashes(path).items():
-                continue
-            for weights in path.rglob("*.safetensors"):
-                with safe_open(weights, "pt"):  # checks the file's length against its header
-                    pass
-        except (UserError, SafetensorError, AttributeError):  # missing, cut short, or no record
-            continue
-        if all(zipfile.is_zipfile(file) for file in path.rglob("*.pt*")):
-            return path
-    return None
+def _checkpoint(config: TrainingConfig, folder: Path) -> Path | None:
+    """Return the checkpoint from which training goes on; None at its beginning."""
+    if not any(folder.glob("checkpoint-*")):
+        return None
+    from drafttrain.training.resuming import check_same_launch, last_whole_checkpoint
 
-
-def check_same_optimizer(config: TrainingConfig, checkpoint: Path) -> None:
-    """Require the checkpoint's kind of optimizer.
-
-    Raises:
-        UserError: the checkpoint was written under DeepSpeed and this run is not, or the other way round.
-    """
-    theirs, ours = any(checkpoint.glob("global_step*")), config.deepspeed is not None
-    if theirs != ours:
-        words = ("with DeepSpeed", "without") if theirs else ("without DeepSpeed", "with it")
-        raise UserError(
-            f"{checkpoint}: this training was begun {words[0]} and would continue {words[1]}, without the "
-            "optimizer's state; launch it as before, or delete the checkpoints"
-        )
+    if (found := last_whole_checkpoint(folder)) is not None:
+        check_same_launch(config, found)
+    return found
 
 
 def settle_bf16(

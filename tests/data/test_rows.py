@@ -137,6 +137,8 @@ def test_html_answers():
     conversation, _, repairs = read(row)
     assert [message.content for message in conversation.messages] == [dump, "Use `a`:"]
     assert repairs == {"HTML answers turned into Markdown": 1}
+    row["conversations"][1]["token_ids"] = [1, 2]  # of this very text
+    assert turns(row) == [("user", dump), ("assistant", dump)]
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,8 @@ def test_a_failing_server_gives_what_the_process_gives(target, server, source, t
     assert not server.faults and len(server.bodies) >= 1 + report.turns + 3 * len(PASSING)
     key = "prompt" if endpoint == "completions" else "messages"
     assert all(key in body and body["model"] == "tiny" for body in server.bodies)
+    # not what a server would take from the model's generation config
+    assert all(body["repetition_penalty"] == 1 and body["top_k"] == -1 for body in server.bodies)
 
 
 @pytest.mark.parametrize("returns_ids", [False, "refuses"])
@@ -233,6 +235,7 @@ def test_without_token_ids_the_text_is_tokenized(target, server, source, tmp_pat
     console = Console(file=StringIO(), width=200)
     report = run(config_for(source, server.url, {"greedy_fraction": 1.0}), tmp_path / "out", target, console)
     assert report.retokenized == report.written == N_CHATS
+    assert ("top_k" in server.bodies[-1]) == (returns_ids is False)
     assert "returns no token ids" in console.file.getvalue()
     for row in rows_of(tmp_path / "out"):
         assert row["retokenized"] is True

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from drafttrain.data.readers import read_conversations
 from drafttrain.regenerate.self_prompts import user_header, write_self_prompts
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
 
 
 def test_the_header_ends_where_the_users_words_begin(tiny_llama):
@@ -31,3 +34,23 @@ def test_same_prompts_after_an_interruption(tiny_llama, tmp_path):
     assert not part.exists()
     if n:  # what is written can be read as conversations without answers
         assert all(c.messages[0].role == "user" for c in read_conversations(tmp_path / "whole.jsonl"))
+
+
+def test_prompts_of_another_call_are_not_continued(tiny_llama, tmp_path, monkeypatch):
+    target = FrozenTarget(*tiny_llama, name="tiny")
+    part = tmp_path / "p.jsonl.part"
+
+    def killed(path, text):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("drafttrain.regenerate.self_prompts.write_text", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_self_prompts(target, tmp_path / "p.jsonl", 4, max_new_tokens=8)
+    before = part.read_bytes()
+    for other in ({"seed": 1}, {"temperature": 0.5}, {"max_new_tokens": 9}):
+        with pytest.raises(UserError, match="must be of the same target, seed and sampling"):
+            write_self_prompts(target, tmp_path / "p.jsonl", 4, **{"max_new_tokens": 8, **other})
+    assert part.read_bytes() == before
+    write_self_prompts(target, tmp_path / "p.jsonl", 4, max_new_tokens=8)
+    assert not part.exists()

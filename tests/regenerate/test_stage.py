@@ -330,6 +330,36 @@ def test_too_many_failures_stop_the_run(target, tmp_path):
     assert not (tmp_path / "out" / "responses.jsonl").exists()
 
 
+def test_failures_of_a_short_run_are_judged_in_the_end(target, tmp_path):
+    model = copy.deepcopy(target.model)
+    (poison,) = target.tokenizer("\x07", add_special_tokens=False)["input_ids"]
+    model.get_input_embeddings().weight.data[poison] = float("nan")
+    broken = FrozenTarget(model, target.tokenizer, "tiny")
+    questions = [[f"Question {i}" + (" \x07" if i % 2 else "")] for i in range(8)]
+    source = write_jsonl(tmp_path / "chats.jsonl", chats(questions))
+    with pytest.raises(
+        UserError, match="max_failed: failed conversations must be at most 0.1 of all, got 4 of 8"
+    ):
+        run(config_for(source), tmp_path / "out", broken)
+    report = run(config_for(source, max_failed=0.5), tmp_path / "out", broken)
+    assert (report.written, report.failed) == (4, 4)
+
+
+def test_answers_of_other_weights_are_not_taken(target, source, tmp_path):
+    model = copy.deepcopy(target.model)
+    other = FrozenTarget(model, target.tokenizer, "tiny")
+    for weight in model.parameters():
+        weight.data *= 1.01
+    first = run(config_for(source), tmp_path / "out", target)
+    with pytest.raises(UserError, match="out: made with weights"):
+        run(config_for(source), tmp_path / "out", other)
+    console = Console(file=StringIO(), width=200)
+    options = {"earlier": [tmp_path / "out"], "console": console}
+    found = answer_conversations(config_for(source), tmp_path / "new", other, target.tokenizer, **options)
+    rows, before = (read_jsonl(tmp_path / name / "responses.jsonl") for name in ("new", "out"))
+    assert found.written == first.written and rows != before
+
+
 def test_a_limit_ends_the_run_with_what_is_there(target, source, tmp_path):
     console = Console(file=StringIO(), width=200)
     config = config_for(source, max_rows=5)

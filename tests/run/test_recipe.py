@@ -319,3 +319,9 @@ def test_a_drafter_to_start_from_has_the_shape_asked_for(write):
         wrong = error_of(path, *words, "--drafter.kv_heads", "9")
         assert wrong.endswith("drafter.kv_heads: must be 3 as in training.init_from, got 9; leave it out")
         load_recipe(path, [*words, "--drafter.anchor", "true"])  # which is added where there is none
+
+
+def test_a_corpus_of_regenerated_text_alone_is_checked(write):
+    text = "target: {model: smollm2-135m-instruct}\nregenerate: {sources: [{path: a.jsonl}]}\n"
+    with pytest.raises(UserError, match="corpus.validation_fraction: must be .*, got 1.5"):
+        load_recipe(write(text + "corpus: {validation_fraction: 1.5}\n"))

@@ -5,7 +5,9 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -232,6 +234,21 @@ def test_a_damaged_folder_is_repaired(stage, file, damage, recipe, fakes):
     assert fakes.found == ([[]] if stage == "words" else [[], ["half.txt"]])
     kept = Path(recipe.output) / "previous" / f"{stage}_made-1" / file
     assert kept.exists() == (damage != "gone")
+
+
+def test_checkpoints_may_be_removed(recipe, fakes):
+    make = fakes.stages[1].run
+
+    def with_checkpoints(recipe, folders, out):
+        found = make(recipe, folders, out)
+        (out / "checkpoints" / "best-4").mkdir(parents=True)
+        (out / "checkpoints" / "best-4" / "config.json").write_text("{}")
+        return found
+
+    fakes.stages[1] = dataclasses.replace(fakes.stages[1], run=with_checkpoints)
+    run(recipe, fakes)
+    shutil.rmtree(Path(recipe.output) / "upper_made" / "checkpoints")
+    assert run(recipe, fakes)[0] == []
 
 
 def test_files_of_the_users_in_a_folder_are_no_damage(recipe, fakes):
@@ -551,6 +568,35 @@ def test_second_rank_runs_the_stage_and_writes_no_record(recipe, fakes, monkeypa
     fakes.fastest = "fp32"  # as it measures; it takes the first rank's choice
     assert run(recipe, fakes, only="upper")[0] == ["upper"] and fakes.computed_in == ["bf16", "bf16"]
     assert not (Path(recipe.output) / "upper_made" / "stage.json").exists()
+
+
+def test_a_second_rank_waits_for_the_record_of_a_stage(recipe, fakes, monkeypatch):
+    """The first one may hash its files for minutes."""
+    fakes.stages[2] = dataclasses.replace(fakes.stages[2], ranks=True)
+    run(recipe, fakes)
+    records = [Path(recipe.output) / f"{name}_made" / "stage.json" for name in ("upper", "last")]
+    texts = [path.read_text() for path in records]
+    for path, text in zip(records, texts):  # both have begun again
+        made_from = json.loads(text)["made_from"]
+        marker = Path(recipe.output) / ".started" / f"{path.parent.name}.json"
+        marker.write_text(json.dumps({"made_from": made_from, "wall_seconds": 0.0}))
+        path.unlink()
+    shutil.rmtree(records[1].parent)
+    make = fakes.stages[1].run
+
+    def upper(recipe, folders, out):
+        threading.Timer(0.3, records[0].write_text, [texts[0]]).start()
+        return make(recipe, folders, out)
+
+    fakes.stages[1] = dataclasses.replace(fakes.stages[1], run=upper)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert run(recipe, fakes, first="upper")[0] == ["upper", "last"]
+    records[0].unlink()
+    fakes.stages[1] = dataclasses.replace(fakes.stages[1], run=make)
+    monkeypatch.setattr(workflow, "WAITS", 2)
+    with pytest.raises(UserError, match="the first process did not write it"):
+        run(recipe, fakes, first="upper")
 
 
 def test_stage_for_one_process_refuses_several(recipe, fakes, monkeypatch):

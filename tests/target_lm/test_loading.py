@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
 from drafttrain.kernels import dtype
+from drafttrain.target_lm import loading
 from drafttrain.target_lm.fetch import fetch_target
 from drafttrain.target_lm.loading import (
     choose_dtype,
@@ -267,3 +268,10 @@ def test_pickles_are_read_where_the_user_asks_for_it(folder, monkeypatch):
     target = load_target(str(folder), dtype="float32", device="cpu")
     name = next(iter(weights))
     assert torch.equal(target.model.state_dict()[name], weights[name])
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_each_process_of_a_launch_has_a_gpu_of_its_own(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert loading._device(device) == torch.device("cuda", 1)

@@ -22,10 +22,10 @@ from drafttrain.kernels import dtype
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.loading import load_target
 from drafttrain.training import config
+from drafttrain.training.resuming import last_whole_checkpoint
 from drafttrain.training.train import (
     Clock,
     ShowSteps,
-    last_whole_checkpoint,
     planned_steps,
     rate_schedule,
     train,
@@ -394,6 +394,14 @@ def test_a_checkpoint_of_deepspeed_is_not_continued_without(run_training):
     out = run_training(max_steps=2, save_steps=2)
     (out / "checkpoints" / "checkpoint-2" / "global_step2").mkdir()
     with pytest.raises(UserError, match="begun with DeepSpeed and would continue without"):
+        run_training(max_steps=4)
+
+
+def test_a_training_by_several_processes_is_not_continued_by_one(run_training):
+    out = run_training(max_steps=2, save_steps=2)
+    computed = out / "checkpoints" / "checkpoint-2" / "computed.json"
+    computed.write_text(json.dumps(json.loads(computed.read_text()) | {"processes": 2}))
+    with pytest.raises(UserError, match="begun by 2 processes and would continue by 1; launch it as before"):
         run_training(max_steps=4)
 
 
