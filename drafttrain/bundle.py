@@ -109,7 +109,7 @@ class Bundle:
             return stored  # no cost by depth, or no prompts to measure with
         problem = "there is no calibration"
         if stored is not None:
-            problem = stored.foreign(self.target.device, self.target.dtype, self.fingerprints)
+            problem = stored.foreign(self.target, self.fingerprints)
         if problem is None:
             return stored
         if self._here is None:
@@ -151,7 +151,7 @@ class Bundle:
         used = self.calibration_for(policy)
         if used is None or not uses_calibration(policy, self.costs_for(policy)):
             return None
-        problem = used.foreign(self.target.device, self.target.dtype, self.fingerprints)
+        problem = used.foreign(self.target, self.fingerprints)
         return problem and (
             f"{problem}: trees may be of a wrong size; measure again: drafttrain calibrate "
             f"{shlex.quote(self.name)} --prompts FILE writes into the bundle, and with --out DIR what can be "

@@ -48,6 +48,7 @@ LOADED = "_drafttrain"  # attribute of a model: what has been loaded for it
 GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
 CACHES = None, "dynamic", "dynamic_full"
+STRETCHING = "dynamic", "longrope"  # kinds of rope that turn keys otherwise beyond some positions
 BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # what processors keep for each row
 TAKEN = {"attention_mask", "position_ids", CACHE_ARGUMENT, "use_cache", "logits_to_keep", "cache_position"}
 
@@ -384,6 +385,13 @@ def _refuse(
     alike = all(isinstance(criterion, MaxLengthCriteria | MaxTimeCriteria) for criterion in criteria)
     _require(one or ends or alike, "eos_token_id", "given with stopping criteria and several rows", None)
     _require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
+    text = model.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in STRETCHING:  # a tree's nodes would cross the limit before the text does
+        limit = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        _require(
+            config.max_length <= limit, "max_length", f"at most {limit} with this rope", config.max_length
+        )
     given = _of_caller("kwargs") or {}
     for name in ("past_key_values", CACHE_ARGUMENT):  # transformers would write to it
         _require(given.get(name) is None, name, "left out", type(given.get(name)).__name__)

@@ -214,7 +214,7 @@ def with_cheap_drafts(calibration: Path) -> Path:
     forward takes no longer than a drafting step, with which PCT cannot draft."""
     file = calibration / "calibration.json"
     values = json.loads(file.read_text())
-    for curve in values["drafter"]:
+    for curve in values["drafter"] + (values["growth"] or []):
         for name in ("lower", "median", "upper"):
             curve[name] = [seconds / 100 for seconds in curve[name]]
     file.write_text(json.dumps(values))

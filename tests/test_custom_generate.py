@@ -337,6 +337,19 @@ def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
         drafttrain.generate_of_repository(model, tiny_bundle, **given, stop_strings=["x"])
 
 
+def test_rope_that_stretches_is_refused_beyond_its_limit(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given = inputs(tokenizer)
+    limit = given["input_ids"].shape[1] + 8
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": limit}
+    model.config.rope_parameters = model.config.rope_parameters | rope
+    with pytest.raises(
+        UserError, match=f"max_length: must be at most {limit} with this rope, got {limit + 4}"
+    ):
+        model.generate(**given, **call(tiny_bundle))
+    model.generate(**given, **call(tiny_bundle, max_new_tokens=8))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

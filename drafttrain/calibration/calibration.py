@@ -9,8 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from drafttrain.kernels.difference import machine_difference
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import FrozenTarget
@@ -91,6 +89,8 @@ class Calibration:
         made_for: fingerprints of "target" and "drafter", and of the "classifier" that `beta` is for.
         target: s_t(n), seconds of the target's forward by tokens, for each context.
         drafter: s_d(f), seconds of a drafting step by expanded nodes, for each context.
+        growth: likewise of a layer of a tree that grows in one native call; None where the drafter has no
+            such growth, or in older files.
         step_overhead: seconds of a step outside both.
         rate: tokens per second that a step has to beat in `timed`; the fastest of those tried.
         reached: tokens per second of `timed` with it on the prompts, without prefill.
@@ -126,6 +126,7 @@ class Calibration:
     beta: float | None = None
     expand: float | None = None
     top_k: int | None = None
+    growth: list[Curve] | None = None
     quick: bool = False
     format_version: int = FORMAT_VERSION
 
@@ -134,24 +135,25 @@ class Calibration:
         cls,
         target: FrozenTarget,
         fingerprints: Mapping[str, str],
-        curves: tuple[list[Curve], list[Curve]],
+        curves: tuple[list[Curve], list[Curve], list[Curve] | None],
         **rest: Any,
     ) -> "Calibration":
         """Return a calibration of this machine, made now, with no step overhead yet.
 
         Args:
             fingerprints: of "target" and "drafter".
-            curves: of the target and of the drafter.
+            curves: of the target, of the drafter, and of native growth.
             rest: the other attributes without a default.
         """
         return cls(
-            machine=describe_machine(target.device, target.dtype),
+            machine=describe_machine(target.device, target.dtype, target.native is not None),
             dtype=dtype_name(target.dtype),
             versions=versions(),
             measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             made_for=dict(fingerprints),
             target=curves[0],
             drafter=curves[1],
+            growth=curves[2],
             step_overhead=0.0,
             **rest,
         )
@@ -169,7 +171,9 @@ class Calibration:
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{path}: no calibration of format {FORMAT_VERSION}; {remedy}")
         with usable(path, remedy):
-            curves = {name: [Curve(**curve) for curve in values.pop(name)] for name in ("target", "drafter")}
+            names = ("target", "drafter", "growth")
+            curves = {name: values.pop(name, None) for name in names}
+            curves = {name: found and [Curve(**curve) for curve in found] for name, found in curves.items()}
             confidence = {
                 kind: {depth: Reliability(**row) for depth, row in rows.items()}
                 for kind, rows in values.pop("confidence").items()
@@ -185,7 +189,7 @@ class Calibration:
         Raises:
             ValueError, TypeError, AttributeError, KeyError: a value that no measurement gives.
         """
-        curves = self.target + self.drafter
+        curves = self.target + self.drafter + (self.growth or [])
         for curve in curves:
             lengths = {len(row) for row in (curve.sizes, curve.lower, curve.median, curve.upper)}
             if lengths != {len(curve.sizes)} or sorted(set(curve.sizes)) != curve.sizes:
@@ -215,19 +219,20 @@ class Calibration:
     @property
     def costs(self) -> Costs:
         """Return the costs that the growth policies use."""
-        target, drafter = (
+        target, layer, draft = (
             min(curves, key=lambda curve: abs(curve.context - CONTEXT)).cost()
-            for curves in (self.target, self.drafter)
+            for curves in (self.target, self.drafter, self.growth or self.drafter)
         )
         step = CostCurve(target.sizes, tuple(seconds + self.step_overhead for seconds in target.seconds))
-        thresholds = self.beta, self.expand, self.top_k
-        return Costs(drafter, step, target, self.rate, tuple(self.acceptance), self.promise, *thresholds)
+        accepted = tuple(self.acceptance), self.promise
+        return Costs(draft, step, target, self.rate, *accepted, self.beta, self.expand, self.top_k, layer)
 
-    def foreign(self, device: torch.device, dtype: torch.dtype, made_for: dict[str, str]) -> str | None:
+    def foreign(self, target: FrozenTarget, made_for: dict[str, str]) -> str | None:
         """Return what differs if it was measured on another machine, with other instructions or threads, in
-        another dtype, or for another target or drafter; else None."""
-        difference = machine_difference(self.machine, describe_machine(device))
-        pairs = [("dtype", self.dtype, dtype_name(dtype))]
+        another dtype, by another forward, or for another target or drafter; else None."""
+        here = describe_machine(target.device, native=target.native is not None)
+        difference = machine_difference(self.machine, here)
+        pairs = [("dtype", self.dtype, dtype_name(target.dtype))]
         pairs += [(name, self.made_for[name], made_for[name]) for name in ("target", "drafter")]
         for name, calibrated, found in pairs:
             if difference is None and calibrated != found:

@@ -30,7 +30,7 @@ class CalibrateConfig:
     quick: bool = False
     max_new_tokens: int = setting(96, ge=2)
     rounds: int = setting(15, ge=1)
-    width: int = setting(4, ge=1)
+    width: int = setting(4, ge=1, le=16)
     chain_length: int = setting(10, ge=1)
     busy: Literal["warn", "refuse"] = setting("warn", metadata={"changes_output": False})
 

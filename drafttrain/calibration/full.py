@@ -2,6 +2,7 @@
 predicts acceptance."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -94,10 +95,10 @@ def _find_thresholds(
     Args:
         rate: tokens per second of EAGLE-2 trees; thresholds that pay at multiples of it are tried.
     """
-    predicted_rates = {}
+    predicted_rates, costs = {}, replace(found.costs, draft=found.costs.layer)  # C2T grows layer by layer
     pairs = [found.costs.worth(strictness * rate) for strictness in STRICTNESS]
     for beta, expand in [*((beta, None) for beta in BETAS), *pairs]:
-        predicted = PredictedPolicy(C2tPolicy(classifier, beta, top_k=width, expand=expand), found.costs)
+        predicted = PredictedPolicy(C2tPolicy(classifier, beta, top_k=width, expand=expand), costs)
         stats = decoding.run(predicted)
         predicted_rates[beta, expand] = (stats.new_tokens - stats.prompts) / predicted.seconds
     found.beta, found.expand = max(predicted_rates, key=predicted_rates.__getitem__)

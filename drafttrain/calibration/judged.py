@@ -236,8 +236,8 @@ def steps_rate(stats: DecodeStats) -> float:
 
 def step_overhead(found: Calibration, stats: DecodeStats, policy: Eagle2Policy) -> float:
     """Return the seconds of a step that neither the target's nor the drafter's curve accounts for."""
-    costs = found.costs
-    layers, nodes = stats.tree_depths / stats.steps, stats.verify_tokens / stats.steps
-    drafting = costs.draft(1) + max(0.0, layers - 1) * costs.draft(policy.top_k)
+    costs, nodes = found.costs, stats.verify_tokens / stats.steps
+    # of all layers, whichever of their nodes were kept
+    drafting = costs.draft(1) + max(0, policy.max_depth - 1) * costs.draft(policy.top_k)
     step = (stats.seconds - stats.prefill_seconds) / stats.steps
     return max(0.0, step - drafting - costs.target(nodes + 1))

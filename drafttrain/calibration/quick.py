@@ -39,6 +39,7 @@ CURVE_SECONDS, TREE_SECONDS, CHAIN_SECONDS = 4.0, 4.0, 2.0  # time limits
 WIDTH, DEPTH, NODES, CHAIN = 4, 5, 24, 8  # of trees and chains
 TREE = f"eagle2:top_k={WIDTH},max_depth={DEPTH},total={NODES}"
 NEW_TOKENS = 32  # for each prompt
+FACTS = ("acceptance", "promise", "tree", "temperature", "confidence")  # that no machine changes
 LOOK = 0.5  # seconds in which to see whether the machine is still busy
 PROMPTS = (
     "Why do the leaves of many trees change their color in autumn?",
@@ -100,8 +101,7 @@ def _measure(
             "prompts; run drafttrain calibrate with --prompts FILE"
         )
     if own is not None:
-        names = ("acceptance", "promise", "tree", "temperature", "confidence")
-        facts = {name: getattr(own, name) for name in names}
+        facts = {name: getattr(own, name) for name in FACTS}
     else:
         chains = JudgedChains(CHAIN, target.eos_token_ids)
         run = partial(Decoding.run, policy=chains, accept=chains, before_prompt=chains.next_prompt)
@@ -128,7 +128,7 @@ def _decode(
             ids = encode_prompt(target.tokenizer, [Message("user", text)])
         else:  # a base model continues the text
             ids = target.tokenizer(text)["input_ids"]
-        ids = ids[: limit - NEW_TOKENS - DEPTH]
+        ids = ids[: limit - NEW_TOKENS - CHAIN]
         total += run(Decoding(target, drafter, [ids], NEW_TOKENS, lambda: None))
     return total
 
@@ -152,10 +152,12 @@ def calibration_here(
     Raises:
         UserError: the target has too few positions.
     """
-    depends = [describe_machine(target.device, target.dtype), fingerprints, versions()]
+    native = target.native is not None  # not so of a model that was given
+    depends = [describe_machine(target.device, target.dtype, native), fingerprints, versions()]
     depends.append(None if classifier is None else weights_hash(classifier))
+    depends.append(None if own is None else [getattr(own, name) for name in FACTS if name != "confidence"])
     depends.append(sha256_file(SOURCE))  # the native forward may have become faster since
-    depends.append("drafters in bytes")  # and so have they
+    depends.append("drafters in bytes, growth in one call")  # and so have they
     path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
     if os.path.isfile(path):  # False in an unreadable cache
         try:

@@ -6,17 +6,21 @@ the caches.
 """
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from drafttrain.calibration.calibration import Curve
 from drafttrain.inference.acceptance import accept_greedy
+from drafttrain.kernels.growth import grow_best
 from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
+from drafttrain.trees.native import grow_natively
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -25,6 +29,7 @@ EXPANDED = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # nodes
 CONTEXTS = (64, 256, 512)  # committed tokens
 STEPS = 3  # drafting steps between two forwards of the target
 WARM_UP = 2  # rounds that do not count
+LEAST = 1e-9  # seconds: what is left of a layer's, where the machine was slow in others, is above 0
 
 
 @torch.no_grad()
@@ -38,9 +43,9 @@ def measure_costs(
     verified: Sequence[int] = VERIFIED,
     expanded: Sequence[int] = EXPANDED,
     seconds: float = math.inf,
-) -> tuple[list[Curve], list[Curve]]:
-    """Time forwards of the target (blocks, LM head and acceptance) and drafting steps (layer, head, choice
-    of `width` children, growth of the tree).
+) -> tuple[list[Curve], list[Curve], list[Curve] | None]:
+    """Time forwards of the target (blocks, LM head and acceptance), drafting steps (layer, head, choice of
+    `width` children, growth of the tree), and the layers of trees that grow in one native call.
 
     Args:
         contexts: those beyond the target's positions are left out.
@@ -49,7 +54,8 @@ def measure_costs(
         seconds: time limit of a context; its first counted round is always completed.
 
     Returns:
-        the target's curves s_t(n) and the drafter's s_d(f), one for each context.
+        the target's curves s_t(n) and the drafter's s_d(f), one for each context, and those of a layer of
+        native growth; None of drafters that have none.
 
     Raises:
         UserError: the target has too few positions for any context.
@@ -65,7 +71,8 @@ def measure_costs(
         for context in fitting:
             clock = _Clock(target, drafter, context)
             curves.append(_time(clock, context, rounds, on_round, verified, expanded, width, seconds))
-    return [curve for curve, _ in curves], [curve for _, curve in curves]
+    verification, drafting, growth = map(list, zip(*curves))
+    return verification, drafting, growth if all(growth) else None
 
 
 @torch.no_grad()
@@ -106,24 +113,51 @@ def _time(
     expanded: Sequence[int] = (),
     width: int = 0,
     seconds: float = math.inf,
-) -> tuple[Curve, Curve]:
+) -> tuple[Curve, Curve, Curve | None]:
     """Return the curves of a clock's target and drafter; see `measure_costs`."""
     target_seconds: dict[int, list[float]] = {n: [] for n in verified}
     draft_seconds: dict[int, list[float]] = {f: [] for f in expanded}
+    growth_seconds = {f: [] for f in expanded if clock.grow(f, width) is not None}
+    drafts = [(draft_seconds[f], clock.draft, f) for f in expanded]
+    drafts += [(growth_seconds[f], clock.grow, f) for f in growth_seconds]
     begun = time.perf_counter()
     for round_ in range(WARM_UP + rounds):
         if round_ > WARM_UP and time.perf_counter() - begun > seconds:
             break
-        for i, n in enumerate(verified):
+        for i in range(max(len(verified), len(drafts))):
+            n = verified[i % len(verified)]
             taken = [(target_seconds[n], clock.verify(n))]
-            if expanded:
-                f = expanded[(i + round_) % len(expanded)]
-                taken.append((draft_seconds[f], clock.draft(f, width)))
+            if drafts:
+                measured, draft, f = drafts[(i + round_) % len(drafts)]
+                taken.append((measured, draft(f, width)))
             if round_ >= WARM_UP:
                 for measured, passed in taken:
                     measured.append(passed)
         on_round()
-    return Curve.of(context, target_seconds), Curve.of(context, draft_seconds)
+    growth = Curve.of(context, _of_a_layer(growth_seconds, width)) if growth_seconds else None
+    return Curve.of(context, target_seconds), Curve.of(context, draft_seconds), growth
+
+
+def _layers(f: int, width: int) -> list[int]:
+    """Return the expanded nodes of each layer of a tree: as few as widen to f nodes, then STEPS of f."""
+    layers = [1]
+    while layers[-1] < f:
+        layers.append(min(f, max(width, 2) * layers[-1]))
+    return layers[:-1] + [f] * STEPS
+
+
+def _of_a_layer(seconds: Mapping[int, Sequence[float]], width: int) -> dict[int, list[float]]:
+    """Return the seconds of a layer that expands f nodes from those of trees of `_layers`, by f: without the
+    layers that widen to f, by the medians of smaller f."""
+    found: dict[int, list[float]] = {}
+    for f in sorted(seconds):
+        before = 0.0
+        widening = _layers(f, width)[:-STEPS]
+        if widening and found:
+            known = CostCurve(tuple(found), tuple(map(statistics.median, found.values())))
+            before = sum(map(known, widening))
+        found[f] = [max((passed - before) / STEPS, LEAST) for passed in seconds[f]]
+    return found
 
 
 class _Clock:
@@ -171,6 +205,15 @@ class _Clock:
             tree = add_children(self.drafter, self.state, start, frontier, counts, width)
             tree.joint_log_probs().amax().item()
         return (time.perf_counter() - started) / STEPS
+
+    def grow(self, f: int, width: int) -> float | None:
+        """Return the seconds of growing a tree of `_layers(f, width)` in one native call; None where the
+        drafter does not."""
+        depth, width = len(_layers(f, width)), min(max(width, 2), self.drafter.draft_vocab_size)
+        self._wait()
+        started = time.perf_counter()
+        grown = grow_natively(self.drafter, grow_best, self.state, self.root, width, f, depth, f)
+        return None if grown is None else time.perf_counter() - started
 
     def _wait(self) -> None:
         if self.root.device.type == "cuda":

@@ -4,6 +4,7 @@ Where there is no C++ compiler, `library()` is None and decoding uses torch's op
 """
 
 import atexit
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -180,7 +181,8 @@ def _built(wanted: str) -> Path:
     except _CompilerError as error:
         nothing = ["-x", "c++", os.devnull, "-o", str(built)]
         if _accepts(compiler, [*PLAIN, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
-            refused.write_text(str(error), encoding="utf-8")  # it does not know the instruction set
+            with contextlib.suppress(OSError):  # it does not know the instruction set
+                refused.write_text(str(error), encoding="utf-8")
         raise
     finally:
         if Path(scratch) != folder:
@@ -189,7 +191,8 @@ def _built(wanted: str) -> Path:
 
 
 def _key(*parts: object) -> str:
-    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]
+    system = platform.machine(), *platform.libc_ver()  # a home may be shared by machines
+    return hashlib.sha256(" ".join(map(str, (*parts, *system))).encode()).hexdigest()[:16]
 
 
 def _accepts(compiler: str, arguments: list[str]) -> bool:

@@ -15,20 +15,22 @@ FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512
 FEATURES += ("amx_bf16", "amx_int8", "asimd", "asimddp", "sve", "i8mm", "bf16")
 
 
-def describe_machine(device: torch.device, dtype: torch.dtype | None = None) -> dict[str, str | int | None]:
+def describe_machine(
+    device: torch.device, dtype: torch.dtype | None = None, native: bool = True
+) -> dict[str, str | int | None]:
     """Return what timings depend on besides the code, for the record.
 
     Keys: `processor`; `features`, the instruction sets that it has; `torch_isa` and `onednn_isa`, those that
     torch and oneDNN may use ("all" unless ONEDNN_MAX_CPU_ISA limits it); `kernel`, the variant of our own
-    forward, None without it; `cores` (physical ones that this process may use), `threads`, `device`; `gpu`
-    and `dtype` where there is one.
+    forward, None without it or if it is not used (`native`); `cores` (physical ones that this process may
+    use), `threads`, `device`; `gpu` and `dtype` where there is one.
     """
     described: dict[str, str | int | None] = {
         "processor": _processor(),
         "features": _features(),
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
         "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "all"),
-        "kernel": variant(),
+        "kernel": variant() if native else None,
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "device": str(device),
@@ -46,7 +48,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _processor() -> str:
-    return next(iter(_cpuinfo("model name")), platform.processor() or platform.machine())
+    parts = [next(iter(_cpuinfo(f"CPU {part}")), "") for part in ("implementer", "part", "variant")]
+    arm = f"{platform.machine()} {' '.join(parts)}" if all(parts) else platform.processor()  # of Linux on ARM
+    return next(iter(_cpuinfo("model name")), arm or platform.machine())
 
 
 def _features() -> str:

@@ -50,7 +50,7 @@ def measure(hidden: int, intermediate: int, threads: int) -> Timings:
                 for name, found in seconds.items():
                     ms[name][rows] = 1e3 * min(found)
                     spread |= _is_spread(found)
-                    if _is_hopeless(found, seconds[FLOAT32]):
+                    if _is_hopeless(found, seconds[FLOAT32]) and name != f"native {FLOAT32}":
                         products.pop(name, None)
                         native.pop(name, None)
     finally:

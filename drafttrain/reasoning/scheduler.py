@@ -319,16 +319,16 @@ class _Run:
             threading.Thread(target=self._work, args=(f"drafter {i}", each, cores), daemon=True)
             for i in range(workers)
         ]
-        for worker in crew:
-            worker.start()
         try:
+            for worker in crew:
+                worker.start()
             self.admit()
             while self.live:
                 self.verify(rounds.take(rounds.ready, self.batched))
         finally:
             rounds.close()
             end = time.monotonic() + 2.0
-            for worker in crew:
+            for worker in filter(threading.Thread.is_alive, crew):
                 worker.join(max(0.0, end - time.monotonic()))
 
     def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:

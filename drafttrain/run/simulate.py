@@ -98,7 +98,7 @@ def _costs(
     torch.set_num_threads(config.threads)
     try:
         contexts = [fitting_context(target, CONTEXT, [max(32, config.width)])]
-        measured = measure_costs(target, drafter, config.children, contexts, ROUNDS)
+        measured = measure_costs(target, drafter, config.children, contexts, ROUNDS)[:2]
     finally:
         torch.set_num_threads(before)
     curves = [curve.cost() for [curve] in measured]

@@ -69,6 +69,8 @@ class Costs:
         beta: threshold of C2T that is expected to be the fastest; None without a classifier.
         expand: threshold of the nodes that C2T expands; None for all that it verifies.
         top_k: children of a node that these thresholds were found with.
+        layer: one drafting step of trees that grow layer by layer, where `draft` is of native growth; None:
+            `draft`.
     """
 
     draft: CostCurve
@@ -80,6 +82,7 @@ class Costs:
     beta: float | None = None
     expand: float | None = None
     top_k: int | None = None
+    layer: CostCurve | None = None
 
     def worth(self, rate: float) -> tuple[float, float]:
         """Return the least confidence of a node worth verifying, and of one worth expanding.
@@ -90,7 +93,7 @@ class Costs:
         """
         token = (self.verify(1 + FEW) - self.verify(1)) / FEW  # seconds
         verify = rate * token
-        expand = rate * (self.draft(1) + token) / self.acceptance[0]
+        expand = rate * ((self.layer or self.draft)(1) + token) / self.acceptance[0]
         return min(max(verify, 0.005), 0.95), min(max(expand, 0.005), 0.95)
 
 

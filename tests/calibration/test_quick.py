@@ -4,10 +4,12 @@ import dataclasses
 import json
 import shutil
 import warnings
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from drafttrain.bundle import load_bundle
 from drafttrain.calibration import quick, timing
@@ -30,7 +32,7 @@ from drafttrain.utils.errors import UserError
 from studies.calibrations import quick_against_full
 
 CPU = {"dtype": "float32", "device": "cpu"}
-VERIFY, DRAFT = timing._Clock.verify, timing._Clock.draft
+VERIFY, DRAFT, GROW = timing._Clock.verify, timing._Clock.draft, timing._Clock.grow
 FREE = ("chain:length=2", "eagle2:top_k=2,max_depth=2,total=3", "cape", "static:k_config=2-1")
 FREE += ("paths:paths=0-1", "pct:threshold=0.2", "joint", "dymax", "ngram", "ngram+chain:length=2")
 
@@ -49,6 +51,7 @@ def quiet(monkeypatch, tmp_path):
     # as of a machine where drafting pays, which of this tiny target is not sure
     monkeypatch.setattr(timing._Clock, "verify", lambda clock, n: 1e-3 * (10 + n))
     monkeypatch.setattr(timing._Clock, "draft", lambda clock, f, width: 1e-3 * (1 + f / 8))
+    monkeypatch.setattr(timing._Clock, "grow", lambda clock, f, width: None)
     return loads
 
 
@@ -92,6 +95,7 @@ def test_a_bundle_without_any_calibration(tiny_bundle, measured, monkeypatch, ca
     """With a real clock."""
     monkeypatch.setattr(timing._Clock, "verify", VERIFY)
     monkeypatch.setattr(timing._Clock, "draft", DRAFT)
+    monkeypatch.setattr(timing._Clock, "grow", GROW)
     bundle = load_bundle(tiny_bundle, **CPU)
     assert bundle.calibration is None
     policy = bundle.proposer("timed").policy
@@ -104,9 +108,10 @@ def test_a_bundle_without_any_calibration(tiny_bundle, measured, monkeypatch, ca
     assert policy.rate == found.rate > 0 and found.reached > 0 and found.step_overhead >= 0
     assert [curve.sizes for curve in found.target] == [list(quick.VERIFIED)]
     assert [curve.sizes for curve in found.drafter] == [list(quick.EXPANDED)]
-    assert found.foreign(bundle.target.device, bundle.target.dtype, bundle.fingerprints) is None
+    assert (found.growth is None) == (bundle.target.native is None)
+    assert found.foreign(bundle.target, bundle.fingerprints) is None
     assert bundle.warning("timed") is None
-    for curve in found.target + found.drafter:
+    for curve in found.target + found.drafter + (found.growth or []):
         assert all(0 < low <= mid <= high for low, mid, high in zip(curve.lower, curve.median, curve.upper))
     assert len(measured) == 1
 
@@ -341,6 +346,9 @@ def test_curves_and_rate_of_known_costs(loaded, monkeypatch):
             def draft(self, f, width, unit=unit):
                 return unit * (1 + f / 8)
 
+            def grow(self, f, width, unit=unit):
+                return unit * sum(0.5 + n / 16 for n in timing._layers(f, width))
+
         with monkeypatch.context() as patch:
             patch.setattr(timing, "_Clock", Clock)
             patch.setattr(quick, "step_overhead", lambda found, stats, policy: 0.0)
@@ -348,10 +356,36 @@ def test_curves_and_rate_of_known_costs(loaded, monkeypatch):
         costs = found.costs
         for n in (1, 3, 20, 64):
             assert costs.verify(n) == pytest.approx(unit * (10 + n))
-        assert [costs.draft(f) for f in (1, 6, 16)] == pytest.approx([unit * (1 + f / 8) for f in (1, 6, 16)])
+        sizes = (1, 6, 16)
+        assert [costs.layer(f) for f in sizes] == pytest.approx([unit * (1 + f / 8) for f in sizes])
+        assert [costs.draft(f) for f in sizes] == pytest.approx([unit * (0.5 + f / 16) for f in sizes])
         assert found.reached <= 6 / costs.verify(1)
         rates.append((found.rate, found.reached))
     assert [4 * slow for slow in rates[1]] == pytest.approx(list(rates[0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_layers_of_a_tree_widen_to_the_nodes_that_are_expanded(width):
+    for f in (1, 2, 3, 8, 32):
+        layers = timing._layers(f, width)
+        assert layers[0] == 1 and layers[-timing.STEPS :] == [f] * timing.STEPS
+        assert all(a <= b <= max(width, 2) * a for a, b in pairwise(layers))
+
+
+def test_a_model_that_was_given_has_costs_of_its_own(tiny_bundle, tiny_target_folder, measured):
+    """Its forward is the stock one, and takes other times."""
+    native = load_bundle(tiny_bundle, **CPU)
+    native.proposer("timed")
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    decoder = SpeculativeDecoder.from_pretrained(str(tiny_bundle), target=model, tree="timed")
+    assert decoder.target.native is None
+    assert len(measured) == (1 if native.target.native is None else 2)
+
+
+def test_a_new_calibration_of_the_bundle_counts(bundle, measured):
+    for acceptance, number in (([0.5, 0.4], 1), ([0.5, 0.4], 1), ([0.6, 0.4], 2)):
+        load_bundle(bundle({"processor": "another"}, acceptance=acceptance), **CPU).proposer("timed")
+        assert len(measured) == number
 
 
 def test_thresholds_of_c2t_are_what_time_is_worth(loaded, found, monkeypatch, measured):
@@ -360,7 +394,7 @@ def test_thresholds_of_c2t_are_what_time_is_worth(loaded, found, monkeypatch, me
     made = quick_calibration(loaded.target, loaded.drafter, loaded.fingerprints, found, classifier)
     costs = made.costs
     token = (costs.verify(9) - costs.verify(1)) / 8
-    expand = made.reached * (costs.draft(1) + token) / made.acceptance[0]
+    expand = made.reached * (costs.layer(1) + token) / made.acceptance[0]
     assert made.beta == pytest.approx(min(max(made.reached * token, 0.005), 0.95))
     assert made.expand == pytest.approx(min(max(expand, 0.005), 0.95)) and made.top_k == quick.WIDTH
     assert 0 < made.beta <= made.expand < 1

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.data.config import PromptSet
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.kernels.build import variant
 from drafttrain.run import calibrate as stage
 from drafttrain.run.calibrate import calibrate
 from drafttrain.run.cli import main
@@ -52,12 +54,16 @@ def test_end_to_end(calibrated, tiny_bundle, capsys):
     raw = found.confidence["raw"]
     assert sum(raw[depth].tokens for depth in raw if depth != "all") == raw["all"].tokens > 0
     assert found.temperature in TEMPERATURES
-    here = torch.device("cpu"), torch.float32, found.made_for
-    assert found.foreign(*here) is None
+    here = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, native=True)
+    if variant() is not None:
+        assert found.growth and [curve.context for curve in found.growth] == [64, 256]
+        assert "kernel" in found.foreign(SimpleNamespace(**{**vars(here), "native": None}), found.made_for)
+    assert found.foreign(here, found.made_for) is None
     elsewhere = dataclasses.replace(found, machine={**found.machine, "processor": "another"})
-    assert "calibrated for processor another" in elsewhere.foreign(*here)
-    assert "calibrated for dtype float32" in found.foreign(here[0], torch.bfloat16, here[2])
-    assert "calibrated for drafter" in found.foreign(*here[:2], {**found.made_for, "drafter": "another"})
+    assert "calibrated for processor another" in elsewhere.foreign(here, found.made_for)
+    other = SimpleNamespace(**{**vars(here), "dtype": torch.bfloat16})
+    assert "calibrated for dtype float32" in found.foreign(other, found.made_for)
+    assert "calibrated for drafter" in found.foreign(here, {**found.made_for, "drafter": "another"})
 
     bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu", calibration=with_cheap_drafts(out))
     for tree in ("pct:width=2", "timed"):

@@ -5,13 +5,17 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from drafttrain.drafters.auto import load_drafter
-from drafttrain.drafters.causal_lm import CausalLmModel
+from drafttrain.drafters.causal_lm import CausalLmModel, as_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.optimizer import MuonWithAdamW
+from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -122,3 +126,17 @@ def test_an_lm_with_another_tokenizer_is_refused(small_lm, make_target):
     target.tokenizer.add_tokens(["naïve"])
     with pytest.raises(UserError, match="must have the tokenizer of"):
         new_drafter(target, DrafterConfig(kind="causal_lm", model=small_lm), IDS)
+
+
+def test_drafts_beyond_learned_positions_are_cut_off(tiny_llama, tmp_path):
+    """And not looked up: an embedding of the last positions is all that there is."""
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 24}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=512, bos_token_id=0, eos_token_id=0, **sizes))
+    for part in (model, tiny_llama[1]):
+        part.save_pretrained(tmp_path / "lm")
+    target = FrozenTarget(model, tiny_llama[1], "tiny")
+    proposer = TreeProposer(as_drafter(str(tmp_path / "lm"), target), ChainPolicy(6))
+    found, plain = (
+        decode_all(target, one, [list(range(5, 26))], 3, stop=())[0] for one in (proposer, NoProposer())
+    )
+    assert found == plain and len(found[0]) == 3

@@ -154,6 +154,7 @@ def test_time_of_the_classifier_is_part_of_drafting(topic, monkeypatch):
 def test_threshold_of_this_machine_against_pct(topic, monkeypatch):
     # PCT is refused where a drafting step takes longer than a forward, as it may with so small a target
     monkeypatch.setattr(timing._Clock, "draft", lambda clock, f, width: 1e-5)
+    monkeypatch.setattr(timing._Clock, "grow", lambda clock, f, width: None)
     monkeypatch.setattr(topic, "GRIDS", {"pct": ["pct:width=2,max_depth=2"], "pct-tuned": []})
     found = topic.auto_beta(Run("c2t", quick=True))["auto_beta_vs_pct"]
     assert found["value"] > 0 and 0 < found["beta"] < 1 and found["pct"].startswith("pct:")
