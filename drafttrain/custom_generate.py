@@ -139,15 +139,14 @@ def generate_of_repository(
     if drafter is None:
         raise UserError('drafter: must be given, got none; add drafter="FOLDER or user/name"')
     criteria = StoppingCriteriaList(stopping_criteria or [])
-    if stop_strings is None:
-        stop_strings = (arguments.get("generation_config") or model.generation_config).stop_strings
-    if stop_strings is not None:
+    given = arguments.get("generation_config")
+    stop_strings = stop_strings or (given and given.stop_strings) or model.generation_config.stop_strings
+    if stop_strings:
         if tokenizer is None:
             raise UserError("tokenizer: must be given with stop_strings, got none")
         criteria.append(StopStringCriteria(tokenizer, stop_strings))
-    return model.generate(
-        custom_generate=generate, drafter=drafter, stopping_criteria=criteria, stop_strings=None, **arguments
-    )
+        arguments["stop_strings"] = None  # else transformers asks for the tokenizer
+    return model.generate(custom_generate=generate, drafter=drafter, stopping_criteria=criteria, **arguments)
 
 
 @dataclass
@@ -287,7 +286,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}
+        self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}  # with what each was loaded for
 
     def __reduce__(self) -> tuple:
         return Loaded, ()
@@ -305,9 +304,9 @@ class Loaded:
         Raises:
             UserError: the drafter does not fit the model, or there is none of this name.
         """
-        key = drafter, tree if isinstance(tree, str) else repr(tree), ngrams, calibration
+        key = drafter, tree if isinstance(tree, str) else id(tree), ngrams, calibration
         parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
-        parts += [model.device, model.dtype]
+        parts += [model.device, model.dtype, tree]
         if key not in self.decoders or self.decoders[key][0] != parts:
             self.decoders[key] = parts, _load(model, drafter, tree, ngrams, calibration)
         return self.decoders[key][1]
@@ -386,12 +385,11 @@ def _refuse(
     _require(one or ends or alike, "eos_token_id", "given with stopping criteria and several rows", None)
     _require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
     text = model.config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in STRETCHING:  # a tree's nodes would cross the limit before the text does
-        limit = rope.get("original_max_position_embeddings") or text.max_position_embeddings
-        _require(
-            config.max_length <= limit, "max_length", f"at most {limit} with this rope", config.max_length
-        )
+    rope, longest = getattr(text, "rope_parameters", None) or {}, criteria.max_length or config.max_length
+    for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+        if one.get("rope_type") in STRETCHING:  # a tree's nodes would cross the limit before the text does
+            limit = one.get("original_max_position_embeddings") or text.max_position_embeddings
+            _require(longest <= limit, "max_length", f"at most {limit} with this rope", longest)
     given = _of_caller("kwargs") or {}
     for name in ("past_key_values", CACHE_ARGUMENT):  # transformers would write to it
         _require(given.get(name) is None, name, "left out", type(given.get(name)).__name__)

@@ -118,7 +118,8 @@ class PipelineDecoder:
         self._open.enter_context(native_team(self.threads))
         if config.probe:
             ids = probe_ids(self.place)
-            check_cut(self.me, self.ranks.channel().run(probe(self.me, ids)), self.place, ids)
+            found = self.ranks.channel().run(probe(self.me, ids))
+            check_cut(self.me, found, self.place, ids, lambda: self.ranks.total([0]))
 
     def __enter__(self) -> "PipelineDecoder":
         return self

@@ -331,6 +331,13 @@ def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
         model, tiny_bundle, **given, generation_config=config, tokenizer=tokenizer
     )
     assert torch.equal(found, expected)
+    own = copy.deepcopy(model)
+    own.generation_config.stop_strings = [stop]
+    config = GenerationConfig(do_sample=False, max_new_tokens=30)
+    found = drafttrain.generate_of_repository(
+        own, tiny_bundle, **given, generation_config=config, tokenizer=tokenizer
+    )
+    assert torch.equal(found, expected)
     with pytest.raises(UserError, match="drafter: must be given"):
         drafttrain.generate_of_repository(model, None, **given)
     with pytest.raises(UserError, match="tokenizer: must be given with stop_strings"):
@@ -348,6 +355,12 @@ def test_rope_that_stretches_is_refused_beyond_its_limit(tiny_target_folder, tok
     ):
         model.generate(**given, **call(tiny_bundle))
     model.generate(**given, **call(tiny_bundle, max_new_tokens=8))
+    own = {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(limit + 4)])}
+    with pytest.raises(UserError, match=f"max_length: must be at most {limit} with this rope"):
+        model.generate(**given, **call(tiny_bundle, max_new_tokens=8, **own))
+    model.config.rope_parameters = {"full_attention": model.config.rope_parameters}
+    with pytest.raises(UserError, match=f"max_length: must be at most {limit} with this rope"):
+        model.generate(**given, **call(tiny_bundle))
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class Calibration:
             rest: the other attributes without a default.
         """
         return cls(
-            machine=describe_machine(target.device, target.dtype, target.native is not None),
+            machine=machine_of(target),
             dtype=dtype_name(target.dtype),
             versions=versions(),
             measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -230,14 +230,18 @@ class Calibration:
     def foreign(self, target: FrozenTarget, made_for: dict[str, str]) -> str | None:
         """Return what differs if it was measured on another machine, with other instructions or threads, in
         another dtype, by another forward, or for another target or drafter; else None."""
-        here = describe_machine(target.device, native=target.native is not None)
-        difference = machine_difference(self.machine, here)
+        difference = machine_difference(self.machine, machine_of(target))
         pairs = [("dtype", self.dtype, dtype_name(target.dtype))]
         pairs += [(name, self.made_for[name], made_for[name]) for name in ("target", "drafter")]
         for name, calibrated, found in pairs:
             if difference is None and calibrated != found:
                 difference = f"{name} {calibrated}, and this is {found}"
         return difference and f"calibrated for {difference}"
+
+
+def machine_of(target: FrozenTarget) -> dict[str, str | int | None]:
+    """Describe this machine as a target uses it: a model that a program has loaded keeps its own modules."""
+    return describe_machine(target.device, target.dtype, target.is_packed or target.device.type != "cpu")
 
 
 def non_decreasing(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:

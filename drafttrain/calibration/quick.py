@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from drafttrain.calibration.calibration import CONTEXT, Calibration
+from drafttrain.calibration.calibration import CONTEXT, Calibration, machine_of
 from drafttrain.calibration.judged import Decoding, JudgedChains, drafter_facts, step_overhead
 from drafttrain.calibration.replay import RecordedTrees, best_rate
 from drafttrain.calibration.timing import fitting_context, measure_costs
@@ -20,7 +20,6 @@ from drafttrain.data.chat import encode_prompt
 from drafttrain.data.message import Message
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.build import SOURCE
-from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
@@ -152,8 +151,7 @@ def calibration_here(
     Raises:
         UserError: the target has too few positions.
     """
-    native = target.native is not None  # not so of a model that was given
-    depends = [describe_machine(target.device, target.dtype, native), fingerprints, versions()]
+    depends = [machine_of(target), fingerprints, versions()]
     depends.append(None if classifier is None else weights_hash(classifier))
     depends.append(None if own is None else [getattr(own, name) for name in FACTS if name != "confidence"])
     depends.append(sha256_file(SOURCE))  # the native forward may have become faster since

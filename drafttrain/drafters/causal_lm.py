@@ -5,7 +5,6 @@ With `lora_rank` low-rank adapters are trained in place of its weights (peft), a
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -373,12 +372,13 @@ class CausalLmModel(DraftModel):
         # a window counts positions; those of verified tokens are their slots, and a tree is far from its edge
         kv_positions = torch.arange(view, device=tokens.device).expand(len(tokens), view)  # [B, view]
         mask = attention_mask(allowed, kv_positions, positions, config, self._head.weight.dtype)
-        # learned positions end; drafts beyond the last one are cut off before they are verified
-        last = (getattr(config, "max_position_embeddings", None) or sys.maxsize) - 1
+        if not getattr(config, "rope_parameters", None):
+            # learned positions end; drafts beyond the last one are cut off before they are verified
+            positions = positions.clamp(max=config.max_position_embeddings - 1)
         return self.lm.base_model(
             input_ids=tokens,
             attention_mask=mask,
-            position_ids=positions.clamp(max=last),
+            position_ids=positions,
             use_cache=True,
             **{CACHE_ARGUMENT: cache},
         ).last_hidden_state

@@ -4,6 +4,8 @@ A small tree after a prefix goes through the stages; the last rank compares its 
 transformers' own blocks in fp32, which it loads one after the other, so that it never holds more than one.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from drafttrain.pipeline.member import Member
@@ -42,30 +44,48 @@ def probe(me: Member, ids: torch.Tensor) -> Program:
 
 
 @torch.no_grad()
-def whole_logits(place: str, ids: torch.Tensor) -> torch.Tensor:
+def whole_logits(place: str, ids: torch.Tensor, after_block: Callable[[], None]) -> torch.Tensor:
     """Return the logits of the probe [n, V] by the stock blocks in fp32, each loaded for itself."""
     tree = tree_of_lists([ids[PREFIX:].tolist()], [list(PARENTS)], ids.device)
     x, y, order = ids[None, :PREFIX], tree.tokens, torch.arange(PREFIX)
     part: TargetPart | None = None
-    for block in range(load_config(place).get_text_config().num_hidden_layers):
+    for block in range(_blocks(place)):
         part = load_part(place, range(block, block + 1), torch.float)
         cache = part.new_cache(PREFIX + tree.width)
         x, _ = part.run(cache, x, order, causal(PREFIX, ids.device))
         cache.commit(order[None], order.new_tensor([PREFIX]))
         cache.carried.clear()
         y, _ = part.run(cache, y, tree.depths[0], tree.ancestors()[0])
+        after_block()
     return part.logits(y[0])
 
 
-def check_cut(me: Member, found: torch.Tensor | None, place: str, ids: torch.Tensor) -> None:
+def _blocks(place: str) -> int:
+    return load_config(place).get_text_config().num_hidden_layers
+
+
+def check_cut(
+    me: Member,
+    found: torch.Tensor | None,
+    place: str,
+    ids: torch.Tensor,
+    after_block: Callable[[], None] = lambda: None,
+) -> None:
     """Compare the logits of the stages with those of the whole target; at the last rank.
+
+    Args:
+        found: None at the others.
+        after_block: called at all ranks for each block of the target, by the others as soon as it returns: so
+            that a target that takes long to load counts as no lost rank.
 
     Raises:
         UserError: they differ by more than rounding.
     """
     if found is None:
+        for _ in range(_blocks(place)):
+            after_block()
         return
-    expected = whole_logits(place, ids)  # [n, V]
+    expected = whole_logits(place, ids, after_block)  # [n, V]
     error = float((found - expected).square().mean(-1).sqrt().max() / expected.std())
     part = me.stage.part  # bf16 products round inputs, and stock modules in bf16 everything
     rounds = part.dtype != torch.float if part.native is None else part.native.round_inputs

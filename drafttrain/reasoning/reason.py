@@ -50,9 +50,8 @@ class Growth:
         self._tree = ThoughtTree(task, problem, steps, config.thoughts, config.evaluator)
         names = [*SearchConfig.__dataclass_fields__, *MODELS]
         settings = {name: value for name, value in asdict(config).items() if name in names} | {"steps": steps}
-        if str(settings.get("tree")).startswith(
-            "drawn"
-        ):  # whether an answer has drafts decides about its draws
+        tree = settings.get("tree") or "drawn"  # as a bundle's own may be
+        if settings.get("drafter") and tree.startswith("drawn"):  # whether drafted decides about draws
             settings["short"] = config.scheduler.short
         self.trace = Trace(task.name, {"id": problem.id, "text": problem.text}, settings)
         self._rounds = self._grow(parse_search(config.search).run(self._tree, config.breadth))

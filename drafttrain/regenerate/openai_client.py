@@ -94,13 +94,14 @@ class OpenAIClient:
         if self.model is None:
             self.model = self._only_model()
         try:
-            try:
-                answer, reply = self._exchange(request, PROBE_RETRIES)
-            except _Failed as error:
-                if error.status not in (400, 422):
-                    raise
-                self.returns_ids = self.extends = False  # some servers refuse what they do not know
-                answer, reply = self._exchange(request, PROBE_RETRIES)
+            for abilities in ((True, True), (False, True), (False, False)):
+                self.extends, self.returns_ids = abilities
+                try:
+                    answer, reply = self._exchange(request, PROBE_RETRIES)
+                    break
+                except _Failed as error:  # some servers refuse what they do not know
+                    if error.status not in (400, 422) or not any(abilities):
+                        raise
         except _Failed as error:
             raise UserError(f"{self.base_url}: {error}; {CHECK}") from None
         self.returns_ids = not reply.retokenized
@@ -276,7 +277,7 @@ class OpenAIClient:
         if (
             self.extends
         ):  # vLLM would take them from the model's generation_config.json, and penalize repetition
-            body |= {"top_k": -1, "repetition_penalty": 1.0}
+            body |= {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
         return body
 
     def _read(self, answer: Any, request: ChatRequest) -> Reply:

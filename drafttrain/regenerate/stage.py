@@ -83,7 +83,7 @@ def answer_conversations(
     try:
         run.recover()
         for folder in map(Path, earlier):
-            if (folder / RECORD).exists() and read_json(folder / RECORD).get("settings") == settings:
+            if (folder / RECORD).exists() and _difference(folder, settings) is None:
                 run.take_over(read_rows(folder))
         if run.pending:
             run.answer(_engine(config, target, tokenizer, len(run.pending), console), console)
@@ -136,9 +136,10 @@ def _settings(
     names += ("temperature", "top_p", "seed")
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     if target is None:
-        # which may be another one for another target with this tokenizer
-        settings["target"] = config.server.model or f"the only model of a server for {tokenizer.name_or_path}"
+        settings["target"] = config.server.model or "the server's only model"
         settings["endpoint"] = config.server.endpoint
+        if config.server.model is None:  # which may be another for another target with this tokenizer
+            settings["tokenizer_of"] = Path(tokenizer.name_or_path).name
     else:
         settings |= {"target": target.name, "weights": target.fingerprint}
         settings["dtype"] = str(target.dtype).removeprefix("torch.")
@@ -152,10 +153,18 @@ def _refuse_other_settings(out: Path, settings: dict[str, Any]) -> None:
                 f"{out}: holds responses but no {RECORD}; choose another folder or remove this one"
             )
         return
-    before = read_json(out / RECORD).get("settings", {})
-    for name in {**before, **settings}:
-        if before.get(name) != settings.get(name):
-            raise UserError(
-                f"{out}: made with {name} {before.get(name)}, and now it is {settings.get(name)}; go back to "
-                "that, choose another folder or remove this one"
-            )
+    if (found := _difference(out, settings)) is not None:
+        name, before = found
+        raise UserError(
+            f"{out}: made with {name} {before}, and now it is {settings.get(name)}; go back to that, choose "
+            "another folder or remove this one"
+        )
+
+
+def _difference(folder: Path, settings: dict[str, Any]) -> tuple[str, Any] | None:
+    """Return a setting that was another one when a folder was made, and what it was; None: no such one."""
+    before = read_json(folder / RECORD).get("settings", {})
+    unknown = {"weights", "tokenizer_of"} - before.keys()  # to earlier versions
+    names = (name for name in {**before, **settings} if name not in unknown)
+    other = (name for name in names if before.get(name) != settings.get(name))
+    return next(((name, before.get(name)) for name in other), None)

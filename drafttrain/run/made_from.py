@@ -29,6 +29,8 @@ def plain(value: Any, known: Any = None) -> Any:
         if item.metadata.get("changes_output", True):
             is_settled = inner == "auto" and before is not None and item.metadata.get("settled")
             kept[item.name] = before if is_settled else plain(inner, before)
+        elif before is not None:  # in a version in which it counted
+            kept[item.name] = before
     return kept
 
 

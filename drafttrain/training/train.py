@@ -87,8 +87,7 @@ class SealCheckpoint(TrainerCallback):
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             files = content_hashes(folder) if args.world_size == 1 else {}
-            computed = {"bf16": args.bf16, "processes": args.world_size, "files": files}
-            write_json(folder / COMPUTED, computed)
+            write_json(folder / COMPUTED, {"bf16": args.bf16, "processes": args.world_size, "files": files})
 
 
 class WarnOfVocabulary(TrainerCallback):

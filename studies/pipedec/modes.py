@@ -106,7 +106,8 @@ def measure(
                     write_json(path, found)
                     print(f"repeat {repeat + 1}, {number + 1} of {len(pipeline.prompts)}", flush=True)
     held, late = found["paced"]
-    found["late"] = late / max(held, 1)
+    if held or "late" not in found:
+        found["late"] = late / max(held, 1)
     if pipeline.rank == 0:
         write_json(path, found)
         show(found["rows"], wanted, found["late"])

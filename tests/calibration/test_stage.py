@@ -54,10 +54,11 @@ def test_end_to_end(calibrated, tiny_bundle, capsys):
     raw = found.confidence["raw"]
     assert sum(raw[depth].tokens for depth in raw if depth != "all") == raw["all"].tokens > 0
     assert found.temperature in TEMPERATURES
-    here = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, native=True)
+    here = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, is_packed=True)
     if variant() is not None:
         assert found.growth and [curve.context for curve in found.growth] == [64, 256]
-        assert "kernel" in found.foreign(SimpleNamespace(**{**vars(here), "native": None}), found.made_for)
+        given = SimpleNamespace(**{**vars(here), "is_packed": False})
+        assert "kernel" in found.foreign(given, found.made_for)
     assert found.foreign(here, found.made_for) is None
     elsewhere = dataclasses.replace(found, machine={**found.machine, "processor": "another"})
     assert "calibrated for processor another" in elsewhere.foreign(here, found.made_for)

@@ -19,6 +19,7 @@ from drafttrain.data.readers import read_conversations
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer
+from drafttrain.regenerate import stage
 from drafttrain.regenerate.rewriting import Rewriting
 from drafttrain.regenerate.stage import answer_conversations, estimate
 from drafttrain.target_lm.model import FrozenTarget
@@ -353,11 +354,17 @@ def test_answers_of_other_weights_are_not_taken(target, source, tmp_path):
     first = run(config_for(source), tmp_path / "out", target)
     with pytest.raises(UserError, match="out: made with weights"):
         run(config_for(source), tmp_path / "out", other)
-    console = Console(file=StringIO(), width=200)
-    options = {"earlier": [tmp_path / "out"], "console": console}
+    options = {"earlier": [tmp_path / "out"], "console": Console(quiet=True)}
     found = answer_conversations(config_for(source), tmp_path / "new", other, target.tokenizer, **options)
     rows, before = (read_jsonl(tmp_path / name / "responses.jsonl") for name in ("new", "out"))
     assert found.written == first.written and rows != before
+    record = tmp_path / "out" / stage.RECORD
+    values = json.loads(record.read_text())
+    del values["settings"]["weights"]  # as an earlier version has written it
+    record.write_text(json.dumps(values))
+    answer_conversations(config_for(source), tmp_path / "more", target, target.tokenizer, **options)
+    assert read_jsonl(tmp_path / "more" / "responses.jsonl") == before
+    assert run(config_for(source), tmp_path / "out", target).written == first.written
 
 
 def test_a_limit_ends_the_run_with_what_is_there(target, source, tmp_path):

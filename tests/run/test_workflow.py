@@ -266,6 +266,15 @@ def test_a_damaged_twin_is_not_taken_over(recipe, fakes):
     assert actions(other, fakes)["words"] == "run"
 
 
+def test_a_field_that_counted_in_an_earlier_version_changes_nothing(recipe, fakes):
+    run(recipe, fakes)
+    record = Path(recipe.output) / "words_made" / "stage.json"
+    values = json.loads(record.read_text())
+    values["made_from"]["section"]["words"]["log"] = "loud"
+    record.write_text(json.dumps(values))
+    assert run(recipe, fakes)[0] == []
+
+
 def test_changed_section_reruns_it_and_what_follows(recipe, fakes):
     run(recipe, fakes)
     recipe.upper.suffix = "?"
