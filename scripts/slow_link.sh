@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Two ranks of a pipeline, each in a network namespace of its own, between them a link as slow as asked for.
 #
-#   sudo scripts/slow_link.sh GBIT MS RECIPE [--key value ...]
-#   sudo scripts/slow_link.sh 1 0.5 recipes/pipeline/smollm2-2.yaml --limit 2
+#   sudo env PATH="$PATH" HOME="$HOME" scripts/slow_link.sh GBIT MS RECIPE [--key value ...]
+#   sudo env PATH="$PATH" HOME="$HOME" scripts/slow_link.sh 1 0.5 recipes/pipeline/smollm2-2.yaml --limit 2
+#
+# sudo would leave out the environment's commands and the cache of targets.
 #
 # Needs root, ip and tc (iproute2); without them `link.gbit` and `link.ms` of the recipe hold messages back.
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""Trains the drafter of a recipe, on one process or several; the corpus must have been built.
+"""Trains the drafter of a recipe, on one process or several, after `drafttrain run RECIPE --until collect`.
 
 deepspeed scripts/train_drafter.py --config recipes/quickstart.yaml --deepspeed recipes/deepspeed/zero2.json
 torchrun --nproc-per-node 4 scripts/train_drafter.py --config recipes/quickstart.yaml
