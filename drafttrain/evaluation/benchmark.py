@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import HUB
 from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.benchmark_config import BenchmarkConfig, TaskSpec
@@ -63,7 +64,8 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     contents = {name: fingerprint([asdict(p) for p in task.prompts]) for name, task in read.items()}
     dtype, machine = dtype_name(target.dtype), describe_machine(target.device, target.dtype)
-    depends = [target.fingerprint, dtype, config.max_new_tokens, config.seed, machine, versions()]
+    text = tokenizer_hash(target.tokenizer), template_hash(target.tokenizer)
+    depends = [target.fingerprint, *text, dtype, config.max_new_tokens, config.seed, machine, versions()]
     key = fingerprint([*depends, stock.dtype, methods.identity, contents])
     log = MeasurementLog(out / "measurements.jsonl", key, replace=False)
     loading = peak_bytes(target.device)

@@ -58,7 +58,7 @@ def diagnose(
         UserError: prompts or bundle are unusable, or no draft was tried.
     """
     console = console or Console(highlight=False)
-    chats = read_prompts(prompts, limit)
+    chats, folder = read_prompts(prompts, limit), find_bundle(bundle)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of another target, which the diagnosis names
         loaded = load_bundle(bundle, target=target, dtype=dtype, own_calibration=False)
@@ -81,7 +81,6 @@ def diagnose(
     training = drafter.config.training or {}
     expected = training.get("final", {}).get("eval_accept_len")
     diagnosis = diagnose_drafts(drafts, training.get("max_length"))
-    folder = find_bundle(bundle)
     gain = max(expected - diagnosis.accept_len, 0.0) if expected else None
     others = [*_identity(drafter, target_lm, gain), *_trend(Path(folder) / "training_log.json")]
     first = next(group for group in diagnosis.tables["depth"] if group.name == "1")

@@ -110,6 +110,9 @@ def tried_drafts(
                 wanted = emitted[i]
                 index = int(draft_ids[wanted])
                 inside = torch.log_softmax(p[ids], -1)  # [D]
+                before, after = (target.tokenizer.decode([*answer, *emitted[:n]]) for n in (i, i + 1))
+                # in its place: alone, some tokenizers leave out the space before a word
+                text = after[len(before) :] if after.startswith(before) else ""
                 found.append(
                     Draft(
                         prompt=number,
@@ -118,8 +121,8 @@ def tried_drafts(
                         context=len(prompt) + len(answer) + i,
                         accepted=int(rule.tree.tokens[0, i + 1]) == wanted,
                         wanted=wanted,
-                        before=target.tokenizer.decode([*answer, *emitted[:i]]),
-                        text=target.tokenizer.decode([wanted]),
+                        before=before,
+                        text=text or target.tokenizer.decode([wanted]),
                         probability=float(q.max().exp()),
                         rank=None if index < 0 else int((q > q[index]).sum()),
                         kl=float((inside.exp() * (inside - q)).nan_to_num(0.0).sum()),

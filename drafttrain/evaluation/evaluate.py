@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from drafttrain.bundle import Bundle, load_bundle
+from drafttrain.bundle import Bundle, find_bundle, load_bundle
 from drafttrain.calibration.calibration import Calibration
+from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.prompts import Task, first_of_each
 from drafttrain.evaluation.benchmark import conditions
 from drafttrain.evaluation.config import ALL, EvaluateConfig
@@ -100,7 +101,9 @@ def evaluate(
     stock = load_stock(loaded.target, how == "fastest" or (how == "auto" and dtype == "auto"), first, out)
     dtype = dtype_name(loaded.target.dtype)  # that "auto" resolved to
     machine = describe_machine(loaded.target.device)
-    depends = [str(target), dtype, machine, versions(), stock.dtype, costs]
+    tokenizer = loaded.target.tokenizer
+    depends = [loaded.target.fingerprint, tokenizer_hash(tokenizer), template_hash(tokenizer)]
+    depends += [dtype, machine, versions(), stock.dtype, costs]
     key = _measured_key(config, bundle, *depends, weights_hash(loaded.classifier) if classifier else None)
     log = MeasurementLog(out / "measurements.jsonl", key)
     speed = _measure_speed(config, loaded, stock.model, tasks, tuning, log)
@@ -177,7 +180,7 @@ def _measured_key(config: EvaluateConfig, bundle: str | os.PathLike, *depends: A
     """Return a fingerprint of what measurements depend on: an evaluation of something else does not continue
     them."""
     sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
-    made_from = content_hash(bundle) if Path(bundle).exists() else str(bundle)
+    made_from = content_hash(find_bundle(bundle))
     prompts = [[item.name, content_hash(item.path)] for item in sets]
     return fingerprint([made_from, prompts, config.max_new_tokens, config.lossless_new_tokens, *depends])
 

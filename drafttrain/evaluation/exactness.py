@@ -141,6 +141,8 @@ def check_lossless(
                     decode_all(target, proposer, ids, max_new_tokens)[0],
                 )
                 for i, (prompt, prompt_ids) in enumerate(zip(group, ids)):
+                    if decoded[i] is not None:
+                        continue
                     runs = {name: MethodRun(0.0, rows[i]) for name, rows in zip(METHODS, outputs)}
                     decoded[i] = Measurement(task.name, prompt.id, 0, 0, len(prompt_ids), runs)
                     log.add(decoded[i])

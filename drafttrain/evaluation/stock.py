@@ -62,9 +62,10 @@ def load_stock(
     if not fastest or target.device.type != "cpu" or model is target.model:
         return Stock(model)
     made_for = fingerprint([target.fingerprint, describe_machine(target.device, target.dtype), versions()])
-    choice = read_json(folder / FILE) if folder and (folder / FILE).exists() else {}
-    if choice.get("made_for") == made_for:
-        return Stock(convert(model, getattr(torch, choice["dtype"])), choice["tokens_per_second"])
+    match read_json(folder / FILE) if folder and (folder / FILE).exists() else None:
+        case {"made_for": str() as before, "dtype": str() as name, "tokens_per_second": dict() as rates}:
+            if before == made_for:
+                return Stock(convert(model, getattr(torch, name)), rates)
     rates = {}
     for dtype in _candidates(target):
         decode = transformers_generate(target, model=convert(model, dtype))

@@ -17,8 +17,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import Bundle, find_bundle, load_bundle
-from drafttrain.bundle_files import CONFIG, WEIGHTS
+from drafttrain.bundle import NGRAM, Bundle, find_bundle, load_bundle
+from drafttrain.bundle_files import SELF_DRAFT
+from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task
 from drafttrain.inference.decode import decode
@@ -29,7 +30,7 @@ from drafttrain.trees.parse import takes_classifier, uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.progress import counted
-from drafttrain.utils.provenance import content_hash, files_hash, git_commit, versions
+from drafttrain.utils.provenance import content_hash, git_commit, versions
 from drafttrain.utils.writing import write_json, write_text
 
 GRID = 101  # values of accept_len over which a ratio is averaged
@@ -120,9 +121,10 @@ def sweep(
     task, folder = Task.read(prompts), find_bundle(bundle)
     loaded = load_bundle(folder, target, dtype, device, calibration, classifier=classifier)
     dtype = dtype_name(loaded.target.dtype)  # that "auto" resolved to
+    tokenizer = loaded.target.tokenizer
     made_from = [
-        files_hash(folder, (CONFIG, WEIGHTS)),
-        target,
+        loaded.fingerprints,
+        [tokenizer_hash(tokenizer), template_hash(tokenizer)],
         dtype,
         content_hash(prompts.path),
         prompts.limit,
@@ -135,7 +137,7 @@ def sweep(
     for number, tree in enumerate(trees, 1):
         # a file for each: a sweep of more policies, or fewer, does not repeat what is measured
         path = out / "measurements" / f"{fingerprint(tree)}.json"
-        key = [*made_from, *_depends_on(loaded, tree)]
+        key = [*made_from, *_depends_on(loaded, folder, tree)]
         if (stats := _read_counts(path, key)) is None:
             shown = f"{tree} ({number} of {len(trees)})"
             stats = count_tokens(loaded, tree, task, rows, max_new_tokens, shown)
@@ -153,12 +155,15 @@ def sweep(
     return points, comparisons
 
 
-def _depends_on(loaded: Bundle, tree: str) -> list[str]:
+def _depends_on(loaded: Bundle, folder: Path, tree: str) -> list[str]:
     """Return what the counts of a policy depend on besides drafter, prompts and dtype."""
-    costs, depends = loaded.costs_for(tree), []
-    if uses_calibration(tree, costs):
+    depends = []
+    if tree.startswith(NGRAM):
+        depends = [content_hash(path) for name in SELF_DRAFT if (path := Path(folder) / name).is_file()]
+        tree = tree.removeprefix(NGRAM).removeprefix("+")
+    if tree and uses_calibration(tree, costs := loaded.costs_for(tree)):
         depends.append(repr(costs))
-    if takes_classifier(tree):
+    if tree and takes_classifier(tree):
         depends.append(weights_hash(loaded.classifier))
     return depends
 

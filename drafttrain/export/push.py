@@ -27,11 +27,12 @@ from drafttrain.bundle_files import (
     WEIGHTS,
     read_evaluation,
 )
-from drafttrain.export.card import is_hub_id, is_path, missing_facts, model_card, read_facts, read_settings
+from drafttrain.export.card import is_hub_id, missing_facts, model_card, read_facts, read_settings
 from drafttrain.export.remote import remote_files
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache
+from drafttrain.target_lm.known import is_known
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json, require_file
 from drafttrain.utils.folders import new_folder
@@ -93,7 +94,7 @@ def prepare(bundle: str | os.PathLike, repo: str, revision: str = MAIN) -> Publi
     files: dict[str, Path | bytes] = {
         name: bundle / name for name in CONTENTS if (bundle / name).is_file() and name != CONFIG
     }
-    if facts.base_model and is_path(str(settings["target"].get("name"))):  # others do not have it there
+    if facts.base_model and not is_known(str(settings["target"].get("name"))):  # others may not have it there
         settings["target"]["name"] = facts.base_model
     files[CONFIG] = (json.dumps(settings, indent=2) + "\n").encode()
     files |= remote_files(repo)
@@ -137,6 +138,8 @@ def write_publication(publication: Publication, out: str | os.PathLike) -> None:
 def _check_place(out: Path, publication: Publication) -> None:
     """Refuse to replace anything but an unchanged dry run for the same repository, whose card names the
     repository; the bundle itself least of all."""
+    if out.exists() and out.samefile(Path.cwd()):
+        raise UserError(f"{out}: must be a folder of its own, got the working directory; name another")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     unchanged = out.is_dir() and is_ours(out, {*CONTENTS, README})
@@ -269,7 +272,7 @@ def _folders_in(files: dict[str, Path | bytes]) -> list[str]:
 
 
 def _names_folder(text: str) -> bool:
-    return bool(re.search(r"(?:^|[\s='\"])(?:~|/[\w.-]+)/[\w.-]", text))
+    return bool(re.search(r"file://|(?<![\w.:/-])(?:~|/[\w.-]+)/[\w.-]", text))
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

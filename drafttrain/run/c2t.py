@@ -46,7 +46,7 @@ def dump_trees(
     made_from = {
         "drafter": files_hash(folder, (CONFIG, WEIGHTS)),
         "prompts": content_hash(config.prompts.path),
-        "target": target,
+        "target": loaded.target.fingerprint,
         "dtype": dtype_name(loaded.target.dtype),
         **settings,
     }

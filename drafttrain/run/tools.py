@@ -4,6 +4,7 @@ Everything heavy is imported by the command that needs it, so that `drafttrain -
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -56,6 +57,8 @@ def calibrate(args: argparse.Namespace) -> None:
     from drafttrain.calibration.config import CalibrateConfig
     from drafttrain.run.calibrate import calibrate
 
+    if "out" not in args and not os.path.exists(args.bundle):
+        raise UserError("--out: must be given for a bundle of the Hub, got none; name a folder to write to")
     bundle, prompts = find_bundle(args.bundle), None if "quick" in args else _prompts(args)
     config = CalibrateConfig(prompts, **given(args, "quick", "max_new_tokens", "rounds"))
     out = vars(args).get("out", bundle)

@@ -17,7 +17,7 @@ def new_folder(path: str | os.PathLike) -> Iterator[Path]:
     killed process has left of its own is removed, or put back where the kill came between the two renames. A
     link to a folder stays one.
     """
-    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    path = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(path)
     own = own_name(path)

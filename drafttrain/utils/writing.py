@@ -19,7 +19,7 @@ HOST = re.sub(r"\W", "", platform.node())[:16]  # process numbers are only known
 def whole_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Open a file for writing that becomes `path` when the block ends well, so that a reader never sees half
     of it. What a killed process has left of its own is removed."""
-    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    path = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(path)
     temporary = path.with_name(f"{own_name(path)}.tmp")

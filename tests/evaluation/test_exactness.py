@@ -115,6 +115,13 @@ def test_batches_and_resuming(tiny_target, tmp_path, monkeypatch):
     monkeypatch.setattr(exactness, "decode_all", None)
     again = check_lossless(tiny_target, proposer, [task], 9, MeasurementLog(tmp_path / "m", "key"))
     assert again == result
+    lines = (tmp_path / "m").read_text().splitlines(keepends=True)
+    (tmp_path / "m").write_text("".join(lines[:3] + lines[4:]))  # a line is removed by hand
+    monkeypatch.undo()
+    for _ in range(2):  # the one that is missing is added, and no other twice
+        log = MeasurementLog(tmp_path / "m", "key")
+        assert check_lossless(tiny_target, proposer, [task], 9, log) == result
+    assert len((tmp_path / "m").read_text().splitlines()) == len(lines)
 
 
 def test_a_log_that_two_processes_wrote_is_refused(tiny_target, tmp_path):

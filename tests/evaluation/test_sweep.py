@@ -1,11 +1,13 @@
 """Fronts and ratios by hand; a sweep end to end, continued, with a classifier that it is given."""
 
 import json
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from drafttrain.bundle import load_bundle
 from drafttrain.classifier.model import Classifier
@@ -57,6 +59,9 @@ def classifier(tmp_path):
     return tmp_path / "classifier"
 
 
+CPU = {"dtype": "float32", "device": "cpu"}
+
+
 def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, capsys):
     trees = ["eagle2:top_k=3,max_depth=2,total=4", "c2t:beta=0.3,top_k=2,max_depth=2", "dymax:threshold=0.01"]
     prompts = PromptSet("prompts", str(questions), 2)
@@ -81,6 +86,13 @@ def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, c
     assert [row["tree"] for row in written] == trees
     printed = capsys.readouterr().out
     assert "dymax:threshold=0.01" in printed and "eagle2" in printed
+    retrained = shutil.copytree(load_bundle(tiny_bundle, **CPU).target.name, tmp_path / "target")
+    options |= {"target": str(retrained)}
+    weights = load_file(retrained / "model.safetensors")
+    other = {name: 1.01 * weight for name, weight in weights.items()}
+    save_file(other, retrained / "model.safetensors", {"format": "pt"})
+    sweep(tiny_bundle, prompts, trees[:1], tmp_path / "out", **options)
+    assert len(decoded) > 1  # the counts of another target are not taken
     sweep(tiny_bundle, prompts, trees[:1], tmp_path / "out", "eagel2", **options)
     assert "no tree of eagel2 among them" in capsys.readouterr().out
 

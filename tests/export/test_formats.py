@@ -244,6 +244,20 @@ def test_a_small_lm_comes_back(llama, tmp_path):
     assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
 
 
+def test_a_small_lm_with_a_tied_head_comes_back(tiny_llama, llama, tmp_path):
+    """Its head is no tensor of its own, as SmolLM2's and Qwen2.5's."""
+    model, tokenizer = tiny_llama
+    tied = type(model)(LlamaConfig(**{**model.config.to_dict(), "tie_word_embeddings": True}))
+    save_target(tmp_path / "tied", tied, tokenizer)
+    folder = make(tmp_path / "lm", llama, "causal_lm", model=str(tmp_path / "tied"))
+    ours = load_file(folder / "model.safetensors")
+    assert "lm.lm_head.weight" not in ours
+    export_to("causal-lm", folder, tmp_path / "out", llama, dtype=None)
+    import_from("causal-lm", tmp_path / "out", tmp_path / "back")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
+
+
 def test_a_small_lm_of_another_size_is_an_error(tiny_llama, llama, tmp_path):
     """Neither transformers nor vLLM take the pair by default."""
     model, tokenizer = tiny_llama

@@ -334,13 +334,22 @@ def test_a_bundle_is_no_dry_run_even_with_its_card(bundle, hub, tmp_path, capsys
         assert contents(place) == before
 
 
+def test_the_working_directory_is_no_place_for_a_dry_run(bundle, hub, tmp_path, monkeypatch, capsys):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert main(["push", str(bundle.resolve()), "--repo", "a/b", "--dry-run", "--out", "."]) == 2
+    assert "must be a folder of its own, got the working directory" in refused(capsys)
+
+
 def test_folders_of_the_maker_are_reported(bundle, hub, capsys, tmp_path):
     facts = json.loads((bundle / "card.json").read_text())
     facts["command"] = "drafttrain run x.yaml --corpus.sources '[{path: /home/me/chats.json}]'"
-    facts["notes"] = ["and/or 3/4 of it, see https://example.org/a/b"]
+    facts["notes"] = ["and/or 3/4 of it, see https://example.org/a/b", "in `docs/a/b.md`"]
+    facts["notes"] += ["of `/home/me/chats.json`", "[/home/me/a.jsonl,/home/me/b.jsonl]", "file:///x"]
     (bundle / "card.json").write_text(json.dumps(facts))
     found = prepare(bundle, "someone/drafter").warnings
-    assert [warning.split(" is ")[0] for warning in found] == ["card.json: command"]
+    places = ["card.json: command", *(f"card.json: notes.{i}" for i in (2, 3, 4))]
+    assert sorted(warning.split(" is ")[0] for warning in found) == sorted(places)
     assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 0
     assert "look before you publish: card.json: command is drafttrain run" in refused(capsys)
 
@@ -459,6 +468,8 @@ def test_a_target_in_a_folder_is_no_hub_id(name, bundle, tmp_path, monkeypatch, 
     line = f"its card needs export.base_model (the target's Hub id user/name, got {name}); set"
     assert line in refused(capsys) and hub.calls == []
     (bundle / "card.json").write_text(json.dumps(facts))
+    assert run(bundle) == 0
+    monkeypatch.chdir(tmp_path)  # from where the folder is not to be seen
     assert run(bundle) == 0
     published = json.loads(hub.repos["someone/drafter"].files()["config.json"])
     assert published["target"]["name"] == "someone/tiny"

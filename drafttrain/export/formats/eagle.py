@@ -111,7 +111,7 @@ def problems(config: Config, tensors: Tensors) -> list[str]:
     own = {name: config[name] for name in SIZES if name in config} | {"model_type": "drafttrain_eagle"}
     own |= {"attention_bias": config.get("qkv_bias", False), "train_head": False, "train_embeddings": True}
     own["target_vocab_size"] = config["vocab_size"]
-    shapes = {layout.foreign_name(name): shape for name, shape in layout.own_shapes(own).items()}
+    shapes = {layout.foreign_name(name): shape for name, shape in layout.own_shapes(own)[0].items()}
     if config["bias"]:
         shapes["fc.bias"] = (config["hidden_size"],)
     return faults + layout.tensor_problems(tensors, shapes)

@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from drafttrain.drafters import registration as _drafters  # noqa: F401 - so that `AutoModel` knows them
 from drafttrain.drafters.config import kind_of
@@ -114,6 +120,8 @@ def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
         UserError: the folder holds something else.
     """
     folder = Path(folder)
+    if folder.exists() and folder.samefile(Path.cwd()):
+        raise UserError(f"{folder}: must be a folder of its own, got the working directory; name another")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not replace:
@@ -173,8 +181,9 @@ def own_name(name: str) -> str:
     return re.sub(r"^(layers\.\d+\.)(self_attn|mlp)\.", r"\1", name)
 
 
-def own_shapes(config: Config) -> Shapes:
-    """Return the shapes of a drafter's stored tensors, less `IDS`, by their own names.
+def own_shapes(config: Config) -> tuple[Shapes, Shapes]:
+    """Return the shapes of a drafter's stored tensors, less `IDS`, by their own names, and of those that may
+    be missing because they are tied to others.
 
     Args:
         config: the drafter's own.
@@ -182,7 +191,16 @@ def own_shapes(config: Config) -> Shapes:
     with torch.device("meta"):
         model = AutoModel.from_config(AutoConfig.for_model(**copy.deepcopy(config)))  # it changes rope fields
     left_out = {IDS, *(model._keys_to_ignore_on_save or ())}
-    return {n: tuple(t.shape) for n, t in model.state_dict().items() if n not in left_out}
+    shapes = {n: tuple(t.shape) for n, t in model.state_dict().items() if n not in left_out}
+    return shapes, {name: shapes.pop(name) for name in _tied(model) if name in shapes}
+
+
+def _tied(model: PreTrainedModel) -> list[str]:
+    """Return the names of tensors that are tied to others, those of a model inside included."""
+    inner = [(f"{name}.", part) for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
+    return [
+        f"{prefix}{name}" for prefix, part in (("", model), *inner) for name in part.all_tied_weights_keys
+    ]
 
 
 def layer_config(config: Config) -> Config:
@@ -316,7 +334,7 @@ def check_drafter(config: Config, tensors: Tensors) -> torch.Tensor:
     Raises:
         UserError: tensors are missing, unexpected, of another shape or not finite, or `check_ids` refuses.
     """
-    problems = tensor_problems(without_ids(tensors), own_shapes(config))
+    problems = tensor_problems(without_ids(tensors), *own_shapes(config))
     if IDS not in tensors:
         problems.append(f"no tensor {IDS}")
     refuse("the drafter", "whole", problems)
