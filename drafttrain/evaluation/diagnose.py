@@ -80,6 +80,8 @@ def diagnose(
         raise UserError(f"{prompts}: must give answers of two tokens or more, got none; give other prompts")
     training = drafter.config.training or {}
     expected = training.get("final", {}).get("eval_accept_len")
+    if training.get("eval_draft_length", length) != length:  # other chains have another accept_len
+        expected = None
     diagnosis = diagnose_drafts(drafts, training.get("max_length"))
     gain = max(expected - diagnosis.accept_len, 0.0) if expected else None
     others = [*_identity(drafter, target_lm, gain), *_trend(Path(folder) / "training_log.json")]
