@@ -171,9 +171,9 @@ class Calibration:
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
             raise UserError(f"{path}: no calibration of format {FORMAT_VERSION}; {remedy}")
         with usable(path, remedy):
-            names = ("target", "drafter", "growth")
-            curves = {name: values.pop(name, None) for name in names}
-            curves = {name: found and [Curve(**curve) for curve in found] for name, found in curves.items()}
+            read = {name: values.pop(name) for name in ("target", "drafter")}
+            read["growth"] = values.pop("growth", None)
+            curves = {name: found and [Curve(**curve) for curve in found] for name, found in read.items()}
             confidence = {
                 kind: {depth: Reliability(**row) for depth, row in rows.items()}
                 for kind, rows in values.pop("confidence").items()

@@ -345,13 +345,15 @@ def test_folders_of_the_maker_are_reported(bundle, hub, capsys, tmp_path):
     facts = json.loads((bundle / "card.json").read_text())
     facts["command"] = "drafttrain run x.yaml --corpus.sources '[{path: /home/me/chats.json}]'"
     facts["notes"] = ["and/or 3/4 of it, see https://example.org/a/b", "in `docs/a/b.md`"]
-    facts["notes"] += ["of `/home/me/chats.json`", "[/home/me/a.jsonl,/home/me/b.jsonl]", "file:///x"]
     (bundle / "card.json").write_text(json.dumps(facts))
     found = prepare(bundle, "someone/drafter").warnings
-    places = ["card.json: command", *(f"card.json: notes.{i}" for i in (2, 3, 4))]
-    assert sorted(warning.split(" is ")[0] for warning in found) == sorted(places)
+    assert [warning.split(" is ")[0] for warning in found] == ["card.json: command"]
     assert run(bundle, "--dry-run", "--out", str(tmp_path / "out")) == 0
     assert "look before you publish: card.json: command is drafttrain run" in refused(capsys)
+    facts["notes"] += ["of `/home/me/chats.json`", "[/home/me/a.jsonl,/home/me/b.jsonl]", "file:///x"]
+    (bundle / "card.json").write_text(json.dumps(facts))
+    found = [warning.split(" is ")[0] for warning in prepare(bundle, "someone/drafter").warnings]
+    assert set(found) == {"card.json: command", *(f"card.json: notes.{i}" for i in (2, 3, 4))}
 
 
 # what goes wrong
