@@ -33,9 +33,9 @@ def check(target: FrozenTarget) -> None:
     for row, lengths in enumerate(ROWS):
         at = 0
         for n in lengths:
-            with torch.no_grad():
+            with torch.no_grad(), target._tapped() as taps:
                 alone = target.base(input_ids=ids[row : row + 1, at : at + n], use_cache=False)
-            tapped = target._states(alone.last_hidden_state).tapped[0]
+            tapped = target._states(taps, alone.last_hidden_state).tapped[0]
             torch.testing.assert_close(packed.final[row, at : at + n], alone.last_hidden_state[0], **CLOSE)
             torch.testing.assert_close(packed.tapped[row, at : at + n], tapped, **CLOSE)
             at += n
