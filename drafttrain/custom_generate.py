@@ -299,12 +299,13 @@ class Loaded:
         ngrams: str | None,
         calibration: str | None,
     ) -> SpeculativeDecoder:
-        """Return the model's decoder, loaded again if the model has another head, device or dtype by now.
+        """Return the model's decoder, loaded again for another head, device or dtype of the model, or a
+        policy that only looks the same.
 
         Raises:
             UserError: the drafter does not fit the model, or there is none of this name.
         """
-        key = drafter, tree if isinstance(tree, str) else id(tree), ngrams, calibration
+        key = drafter, repr(tree), ngrams, calibration  # policies cannot be hashed
         parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
         parts += [model.device, model.dtype, tree]
         if key not in self.decoders or self.decoders[key][0] != parts:
@@ -432,14 +433,13 @@ def _of_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProce
             _require(False, "guidance_scale", "null", one.guidance_scale)
         if rows > 1:
             one = copy.copy(one)  # some keep what they have seen
-            if isinstance(
-                one, PrefixConstrainedLogitsProcessor
-            ):  # its function is asked for a prompt by number
+            if isinstance(one, PrefixConstrainedLogitsProcessor):
+                # its function takes the number of the prompt, which may have several rows
                 prompt, one._num_beams = row // one._num_beams, 1
                 one._prefix_allowed_tokens_fn = partial(_for_prompt, one._prefix_allowed_tokens_fn, prompt)
             for name in BY_ROW:
                 if isinstance(values := getattr(one, name, None), torch.Tensor | list):
-                    prompt = row * len(values) // rows  # one prompt may have several rows
+                    prompt = row * len(values) // rows
                     setattr(one, name, values[prompt : prompt + 1])
                     one.batch_size = 1
         own.append(one)

@@ -286,9 +286,15 @@ def test_a_model_with_another_head_is_loaded_again(tiny_target_folder, tokenizer
 
 
 def test_a_policy_is_a_tree(model, tokenizer, tiny_bundle):
+    """And one that is made again for each call is loaded once."""
     expected = model.generate(**inputs(tokenizer), **call(tiny_bundle))
-    found = model.generate(**inputs(tokenizer), **call(tiny_bundle, tree=ChainPolicy(3)))
-    assert torch.equal(found, expected)
+    before = len(getattr(model, LOADED).decoders)
+    decoders = set()
+    for _ in range(3):
+        found = model.generate(**inputs(tokenizer), **call(tiny_bundle, tree=ChainPolicy(3)))
+        assert torch.equal(found, expected)
+        decoders.add(id(list(getattr(model, LOADED).decoders.values())[-1][1]))
+    assert len(getattr(model, LOADED).decoders) == before + 1 and len(decoders) == 1
 
 
 def test_threads_take_turns(tiny_target_folder, tokenizer, tiny_bundle):
