@@ -364,6 +364,8 @@ class CausalLmModel(DraftModel):
         """Return the head's inputs [B, n, H] for tokens [B, n] at positions and slots [B, n]. Each sees the
         verified slots and, after them, those of `ancestors`, bool [B, n, w] or [n, w]."""
         config, cache, view = self.lm.config.get_text_config(), state.cache, state.cache.view
+        if (known := self.lm.get_input_embeddings().num_embeddings) < self.config.target_vocab_size:
+            tokens = tokens.masked_fill(tokens >= known, 0)  # padding of the target's, which no text has
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             x = self.lm.get_input_embeddings().weight[tokens].float()  # [B, n, H]
@@ -393,4 +395,6 @@ def as_drafter(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
     tokens = len(target.tokenizer) if target.tokenizer else target.vocab_size  # the rows beyond are padding
     config = DrafterConfig(kind="causal_lm", draft_vocab_size=None, model=str(path))
     drafter = CausalLmModel.create(target, config, torch.arange(tokens))
-    return drafter.to(target.device, target.dtype).eval()
+    for weight in drafter.parameters():  # not the buffers: frequencies of rotary embeddings need their bits
+        weight.data = weight.data.to(target.dtype)
+    return drafter.to(target.device).eval()

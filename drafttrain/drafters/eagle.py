@@ -10,6 +10,9 @@ and is no input.
 `input_norms` normalizes both inputs and the output, as in the layer of an MTP model (C2T paper, Appendix F).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -107,6 +110,11 @@ class EagleModel(LayeredDrafter):
         outputs = state.carried[OUTPUTS]  # [1, n, H]; `update` forgets them
         super().prune(state, root, tapped, keep)
         state.carried[OUTPUTS] = outputs[:, keep]
+
+    def join(self, states: Sequence[KvCache]) -> Any:
+        for state in states:  # of trees of different widths; `update` forgets them anyway
+            state.carried.pop(OUTPUTS, None)
+        return super().join(states)
 
     def draft_inputs(
         self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor

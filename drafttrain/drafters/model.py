@@ -187,6 +187,11 @@ class DraftModel(PreTrainedModel, ABC):
         stored = (one for one in model.named_parameters() if one[0] not in model._keys_to_ignore_on_save)
         if broken := [name for name, weight in stored if not weight.isfinite().all()]:
             raise UserError(f"{folder}: weights must be finite, got others in {broken[0]}; train it again")
+        ids, size = model.draft_to_target, model.config.target_vocab_size
+        if ids.dtype != torch.long or ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+            raise UserError(
+                f"{folder}: draft_to_target must be ids below {size}, got others; export it again"
+            )
         try:
             return model.to(target.device).attach(target).eval()
         except UserError as error:

@@ -38,5 +38,7 @@ class SamplingParams:
                 raise UserError(f"{name}: must be >= 1, got {value}")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature: must be >= 0 and finite, got {self.temperature}")
+        if self.temperature < 1e-6:  # 1 / temperature has to be an fp32 number
+            object.__setattr__(self, "temperature", 0.0)
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p: must be > 0 and <= 1, got {self.top_p}")

@@ -140,7 +140,8 @@ def _draw_rest(p: "_Whole | _Cut", ids: np.ndarray, left: np.ndarray, elsewhere:
     cumulative = left.cumsum()
     goal = p.uniform * (cumulative[-1] + elsewhere)
     if goal >= cumulative[-1] and elsewhere > 0:
-        return p.without(ids, (goal - cumulative[-1]) / elsewhere)
+        if (other := p.without(ids, (goal - cumulative[-1]) / elsewhere)) is not None:
+            return other  # where there is none, rounding alone has left something
     place = cumulative.searchsorted(goal, "right")
     return int(ids[min(place, left.nonzero()[0].max())])  # rounding may leave the last one's share open
 
@@ -156,19 +157,19 @@ class _Whole:
     def __init__(self, logits: torch.Tensor, temperature: float, uniform: float):
         self.logits, self.temperature, self.uniform = logits, temperature, uniform
         share = torch.tensor([uniform], dtype=torch.float64, device=logits.device)  # [1]
-        factor = torch.tensor([temperature], device=logits.device)  # [1]
-        token, log_mass = draw_logits(logits[None], factor, share)
+        rounded = torch.tensor([temperature], device=logits.device)  # [1]
+        token, log_mass = draw_logits(logits[None], rounded, share)
         self.token, self.log_mass = int(token), float(log_mass)
 
     def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
         """Return the probabilities of tokens [K], whose logits these are."""
         with np.errstate(invalid="ignore", over="ignore"):  # logits may be infinite; the caller looks
-            return np.exp(logits / self.temperature - self.log_mass)
+            return np.exp(logits * float(np.float32(1) / np.float32(self.temperature)) - self.log_mass)
 
-    def without(self, ids: np.ndarray, uniform: float) -> int:
-        """Draw another token than these."""
+    def without(self, ids: np.ndarray, uniform: float) -> int | None:
+        """Draw another token than these; None if there is none."""
         rest = self.logits.index_fill(0, torch.as_tensor(ids, device=self.logits.device), -torch.inf)  # [V]
-        return _Whole(rest, self.temperature, uniform).token
+        return _Whole(rest, self.temperature, uniform).token if rest.max().isfinite() else None
 
 
 class _Cut:

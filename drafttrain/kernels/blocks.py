@@ -304,6 +304,8 @@ class NativeBlocks(nn.Module):
     def keys_values(self, x: torch.Tensor, nodes: Nodes, reach: int) -> None:
         """Write every block's keys and values of states x, fp32 [..., H] of N nodes, that all blocks read
         alike; nobody's `ancestors` are read."""
+        if x.shape[-1] != self.hidden:  # the library would read beyond it
+            raise ValueError(f"x: must be [..., {self.hidden}], got {list(x.shape)}")
         self.reach(reach)
         described, _held = nodes.describe()
         multiplications = nodes.positions.numel() * self._keys_values_size

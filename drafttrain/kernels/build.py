@@ -3,16 +3,13 @@
 Where there is no C++ compiler, `library()` is None and decoding uses torch's operators.
 """
 
-import atexit
 import contextlib
 import ctypes
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -31,7 +28,6 @@ FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": BF16, "am
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 BF16_LIMITS = ("BF16", "FP16", "AMX", "AVX10")  # in names of oneDNN's instruction sets that have bf16
-SECONDS = 60  # that a compilation may take
 ARGUMENTS = {  # of the functions of forward.cpp: pointers, whole numbers and others
     "pack": "pnnnpn",
     "packed_bytes": "nnn",
@@ -85,7 +81,7 @@ def library() -> ctypes.CDLL | None:
     for name in reversed(names[: names.index(wanted) + 1]):
         try:
             loaded = ctypes.CDLL(str(_built(name)))
-        except _CompilerError as error:
+        except CompilerError as error:
             if os.environ.get(CHOICE):
                 why = brief(error)
                 raise UserError(f"{CHOICE}: must name what can be built, got {name} ({why})") from None
@@ -105,7 +101,7 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-class _CompilerError(RuntimeError):
+class CompilerError(RuntimeError):
     """The compiler refused the source or a flag."""
 
 
@@ -153,62 +149,17 @@ def _may_use_tiles() -> bool:
 def _built(wanted: str) -> Path:
     """Return the path of the compiled library, compiling it if the cache has none of this source."""
     flags = [*PLAIN, *FLAGS[wanted]]
-    name = f"forward-{wanted}-{_key(SOURCE.read_bytes(), *flags)}.so"
+    name = f"forward-{wanted}-{key(SOURCE.read_bytes(), *flags)}.so"
     folder = cache_dir() / "kernels"
     if (folder / name).exists():
-        return folder / name
-    compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
-    compiler = next((found for found in map(shutil.which, filter(None, compilers)) if found), None)
-    if compiler is None:
-        raise RuntimeError("no C++ compiler: install g++ or clang++")
-    which = Path(compiler).resolve()
-    refused = folder / f"refused-{wanted}-{_key(which, which.stat().st_mtime_ns, *flags)}"
-    if refused.exists():  # which has been printed before
-        raise _CompilerError(refused.read_text(encoding="utf-8"))
-    how_often = "once"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.mkdtemp(dir=folder)
-    except OSError as error:
-        how_often = f"at every start: {folder} cannot be written ({error.strerror}); set DRAFTTRAIN_CACHE"
-        folder = Path(scratch := tempfile.mkdtemp())
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
-    built = Path(scratch) / name
-    try:
-        _compile(compiler, [*flags, str(SOURCE), "-o", str(built)])
-        os.replace(built, folder / name)  # whole or absent, whoever else compiles it
-    except _CompilerError as error:
-        nothing = ["-x", "c++", os.devnull, "-o", str(built)]
-        if _accepts(compiler, [*PLAIN, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
-            with contextlib.suppress(OSError):  # it does not know the instruction set
-                refused.write_text(str(error), encoding="utf-8")
-        raise
-    finally:
-        if Path(scratch) != folder:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return folder / name
+        with contextlib.suppress(OSError):  # else it is cut off, or of another system that shares the cache
+            return Path(ctypes.CDLL(str(folder / name))._name)
+    from drafttrain.kernels.compiler import compile_library  # once on a machine
+
+    return compile_library(SOURCE, folder / name, wanted, (PLAIN, FLAGS[wanted]))
 
 
-def _key(*parts: object) -> str:
+def key(*parts: object) -> str:
+    """Return a hash of what a file in the cache depends on."""
     system = platform.machine(), *platform.libc_ver()  # a home may be shared by machines
     return hashlib.sha256(" ".join(map(str, (*parts, *system))).encode()).hexdigest()[:16]
-
-
-def _accepts(compiler: str, arguments: list[str]) -> bool:
-    try:
-        _compile(compiler, arguments)
-    except _CompilerError:
-        return False
-    return True
-
-
-def _compile(compiler: str, arguments: list[str]) -> None:
-    """Run the compiler.
-
-    Raises:
-        _CompilerError: it fails.
-    """
-    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode:
-        raise _CompilerError(f"{compiler}: {(done.stderr.strip() or 'failed').splitlines()[0]}")

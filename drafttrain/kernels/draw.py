@@ -73,7 +73,7 @@ def draw_logits(
         pointers = (one.data_ptr() for one in (factors, shares, sums, tokens))
         native.draws(rows.data_ptr(), *rows.shape, *pointers)
         return tokens, sums
-    scaled = logits.float() / temperature[:, None]  # [S, V]
+    scaled = logits.float() * (1 / temperature)[:, None]  # [S, V]
     best, tokens = scaled.max(-1)
     drawn = draw(torch.softmax(scaled, dim=-1), uniform.double())
     return torch.where(best.isfinite(), drawn, tokens), scaled.double().logsumexp(-1)

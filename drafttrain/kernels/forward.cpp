@@ -172,7 +172,7 @@ class Team {
     argument = &work;
     const Moment began = Moment::now();
     left.store(threads - 1, std::memory_order_relaxed);
-    ticket.store(((ticket.load(std::memory_order_relaxed) >> 8) + 1) << 8 | threads, std::memory_order_release);
+    ticket.store(((ticket.load(std::memory_order_relaxed) >> 8) + 1) << 8 | threads, std::memory_order_seq_cst);
     ticket.notify_all();
     work(0);
     wait([&] { return left.load(std::memory_order_acquire) == 0; });
@@ -1241,16 +1241,19 @@ template <class Then> static void multiply_all(const Linear& layer, const float*
   const int64_t stride = even(layer.in);
   auto run = [&](auto* type) {
     using X = std::remove_pointer_t<decltype(type)>;
-    std::vector<X> h(tokens * stride);
-    for (int64_t m = 0; m < tokens; m++) norm(x + m * layer.in, nullptr, layer.in, 0.f, h.data() + m * stride, stride);
-    Queues queues(1, threads);
-    Team::get().run(threads, [&](int t) {
-      const Arranged<X> arranged = arrange<X>(h.data(), tokens, layer.pairs(), layer.kind);
-      queues[0].take(layer.panels(), t, [&](Range panels) {
-        for (int64_t panel = panels.begin; panel < panels.end; panel++) multiply(arranged, tokens, layer, panel, y + panel * PANEL, layer.out);
+    std::vector<X> h(std::min(CHUNK, tokens) * stride);
+    for (int64_t start = 0; start == 0 || start < tokens; start += CHUNK) {  // each thread keeps a copy of a chunk
+      const int64_t some = std::min(CHUNK, tokens - start);
+      for (int64_t m = 0; m < some; m++) norm(x + (start + m) * layer.in, nullptr, layer.in, 0.f, h.data() + m * stride, stride);
+      Queues queues(1, threads);
+      Team::get().run(threads, [&](int t) {
+        const Arranged<X> arranged = arrange<X>(h.data(), some, layer.pairs(), layer.kind);
+        queues[0].take(layer.panels(), t, [&](Range panels) {
+          for (int64_t panel = panels.begin; panel < panels.end; panel++) multiply(arranged, some, layer, panel, y + start * layer.out + panel * PANEL, layer.out);
+        });
+        if (start + some == tokens) then(t);
       });
-      then(t);
-    });
+    }
   };
   if (BF16_PRODUCTS && round_inputs && layer.kind != FP32) run((uint16_t*)nullptr); else run((float*)nullptr);
 }
@@ -1692,8 +1695,7 @@ void reject_drafts(const float* logits, int64_t batch, int64_t n, int64_t width,
   std::vector<float> others;
   for (int64_t b = 0; b < batch; b++) {
     const int64_t* above = parents + b * n;
-    const double temperature = temperatures[b];
-    const float factor = 1.f / float(temperature);
+    const float factor = 1.f / float(temperatures[b]);
     int64_t node = 0, length = 1;
     std::fill_n(path + b * n, n, 0);
     for (;; path[b * n + length++] = node) {
@@ -1705,7 +1707,7 @@ void reject_drafts(const float* logits, int64_t batch, int64_t n, int64_t width,
       const int64_t first = std::find(above + node + 1, above + sizes[b], node) - above;
       if (first == sizes[b]) break;
       for (int64_t j = 0; j < k; j++) {
-        left[j] = std::exp(row[ids[at + j]] / temperature - log_mass), q[j] = probs[at + j];
+        left[j] = std::exp(row[ids[at + j]] * double(factor) - log_mass), q[j] = probs[at + j];
         sum += left[j], finite &= std::isfinite(left[j]) && std::isfinite(q[j]);
       }
       if (!finite) break;
@@ -1734,11 +1736,13 @@ void reject_drafts(const float* logits, int64_t batch, int64_t n, int64_t width,
       sum = 0;
       for (int64_t j = 0; j < k; j++) sum += left[j];
       double goal = share * (sum + elsewhere);
+      bool drawn = false;
       if (goal >= sum && elsewhere > 0) {
         others.assign(row, row + width);
         for (int64_t j = 0; j < k; j++) others[ids[at + j]] = -INFINITY;
-        draw(others.data(), width, factor, (goal - sum) / elsewhere, next + b);
-      } else {
+        drawn = !std::isnan(draw(others.data(), width, factor, (goal - sum) / elsewhere, next + b));
+      }
+      if (!drawn) {  // also where there are no others, and rounding alone has left something
         int64_t last = 0, place = 0;
         for (int64_t j = 0; j < k; j++) if (left[j] > 0) last = j;
         for (double before = 0; place < last && goal >= before + left[place]; place++) before += left[place];

@@ -52,14 +52,16 @@ def _allocate(size: int) -> tuple[torch.Tensor, int]:
     """
     global _region
     with _region_lock:
-        if _region is None or _region[1] + size > _region[2]:
+        region = _region if size < REGION else None  # a large layer is freed by itself
+        if region is None or region[1] + size > region[2]:
             length = -(-max(size, REGION) // HUGE_PAGE) * HUGE_PAGE
             memory = torch.empty(length + HUGE_PAGE, dtype=torch.uint8)
             begin = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
             library().advise_huge(begin, length)
-            _region = memory, begin, begin + length
-        memory, begin, end = _region
-        _region = memory, begin + -(-size // CACHE_LINE) * CACHE_LINE, end
+            region = memory, begin, begin + length
+        memory, begin, end = region
+        if size < REGION:
+            _region = memory, begin + -(-size // CACHE_LINE) * CACHE_LINE, end
         return memory, begin
 
 
@@ -101,7 +103,7 @@ class NativeLinear(nn.Module):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out] in fp32."""
-        rows = x.float().contiguous()
+        rows = self._rows(x)
         out = torch.empty((*x.shape[:-1], self.out_features))
         count = rows.numel() // self.in_features
         self.native.linear(
@@ -109,12 +111,17 @@ class NativeLinear(nn.Module):
         )
         return out
 
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] != self.in_features:  # the library would read or write beyond its buffers
+            raise ValueError(f"x: must be [..., {self.in_features}], got {list(x.shape)}")
+        return x.float().contiguous()
+
     def top_log_probs(self, x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities, fp32, and numbers of the k most probable outputs [..., k] after inputs
         [..., in], k <= out: the layer is a head, and its products are logits. Among equals the first win."""
         if not 1 <= k <= self.out_features:  # the library would read beyond its buffers
             raise ValueError(f"k: must be in 1..{self.out_features}, got {k}")
-        rows, shape = x.float().contiguous(), (*x.shape[:-1], k)
+        rows, shape = self._rows(x), (*x.shape[:-1], k)
         values, places = torch.empty(shape), torch.empty(shape, dtype=torch.long)
         self.native.linear_top(
             self.address,

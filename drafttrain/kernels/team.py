@@ -21,7 +21,8 @@ class _Native(threading.local):
     size: int | None = None  # threads of native calls, while torch has one
 
 
-_native = _Native()
+_native, _lock = _Native(), threading.Lock()
+_outside = [0, 1]  # teams, and torch's threads outside of them: a Python thread begun inside inherits 1
 cores = Cores()
 
 
@@ -38,12 +39,17 @@ def native_team(threads: int | None = None) -> Iterator[None]:
         threads: of a native call. None: as many as torch takes outside, or those of an outer `native_team`.
     """
     outer, own = _native.size, torch.get_num_threads()
-    _native.size = threads or outer or own
     if outer is None:
+        with _lock:
+            _outside[:] = _outside[0] + 1, _outside[1] if _outside[0] else own
+            own = _outside[1] if own == 1 else own
         torch.set_num_threads(1)
+    _native.size = threads or outer or own
     try:
         yield
     finally:
         _native.size = outer
         if outer is None:
+            with _lock:
+                _outside[0] -= 1
             torch.set_num_threads(own)

@@ -88,6 +88,8 @@ class SampledTreePolicy(TreePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.k_config:
+            raise UserError("k_config: must have a number for each layer, got none; write drawn:k_config=2-1")
         if max(self.k_config) > self.candidates:
             raise UserError(
                 f"k_config: must be at most candidates ({self.candidates}), got {max(self.k_config)}; raise "

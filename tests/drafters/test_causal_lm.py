@@ -140,3 +140,30 @@ def test_drafts_beyond_learned_positions_are_cut_off(tiny_llama, tmp_path):
         decode_all(target, one, [list(range(5, 26))], 3, stop=())[0] for one in (proposer, NoProposer())
     )
     assert found == plain and len(found[0]) == 3
+
+
+def test_an_lm_in_bf16_keeps_its_frequencies(small_lm, make_target):
+    """Rounded ones would turn far positions by radians."""
+    target = make_target("llama")
+    target.model.bfloat16()
+    drafter = as_drafter(small_lm, target)
+    exact = as_drafter(small_lm, make_target("llama"))
+    assert all(weight.dtype == torch.bfloat16 for weight in drafter.parameters())
+    found, expected = (one.lm.model.rotary_emb.inv_freq for one in (drafter, exact))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@torch.no_grad()
+def test_tokens_that_the_lm_has_not(packed, small_lm, tiny_llama):
+    """A target may have more rows of padding; what is drafted after them does not matter."""
+    model = copy.deepcopy(tiny_llama[0])
+    model.resize_token_embeddings(600)
+    target = FrozenTarget(model, tiny_llama[1], "llama")
+    config = DrafterConfig(kind="causal_lm", model=small_lm, draft_vocab_size=400)
+    drafter = new_drafter(target, config, torch.arange(400)).eval()
+    if packed:
+        drafter.pack()
+    plain = decode_all(target, NoProposer(), [[3, 599, 7]], 8, stop=())[0]
+    drafted = decode_all(target, TreeProposer(drafter, ChainPolicy(3)), [[3, 599, 7]], 8, stop=())[0]
+    assert plain == drafted

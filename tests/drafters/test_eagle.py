@@ -140,3 +140,23 @@ def test_noise_is_of_training_alone_and_of_each_rows_seed(make_target, make_draf
 
     drafter.config.noise = 0.0
     assert torch.equal(run(1), plain)
+
+
+@torch.no_grad()
+def test_sequences_with_trees_of_different_widths_are_joined(make_target, make_drafter):
+    """For an update, which forgets what the trees have carried."""
+    target = make_target("qwen2")
+    drafter = make_drafter(target, kind="eagle")
+    ids = torch.randint(3, 512, (2, 5))
+    tapped = target.encode(ids, torch.zeros_like(ids)).tapped
+    states = [drafter.new_state(1, 16) for _ in range(2)]
+    for row, state in enumerate(states):
+        drafter.update(state, ids[row : row + 1], tapped[row : row + 1], torch.tensor([5]))
+        tree = TokenTree.root_only(torch.tensor([20]))
+        for _ in range(1 + row):
+            drafter.expand(state, tree, torch.tensor([[tree.width - 1]]))
+            tree = tree.append(torch.tensor([[tree.width - 1]]), torch.tensor([[7]]), torch.zeros(1, 1))
+    joined = drafter.join(states)
+    drafter.update(joined, ids[:, :2], tapped[:, :2], torch.tensor([2, 1]))
+    drafter.split(joined, states)
+    assert [int(state.lengths) for state in states] == [6, 5]

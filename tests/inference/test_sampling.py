@@ -430,3 +430,19 @@ def test_rounding_leaves_nothing_to_draw_but_what_is_kept():
     cut = _distribution(logits, SamplingParams(1.0, top_k=2), 0.5)
     assert cut.without(np.array([0, 2]), 0.3) in (0, 2)
     assert cut.without(np.array([0, 1]), 0.3) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.003, 0.03, 1.0])
+def test_nothing_is_drawn_where_nothing_is(temperature):
+    """Candidates that hold all of the target's tokens leave rounding alone for others."""
+    model, n = LastToken("wrong"), 4000
+    tree = drawn((1,), range(n)).grow(model, None, torch.arange(n) % 6)
+    logits = 10 * model.target[tree.tokens]  # [n, 2, 6]
+    logits[:, :, 0] = -torch.inf
+    for rule in (lambda own: own(tree, logits), lambda own: own._in_python(tree, logits)):
+        own = RejectionSampling([SamplingParams(temperature, seed=seed) for seed in range(n)])
+        assert (rule(own).next_token > 0).all()
+
+
+def test_a_temperature_that_fp32_cannot_invert_is_greedy():
+    assert SamplingParams(1e-40).temperature == 0.0 and SamplingParams(1e-3).temperature == 1e-3

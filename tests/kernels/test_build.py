@@ -167,3 +167,18 @@ def test_both_variables_give_avx2():
         check=True,
     )
     assert done.stdout.strip() in ("avx2", "generic")
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_loaded_is_compiled_again(fresh, monkeypatch):
+    """In another process: this one has it already."""
+    monkeypatch.setenv(build.CHOICE, "generic")
+    assert build.variant() == "generic"
+    [built] = fresh.iterdir()
+    damaged = built.with_suffix(".cut")
+    damaged.write_bytes(b"not a library")
+    os.replace(damaged, built)
+    code = "from drafttrain.kernels.build import variant; print(variant())"
+    for compiled in (1, 0):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout == "generic\n" and done.stderr.count("compiling") == compiled

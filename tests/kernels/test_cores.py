@@ -1,10 +1,12 @@
 """Teams of threads on a machine whose cores others use, with simulated times."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from drafttrain.kernels import team
 from drafttrain.kernels.build import library
 from drafttrain.kernels.cores import FIRST_PAUSE, LONGEST_PAUSE, WINDOW, Cores, team_times
 from drafttrain.kernels.linear import NativeLinear, is_available
@@ -116,3 +118,27 @@ def test_the_library_counts_how_long_its_teams_work():
         library().linear(layer.address, x.data_ptr(), 64, out.data_ptr(), layer.round_inputs, 2)
     worked, had = (now - then for now, then in zip(team_times(), before))
     assert worked > 0 and 0 < had < 1.1 * worked
+
+
+@pytest.mark.skipif(not is_available(), reason="no native library")
+def test_a_thread_that_begins_inside_a_team_has_as_many_cores():
+    """It inherits the one of torch's operators there; afterwards all have what they had."""
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+
+    def other():
+        with native_team():
+            found.append(team._native.size)
+        found.append(torch.get_num_threads())
+
+    try:
+        with native_team():
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        assert found == [3, 3] and torch.get_num_threads() == 3
+        torch.set_num_threads(1)  # chosen
+        with native_team():
+            assert team._native.size == 1
+    finally:
+        torch.set_num_threads(before)

@@ -162,3 +162,23 @@ def test_narrow_weights_are_bytes_where_products_are_bf16(kernels, out, inputs):
     best = narrow.product(x).log_softmax(-1).topk(5)
     assert torch.equal(places, best.indices)
     torch.testing.assert_close(values, best.values)
+
+
+def test_inputs_of_another_width_are_an_error(kernels):
+    native = NativeLinear(layer(6, 8, torch.float32).weight)
+    for call in (native, native.product, lambda x: native.top_log_probs(x, 2)):
+        for width in (0, 4, 16):
+            with pytest.raises(ValueError, match=r"x: must be \[..., 8\], got \[3, "):
+                call(torch.zeros(3, width))
+
+
+def test_many_rows_are_those_of_few(kernels):
+    """Threads take them in parts."""
+    native = NativeLinear(layer(40, 24, torch.bfloat16).weight)
+    x = torch.randn(500, 24)
+    expected = torch.cat([native.product(part) for part in x.split(7)])
+    assert torch.equal(native.product(x), expected)
+    values, places = native.top_log_probs(x, 3)
+    few = [native.top_log_probs(part, 3) for part in x.split(7)]
+    assert torch.equal(values, torch.cat([one for one, _ in few]))
+    assert torch.equal(places, torch.cat([one for _, one in few]))

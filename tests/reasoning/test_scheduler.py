@@ -32,6 +32,7 @@ from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.parse import parse_policy
+from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.utils.errors import UserError
 
 pytestmark = pytest.mark.skipif(
@@ -534,6 +535,8 @@ def test_answers_go_on_from_their_beginning(loaded, monkeypatch):
 def test_drawn_trees_that_cannot_be_are_refused(loaded):
     with pytest.raises(UserError, match=r"k_config: must be at most candidates \(3\), got 4"):
         parse_policy("drawn:k_config=2-4,candidates=3")
+    with pytest.raises(UserError, match="k_config: must have a number for each layer, got none"):
+        SampledTreePolicy(k_config=())
     with pytest.raises(UserError, match="k_config: .*>= 1"):
         parse_policy("drawn:k_config=2-0")
     with pytest.raises(UserError, match=r"ngram\+ must join a tree of most probable tokens"):

@@ -1,0 +1,85 @@
+"""Compiling the native library, once on a machine."""
+
+import atexit
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from drafttrain.kernels.build import CompilerError, key
+
+SECONDS = 300  # that a compilation may take, beside those of other ranks
+
+
+def compile_library(
+    source: Path, place: Path, wanted: str, options: tuple[Sequence[str], Sequence[str]]
+) -> Path:
+    """Compile the library, and return where it is: in `place`, or where that cannot be written in a folder of
+    this process.
+
+    Args:
+        wanted: the instruction set.
+        options: of the compiler: those of all instruction sets, and those of this one.
+
+    Raises:
+        CompilerError: the compiler refuses the source or a flag, now or before.
+        RuntimeError: there is no compiler.
+    """
+    plain, own = options
+    flags, folder, name = [*plain, *own], place.parent, place.name
+    compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    compiler = next((found for found in map(shutil.which, filter(None, compilers)) if found), None)
+    if compiler is None:
+        raise RuntimeError("no C++ compiler: install g++ or clang++")
+    which = Path(compiler).resolve()
+    refused = folder / f"refused-{wanted}-{key(which, which.stat().st_mtime_ns, *flags)}"
+    if refused.exists():  # which has been printed before
+        raise CompilerError(refused.read_text(encoding="utf-8"))
+    how_often = "once"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.mkdtemp(dir=folder)
+    except OSError as error:
+        how_often = f"at every start: {folder} cannot be written ({error.strerror}); set DRAFTTRAIN_CACHE"
+        folder = Path(scratch := tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
+    built = Path(scratch) / name
+    try:
+        _compile(compiler, [*flags, str(source), "-o", str(built)])
+        with open(built, "rb+") as file:
+            os.fsync(file.fileno())  # half a library would crash whoever loads it
+        os.replace(built, folder / name)  # whole or absent, whoever else compiles it
+    except CompilerError as error:
+        nothing = ["-x", "c++", os.devnull, "-o", str(built)]
+        if _accepts(compiler, [*plain, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
+            with contextlib.suppress(OSError):  # it does not know the instruction set
+                refused.write_text(str(error), encoding="utf-8")
+        raise
+    finally:
+        if Path(scratch) != folder:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return folder / name
+
+
+def _accepts(compiler: str, arguments: list[str]) -> bool:
+    try:
+        _compile(compiler, arguments)
+    except CompilerError:
+        return False
+    return True
+
+
+def _compile(compiler: str, arguments: list[str]) -> None:
+    """Run the compiler.
+
+    Raises:
+        CompilerError: it fails.
+    """
+    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        raise CompilerError(f"{compiler}: {(done.stderr.strip() or 'failed').splitlines()[0]}")
