@@ -4,6 +4,7 @@ decoder = SpeculativeDecoder.from_pretrained("path/to/bundle")
 print(decoder.generate("Why is the sky blue?").text)
 """
 
+import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ class SpeculativeDecoder:
                 f"target: must be a FrozenTarget, got {shown(target)}; call "
                 "SpeculativeDecoder.from_pretrained"
             )
-        self.target, self.proposer = target, proposer
+        self.target, self.proposer = copy.copy(target), proposer  # whose taps no other drafter changes
 
     @classmethod
     def from_pretrained(

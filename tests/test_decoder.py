@@ -12,7 +12,8 @@ from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.inference.text import StopStrings, TextStream
+from drafttrain.inference.stop import StopStrings
+from drafttrain.inference.text import TextStream
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
@@ -327,3 +328,13 @@ def test_a_stop_string_ends_the_text(decoder):
     assert decoder.generate(PROMPT, 40, stop=["\ufffd never \ufffd"]).text == whole.text
     with pytest.raises(UserError, match="stop: must not hold an empty text"):
         decoder.generate(PROMPT, 4, stop=[""])
+
+
+def test_decoders_of_one_target_keep_their_taps(tiny_target, tiny_bundle):
+    """Another drafter that reads other blocks is attached to the target meanwhile."""
+    first = SpeculativeDecoder.from_pretrained(tiny_bundle, target=tiny_target, tree="chain:length=3")
+    expected = first.generate(PROMPT, 12)
+    tiny_target.tap([0, 1, 2])
+    found = first.generate(PROMPT, 12)
+    assert found.token_ids == expected.token_ids
+    assert found.stats.accept_len == expected.stats.accept_len

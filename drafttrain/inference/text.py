@@ -79,76 +79,47 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class StopStrings:
-    """Pass text through up to the stop string that is complete first; hold back a possible beginning of one.
-
-    Raises:
-        UserError: a string is empty.
-    """
-
-    def __init__(self, strings: Sequence[str]):
-        if not all(strings):
-            raise UserError("stop: must not hold an empty text; leave it out")
-        self.strings, self.found = list(strings), False
-        self._held = ""
-
-    def push(self, text: str) -> str:
-        """Add text and return what can no longer begin a stop string; set `found` when one is complete."""
-        for character in text if self.strings else "":
-            self._held += character  # one by one: the first complete string must not depend on pieces
-            if complete := [string for string in self.strings if self._held.endswith(string)]:
-                self.found = True
-                given, self._held = self._held[: -max(map(len, complete))], ""
-                return given
-        self._held = self._held if self.strings else text
-        keep = max((self._overlap(string) for string in self.strings), default=0)
-        at = len(self._held) - keep
-        given, self._held = self._held[:at], self._held[at:]
-        return given
-
-    def flush(self) -> str:
-        """Return the text still held back, when no more follows."""
-        given, self._held = self._held, ""
-        return given
-
-    def _overlap(self, string: str) -> int:
-        """Return the length of the longest end of the held text that the string begins with."""
-        longest = min(len(string) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if string.startswith(self._held[-n:])), 0)
-
-
 class TextStream:
     """Decode tokens to text as they arrive; the pieces add up to the text of all tokens decoded at once.
 
-    A token may hold part of a character, and its text may depend on the token before it. So each new token is
-    decoded together with those of the last piece, and no text is returned while it ends in a replacement
+    A token may hold part of a character, and its text may depend on the token before it. So new tokens are
+    decoded together with some of those before, and no text is returned while it ends in a replacement
     character.
 
     Args:
         tokenizer: None gives no text.
     """
 
+    WINDOW = 8  # tokens that are decoded again at most, as long as each piece has text
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
         self.tokenizer = tokenizer
-        self._given: list[int] = []  # tokens of the last piece
+        self._given: list[int] = []  # the last tokens whose text was returned
+        self._text = ""  # theirs
         self._waiting: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that is now certain."""
-        return "".join(self._next(token) for token in token_ids)
+        if not token_ids:
+            return ""
+        whole = self._decode([*self._given, *self._waiting, *token_ids])
+        if whole.endswith("\ufffd") and len(token_ids) > 1:
+            return "".join(self.push([token]) for token in token_ids)
+        self._waiting += token_ids
+        return "" if whole.endswith("\ufffd") else self._give(whole)
 
     def flush(self) -> str:
         """Return the text of the remaining tokens, including an incomplete character."""
-        return self._give()
+        return self._give(self._decode(self._given + self._waiting)) if self._waiting else ""
 
-    def _next(self, token: int) -> str:
-        self._waiting.append(token)
-        return "" if self._decode(self._given + self._waiting).endswith("\ufffd") else self._give()
-
-    def _give(self) -> str:
-        text = self._decode(self._given + self._waiting)[len(self._decode(self._given)) :]
-        # tokens without text of their own do not move the window: the next one is decoded after one with text
-        self._given, self._waiting = self._waiting if text else self._given + self._waiting, []
+    def _give(self, whole: str) -> str:
+        """Return the text of the waiting tokens from that of all."""
+        text = whole[len(self._text) :]
+        self._given, self._text = self._given + self._waiting, whole
+        # a piece without text of its own does not begin the window: what follows is decoded after some text
+        if text and len(self._given) > self.WINDOW:
+            self._given, self._text = self._waiting, self._decode(self._waiting)
+        self._waiting = []
         return text
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -161,20 +132,14 @@ class OutputText:
     """The text of one output, up to the first of its stop strings."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str]):
-        self.stream, self.stops = TextStream(tokenizer), StopStrings(stop)
+        self.stream, self.stops = TextStream(tokenizer), None
+        if stop:
+            from drafttrain.inference.stop import StopStrings  # for outputs that have some
+
+            self.stops = StopStrings(stop)
 
     def push(self, row: Row) -> tuple[str, list[int]]:
         """Return the text that a row's last forward adds, and its tokens; a stop string ends the row."""
-        text = ""
-        for i, token in enumerate(row.tokens, 1):
-            text += self.stops.push(self.stream.push([token]))
-            if self.stops.found:
-                row.finish_reason = "stop"
-                return text, row.tokens[:i]
-        if row.finish_reason:
-            text += self.stops.push(self.stream.flush())
-            if self.stops.found:
-                row.finish_reason = "stop"
-            else:
-                text += self.stops.flush()
-        return text, row.tokens
+        if self.stops is not None:
+            return self.stops.read(self.stream, row)
+        return self.stream.push(row.tokens) + (self.stream.flush() if row.finish_reason else ""), row.tokens

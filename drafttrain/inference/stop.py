@@ -1,0 +1,61 @@
+"""Stop strings in text that arrives in pieces."""
+
+from collections.abc import Sequence
+
+from drafttrain.inference.decode import Row
+from drafttrain.inference.text import TextStream
+from drafttrain.utils.errors import UserError
+
+
+class StopStrings:
+    """Pass text through up to the stop string that is complete first; hold back a possible beginning of one.
+
+    Raises:
+        UserError: a string is empty.
+    """
+
+    def __init__(self, strings: Sequence[str]):
+        if not all(strings):
+            raise UserError("stop: must not hold an empty text; leave it out")
+        self.strings, self.found = list(strings), False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Add text and return what can no longer begin a stop string; set `found` when one is complete."""
+        for character in text if self.strings else "":
+            self._held += character  # one by one: the first complete string must not depend on pieces
+            if complete := [string for string in self.strings if self._held.endswith(string)]:
+                self.found = True
+                given, self._held = self._held[: -max(map(len, complete))], ""
+                return given
+        self._held = self._held if self.strings else text
+        keep = max((self._overlap(string) for string in self.strings), default=0)
+        at = len(self._held) - keep
+        given, self._held = self._held[:at], self._held[at:]
+        return given
+
+    def flush(self) -> str:
+        """Return the text still held back, when no more follows."""
+        given, self._held = self._held, ""
+        return given
+
+    def _overlap(self, string: str) -> int:
+        """Return the length of the longest end of the held text that the string begins with."""
+        longest = min(len(string) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if string.startswith(self._held[-n:])), 0)
+
+    def read(self, stream: TextStream, row: Row) -> tuple[str, list[int]]:
+        """Return the text that a row's last forward adds, and its tokens; a stop string ends the row."""
+        text = ""
+        for i, token in enumerate(row.tokens, 1):
+            text += self.push(stream.push([token]))
+            if self.found:
+                row.finish_reason = "stop"
+                return text, row.tokens[:i]
+        if row.finish_reason:
+            text += self.push(stream.flush())
+            if self.found:
+                row.finish_reason = "stop"
+            else:
+                text += self.flush()
+        return text, row.tokens
