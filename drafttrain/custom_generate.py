@@ -8,6 +8,7 @@ calls `generate` here in its place.
 
 import copy
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +39,12 @@ from transformers.generation import (
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import Request, Row, decode_requests
+from drafttrain.inference.text import shown
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import CACHE_ARGUMENT
+from drafttrain.target_lm.loading import load_tokenizer
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.twin import Look, is_plain, native_copy
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
@@ -63,19 +68,24 @@ def generate(
     tree: str | TreePolicy | None = None,
     ngrams: str | None = None,
     calibration: str | None = None,
+    native: bool = True,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Decode with drafts in place of `GenerationMixin._sample`, with the same greedy output; with one row the
-    same sampled output for the same state of torch's generator, with several the same distribution.
+    same sampled output for the same state of torch's generator, with several the same distribution. In fp32,
+    that is: in fewer bits `generate` rounds otherwise, and texts part where two tokens come nearly even.
 
     The drafter is loaded in the first call for a model, which stays unchanged. Calls for one model from
-    several threads take turns.
+    several threads take turns. On a CPU a native copy of the weights decodes, several times faster than the
+    model's modules, until they change.
 
     Args:
         input_ids: int64 [B, L], padded on the left.
         drafter: a bundle's folder or Hub id, or that of a small LM. None: n-grams draft.
         tree: growth policy of the drafts, as `SpeculativeDecoder.from_pretrained` takes it.
         ngrams, calibration: folders, likewise.
+        native: make the copy, where the model can run natively (`target_lm/twin.py`). False: run its modules,
+            which takes no memory for a copy.
         model_kwargs: what transformers has prepared for the model.
 
     Returns:
@@ -89,7 +99,7 @@ def generate(
     _refuse(model, input_ids, stopping_criteria, generation_config, model_kwargs, streamer)
     loaded: Loaded = model.__dict__.setdefault(LOADED, Loaded())
     with loaded.lock, _own_attention(model):
-        decoder = loaded.decoder(model, drafter, tree, ngrams, calibration)
+        decoder = loaded.decoder(model, native, drafter, tree, ngrams, calibration)
         texts = list(input_ids)  # of each row: padding, prompt, output so far
         rule: AcceptanceRule = accept_greedy
         if logits_processor or generation_config.do_sample or generation_config.return_dict_in_generate:
@@ -282,10 +292,14 @@ class Loaded:
 
     Attributes:
         lock: held by the thread whose text is being decoded.
+        copied: the native copy of the model, and what the model looked like; None without one.
+        copies: make one. Not so where none could be made, or the model has changed since, as in training.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.copied: tuple[Look, FrozenTarget] | None = None
+        self.copies = True
         self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}  # with what each was loaded for
 
     def __reduce__(self) -> tuple:
@@ -294,6 +308,7 @@ class Loaded:
     def decoder(
         self,
         model: PreTrainedModel,
+        native: bool,
         drafter: str | None,
         tree: str | TreePolicy | None,
         ngrams: str | None,
@@ -305,18 +320,46 @@ class Loaded:
         Raises:
             UserError: the drafter does not fit the model, or there is none of this name.
         """
-        key = drafter, repr(tree), ngrams, calibration  # policies cannot be hashed
+        for name, place in (("drafter", drafter), ("ngrams", ngrams), ("calibration", calibration)):
+            _require(isinstance(place, str | os.PathLike | None), name, "a folder or Hub id", shown(place))
+        target = self.native(model) if native else None
+        key = target is None, drafter, repr(tree), ngrams, calibration  # policies cannot be hashed
         parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
         parts += [model.device, model.dtype, tree]
         if key not in self.decoders or self.decoders[key][0] != parts:
-            self.decoders[key] = parts, _load(model, drafter, tree, ngrams, calibration)
+            self.decoders[key] = parts, _load(model, target or model, drafter, tree, ngrams, calibration)
         return self.decoders[key][1]
+
+    def native(self, model: PreTrainedModel) -> FrozenTarget | None:
+        """Return the native copy of the model, made in the first call; None where its own modules are to run.
+        Once its weights have changed they always are: a copy for each step of a training would not pay."""
+        if not (self.copies and model.name_or_path and is_plain(model)):
+            return None
+        look = Look.at(model)
+        if self.copied is None:
+            copied = native_copy(model, load_tokenizer(model.name_or_path), model.name_or_path)
+            if copied is not None:
+                del vars(copied.model)[LOADED]  # a circle, which would hold both beyond their last use
+            self.copied = copied and (look, copied)
+            self.copies = copied is not None
+        elif self.copied[0] != look:
+            self.copied, self.copies = None, False
+            self.decoders.clear()
+        return self.copied and self.copied[1]
 
 
 def _load(
-    model: PreTrainedModel, drafter: str | None, tree: str | TreePolicy | None, *others: str | None
+    model: PreTrainedModel,
+    target: FrozenTarget | PreTrainedModel,
+    drafter: str | None,
+    tree: str | TreePolicy | None,
+    *others: str | None,
 ) -> SpeculativeDecoder:
-    """Load a decoder; leave the model's modes, what is trainable and torch's generator as they were."""
+    """Load a decoder; leave the model's modes, what is trainable and torch's generator as they were.
+
+    Args:
+        target: the model, or its native copy.
+    """
     ngrams, calibration = others
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     training = [module for module in model.modules() if module.training]
@@ -325,10 +368,10 @@ def _load(
             if drafter is None:
                 given = tree is not None or calibration is not None
                 _require(not given, "drafter", "given with tree or calibration", None)
-                decoder = SpeculativeDecoder.self_draft(model, ngrams)
+                decoder = SpeculativeDecoder.self_draft(target, ngrams)
             else:
                 decoder = SpeculativeDecoder.from_pretrained(
-                    drafter, target=model, tree=tree, calibration=calibration, ngrams=ngrams
+                    drafter, target=target, tree=tree, calibration=calibration, ngrams=ngrams
                 )
     finally:
         for module in training:

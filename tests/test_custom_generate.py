@@ -21,6 +21,7 @@ from transformers.generation import BaseStreamer
 
 import drafttrain
 from drafttrain.custom_generate import LOADED
+from drafttrain.kernels.linear import is_available
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
 
@@ -42,10 +43,11 @@ def inputs(tokenizer, n=1):
     return tokenizer(PROMPTS[:n], return_tensors="pt", padding=True)
 
 
-def both(model, given, bundle, tree=TREES[1], **options):
+def both(model, given, bundle, tree=TREES[1], native=True, **options):
     """The output of `generate`, and that with drafts, from the same state of torch's generator."""
     outputs = []
-    for drafted in ({}, {"custom_generate": drafttrain.generate, "drafter": bundle, "tree": tree}):
+    ours = {"custom_generate": drafttrain.generate, "drafter": bundle, "tree": tree, "native": native}
+    for drafted in ({}, ours):
         torch.manual_seed(3)
         outputs.append(model.generate(**given, **options, **drafted))
     return outputs
@@ -95,21 +97,22 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("tree, native", [(TREES[0], True), (TREES[1], True), (TREES[1], False)])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_greedy_output_is_that_of_generate(name, n, tree, model, tokenizer, tiny_bundle):
+def test_greedy_output_is_that_of_generate(name, n, tree, native, model, tokenizer, tiny_bundle):
     options = {"max_new_tokens": 24, "do_sample": False, **OPTIONS[name]}
     if "max_length" in options:
         del options["max_new_tokens"]
-    plain, drafted = both(model, inputs(tokenizer, n), tiny_bundle, tree, **options)
+    plain, drafted = both(model, inputs(tokenizer, n), tiny_bundle, tree, native, **options)
     assert torch.equal(plain, drafted)
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 20, "top_p": 0.9}, {"min_p": 0.05}])
-def test_a_sampled_row_is_that_of_generate(options, model, tokenizer, tiny_bundle):
+def test_a_sampled_row_is_that_of_generate(options, native, model, tokenizer, tiny_bundle):
     options = {"max_new_tokens": 24, "do_sample": True, "repetition_penalty": 1.2, **options}
-    plain, drafted = both(model, inputs(tokenizer), tiny_bundle, **options)
+    plain, drafted = both(model, inputs(tokenizer), tiny_bundle, native=native, **options)
     assert torch.equal(plain, drafted)
 
 
@@ -271,6 +274,86 @@ def test_a_model_can_be_copied_and_trained_afterwards(tiny_target_folder, tokeni
     assert not getattr(again, LOADED).decoders
     assert torch.equal(again.generate(**given, **call(tiny_bundle)), expected)
     again(**given, labels=given["input_ids"]).loss.backward()
+
+
+def runs_natively(model):
+    """Return whether the decoder of the last call does."""
+    return list(getattr(model, LOADED).decoders.values())[-1][1].target.native is not None
+
+
+@pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
+def test_a_native_copy_decodes_until_the_model_changes(tiny_target_folder, tokenizer, tiny_bundle):
+    """Also where the change leaves no mark on the tensor; several trees share the copy."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given = inputs(tokenizer, 2)
+    for tree in TREES:
+        model.generate(**given, **call(tiny_bundle, tree=tree))
+        assert runs_natively(model)
+    decoders = [decoder for _, decoder in getattr(model, LOADED).decoders.values()]
+    assert decoders[0].target.native is decoders[1].target.native
+    model.generate(**given, **call(tiny_bundle, native=False))
+    assert not runs_natively(model)
+    before = model.generate(**given, **call(tiny_bundle))
+    model.lm_head.weight.data.neg_()
+    plain = model.generate(**given, do_sample=False, max_new_tokens=12)
+    for _ in range(2):
+        assert torch.equal(model.generate(**given, **call(tiny_bundle)), plain)
+        assert not runs_natively(model) and getattr(model, LOADED).copied is None
+    assert not torch.equal(plain, before)
+
+
+def test_drafters_of_one_model_read_their_own_blocks(tiny_target_folder, tokenizer, tiny_bundle, tmp_path):
+    """Also after another one has been loaded for the same copy."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given, small = inputs(tokenizer), str(tiny_target_folder)
+    plain = model.generate(**given, do_sample=False, max_new_tokens=12)
+    for native in (True, False):
+        for drafter in (tiny_bundle, small, tiny_bundle):
+            assert torch.equal(model.generate(**given, **call(drafter, native=native)), plain)
+        decoders = {
+            key[1]: one for key, (_, one) in getattr(model, LOADED).decoders.items() if key[0] != native
+        }
+        decoders[small].target.tap([0, 1])
+        assert (
+            decoders[tiny_bundle].target.tapped_blocks
+            == decoders[tiny_bundle].proposer.drafter.config.tapped_blocks
+        )
+
+
+@pytest.mark.parametrize("name", ["drafter", "ngrams", "calibration"])
+def test_places_are_paths(name, model, tokenizer, tiny_bundle):
+    options = call(tiny_bundle) | {name: ["a"]}
+    with pytest.raises(UserError, match=f"{name}: must be a folder or Hub id, got "):
+        model.generate(**inputs(tokenizer), **options)
+
+
+@pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
+def test_hooks_run_the_models_own_modules(tiny_target_folder, tokenizer, tiny_bundle):
+    """And the copy again when they are gone."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given = inputs(tokenizer)
+    before = model.generate(**given, **call(tiny_bundle))
+    hook = model.model.norm.register_forward_hook(lambda module, args, output: -output)
+    plain = model.generate(**given, do_sample=False, max_new_tokens=12)
+    assert torch.equal(model.generate(**given, **call(tiny_bundle)), plain) and not torch.equal(plain, before)
+    hook.remove()
+    assert torch.equal(model.generate(**given, **call(tiny_bundle)), before)
+    assert getattr(model, LOADED).copied is not None
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_adapters_count(merged, tiny_target_folder, tokenizer, tiny_bundle):
+    from peft import LoraConfig, get_peft_model
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given = inputs(tokenizer)
+    model.generate(**given, **call(tiny_bundle))
+    torch.manual_seed(0)
+    settings = LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False, lora_alpha=64)
+    tuned = get_peft_model(model, settings).eval()
+    tuned = tuned.merge_and_unload() if merged else tuned
+    plain = tuned.generate(**given, do_sample=False, max_new_tokens=12)
+    assert torch.equal(tuned.generate(**given, **call(tiny_bundle)), plain)
 
 
 def test_a_model_with_another_head_is_loaded_again(tiny_target_folder, tokenizer, tiny_bundle):

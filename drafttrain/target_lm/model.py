@@ -28,7 +28,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 
 # What decides a forward besides the weights; not the whole config, to which new transformers add keys.
-_CONFIG_KEYS = (
+CONFIG_KEYS = (
     "hidden_act",
     "layer_types",
     "max_position_embeddings",
@@ -61,7 +61,7 @@ def tensors_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def target_fingerprint(weights: str, config: PreTrainedConfig) -> str:
     """Return the fingerprint of a target by the hash of its weights and what else decides a forward."""
-    return fingerprint([weights, {key: getattr(config, key, None) for key in _CONFIG_KEYS}])
+    return fingerprint([weights, {key: getattr(config, key, None) for key in CONFIG_KEYS}])
 
 
 @dataclass

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from drafttrain.kernels.blocks import BlockParts, NativeBlocks, Nodes
 from drafttrain.kernels.linear import can_be_native
 
-BLOCKS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+BLOCKS = "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # others change with the length of the text
 TOLERANCE = 1e-3  # of the standard deviation of what a block adds; fp32 rounding gives 1e-5
 PREFIX = 9  # committed tokens before the tree of the check
@@ -32,7 +32,11 @@ def can_run_natively(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
         and config.hidden_act == "silu"
         and rope.get("rope_type", "default") in STATIC_ROPE
         and rope.get("partial_rotary_factor", 1.0) in (None, 1.0)
-        and blocks[0].self_attn.scaling == blocks[0].self_attn.head_dim ** -0.5
+        and all(block.self_attn.scaling == block.self_attn.head_dim**-0.5 for block in blocks)
+        and len({block.input_layernorm.variance_epsilon for block in blocks}) == 1
+        # Llama has no window even where the config has one, Mistral one for all layers of any type
+        and not (getattr(config, "sliding_window", None) and type(blocks[0]).__name__ == BLOCKS[0])
+        and not (getattr(config, "layer_types", None) and type(blocks[0]).__name__ == BLOCKS[1])
         and all(can_be_native(m) for m in linears)
         and len({m.weight.dtype for m in linears}) == 1
     )

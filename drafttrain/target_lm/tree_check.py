@@ -15,6 +15,7 @@ from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.threads import cgroups
 
 PREFIX = 12  # committed tokens before the tree
 PARENTS = (-1, 0, 0, 1, 1, 2, 3)  # the root has two children; nodes 3 and 4 are siblings, 6 is below 3
@@ -72,7 +73,7 @@ def _in_fp32(target: FrozenTarget) -> Iterator[None]:
     that they come back as they were."""
     weights = [p for p in target.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     needed = 4 * sum(weight.numel() for weight in weights)
-    dtypes = [weight.dtype for weight in weights if needed < _free_memory(target.device)]
+    dtypes = [weight.dtype for weight in weights if needed < free_memory(target.device)]
     for weight in weights[: len(dtypes)]:
         weight.data = weight.data.float()
     try:
@@ -82,7 +83,7 @@ def _in_fp32(target: FrozenTarget) -> Iterator[None]:
             weight.data = weight.data.to(dtype)
 
 
-def _free_memory(device: torch.device) -> float:
+def free_memory(device: torch.device) -> float:
     """Return bytes that can still be had on a device; infinite where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -91,7 +92,21 @@ def _free_memory(device: torch.device) -> float:
     except OSError:
         return math.inf
     kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return 1024.0 * next(kilobytes, math.inf)
+    return min([1024.0 * next(kilobytes, math.inf), *map(_left, cgroups("memory"))])
+
+
+def _left(cgroup: Path) -> float:
+    """Return the bytes that a cgroup can still get; infinite without a limit. What it holds of files that
+    nobody reads goes first."""
+    version_2 = (cgroup / "memory.max").exists()
+    names = ("max", "current") if version_2 else ("limit_in_bytes", "usage_in_bytes")
+    try:
+        limit, used = ((cgroup / f"memory.{name}").read_text() for name in names)
+        held = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        files = held.get("inactive_file" if version_2 else "total_inactive_file", "0")
+        return float(limit) - float(used) + float(files)
+    except (OSError, ValueError):  # no such file; "max": no limit
+        return math.inf
 
 
 def _logit_error(

@@ -6,6 +6,7 @@ in the middle of a step until the next period. OMP_NUM_THREADS, where it is set,
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -48,21 +49,23 @@ def _physical_cores() -> int:
 
 
 def _quota() -> float:
-    """Return the CPUs that the cgroups of this process, or any around them, grant it; infinity without a
-    limit."""
+    """Return the CPUs that the cgroups of this process grant it; infinity without a limit."""
+    return min(map(_limit, cgroups("cpu")), default=math.inf)
+
+
+def cgroups(controller: str) -> Iterator[Path]:
+    """Yield the folders of the cgroups of this process, and of those around them, with a controller."""
     try:
         lines = OWN_CGROUPS.read_text().splitlines()
     except OSError:
-        return math.inf
-    limits = [math.inf]
+        return
     for line in lines:  # "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = CGROUPS / "cpu" if controllers else CGROUPS  # a link where several are mounted together
+        root = CGROUPS / controller if controllers else CGROUPS  # a link where several are mounted together
         own = root / path.lstrip("/")  # not there in a container that sees its own cgroup as the root
-        limits += [_limit(folder) for folder in (own, *own.parents) if folder.is_relative_to(root)]
-    return min(limits)
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
 
 
 def _limit(folder: Path) -> float:

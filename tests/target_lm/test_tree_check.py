@@ -71,7 +71,7 @@ def test_exact_families_pass(name):
 @pytest.mark.parametrize("free", [0, 1 << 40])
 def test_bf16_passes(monkeypatch, free):
     """In fp32 where memory allows it, which leaves the weights as they were; else in bf16."""
-    monkeypatch.setattr(probe, "_free_memory", lambda device: free)
+    monkeypatch.setattr(probe, "free_memory", lambda device: free)
     target = tiny("llama", LLAMA_LIKE, torch.bfloat16)
     before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
     check_tree_support(target)
@@ -80,9 +80,9 @@ def test_bf16_passes(monkeypatch, free):
 
 
 def test_free_memory_is_known_or_unlimited(monkeypatch):
-    assert probe._free_memory(torch.device("cpu")) > 1 << 20
+    assert probe.free_memory(torch.device("cpu")) > 1 << 20
     monkeypatch.setattr(probe.Path, "read_text", lambda self: (_ for _ in ()).throw(OSError))
-    assert probe._free_memory(torch.device("cpu")) == float("inf")
+    assert probe.free_memory(torch.device("cpu")) == float("inf")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -137,3 +137,30 @@ def test_a_forgotten_window_is_found(monkeypatch):
     monkeypatch.setattr(frozen, "attention_mask", without_window)
     with pytest.raises(UserError, match="verifies trees wrongly"):
         check_tree_support(target)
+
+
+@pytest.mark.parametrize(
+    "files, left",
+    [
+        (
+            {"memory.max": "3000", "memory.current": "2500", "memory.stat": "anon 5\ninactive_file 100\n"},
+            600.0,
+        ),
+        ({"memory.max": "max", "memory.current": "1", "memory.stat": ""}, float("inf")),
+        (
+            {
+                "memory.limit_in_bytes": "90",
+                "memory.usage_in_bytes": "40",
+                "memory.stat": "total_inactive_file 1",
+            },
+            51.0,
+        ),
+        ({}, float("inf")),
+    ],
+)
+def test_a_cgroup_limits_the_memory(files, left, tmp_path, monkeypatch):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(probe, "cgroups", lambda controller: iter([tmp_path]))
+    free = probe.free_memory(torch.device("cpu"))
+    assert free == left if left < float("inf") else free > 1 << 20
