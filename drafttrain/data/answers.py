@@ -16,6 +16,10 @@ from drafttrain.data.template import TEMPLATE_OPTIONS, render, template_of
 from drafttrain.utils.errors import UserError
 
 
+class RenderedOtherwise(UserError):
+    """The template does not render an answer unchanged, or not the same once further turns follow."""
+
+
 @lru_cache(maxsize=8)
 def end_of_turn_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     """Return the text after an answer at which the model stops, "" if there is none.
@@ -47,7 +51,8 @@ def answer_spans(
         the end-of-turn token.
 
     Raises:
-        UserError: the chat starts with an assistant turn, or one cannot be found.
+        UserError: the chat starts with an assistant turn.
+        RenderedOtherwise: an answer cannot be found.
     """
     end_of_turn = end_of_turn_text(tokenizer, template_of(tokenizer))
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -102,7 +107,7 @@ def _marked_spans(
         )
         marks = indices[0]
     if len(marks) != len(answers):
-        raise UserError(
+        raise RenderedOtherwise(
             f"{source}: must be a chat whose answers the template renders unchanged, and the same before "
             "further turns; mark answers in the template with {% generation %} … {% endgeneration %}, or "
             "split the chat into single exchanges"

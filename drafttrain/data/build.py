@@ -115,9 +115,10 @@ def check_measured(
 
 
 def _not_excluded(measured: Sequence[PromptSet], exclude: Sequence[str]) -> list[PromptSet]:
-    """Return the prompts whose files are not among those whose conversations are left out anyway."""
-    left_out = [Path(path).resolve() for path in exclude]
-    return [one for one in measured if not any(map(Path(one.path).resolve().is_relative_to, left_out))]
+    """Return the prompts whose files are not themselves those whose conversations are left out anyway; of a
+    folder some may not be read."""
+    left_out = {Path(path).resolve() for path in exclude}
+    return [one for one in measured if Path(one.path).resolve() not in left_out]
 
 
 # ------------------------------------------------------------------------------------------------ reading

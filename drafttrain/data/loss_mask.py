@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.answers import answer_spans, end_of_turn_text
+from drafttrain.data.answers import RenderedOtherwise, answer_spans, end_of_turn_text
 from drafttrain.data.chat import tokenize
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.message import Message
@@ -62,12 +62,20 @@ def cut_at_turns(
     may then train no token (a prompt that fills the piece), which callers check. Documents are cut into
     windows of `max_length` tokens.
 
+    Where the template changes answers (it drops earlier thinking) and all have their `token_ids`, each answer
+    is a piece with its prompt as the model has read it.
+
     Raises:
         UserError: as `encode_conversation`.
     """
     if conversation.is_text:
         return _text_pieces(tokenizer, conversation, max_length)
-    whole, starts = _encode_chat(tokenizer, conversation)
+    try:
+        whole, starts = _encode_chat(tokenizer, conversation)
+    except RenderedOtherwise:
+        if any(one.role == "assistant" and one.token_ids is None for one in conversation.messages):
+            raise
+        return [_cut(piece, max_length) for piece in _single_answers(tokenizer, conversation)]
     if len(whole.input_ids) <= max_length:
         return [whole]
 
@@ -89,11 +97,36 @@ def cut_at_turns(
             if len(piece.input_ids) <= max_length or end == begin + 1:
                 break
             end -= 1
-        if len(piece.input_ids) > max_length:
-            piece = Encoded(piece.input_ids[:max_length], piece.loss_mask[:max_length], truncated=True)
-        pieces.append(piece)
+        pieces.append(_cut(piece, max_length))
         begin = end
     return pieces
+
+
+def _cut(piece: Encoded, max_length: int) -> Encoded:
+    if len(piece.input_ids) <= max_length:
+        return piece
+    return Encoded(piece.input_ids[:max_length], piece.loss_mask[:max_length], truncated=True)
+
+
+def _single_answers(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> list[Encoded]:
+    """Encode each answer by its `token_ids`, after its prompt."""
+    messages, source = adapt_roles(tokenizer, conversation.messages), conversation.source
+    end_ids = tokenize(tokenizer, end_of_turn_text(tokenizer, template_of(tokenizer)))
+    pieces = []
+    for index, message in enumerate(messages):
+        if message.role == "assistant":
+            _check_ids(tokenizer, message, f"{source}: turn {index + 1}")
+            before = render(tokenizer, messages[:index], source, generation_prompt=True)
+            prompt, (answer, trained) = tokenize(tokenizer, before), _ended(message.token_ids, end_ids)
+            pieces.append(Encoded(prompt + answer, [0] * len(prompt) + trained))
+    return pieces
+
+
+def _ended(token_ids: list[int], end_ids: list[int]) -> tuple[list[int], list[int]]:
+    """Return generated ids with an end-of-turn token, and the mask of those that are trained: without one
+    that was not generated."""
+    missing = end_ids if end_ids and token_ids[-len(end_ids) :] != end_ids else []
+    return [*token_ids, *missing], [1] * len(token_ids) + [0] * len(missing)
 
 
 def _encode_chat(
@@ -128,9 +161,7 @@ def _encode_chat(
         trained = [1] * len(answer)
         if message.token_ids is not None:
             _check_ids(tokenizer, message, f"{source}: turn {index + 1}")
-            answer, trained = list(message.token_ids), [1] * len(message.token_ids)
-            if end_ids and answer[-len(end_ids) :] != end_ids:
-                answer, trained = answer + end_ids, trained + [0] * len(end_ids)
+            answer, trained = _ended(message.token_ids, end_ids)
         if (message.token_ids is not None or not inside) and last > first and rights[last - 1] > end:
             rest = tokenize(tokenizer, text[end : rights[last - 1]])  # of a token that spans the end
         out += prompt + answer

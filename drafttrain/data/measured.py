@@ -15,13 +15,15 @@ FILE = ".measured.json"  # in the corpus's folder; hidden, as later stages do no
 def not_compared(corpus: str | Path, measured: Sequence[PromptSet]) -> list[PromptSet]:
     """Return the prompts that a corpus has not been compared with as they are now."""
     known = _known(corpus)
-    return [one for one in measured if known.get(one.path) != _facts(one)]
+    return [one for one in measured if known.get(_key(one)) != hash_input(one.path)]
 
 
 def note_compared(corpus: str | Path, measured: Sequence[PromptSet]) -> None:
     """Record that a corpus has been compared with these prompts, and holds none."""
     if measured:
-        write_json(Path(corpus) / FILE, _known(corpus) | {one.path: _facts(one) for one in measured})
+        write_json(
+            Path(corpus) / FILE, _known(corpus) | {_key(one): hash_input(one.path) for one in measured}
+        )
 
 
 def hash_input(path: str | Path) -> str:
@@ -38,5 +40,5 @@ def _known(corpus: str | Path) -> dict[str, Any]:
     return read_json(file) if file.exists() else {}
 
 
-def _facts(one: PromptSet) -> list[Any]:
-    return [hash_input(one.path), one.limit, one.turns]
+def _key(one: PromptSet) -> str:
+    return f"{one.path}, limit {one.limit}, turns {one.turns}"

@@ -4,6 +4,7 @@ Texts are compared with case and punctuation folded, because copies in chats dif
 """
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,16 +17,24 @@ from drafttrain.utils.errors import UserError, brief
 
 _OPENING = 3  # words by which contained prompts are looked up
 _MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn
+_PARAGRAPHS = re.compile(r"\n[^\S\n]*\n")  # between them is an empty line, with any line ends
 _COMMON_WORDS = 3  # in any text, so such a prompt is no sign of a copy
 
 
-def fold(text: str) -> str:
-    """Return the lower-case words and numbers of a text, with one space between them.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(f"[{_UNSPACED}]|[^\\W_{_UNSPACED}]+")  # scripts without spaces: each character
 
-    >>> fold("Who's  “there”?")
-    'who s there'
+
+def fold(text: str) -> str:
+    """Return the lower-case words and numbers of a text, with one space between them; in scripts that write
+    no spaces each character is a word.
+
+    >>> fold("Who's  “there”? 请说 ２")
+    'who s there 请 说 2'
     """
-    return " ".join(re.findall(r"[^\W_]+", text.casefold()))
+    return " ".join(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
 class EvaluationPrompts:
@@ -58,7 +67,7 @@ class EvaluationPrompts:
         Benchmarks have Alpaca's prompts without their input, which is the second paragraph here.
         """
         folded = fold(text)
-        if folded in self._whole or fold(text.strip().split("\n\n", 1)[0]) in self._whole:
+        if folded in self._whole or fold(_PARAGRAPHS.split(text.strip(), 1)[0]) in self._whole:
             return True
         words = folded.split(" ")
         openings = self._by_opening.keys() & set(zip(*(words[i:] for i in range(_OPENING)), strict=False))
@@ -79,12 +88,12 @@ class MeasuredPrompts:
     """
 
     def __init__(self, sets: Iterable[PromptSet]) -> None:
-        self._prompts: dict[str, EvaluationPrompts] = {}
+        telling: dict[str, list[str]] = defaultdict(list)  # by file, of which there may be several sets
         for one in sets:
             rows = spread(_rows_of(one.path), one.limit)
-            turns = [turn for row in rows for turn in row[: one.turns]]
-            telling = [turn for turn in turns if len(fold(turn).split()) > _COMMON_WORDS]
-            self._prompts[one.path] = EvaluationPrompts(telling)
+            turns = (turn for row in rows for turn in row[: one.turns])
+            telling[one.path] += [turn for turn in turns if len(fold(turn).split()) > _COMMON_WORDS]
+        self._prompts = {path: EvaluationPrompts(turns) for path, turns in telling.items()}
         self._found: dict[str, list[str]] = defaultdict(list)  # turns that hold one, by file
 
     def look(self, turns: Sequence[str]) -> None:

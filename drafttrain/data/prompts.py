@@ -7,6 +7,7 @@ after a tab, its answers (TriviaQA); a .csv file is one of MMLU's, or has a head
 import csv
 import io
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -30,7 +31,10 @@ from drafttrain.data.streams import (
 )
 from drafttrain.utils.errors import UserError
 
-MMLU_TEST = "_test.csv"  # its archive has the splits val and dev, too
+MMLU_TEST = "_test.csv"
+MMLU_OTHERS = re.compile(
+    r"_(dev|val)\.csv$|auxiliary_train/|possibly_contaminated_urls\.txt$"
+)  # of its archive
 ENDINGS = (*JSON_LINES, ".json", ".parquet", ".csv", ".tsv", *TEXT)
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
 LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # not for a cell
@@ -130,7 +134,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
     for stream in open_streams(path):
         if not stream.given and (stream.is_companion or stream.suffix not in ENDINGS):
             continue
-        if is_mmlu and not stream.name.endswith(MMLU_TEST):
+        if is_mmlu and MMLU_OTHERS.search(stream.name):
             continue
         rows = ((number, row) for number, value in _values(stream) for row in flatten(value))
         for count, (number, row) in enumerate(rows, 1):

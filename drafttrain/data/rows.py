@@ -137,21 +137,22 @@ def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:
 
 
 def _content(turn: dict, where: str) -> str:
-    """Return a turn's text: a string, a list of text parts, or the tool calls in its place."""
+    """Return a turn's text: a string or a list of text parts, and the tool calls after it."""
     content = turn.get("value", turn.get("content"))
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
         if not all(isinstance(part, str) for part in parts):
             raise _wrong(f"{where}: content", "text in all parts", content)
         content = "\n".join(parts)
-    if content is None or content == "":
-        calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
-        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise _wrong(f"{where}: tool calls", "a list of objects", calls)
-        content = "\n".join(json.dumps(call.get("function", call), ensure_ascii=False) for call in calls)
-    if not isinstance(content, str):
+    if not isinstance(content, str | None):
         raise _wrong(f"{where}: content", "text", content)
-    return content
+    calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        if content:
+            return content
+        raise _wrong(f"{where}: tool calls", "a list of objects", calls)
+    written = (json.dumps(call.get("function", call), ensure_ascii=False) for call in calls)
+    return "\n".join(filter(None, [content, *written]))
 
 
 def _moss_turns(chat: dict, source: str) -> list[Message]:

@@ -74,12 +74,14 @@ def split_groups(ids: Iterable[str]) -> list[str]:
 
     ShareGPT files cut long chats into pieces with ids `X_0`, `X_8`, …: their group is `X`. A prefix that
     covers the whole file, or more than 100 rows, is a numbering ("row_0", "row_1", …), where each row is its
-    own group.
+    own group; so it is where an id does, which then only names the data.
 
     >>> split_groups(["abc_0", "abc_8", "def_0", "other"])
     ['abc', 'abc', 'def', 'other']
     """
-    ids = list(ids)
+    counts = Counter(ids := list(ids))
+    many = {name for name, count in counts.items() if count > 100}
+    ids = [f"{name} {i}" if name in many else name for i, name in enumerate(ids)]
     prefixes = [match[1] if (match := re.fullmatch(r"(.+)_\d+", name)) else None for name in ids]
     pieces = Counter(prefixes)
     alone = len(pieces) == 1

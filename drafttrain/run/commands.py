@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from drafttrain.run.options import given, option, refuse, require, whole
 from drafttrain.utils.errors import UserError
 
+PLAN = "again", "dry_run"  # options of the commands that run stages
 TARGET = "known name, folder, .gguf file or Hub id"
 
 
@@ -81,6 +82,7 @@ def regenerate(args: argparse.Namespace) -> None:
     if "recipe" in args:
         return run_recipe(args, "regenerate", "self_prompts", "target", "out", "seed", "dtype")
     require(args, "self_prompts", "target", "out")
+    refuse(args, "without a recipe", *PLAN)
     from drafttrain.regenerate.self_prompts import write_self_prompts
     from drafttrain.target_lm.loading import load_for_decoding
 
@@ -103,6 +105,7 @@ def corpus(args: argparse.Namespace) -> None:
         if Path(args.recipe).is_dir():
             raise UserError(f"RECIPE: must be a file, got the folder {args.recipe}; --view 3 shows examples")
         return run_recipe(args, "corpus", "split", "target", "seed")
+    refuse(args, "with --view", *PLAN)
     from drafttrain.data.view import view_corpus
     from drafttrain.run.stages import recorded_target
     from drafttrain.target_lm.loading import load_tokenizer
@@ -131,7 +134,9 @@ def export(args: argparse.Namespace) -> None:
         return run_recipe(args, "export", "out", "target", "dtype")
     if len(given(args, "to", "check", "back")) > 1:
         raise UserError("--to, --check, --from: exactly one must be given, got several")
+    refuse(args, "without a recipe", *PLAN)
     if "check" in args:
+        refuse(args, "with --check", "out", "target", "dtype")
         from drafttrain.export.formats import validate
 
         validate(args.check, args.source)
@@ -143,6 +148,7 @@ def export(args: argparse.Namespace) -> None:
         _export_to(args)
     else:
         require(args, "out")
+        refuse(args, "with --from", "target", "dtype")
         from drafttrain.export.formats import import_from
 
         import_from(args.back, args.source, args.out)
@@ -153,6 +159,7 @@ def _write_card(args: argparse.Namespace) -> None:
     """Write the model card of a bundle, from the bundle alone; to standard output without --out."""
     from drafttrain.export.card import model_card
 
+    refuse(args, "with --to card", "target", "dtype")
     card = model_card(args.source)
     if "out" not in args:
         print(card, end="")

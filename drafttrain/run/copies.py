@@ -1,23 +1,44 @@
 """Copies of stages' folders: of another run's, and of what was outdated or damaged."""
 
+import contextlib
 import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.provenance import RECORD, read_record
 from drafttrain.utils.writing import write_json
 
 
-def share_folder(twin: Path, folder: Path) -> float:
-    """Copy a finished folder, by hard links where the disk has them: no stage changes files of a finished
-    folder in place. Return the seconds."""
+def find_twin(
+    output: Path,
+    folder: str,
+    is_same: Callable[[dict[str, Any]], bool],
+    damaged: Callable[[Path, dict[str, Any]], Sequence[str]],
+) -> Path | None:
+    """Return a whole folder of this name in another run beside `output` whose record `is_same`."""
+    for path in sorted(output.parent.glob(f"*/{folder}/{RECORD}")):
+        with contextlib.suppress(UserError):
+            record = read_record(path.parent) if path.parent.parent != output else None
+            if record and is_same(record) and not damaged(path.parent, record):
+                return path.parent
+    return None
+
+
+def share_folder(twin: Path, folder: Path, links: bool) -> float:
+    """Copy a finished folder; return the seconds.
+
+    Args:
+        links: by hard links where the disk has them; not for stages that go on in a finished folder's files.
+    """
     begun, record = time.monotonic(), read_record(twin)
     with new_folder(folder) as copy:
-        shutil.copytree(twin, copy, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(twin, copy, copy_function=_link if links else shutil.copy2, dirs_exist_ok=True)
         (copy / RECORD).unlink()
         spent = round(time.monotonic() - begun, 3)
         write_json(copy / RECORD, {**record, "wall_seconds": spent, "shared": str(twin)})

@@ -53,6 +53,8 @@ def calibrate(args: argparse.Namespace) -> None:
         got = "both" if "quick" in args else "neither"
         raise UserError(f"--prompts, --quick: exactly one must be given, got {got}")
 
+    if "quick" in args:
+        refuse(args, "with --quick", "rounds", "limit", "max_new_tokens")
     from drafttrain.bundle import find_bundle
     from drafttrain.calibration.config import CalibrateConfig
     from drafttrain.run.calibrate import calibrate
@@ -372,6 +374,8 @@ def report(args: argparse.Namespace) -> None:
         raise UserError("FOLDER: must be given without --prompt, got none")
     if "folder" in args:
         require(args, "out")
+    else:
+        refuse(args, "without FOLDER", "out", "png", "sweeps")
     if "prompt" in args:
         _trace(args)
     else:

@@ -247,13 +247,12 @@ class Workflow:
         """A finished folder of another run in the same place that was made from the same."""
         if not stage.shared or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return None
-        for path in sorted(self.output.parent.glob(f"*/{stage.folder}/{RECORD}")):
-            with contextlib.suppress(UserError):
-                record = read_record(path.parent) if path.parent.parent != self.output else None
-                if record and not self._changes(stage, record["made_from"], made_from):
-                    if not self._damaged(path.parent, record):
-                        return path.parent
-        return None
+        from drafttrain.run.copies import find_twin
+
+        def is_same(record: dict[str, Any]) -> bool:
+            return not self._changes(stage, record["made_from"], made_from)
+
+        return find_twin(self.output, stage.folder, is_same, self._damaged)
 
     def _share(self, decision: Decision) -> None:
         """Take over another run's folder."""
@@ -262,7 +261,7 @@ class Workflow:
         from drafttrain.run.copies import share_folder
 
         self._clear(stage)
-        spent = share_folder(decision.twin, folder)
+        spent = share_folder(decision.twin, folder, links=not stage.resumes)
         self._marker(stage).unlink(missing_ok=True)
         self._say("green", stage, "done", _seconds(spent))
 
@@ -326,18 +325,20 @@ class Workflow:
     def _clear(self, stage: Stage) -> None:
         """Remove a stage's outdated folder, or sets it aside where it took hours to make."""
         for leftover in self.output.glob(f".{stage.folder}.*"):  # of `new_folder`, after a kill
-            shutil.rmtree(leftover)
+            leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
         folder = self.output / stage.folder
         if not folder.exists():
             return
-        if stage.keep:
+        is_ours = (folder / RECORD).exists() or self._marker(stage).exists() or not any(folder.iterdir())
+        if stage.keep or not is_ours:  # somebody's files, perhaps
             from drafttrain.run.copies import keep
 
             kept = keep(folder, self.output / PREVIOUS)
             self._say("yellow", stage, "kept", f"the outdated {folder} is now {kept}")
             return
-        (folder / RECORD).unlink(missing_ok=True)  # first: what is half removed must not pass for whole
-        shutil.rmtree(folder)
+        gone = self.output / f".{stage.folder}.old"  # at once: what is half removed must not pass for whole
+        os.replace(folder, gone)
+        gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
 
     def _damaged(self, folder: Path, record: dict[str, Any]) -> list[str]:
         """Return the files of a finished folder that are gone or not as they were written, but for
@@ -366,7 +367,9 @@ class Workflow:
         match note := read_json(self._marker(stage)):
             case {"made_from": {"section": dict(), "inputs": dict()}, "wall_seconds": int() | float()}:
                 return note
-        raise UserError(f"{self._marker(stage)}: must be the note of an unfinished stage; delete it")
+        raise UserError(
+            f"{self._marker(stage)}: must be an unfinished stage's note; delete it and its folder"
+        )
 
     def _made_from(self, stage: Stage) -> dict[str, Any]:
         """Return the recipe's section and the content hash of every input of a stage."""

@@ -44,7 +44,7 @@ class Validation:
     def __init__(self, config: "TrainingConfig", target: FrozenTarget, rows: PackedRows):
         if not len(rows):
             raise UserError(
-                "corpus: must have a validation split, got 0 documents; raise corpus.validation_fraction"
+                "corpus: must have a validation split, got none; raise corpus.validation_fraction or add text"
             )
         self.config, self.target, self.rows = config, target, rows
         self.prompts = validation_prompts(config, target, rows)

@@ -44,7 +44,8 @@ def locked(place: str | os.PathLike) -> Iterator[None]:
 
 def _folder() -> Path:
     """Return the folder of the locks: in the cache, or where that is read-only in the temporary folder."""
-    places = cache_dir(), Path(tempfile.gettempdir()) / f"drafttrain-{getpass.getuser()}"
+    user = getattr(os, "getuid", getpass.getuser)  # a container's may have no name
+    places = cache_dir(), Path(tempfile.gettempdir()) / f"drafttrain-{user()}"
     for place in places:
         with suppress(OSError):
             (place / "locks").mkdir(parents=True, exist_ok=True)

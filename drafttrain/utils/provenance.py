@@ -71,7 +71,8 @@ def content_hashes(path: str | Path, file_hash: Callable[[Path], str] = sha256_f
             return {"": file_hash(path)}
         for name in sorted(path.rglob("*")):
             parts = name.relative_to(path).parts
-            ignored = any(part.startswith((".", "checkpoint-", "cache-")) for part in parts)
+            ignored = any(part.startswith((".", "checkpoint-")) for part in parts)
+            ignored |= name.match("cache-*.arrow")
             if name.is_file() and not ignored and parts != (RECORD,):
                 hashes["/".join(parts)] = file_hash(name)
     except OSError as error:
@@ -107,7 +108,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
             "wall_seconds": int() | float(),
         } if isinstance(record.get("files", {}), dict):
             return record
-    raise UserError(f"{path}: must be the record of a finished stage; delete it and make it again")
+    raise UserError(f"{path}: must be the record of a finished stage; delete its folder and make it again")
 
 
 @functools.cache

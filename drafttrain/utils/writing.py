@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from drafttrain.utils.errors import UserError
+
 HOST = re.sub(r"\W", "", platform.node())[:16]  # process numbers are only known on their own machine
 
 
@@ -19,6 +21,8 @@ HOST = re.sub(r"\W", "", platform.node())[:16]  # process numbers are only known
 def whole_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Open a file for writing that becomes `path` when the block ends well, so that a reader never sees half
     of it. What a killed process has left of its own is removed."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise UserError(f"{path}: must be a file, got a device or a pipe; name a file")
     path = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(path)

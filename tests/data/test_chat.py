@@ -487,3 +487,28 @@ def test_hash_is_not_changed_by_use(chatml):
     before = tokenizer_hash(chatml)
     cut_at_turns(chatml, Conversation("a", [Message("text", "Hi there " * 30)], "here"), 10)
     assert tokenizer_hash(chatml) == before
+
+
+@pytest.mark.parametrize(
+    "template", [THINKING, CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")]
+)
+def test_generated_answers_that_the_template_changes(with_template, template):
+    """Each is a piece, after the prompt that the model has read, in which earlier thoughts are cut out."""
+    tokenizer = with_template(template)
+    conversation = chat("Hi there", "<think>a</think>Hello!", "Tell me more", "<think>b</think>No, thanks.")
+    with pytest.raises(UserError, match="renders unchanged"):
+        cut_at_turns(tokenizer, conversation, 200)
+    for message in conversation.messages[1::2]:
+        message.token_ids = tokenizer(message.content)["input_ids"]
+    end = tokenizer("<|im_end|>")["input_ids"]
+    conversation.messages[1].token_ids += end
+    pieces = cut_at_turns(tokenizer, conversation, 200)
+    for index, piece in zip((1, 3), pieces, strict=True):
+        prompt = encode_prompt(tokenizer, conversation.messages[:index])
+        ids = conversation.messages[index].token_ids
+        assert piece.input_ids == prompt + ids + (end if index == 3 else [])
+        assert (
+            piece.loss_mask == [0] * len(prompt) + [1] * len(ids) + [0] * (index == 3) and not piece.truncated
+        )
+    short = cut_at_turns(tokenizer, conversation, 8)
+    assert all(len(piece.input_ids) == 8 and piece.truncated for piece in short)

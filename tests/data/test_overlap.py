@@ -116,3 +116,42 @@ def test_the_evaluation_prompts_of_the_repository_are_found():
         assert all(prompts.overlap(f"Please answer.\n{row[key].upper()}\nThink first.") for row in rows)
     assert all(prompts.overlap(f"Solve {row['pddl']}") for row in rows)  # of Blocksworld
     assert not prompts.overlap("At the start the hand is empty, block a is clear, and that is all.")
+
+
+def test_scripts_without_spaces():
+    assert fold("请解释，量子") == "请 解 释 量 子" and fold("ﬁne ２") == "fine 2"
+    prompts = EvaluationPrompts(["请解释量子力学的基本原理。"])
+    assert prompts.overlap("你好，请解释量子力学的基本原理！谢谢") and not prompts.overlap("请解释量子力学")
+    assert EvaluationPrompts(["Cafe\u0301 au lait?"]).overlap("café au lait")
+
+
+def test_a_first_paragraph_ends_with_any_empty_line():
+    prompts = EvaluationPrompts(["Name three colours."])
+    for between in ("\n\n", "\r\n\r\n", "\n \t\n"):
+        assert prompts.overlap(f"Name three colours.{between}Use English.")
+    assert not prompts.overlap("Name three colours.\nUse English.")
+
+
+def test_a_folder_with_files_of_mmlu_and_others(tmp_path):
+    """Only MMLU's own other splits are left out."""
+    row = "What is it?,a,b,c,d,A\n"
+    for name in ("test/x_test.csv", "val/x_val.csv", "dev/x_dev.csv", "auxiliary_train/y.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(row)
+    (tmp_path / "possibly_contaminated_urls.txt").write_text("a page\n")
+    (tmp_path / "mt.jsonl").write_text(json.dumps({"question_id": 81, "turns": ["one", "two"]}) + "\n")
+    values = [value for _, _, value in read_rows(tmp_path)]
+    assert len(values) == 2 and {"question_id": 81, "turns": ["one", "two"]} in values
+
+
+def test_two_sets_of_one_file_are_both_compared(tmp_path):
+    from drafttrain.data.config import PromptSet
+    from drafttrain.data.overlap import MeasuredPrompts
+
+    path = tmp_path / "mt.jsonl"
+    rows = [{"turns": [f"question number {i} of this file", f"and then {i} of them"]} for i in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = MeasuredPrompts([PromptSet("a", str(path), turns=2), PromptSet("b", str(path), 1)])
+    prompts.look(["and then 3 of them"])
+    with pytest.raises(UserError, match="1 with prompts of"):
+        prompts.check()

@@ -65,6 +65,7 @@ def test_openai_messages():
             {"role": "tool", "content": "c"},
             {"role": "assistant", "content": None, "function_call": {"name": "g"}},
             {"role": "function", "content": None},
+            {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
         ]
     }
     assert turns(row) == [
@@ -74,6 +75,7 @@ def test_openai_messages():
         ("tool", "c"),
         ("assistant", '{"name": "g"}'),
         ("tool", ""),
+        ("assistant", "Let me see.\n" + json.dumps(call["function"])),
     ]
     assert turns({"task_id": 7, "traj": row["messages"][:1]}) == [("system", "be")]
     row["messages"][1]["content"].append({"type": "image_url", "image_url": "x"})

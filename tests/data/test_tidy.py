@@ -77,3 +77,9 @@ def test_numbering_is_no_group():
     assert split_groups(rows) == rows
     many = [f"row_{i}" for i in range(101)]
     assert split_groups([*many, "ab_0", "ab_8"]) == [*many, "ab", "ab"]
+
+
+@pytest.mark.parametrize("ids", [["sharegpt"] * 101, ["a"] * 101 + ["b"], ["x_0"] * 101])
+def test_an_id_of_many_rows_names_no_group(ids):
+    assert len(set(split_groups(ids))) == len(ids)
+    assert split_groups(["a", "a", "b"]) == ["a", "a", "b"] and split_groups(["a"]) == ["a"]

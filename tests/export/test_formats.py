@@ -662,6 +662,10 @@ def test_nothing_is_replaced_but_an_export(llama, tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
     for _ in range(2):
         export_to("eagle", folder, tmp_path / "out")
+    (tmp_path / "out" / "notes.md").write_text("mine")
+    with pytest.raises(UserError, match="holds something else than an export"):
+        export_to("eagle", folder, tmp_path / "out")
+    assert (tmp_path / "out" / "notes.md").read_text() == "mine"
 
 
 def test_an_import_replaces_nothing(llama, tmp_path):

@@ -235,7 +235,7 @@ def make(folder: Path) -> None:
     short = ["--max-new-tokens", "8"]
     for words in (
         ["build-ngrams", str(folder / "chats.jsonl"), *bundle[:2], "--out", str(folder / "ngrams")],
-        ["calibrate", target, *bundle, "--quick", *short, "--out", str(folder / "calibration")],
+        ["calibrate", target, *bundle, "--quick", "--out", str(folder / "calibration")],
         ["benchmark", "--method", target, "--task", prompts_at, *bundle, *short, "--trees", "chain:length=2"]
         + ["--out", str(folder / "benchmark"), "--repeats", "1", "--busy", "warn"],
     ):

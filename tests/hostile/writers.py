@@ -30,7 +30,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
     ),
     "build-ngrams": cases.COMMANDS["build-ngrams"],
     "calibrate": (
-        *("calibrate", "{world}/bundle", *TARGET, "--quick", "--max-new-tokens", "8"),
+        *("calibrate", "{world}/bundle", *TARGET, "--quick"),
         *("--out", "{out}/calibration"),
     ),
     "c2t": (

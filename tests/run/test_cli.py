@@ -266,6 +266,29 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["export", "nowhere", "--to", "card"], "nowhere: no config.json there"),
         (["corpus", "nowhere", "--view", "3"], "nowhere: no corpus here"),
         (["corpus", "nowhere", "--view", "x"], "--view: must be a whole number >= 1, got x"),
+        (["corpus", "nowhere", "--view", "3", "--again"], "--again: must be left out with --view, got True"),
+        (
+            ["regenerate", "--self-prompts", "2", "--target", "x", "--out", "y", "--dry-run"],
+            "--dry-run: must be left out without a recipe, got True",
+        ),
+        (
+            ["export", "x", "--to", "eagle", "--out", "y", "--dry-run"],
+            "--dry-run: must be left out without a recipe, got True",
+        ),
+        (["export", "x", "--check", "eagle", "--out", "y"], "--out: must be left out with --check, got y"),
+        (
+            ["export", "x", "--from", "eagle", "--out", "y", "--dtype", "float32"],
+            "--dtype: must be left out with --from, got float32",
+        ),
+        (
+            ["export", "x", "--to", "card", "--target", "y"],
+            "--target: must be left out with --to card, got y",
+        ),
+        (["calibrate", "x", "--quick", "--rounds", "9"], "--rounds: must be left out with --quick, got 9"),
+        (
+            ["report", "--bundle", "x", "--prompt", "a", "--trace", "t", "--out", "y"],
+            "--out: must be left out without FOLDER, got y",
+        ),
     ],
 )
 def test_mistakes(words, expected, folder, capsys):

@@ -206,7 +206,8 @@ def test_what_another_run_made_from_the_same_is_taken_over(recipe, fakes):
     assert ran == ["words", "last"] and f"{recipe.output}/upper_made was made from the same" in printed
     folder = Path(other.output) / "upper_made"
     assert (folder / "upper.txt").read_text() == "HELLO WORLD!"
-    assert (folder / "upper.txt").samefile(Path(recipe.output) / "upper_made" / "upper.txt")
+    # a stage that goes on in its files must not do so in another run's
+    assert not (folder / "upper.txt").samefile(Path(recipe.output) / "upper_made" / "upper.txt")
     record = json.loads((folder / "stage.json").read_text())
     assert record["shared"] == f"{recipe.output}/upper_made" and record["figures"]["letters"] == 12
     assert run(other, fakes)[0] == []
@@ -423,6 +424,18 @@ def test_outdated_folder_of_a_long_stage_is_kept(recipe, fakes):
     assert texts == {"upper_made-1": "a", "upper_made-2": "b"}
 
 
+@pytest.mark.parametrize("stage", ["words", "upper"])
+def test_a_folder_of_something_else_is_kept(stage, recipe, fakes):
+    """And named; an empty one is taken."""
+    folder = Path(recipe.output) / f"{stage}_made"
+    (folder / "mine").mkdir(parents=True)
+    (folder / "mine" / "text").write_text("years of work")
+    ran, printed = run(recipe, fakes)
+    assert stage in ran and "kept" in printed and "previous" in printed
+    assert (Path(recipe.output) / f"previous/{stage}_made-1/mine/text").read_text() == "years of work"
+    assert not (folder / "mine").exists()
+
+
 @pytest.mark.parametrize("stage", ["words", "upper", "last"])
 def test_kill_in_the_middle(recipe, fakes, stage):
     """SIGKILL inside any stage: its folder is not done, earlier ones are, and the next run completes."""
@@ -628,7 +641,7 @@ def test_broken_note_of_an_unfinished_stage(text, recipe, fakes):
 def test_broken_record_is_an_error_that_says_what_to_do(text, recipe, fakes):
     run(recipe, fakes)
     (Path(recipe.output) / "words_made" / "stage.json").write_text(text)
-    with pytest.raises(UserError, match="delete it and make it again"):
+    with pytest.raises(UserError, match="delete (it|its folder) and make it again"):
         run(recipe, fakes)
 
 
@@ -662,6 +675,9 @@ def test_content_hash(tmp_path):
     (folder / "checkpoint-10").mkdir()
     (folder / "checkpoint-10" / "weights").write_text("x")
     assert provenance.content_hash(folder) == first
+    (folder / "cache-1.jsonl").write_text("a row")  # which is read
+    assert provenance.content_hash(folder) != first
+    (folder / "cache-1.jsonl").unlink()
     (folder / "sub" / "x").rename(folder / "sub" / "y")
     renamed = provenance.content_hash(folder)
     (folder / "sub" / "y").write_text("2")

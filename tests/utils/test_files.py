@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,3 +94,14 @@ def test_a_full_disk_inside_another_error():
             raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904 - as torch.save ends
     except RuntimeError as error:
         assert disk_problem(error).startswith("weights.bin: no space left")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_files_are_written(kind, tmp_path):
+    """A device would be replaced by a file, for everybody."""
+    place = tmp_path / "pipe" if kind == "pipe" else Path("/dev/null")
+    if kind == "pipe":
+        os.mkfifo(place)
+    with pytest.raises(UserError, match="must be a file, got a device or a pipe; name a file"):
+        write_json(place, {})
+    assert not place.is_file()

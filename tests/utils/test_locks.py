@@ -100,3 +100,14 @@ def test_what_is_part_of_a_run_is_kept_from_it(tmp_path):
                 pass
         with locked(tmp_path / "elsewhere"):
             pass
+
+
+def test_a_user_without_a_name(monkeypatch, tmp_path):
+    """As in a container that is given a number for one."""
+
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    with locked(tmp_path / "out"):
+        pass

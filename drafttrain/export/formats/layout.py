@@ -36,7 +36,7 @@ from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json, require_file
 from drafttrain.utils.folders import new_folder
-from drafttrain.utils.manifest import is_ours, write_manifest
+from drafttrain.utils.manifest import MANIFEST, is_ours, write_manifest
 
 WEIGHTS = "model.safetensors"
 OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact
@@ -126,8 +126,9 @@ def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
         return
     if not replace:
         raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
+    names = set() if (folder / MANIFEST).is_file() else None  # an export of an earlier version lists no files
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    if not isinstance(config, dict) or OWN not in config or not is_ours(folder):
+    if not isinstance(config, dict) or OWN not in config or not is_ours(folder, names):
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
 
 
