@@ -10,7 +10,7 @@ from drafttrain.calibration.calibration import FILE, Calibration
 from drafttrain.calibration.quick import quick_calibration
 from drafttrain.data.prompts import Task
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
-from drafttrain.evaluation.metrics import ratio_interval, tabulate
+from drafttrain.evaluation.metrics import noise, ratio_interval, ratio_spread, tabulate
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.writing import write_json
 
@@ -52,4 +52,5 @@ def quick_against_full(
         "tokens_per_second": speeds,
         "ratio": speeds["quick"] / speeds["full"],
         "interval": ratio_interval(measured, "full", "quick"),
+        "flags": noise(ratio_spread(measured, "full", "quick"), speeds["quick"] / speeds["full"]),
     }

@@ -20,8 +20,10 @@ import torch
 from drafttrain.evaluation.metrics import Measurement
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
 from drafttrain.utils.machine import OtherLoad, check_quiet
 from drafttrain.utils.provenance import git_commit
+from drafttrain.utils.writing import write_json
 
 RAW = Path("runs/figures")
 COMMITTED = Path("docs/figures")  # <topic>.jsonl of a full run, for quick runs in a fresh clone
@@ -29,9 +31,10 @@ HISTORY = COMMITTED / "history"  # the same of earlier definitions or too little
 COMPARE = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, ">": operator.gt}
 
 CPU = torch.device("cpu")
+BEGUN = "begun.json"  # in a folder of raw measurements: when, at which commit and on which machine they began
 MISSING = {"value": None, "error": "not measured"}
 # figure -> {"value": ...} and notes. Of these `judge` reads "ok": False overrules the goal, "size": what was
-# measured, "interval": 95 % of the value, "flags": why it should not be taken at its word.
+# measured, "interval": 95 % of the value or the range of seeds, "flags": why not to take it at its word.
 Measured = dict[str, dict[str, Any]]
 
 
@@ -49,6 +52,7 @@ class Run:
         more_prompts: files of further tasks by name, which may not be redistributed.
         oanc: the archive of OANC's written part.
         pair: a larger target and a small LM that drafts for it, for topic seed.
+        resumed: where and when the raw measurements were begun that this run has gone on with.
     """
 
     topic: str
@@ -60,6 +64,7 @@ class Run:
     more_prompts: dict[str, str] = field(default_factory=dict)
     oanc: str | None = None
     pair: list[str] | None = None
+    resumed: list[dict[str, Any]] = field(default_factory=list)
 
     def prompts(self, quick: int, full: int | None) -> int | None:
         """How many prompts of a task to take; None for all."""
@@ -72,7 +77,14 @@ class Run:
         folder = RAW / ("quick" if self.quick else "full") / name
         if folder.exists() and not self.resume:
             shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        begun = folder / BEGUN
+        if begun.exists():
+            self.resumed.append({"folder": name, **read_json(begun)})
+        elif folder.exists() and any(folder.iterdir()):  # from before this was noted
+            self.resumed.append({"folder": name, "commit": None})
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(begun, {**stamp(), "machine": describe_machine(CPU)})
         return folder
 
     def check_quiet(self) -> None:
@@ -274,10 +286,15 @@ def record(topic: str, rows: Sequence[dict[str, Any]]) -> None:
     os.replace(temporary, path)
 
 
+def stamp() -> dict[str, Any]:
+    """Return the time and the commit."""
+    return {"measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}
+
+
 def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ()) -> bool:
     """Measure a topic's figures and print one JSON object for each; a full run is recorded.
 
-    "ok" is null for what was measured on less than the figure's size asks, as in all quick runs.
+    "ok" is null for what was measured on less than the figure's size asks, as in most quick runs.
 
     Args:
         only: names of the wanted figures; empty for all.
@@ -290,7 +307,7 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         wanted = [name for name in group.goals if not only or name in only]
         if not wanted:
             continue
-        load = OtherLoad()
+        load, run.resumed = OtherLoad(), []
         measured = measure_group(group, run)
         machine = rounded({**describe_machine(CPU), "load": load.lap()})
         rows = [
@@ -300,9 +317,9 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
             print(json.dumps(row), flush=True)
         all_ok &= not any(map(falls_short, rows))
         if not run.quick:  # at once: later groups may take hours
-            limit = {} if run.limit is None else {"limit": run.limit}
-            stamp = {**limit, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}
+            notes = {} if run.limit is None else {"limit": run.limit}
+            notes |= stamp() | ({"resumed": run.resumed} if run.resumed else {})
             # a group that measures in another process, or knows the dtype, says so itself
-            stamped = [{**row, "machine": {**machine, **row.get("machine", {})}, **stamp} for row in rows]
+            stamped = [{**row, "machine": {**machine, **row.get("machine", {})}, **notes} for row in rows]
             record(run.topic, stamped)
     return all_ok

@@ -15,6 +15,7 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
+from drafttrain.evaluation.stock import load_stock
 
 # What each policy is tried with; the papers' own settings are among those compared, not among these.
 GRIDS: dict[str, list[str]] = {
@@ -88,7 +89,8 @@ def compare(
     repeats: int,
     on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, list[Measurement]]:
-    """Decode every prompt of every task by plain decoding, `transformers` and every tree, interleaved.
+    """Decode every prompt of every task by plain decoding, `transformers` in its faster dtype, and every
+    tree, interleaved.
 
     Args:
         trees: by the names under which they are reported.
@@ -97,7 +99,12 @@ def compare(
         measurements by task.
     """
     target = loaded.target
-    methods = {AUTOREGRESSIVE: autoregressive(target), TRANSFORMERS: transformers_generate(target)}
+    prompt = tasks[0].prompts[0].token_ids(target.tokenizer)
+    stock = load_stock(target, True, prompt, log.path.parent)  # where the choice is kept
+    methods = {
+        AUTOREGRESSIVE: autoregressive(target),
+        TRANSFORMERS: transformers_generate(target, model=stock.model),
+    }
     methods |= {name: drafting(target, loaded.proposer(tree)) for name, tree in trees.items()}
     options: dict[str, Any] = {"repeats": repeats, "on_turn": on_turn}
     return {task.name: measure(target, methods, task, log, max_new_tokens, **options) for task in tasks}

@@ -295,6 +295,18 @@ def _row(
     return row
 
 
+def noise(repeats: Sequence[float], value: float) -> list[str]:
+    """Return a flag if a ratio's single repeats differ too much.
+
+    Args:
+        repeats: their quartiles.
+        value: of all repeats.
+    """
+    low, _, high = repeats
+    is_noisy = (high - low) / value > NOISY
+    return [f"noisy: half of the repeats are outside {low:.2f} to {high:.2f}"] if is_noisy else []
+
+
 def _flags(method: str, row: Row, measurements: Sequence[Measurement]) -> list[str]:
     flags = []
     if row.speedup is not None and method not in BASELINES:
@@ -302,9 +314,7 @@ def _flags(method: str, row: Row, measurements: Sequence[Measurement]) -> list[s
             flags.append("speedup above accept_len: the baseline was slowed by something")
         if row.speedup < 1:
             flags.append("slower than autoregressive decoding")
-        low, _, high = row.speedup_repeats
-        if row.spread > NOISY:
-            flags.append(f"noisy: half of the repeats are outside {low:.2f} to {high:.2f}")
+        flags += noise(row.speedup_repeats, row.speedup)
     taken = cpu_contention(measurements)
     if taken is not None and taken > CONTENDED:
         flags.append(f"other processes took {taken:.1f} cores meanwhile")

@@ -56,7 +56,7 @@ EXCLUDE = [
 ]
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 TRIAL_STEPS = 200  # in which a learning rate has to show itself
-TIE = 0.01  # of accept_len on 24 prompts: less is noise
+TIE = 0.01  # of accept_len on 16 prompts: less is noise
 SEEDS = (0, 1, 2)
 LONG_CONVERSATIONS = 5000
 LONG_STEPS = 2000
@@ -76,7 +76,7 @@ TRAINING = TrainingConfig(
     block_length=(1, 6),
     eval_steps=10**6,  # at the end alone
     eval_prompts="data/validation_prompts.jsonl",
-    eval_prompt_limit=24,
+    eval_prompt_limit=16,
     logging_steps=50,
     save_steps=100,
     save_total_limit=1,

@@ -6,7 +6,7 @@
 
 Prints one JSON object per figure, {"figure", "value", "goal", "ok"} and notes; everything else goes to
 standard error. "ok" is null, with the reason under "why", for what was measured on fewer prompts, repeats or
-seeds than the figure asks, as in all quick runs. Raw measurements are kept under runs/figures/. Exits with 1
+seeds than the figure asks, as in most quick runs. Raw measurements are kept under runs/figures/. Exits with 1
 when a figure falls short or is missing. Figures that cannot be had in ten minutes are taken by --quick from
 the last full run, with its date under "recorded".
 

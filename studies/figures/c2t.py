@@ -285,7 +285,7 @@ def earlier_drafter(folder: Path) -> Path:
 
 @dataclass
 class ClockedPolicy(C2tPolicy):
-    """C2T that looks at the clock while it computes entropies and asks the classifier."""
+    """C2T that looks at the clock while it asks the classifier; entropies are computed with the children."""
 
     seconds: float = 0.0
 
@@ -297,7 +297,7 @@ class ClockedPolicy(C2tPolicy):
 
 
 def draft_time(run: Run) -> Measured:
-    """Entropy, features and classifier as a share of the whole time of drafting."""
+    """Features and classifier as a share of the whole time of drafting, entropies left out."""
     run.check_quiet()
     place = classifier(run)
     loaded = load_bundle(DRAFTER, dtype="bfloat16", classifier=place)
@@ -325,7 +325,7 @@ def auto_beta(run: Run) -> Measured:
     if not (place / CALIBRATION).exists():
         prompts = PromptSet("tuning", TUNING, 6 if run.quick else 24)
         config = CalibrateConfig(prompts=prompts, rounds=4 if run.quick else 15, busy=run.busy)
-        calibrate(config, DRAFTER, place, classifier=own)
+        calibrate(config, DRAFTER, place, dtype="bfloat16", classifier=own)
     loaded = load_bundle(DRAFTER, dtype="bfloat16", calibration=place, classifier=own)
     key = fingerprint([content_hash(DRAFTER), content_hash(place), NEW_TOKENS, versions()])
     task = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))

@@ -118,6 +118,7 @@ def quickstart_facts(summary: dict[str, Any], speed: dict[str, Any]) -> dict[str
         "best_vs_ar": row["speedup"],
         "best_vs_transformers": speed["value"],
         "transformers_dtype": speed.get("transformers_dtype"),
+        "flags": row.get("flags", []),
     }
 
 

@@ -24,6 +24,7 @@ from drafttrain.evaluation.metrics import (
     Measurement,
     MethodRun,
     cpu_contention,
+    noise,
     ratio,
     ratio_interval,
     ratio_spread,
@@ -98,7 +99,7 @@ def speed(run: Run, folder: Path) -> Measured:
     notes = {"transformers_dtype": stock.dtype, "transformers_tokens_per_second": stock.tokens_per_second}
     if rival is not None:
         q8_0 = rival.beside(measured, spread(prompts, 20), llamacpp.Q8_0, 1)
-        notes |= {"llamacpp": rival.described, "q8_0": against_q8_0(q8_0, best)}
+        notes |= {"llamacpp": rival.described(llamacpp.F16), "q8_0": against_q8_0(q8_0, best)}
     notes["tried_later"] = {
         "tree": later,
         "vs_ar": ratio(measured, AUTOREGRESSIVE, later),
@@ -115,13 +116,17 @@ class Rival:
     Args:
         install: folder of `llamacpp.install`.
         models: GGUF files by kind.
-        path: file of what has been measured, which is not measured again.
+        path: file of what has been measured, which is not measured again for the same models, threads and
+            release.
     """
 
     def __init__(self, install: Path, models: dict[str, Path], target: FrozenTarget, path: Path):
         self.install, self.models, self.target, self.path = install, models, target, path
-        self.known: dict[str, Any] = read_json(path) if path.exists() else {}
-        self.described: dict[str, Any] = {}
+        self.threads = torch.get_num_threads()
+        files = {kind: [model.name, model.stat().st_size] for kind, model in models.items()}
+        depends = fingerprint([str(install), files, self.threads, NEW_TOKENS, describe_machine(CPU)])
+        known = read_json(path) if path.exists() else {}
+        self.known: dict[str, Any] = known if known.get("depends") == depends else {"depends": depends}
 
     def beside(
         self,
@@ -137,23 +142,30 @@ class Rival:
         """
         ids = {prompt.id: prompt.token_ids(self.target.tokenizer) for prompt in prompts}
         chosen = [one for one in measured if one.prompt in ids and (repeats is None or one.repeat < repeats)]
-        name, threads = f"llama.cpp {kind}", torch.get_num_threads()
+        name = f"llama.cpp {kind}"
         keys = {f"{kind} {one.prompt} {one.repeat}": one for one in chosen}
         if missing := [key for key in keys if key not in self.known]:
             load = OtherLoad()
             stop = self.target.eos_token_ids
-            with llamacpp.running(self.install, self.models[kind], stop, threads) as running:
+            with llamacpp.running(self.install, self.models[kind], stop, self.threads) as running:
                 running.decode(ids[keys[missing[0]].prompt], 8)  # the first forwards of a process are slow
                 for key in missing:
                     self.known[key] = asdict(running.decode(ids[keys[key].prompt], NEW_TOKENS))
-                share = running.forward_seconds / running.seconds
-                self.known["described"] = {**running.described, "forward_share": share}
+                own = self.known.setdefault(f"described {kind}", {"forward_seconds": 0.0, "seconds": 0.0})
+                own |= running.described
+                own["forward_seconds"] += running.forward_seconds
+                own["seconds"] += running.seconds
             taken = load.lap()  # its own time counts as ours once it has ended
             for key in missing:
                 self.known[key]["cpu_contention"] = taken
             write_json(self.path, self.known)
-        self.described = self.known["described"]
         return [self._with(one, name, self.known[key]) for key, one in keys.items()]
+
+    def described(self, kind: str) -> dict[str, Any]:
+        """Return what ran, and the share of its time in forwards, over all prompts."""
+        found = dict(self.known[f"described {kind}"])
+        share = found.pop("forward_seconds") / found.pop("seconds")
+        return {**found, "forward_share": share}
 
     @staticmethod
     def _with(one: Measurement, name: str, found: dict[str, Any]) -> Measurement:
@@ -193,13 +205,14 @@ def speed_figures(
     busy = cpu_contention(measured) or 0.0
 
     def against(base: str, method: str) -> dict[str, Any]:
-        flags = [*rows[method].flags]
+        flags, repeats = [*rows[method].flags], ratio_spread(measured, base, method)
+        flags += [flag for flag in noise(repeats, ratio(measured, base, method)) if base != AUTOREGRESSIVE]
         if not flags and busy > CONTENDED:
             flags.append(f"other processes took {busy:.1f} cores meanwhile")
         return {
             "value": ratio(measured, base, method),
             "interval": ratio_interval(measured, base, method),
-            "repeats": ratio_spread(measured, base, method),
+            "repeats": repeats,
             **({"flags": flags} if flags else {}),
             **common,
         }

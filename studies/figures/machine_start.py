@@ -70,7 +70,7 @@ def quick_calibration(run: Run, folder: Path) -> Measured:
     return {
         "quick_calibration_s": {
             "value": found["seconds"],
-            **{name: found[name] for name in ("ratio", "interval", "rates", "tokens_per_second")},
+            **{name: found[name] for name in ("ratio", "interval", "rates", "tokens_per_second", "flags")},
             "ok": found["ratio"] >= 0.95,
             "why": f"timed by it has {found['ratio']:.3f} of the speed by a full one",
             "size": {"prompts": {"mt_bench": len(task.prompts)}, "repeats": repeats},

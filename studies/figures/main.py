@@ -66,7 +66,8 @@ def quickstart(run: Run) -> Measured:
 
 
 def speed(run: Run) -> Measured:
-    """Greedy decoding in bf16 against our own autoregressive decoding and `transformers` `generate`."""
+    """Greedy decoding in the dtype that `auto` picks against our own autoregressive decoding and `generate`
+    of transformers."""
     folder, fresh = run.folder("speed"), RAW / "full/quickstart/bundle"
     bundle = fresh if fresh.exists() and not run.quick else QUICKSTART_DRAFTER
     limits = {"mt_bench": 6, "gsm8k": 5, "humaneval": 5} if run.quick else {}

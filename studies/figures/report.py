@@ -1,4 +1,5 @@
-"""The figures of the report page: how long it takes from all committed raw data, and how large it is."""
+"""The figures of the report page: how long it takes from the committed raw data of trees, and how
+large it is."""
 
 import os
 import subprocess
@@ -15,7 +16,7 @@ TASKS = ("mt_bench", "gsm8k", "humaneval", "summarization", "questions", "alpaca
 
 
 def command(out: Path) -> list[str]:
-    """The command line that makes the page of docs/results/report.html: every kind of raw file there is."""
+    """The command line that makes the page of docs/results/report.html."""
     words = [sys.executable, "-m", "drafttrain.run.cli", "report", str(RAW / "trees"), "--bundle", BUNDLE]
     words += ["--bundle", str(RAW / "c2t"), "--trace", str(RAW / "trace.json"), "--out", str(out)]
     for task in TASKS:

@@ -13,6 +13,7 @@ training with and without stored states. Estimated minutes at full size on 2 cor
 
 import contextlib
 import io
+import json
 import os
 import re
 import statistics
@@ -239,6 +240,16 @@ def speed(part: str) -> Callable[[Run], Measured]:
     return measure
 
 
+def described(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the machine as a process with these variables sees it."""
+    script = (
+        "import json, torch; from drafttrain.kernels.machine import describe_machine; "
+        "print(json.dumps(describe_machine(torch.device('cpu'))))"
+    )
+    command, variables = [sys.executable, "-c", script], {**os.environ, **environment}
+    return json.loads(subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True).stdout)
+
+
 def suite(run: Run, avx2: bool = False) -> Measured:
     """Run all tests as scripts/test.sh does."""
     run.check_quiet()
@@ -255,6 +266,7 @@ def suite(run: Run, avx2: bool = False) -> Measured:
     last = log.read_text().strip().rpartition("\n")[2]
     counts = {name: int(n) for n, name in re.findall(r"(\d+) (\w+)", last.partition(" in ")[0])}
     notes = {"tests": counts, "ok": status == 0, "why": f"pytest ended with {status}; see {log}"}
+    notes["machine"] = described(environment)
     return {f"suite_s{suffix}": {"value": seconds, **notes}}
 
 

@@ -61,12 +61,13 @@ ALL_TASKS = FIRST_TURNS | dict.fromkeys(("gsm8k", "humaneval", "summarization"),
 
 
 def calibrated(run: Run, folder: Path) -> Bundle:
-    """Load the committed drafter with a calibration of this machine, which only a resumed run reuses."""
+    """Load the committed drafter with a calibration of this machine, which resumed runs and
+    `against_vllm` use again."""
     place = folder / "calibration"
     if not (place / CALIBRATION).exists():
         prompts = PromptSet("tuning", TUNING, 8 if run.quick else 24)
         config = CalibrateConfig(prompts=prompts, rounds=5 if run.quick else 15, busy=run.busy)
-        calibrate(config, QUICKSTART_DRAFTER, place)
+        calibrate(config, QUICKSTART_DRAFTER, place, dtype="bfloat16")
     return load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16", calibration=place)
 
 
@@ -112,7 +113,7 @@ def against_vllm(run: Run) -> Measured:
     if run.vllm_python is None:
         return {"best_vs_vllm_ngram": {"value": None, "skipped": "vLLM is not installed: no --vllm-python"}}
     run.check_quiet()
-    folder = replace(run, resume=True).folder("trees")
+    folder = replace(run, resume=True, resumed=[]).folder("trees")
     name = fastest(folder)
     best = json.loads((folder / "tuning.json").read_text())["chosen"][name]
     loaded = calibrated(run, folder)
@@ -312,7 +313,8 @@ def batches(run: Run) -> Measured:
 
 
 def batch_exactness(run: Run) -> Measured:
-    """Batches of 2 to 8 against one prompt at a time, in fp32, for every policy, greedy and sampled."""
+    """Batches of 2 to 8 against one prompt at a time, in fp32, for plain decoding and the first setting of
+    each policy of GRIDS, greedy and sampled."""
     folder = run.folder("batch_exactness")
     loaded = load_bundle(QUICKSTART_DRAFTER, dtype="float32")
     prompts = read_prompts(PROMPTS["mt_bench"], 4 if run.quick else 8)

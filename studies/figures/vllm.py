@@ -6,9 +6,10 @@
 vLLM and our engine decode the same prompts greedily with the same chains of drafts. Outputs may part where
 the target is undecided. In bf16 the two best logits are often the very same number, and vLLM's texts with
 chains of 3 and of 5 differ on most prompts. So what has to be exact is compared in fp32, where the same
-weights leave no room for that. In bf16, which is how drafters are served, every difference has to be a tie:
-both tokens no further below the best logit than rounding was measured to move it (`Difference.is_tie`). What
-bf16 gives is reported as measured: the texts that differ, ties among them, and both engines' acceptance.
+weights leave hardly any room for that: ties on 5 % of the texts at most. In bf16, which is how drafters are
+served, every difference has to be a tie: both tokens no further below the best logit than rounding was
+measured to move it (`Difference.is_tie`). What bf16 gives is reported as measured: the texts that differ,
+ties among them, and both engines' acceptance.
 
 Acceptance at position i is the share of steps with drafts in which the i-th draft token was accepted.
 """
@@ -241,7 +242,7 @@ def check(
 
 def figures(report: dict[str, dict[str, Any]]) -> Measured:
     """The figures of a report of `check`. Mismatches are of all types; ties and acceptance have to hold in
-    fp32, where outputs do not part. What bf16 gives is reported beside them, differing texts included."""
+    fp32, where outputs hardly part. What bf16 gives is reported beside them, differing texts included."""
     parts = {dtype: list(part.values()) for dtype, part in report.items()}
     exact = parts["float32"]
     compared = sum(one["prompts"] for one in exact)
@@ -278,7 +279,8 @@ def figures(report: dict[str, dict[str, Any]]) -> Measured:
 
 
 def exportable(kinds: Sequence[str] = SERVED) -> list[Path]:
-    """Committed bundles and trained baselines that can be exported to these formats."""
+    """Committed bundles and trained baselines that can be exported to these formats, the first by path of
+    each kind."""
     wanted = {kind for name in kinds for kind in FORMATS[name].KINDS}
     places = sorted(
         [*Path("model_cards").glob("*/config.json"), *Path("runs/baselines").glob("**/config.json")]

@@ -96,9 +96,10 @@ def strike(name: str, fault: str, number: int, world: Path, place: Path, clean: 
         return end("half taken", why)
     status = runner.call(words, log, world)
     second = runner.ending(status, log.read_text(errors="replace"))
-    if second != "done" and results.difference(clean.values, results.read(out)):
+    why = results.difference(clean.values, results.read(out))
+    if second not in ("done", "refused") or (second == "refused" and why):  # refused: it was there already
         return end(f"again: {second}", log.read_text(errors="replace"))
-    if why := results.difference(clean.values, results.read(out)):
+    if why:
         return end("lost", why)
     if left := [str(path) for path in out.rglob(".*") if path.name.endswith(LEFT)]:
         return end("leftovers", left[0])

@@ -80,9 +80,10 @@ def race(name: str, other: str | None, world: Path, place: Path, clean: results.
         return end("both refused", printed)
     status = runner.call(words, place / "again.txt", world)
     again = runner.ending(status, (place / "again.txt").read_text(errors="replace"))
-    if again != "done" and results.difference(clean, results.read(out)):
+    why = results.difference(clean, results.read(out))
+    if again not in ("done", "refused") or (again == "refused" and why):  # refused: it was there already
         return end(f"again: {again}", (place / "again.txt").read_text(errors="replace"))
-    if why := results.difference(clean, results.read(out)):
+    if why:
         return end("corrupt", why)
     return end("right")
 

@@ -169,12 +169,13 @@ def test_rival_runs_once_beside_our_measurements(script, target, monkeypatch, tm
     monkeypatch.setattr(machine_speed.llamacpp, "running", Context)
     ids = [prompt.token_ids(target.tokenizer) for prompt in PROMPTS[:3]]
     ours = measurements()
+    (tmp_path / "m").write_bytes(b"weights")
     for _ in range(2):  # the second one finds everything in the file
         rival = machine_speed.Rival(tmp_path, {"f16": tmp_path / "m"}, target, tmp_path / "llamacpp.json")
         found = rival.beside(ours, PROMPTS[:2], repeats=1)
         assert [one.prompt for one in found] == ["0", "1"] and {one.repeat for one in found} == {0}
         assert found[1].runs["llama.cpp f16"] == MethodRun(0.125, [len(ids[1])])
-        assert found[1].runs["best"] == ours[1].runs["best"] and rival.described == {
+        assert found[1].runs["best"] == ours[1].runs["best"] and rival.described("f16") == {
             **Running.described,
             "forward_share": 0.75,
         }

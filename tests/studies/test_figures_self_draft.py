@@ -82,4 +82,4 @@ def test_counts_and_cache(topic):
 
 def test_oanc_is_asked_for(topic):
     found = topic.oanc(Run("self-draft"))
-    assert found["oanc_build_s"]["value"] is None and "--oanc" in found["oanc_build_s"]["error"]
+    assert found["oanc_build_s"]["value"] is None and "--oanc" in found["oanc_build_s"]["skipped"]

@@ -149,6 +149,7 @@ def test_the_suite_fails_with_its_tests(script, monkeypatch):
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script, "described", lambda environment: {"torch_isa": "AVX2"})
     found = script.suite(RUN)["suite_s"]
     assert found["tests"] == {"failed": 1, "passed": 20, "skipped": 3} and not found["ok"]
     assert set(script.suite(RUN, avx2=True)) == {"suite_s_avx2"}

@@ -293,3 +293,21 @@ def test_interrupted_commands_are_ended(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_and_watch(["sleep", "60"], tmp_path, dict(os.environ), tmp_path / "log")
     assert started[0].poll() is not None
+
+
+def test_a_resumed_run_says_where_it_began(tmp_path, capsys, monkeypatch):
+    def measure(run):
+        folder = run.folder("raw")
+        (folder / "rows").write_text("1")
+        return {"f": {"value": 3}}
+
+    measured = Group({"f": ">= 2"}, measure)
+    for resume, commit in ((False, "a"), (True, "b"), (False, "c")):
+        monkeypatch.setattr(figures, "git_commit", lambda commit=commit: commit)
+        assert measure_topic([measured], Run("t", resume=resume))
+        [row] = figures.read_rows(figures.RAW / "t.jsonl").values()
+        assert row["commit"] == commit
+        assert [one["commit"] for one in row.get("resumed", [])] == (["a"] if resume else [])
+    (figures.RAW / "full" / "raw" / figures.BEGUN).unlink()
+    assert measure_topic([measured], Run("t", resume=True))
+    assert figures.read_rows(figures.RAW / "t.jsonl")["f"]["resumed"] == [{"folder": "raw", "commit": None}]
