@@ -1,7 +1,7 @@
 """The figures of topic `flagship`: what a published drafter is worth to those who download it.
 
 Estimated minutes at full size on 2 cores: `best_accept_len_chain` and `best_accept_len_tree` together 10
-(nothing is timed), `generate_mismatches` 40, `generate_vs_plain` and `generate_vs_assisted` together 90 of a
+(nothing is timed), `generate_mismatches` 40, `generate_vs_plain` and `generate_vs_assisted` together 45 of a
 quiet machine, `diagnose_hits` 30.
 """
 
