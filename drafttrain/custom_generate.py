@@ -6,15 +6,12 @@ transformers prepares inputs, logits processors and stopping criteria as for its
 calls `generate` here in its place.
 """
 
-import copy
 import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +29,11 @@ from transformers import (
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
     GenerationMode,
-    PrefixConstrainedLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from drafttrain.decoder import SpeculativeDecoder
-from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
+from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
+from drafttrain.inference.as_transformers import AsTransformers, ends_here, require
 from drafttrain.inference.decode import Request, Row, decode_requests
 from drafttrain.inference.text import shown
 from drafttrain.target_lm import attention
@@ -46,7 +42,6 @@ from drafttrain.target_lm.loading import load_tokenizer
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.twin import Look, is_plain, native_copy
 from drafttrain.trees.interface import TreePolicy
-from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
 LOADED = "_drafttrain"  # attribute of a model: what has been loaded for it
@@ -54,7 +49,6 @@ GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
 CACHES = None, "dynamic", "dynamic_full"
 STRETCHING = "dynamic", "longrope"  # kinds of rope that turn keys otherwise beyond some positions
-BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # what processors keep for each row
 TAKEN = {"attention_mask", "position_ids", CACHE_ARGUMENT, "use_cache", "logits_to_keep", "cache_position"}
 
 
@@ -159,100 +153,6 @@ def generate_of_repository(
     return model.generate(custom_generate=generate, drafter=drafter, stopping_criteria=criteria, **arguments)
 
 
-@dataclass
-class AsTransformers(AcceptanceRule):
-    """Choose tokens as `GenerationMixin._sample` does: from the scores that the logits processors make of the
-    target's logits, each along the path of its own row, greedily or by torch's generator, up to the one with
-    which a criterion ends the row.
-
-    Every emitted token takes one draw, in order. So one row draws what it would draw without drafts.
-
-    Attributes:
-        texts: of each row, int64 [L], padding and prompt first; they grow with what is chosen.
-        processors: of each row.
-        criteria: that end a row.
-        samples: draw, or take the best.
-        scores, logits: of the only row's tokens, processed and not, fp32 [1, V]; None: not asked for.
-        ended: of each row.
-    """
-
-    texts: list[torch.Tensor]
-    processors: list[LogitsProcessorList]
-    criteria: StoppingCriteriaList
-    samples: bool
-    scores: tuple[torch.Tensor, ...] | None
-    logits: tuple[torch.Tensor, ...] | None
-    ended: list[bool]
-    numbers: Sequence[int] = ()
-
-    @classmethod
-    def of(
-        cls,
-        texts: Sequence[torch.Tensor],
-        processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-    ) -> "AsTransformers":
-        """Return the rule for texts int64 [L] with what transformers has prepared for them together."""
-        own = [_of_row(processors, row, len(texts)) for row in range(len(texts))]
-        scores, logits = (
-            () if config.return_dict_in_generate and asked else None
-            for asked in (config.output_scores, config.output_logits)
-        )
-        return cls(list(texts), own, criteria, bool(config.do_sample), scores, logits, [False for _ in texts])
-
-    def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which rows the next trees are of."""
-        self.numbers = numbers
-
-    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        paths, tokens = [], []
-        for row, number in enumerate(self.numbers):
-            path, token = self._walk(tree, logits[row], row, number)
-            paths.append(path)
-            tokens.append(token)
-        return Accepted.of(paths, tokens, tree.tokens.device)
-
-    def _walk(self, tree: TokenTree, logits: torch.Tensor, row: int, number: int) -> tuple[list[int], int]:
-        """Return a row's accepted nodes from the root on, and the token after them, from logits [n, V]."""
-        size = int(tree.sizes[row])
-        drafted = list(zip(tree.parents[row, :size].tolist(), tree.tokens[row, :size].tolist()))
-        path = [0]
-        while True:
-            token = self._choose(logits[path[-1]], number)
-            child = next((i for i in range(1, size) if drafted[i] == (path[-1], token)), None)
-            if child is None or self.ended[number]:
-                return path, token
-            path.append(child)
-
-    def _choose(self, logits: torch.Tensor, number: int) -> int:
-        text = self.texts[number][None]  # [1, L]
-        # [1, V]; processors may write into it, and belong to the device of the text
-        raw = logits[None].to(text.device, torch.float32, copy=True)
-        scores = self.processors[number](text, raw.clone())  # [1, V]
-        _require(scores.shape == raw.shape, "logits_processor", "of one row at a time", list(scores.shape))
-        if self.samples and raw.max().isfinite():
-            token = torch.multinomial(scores.softmax(-1), 1)[0]  # [1]
-        else:
-            token = scores.argmax(-1)  # [1]
-        self.texts[number] = torch.cat([self.texts[number], token])
-        if self.scores is not None:
-            self.scores += (scores,)
-        if self.logits is not None:
-            self.logits += (raw,)
-        self.ended[number] = _ends(self.criteria, self.texts[number], self.scores)
-        return int(token)
-
-
-def _ends(
-    criteria: StoppingCriteriaList, text: torch.Tensor, scores: tuple[torch.Tensor, ...] | None
-) -> bool:
-    """Return whether a criterion ends a row [L] here."""
-    ended = criteria(text[None], scores)  # [1]
-    _require(ended.numel() == 1, "stopping_criteria", "of one row at a time", list(ended.shape))
-    return bool(ended)
-
-
 def _emit(
     row: Row,
     text: torch.Tensor,
@@ -266,7 +166,7 @@ def _emit(
         text = torch.cat([text, text.new_tensor([token])])
         if streamer is not None:
             streamer.put(text[-1:].cpu())
-        if not judged and _ends(criteria, text, None):
+        if not judged and ends_here(criteria, text, None):
             row.finish_reason = "stop"
             break
     if judged and rule.ended[row.number]:
@@ -321,7 +221,7 @@ class Loaded:
             UserError: the drafter does not fit the model, or there is none of this name.
         """
         for name, place in (("drafter", drafter), ("ngrams", ngrams), ("calibration", calibration)):
-            _require(isinstance(place, str | os.PathLike | None), name, "a folder or Hub id", shown(place))
+            require(isinstance(place, str | os.PathLike | None), name, "a folder or Hub id", shown(place))
         target = self.native(model) if native else None
         key = target is None, drafter, repr(tree), ngrams, calibration  # policies cannot be hashed
         parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
@@ -367,7 +267,7 @@ def _load(
         with torch.random.fork_rng(devices=[]):  # a small LM is initialized before its weights are read
             if drafter is None:
                 given = tree is not None or calibration is not None
-                _require(not given, "drafter", "given with tree or calibration", None)
+                require(not given, "drafter", "given with tree or calibration", None)
                 decoder = SpeculativeDecoder.self_draft(target, ngrams)
             else:
                 decoder = SpeculativeDecoder.from_pretrained(
@@ -409,88 +309,52 @@ def _refuse(
         UserError: it is asked for.
     """
     mode = config.get_generation_mode(_of_caller("assistant_model"))
-    _require(mode in MODES, "generation mode", "greedy search or sampling", mode.value)
-    _require(not model.config.is_encoder_decoder, "model", "decoder-only", "an encoder-decoder model")
-    _require(not _of_caller("synced_gpus"), "synced_gpus", "off", True)
-    _require(config.use_cache, "use_cache", "on", config.use_cache)
-    _require(
+    require(mode in MODES, "generation mode", "greedy search or sampling", mode.value)
+    require(not model.config.is_encoder_decoder, "model", "decoder-only", "an encoder-decoder model")
+    require(not _of_caller("synced_gpus"), "synced_gpus", "off", True)
+    require(config.use_cache, "use_cache", "on", config.use_cache)
+    require(
         config.cache_implementation in CACHES, "cache_implementation", "dynamic", config.cache_implementation
     )
     for name in ("output_attentions", "output_hidden_states"):
-        _require(not getattr(config, name), name, "off, as a draft's are computed otherwise", True)
+        require(not getattr(config, name), name, "off, as a draft's are computed otherwise", True)
     one = len(input_ids) == 1
     for name in ("output_scores", "output_logits"):
         wanted = config.return_dict_in_generate and getattr(config, name)
-        _require(one or not wanted, name, "off with several rows", len(input_ids))
-    _require(one or streamer is None, "streamer", "left out with several rows", len(input_ids))
+        require(one or not wanted, name, "off with several rows", len(input_ids))
+    require(one or streamer is None, "streamer", "left out with several rows", len(input_ids))
     # without a stop token transformers goes on with rows that have ended until all have
     ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
     alike = all(isinstance(criterion, MaxLengthCriteria | MaxTimeCriteria) for criterion in criteria)
-    _require(one or ends or alike, "eos_token_id", "given with stopping criteria and several rows", None)
-    _require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
+    require(one or ends or alike, "eos_token_id", "given with stopping criteria and several rows", None)
+    require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
     text = model.config.get_text_config()
     rope, longest = getattr(text, "rope_parameters", None) or {}, criteria.max_length or config.max_length
     for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
         if one.get("rope_type") in STRETCHING:  # a tree's nodes would cross the limit before the text does
             limit = one.get("original_max_position_embeddings") or text.max_position_embeddings
-            _require(longest <= limit, "max_length", f"at most {limit} with this rope", longest)
+            require(longest <= limit, "max_length", f"at most {limit} with this rope", longest)
     given = _of_caller("kwargs") or {}
     for name in ("past_key_values", CACHE_ARGUMENT):  # transformers would write to it
-        _require(given.get(name) is None, name, "left out", type(given.get(name)).__name__)
+        require(given.get(name) is None, name, "left out", type(given.get(name)).__name__)
     prepare = vars(model).get("prepare_inputs_for_generation")  # PEFT's virtual tokens come in by it
     own = prepare is None or getattr(prepare, "__self__", None) is model
-    _require(own, "model", "one that prepares its inputs itself", prepare)
+    require(own, "model", "one that prepares its inputs itself", prepare)
     others = [name for name, value in model_kwargs.items() if value is not None and name not in TAKEN]
-    _require(not others, "inputs", "token ids alone", ", ".join(others))
+    require(not others, "inputs", "token ids alone", ", ".join(others))
     mask = model_kwargs.get("attention_mask")
     if mask is not None:
         padded = mask.ndim == 2 and bool((mask.diff(dim=1) >= 0).all()) and bool((mask[:, -1] > 0).all())
-        _require(padded, "attention_mask", "[B, L] with padding on the left alone", list(mask.shape))
+        require(padded, "attention_mask", "[B, L] with padding on the left alone", list(mask.shape))
     positions = model_kwargs.get("position_ids")
     if positions is not None:
         kept = torch.ones_like(input_ids) if mask is None else mask
-        _require(
+        require(
             bool((positions == kept.cumsum(1) - 1)[kept > 0].all()),
             "position_ids",
             "0, 1, 2, … in each row",
             "others",
         )
-
-
-def _require(is_so: bool, what: str, constraint: str, got: object) -> None:
-    if not is_so:
-        raise UserError(
-            f"{what}: must be {constraint}, got {got}; change it, or generate without custom_generate"
-        )
-
-
-def _of_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
-    """Return the processors for one of several rows alone.
-
-    Raises:
-        UserError: one runs the model itself.
-    """
-    own = LogitsProcessorList()
-    for one in processors:
-        if isinstance(one, UnbatchedClassifierFreeGuidanceLogitsProcessor):
-            _require(False, "guidance_scale", "null", one.guidance_scale)
-        if rows > 1:
-            one = copy.copy(one)  # some keep what they have seen
-            if isinstance(one, PrefixConstrainedLogitsProcessor):
-                # its function takes the number of the prompt, which may have several rows
-                prompt, one._num_beams = row // one._num_beams, 1
-                one._prefix_allowed_tokens_fn = partial(_for_prompt, one._prefix_allowed_tokens_fn, prompt)
-            for name in BY_ROW:
-                if isinstance(values := getattr(one, name, None), torch.Tensor | list):
-                    prompt = row * len(values) // rows
-                    setattr(one, name, values[prompt : prompt + 1])
-                    one.batch_size = 1
-        own.append(one)
-    return own
-
-
-def _for_prompt(allowed: Callable[[int, torch.Tensor], list[int]], prompt: int, _: int, text: torch.Tensor):
-    return allowed(prompt, text)
 
 
 def _of_caller(name: str) -> Any:

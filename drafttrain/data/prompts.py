@@ -32,9 +32,8 @@ from drafttrain.data.streams import (
 from drafttrain.utils.errors import UserError
 
 MMLU_TEST = "_test.csv"
-MMLU_OTHERS = re.compile(
-    r"_(dev|val)\.csv$|auxiliary_train/|possibly_contaminated_urls\.txt$"
-)  # of its archive
+# the other splits and notes in MMLU's archive
+MMLU_OTHERS = re.compile(r"_(dev|val)\.csv$|auxiliary_train/|possibly_contaminated_urls\.txt$")
 ENDINGS = (*JSON_LINES, ".json", ".parquet", ".csv", ".tsv", *TEXT)
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
 LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # not for a cell

@@ -22,13 +22,12 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Add text and return what can no longer begin a stop string; set `found` when one is complete."""
-        for character in text if self.strings else "":
+        for character in text:
             self._held += character  # one by one: the first complete string must not depend on pieces
             if complete := [string for string in self.strings if self._held.endswith(string)]:
                 self.found = True
                 given, self._held = self._held[: -max(map(len, complete))], ""
                 return given
-        self._held = self._held if self.strings else text
         keep = max((self._overlap(string) for string in self.strings), default=0)
         at = len(self._held) - keep
         given, self._held = self._held[:at], self._held[at:]

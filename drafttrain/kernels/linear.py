@@ -52,7 +52,7 @@ def _allocate(size: int) -> tuple[torch.Tensor, int]:
     """
     global _region
     with _region_lock:
-        region = _region if size < REGION else None  # a large layer is freed by itself
+        region = _region if size < REGION else None  # larger layers do not share a region
         if region is None or region[1] + size > region[2]:
             length = -(-max(size, REGION) // HUGE_PAGE) * HUGE_PAGE
             memory = torch.empty(length + HUGE_PAGE, dtype=torch.uint8)

@@ -334,7 +334,7 @@ class Workflow:
             from drafttrain.run.copies import keep
 
             kept = keep(folder, self.output / PREVIOUS)
-            self._say("yellow", stage, "kept", f"the outdated {folder} is now {kept}")
+            self._say("yellow", stage, "kept", f"the former {folder} is now {kept}")
             return
         gone = self.output / f".{stage.folder}.old"  # at once: what is half removed must not pass for whole
         os.replace(folder, gone)

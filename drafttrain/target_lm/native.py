@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from drafttrain.kernels.blocks import BlockParts, NativeBlocks, Nodes
 from drafttrain.kernels.linear import can_be_native
 
-BLOCKS = "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"
+BLOCKS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # others change with the length of the text
 TOLERANCE = 1e-3  # of the standard deviation of what a block adds; fp32 rounding gives 1e-5
 PREFIX = 9  # committed tokens before the tree of the check
@@ -24,19 +24,21 @@ def can_run_natively(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Return whether `native_blocks` knows the architecture of a language model without its head, and its
     linear layers can be native."""
     blocks = getattr(base, "layers", ())
+    kinds = {type(block).__name__ for block in blocks}
+    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     linears = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         len(blocks) > 0
-        and all(type(block).__name__ in BLOCKS for block in blocks)
+        and kinds <= BLOCKS
         and config.hidden_act == "silu"
         and rope.get("rope_type", "default") in STATIC_ROPE
         and rope.get("partial_rotary_factor", 1.0) in (None, 1.0)
         and all(block.self_attn.scaling == block.self_attn.head_dim**-0.5 for block in blocks)
         and len({block.input_layernorm.variance_epsilon for block in blocks}) == 1
-        # Llama has no window even where the config has one, Mistral one for all layers of any type
-        and not (getattr(config, "sliding_window", None) and type(blocks[0]).__name__ == BLOCKS[0])
-        and not (getattr(config, "layer_types", None) and type(blocks[0]).__name__ == BLOCKS[1])
+        # Llama ignores the window in its config, and Mistral applies it to layers of any type
+        and not (window and "LlamaDecoderLayer" in kinds)
+        and not (window and types and "MistralDecoderLayer" in kinds)
         and all(can_be_native(m) for m in linears)
         and len({m.weight.dtype for m in linears}) == 1
     )

@@ -89,13 +89,16 @@ def is_plain(model: PreTrainedModel) -> bool:
 def _has_stock_blocks(model: PreTrainedModel) -> bool:
     """Return whether the blocks are all that its config says, each with the modules of a new one."""
     base, config = model.base_model, model.config.get_text_config()
-    blocks, norms = getattr(base, "layers", ()), {type(getattr(base, "norm", None))}
-    if len(blocks) != config.num_hidden_layers or type(model.get_input_embeddings()) is not nn.Embedding:
+    blocks = getattr(base, "layers", ())
+    if (
+        not 0 < len(blocks) == config.num_hidden_layers
+        or type(model.get_input_embeddings()) is not nn.Embedding
+    ):
         return False
     with torch.device("meta"):
         new = [type(block)(config, number) for number, block in enumerate(blocks)]
-    norms |= {type(getattr(block, "input_layernorm", None)) for block in new}
-    return len(norms) == 1 and all(_kinds(a) == _kinds(b) for a, b in zip(blocks, new, strict=True))
+    same_norm = type(getattr(base, "norm", None)) is type(getattr(new[0], "input_layernorm", None))
+    return same_norm and all(_kinds(a) == _kinds(b) for a, b in zip(blocks, new, strict=True))
 
 
 def _kinds(block: nn.Module) -> list[tuple[str, type]]:

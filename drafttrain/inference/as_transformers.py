@@ -1,0 +1,152 @@
+"""Choose tokens as `generate` of transformers does: by its logits processors, stopping criteria and draws."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import (
+    PrefixConstrainedLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+from drafttrain.inference.acceptance import AcceptanceRule, Accepted
+from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
+
+BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # what processors keep for each row
+
+
+@dataclass
+class AsTransformers(AcceptanceRule):
+    """Choose tokens as `GenerationMixin._sample` does: from the scores that the logits processors make of the
+    target's logits, each along the path of its own row, greedily or by torch's generator, up to the one with
+    which a criterion ends the row.
+
+    Every emitted token takes one draw, in order. So one row draws what it would draw without drafts.
+
+    Attributes:
+        texts: of each row, int64 [L], padding and prompt first; they grow with what is chosen.
+        processors: of each row.
+        criteria: that end a row.
+        samples: draw, or take the best.
+        scores, logits: of the only row's tokens, processed and not, fp32 [1, V]; None: not asked for.
+        ended: of each row.
+    """
+
+    texts: list[torch.Tensor]
+    processors: list[LogitsProcessorList]
+    criteria: StoppingCriteriaList
+    samples: bool
+    scores: tuple[torch.Tensor, ...] | None
+    logits: tuple[torch.Tensor, ...] | None
+    ended: list[bool]
+    numbers: Sequence[int] = ()
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[torch.Tensor],
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+    ) -> "AsTransformers":
+        """Return the rule for texts int64 [L] with what transformers has prepared for them together."""
+        own = [_of_row(processors, row, len(texts)) for row in range(len(texts))]
+        scores, logits = (
+            () if config.return_dict_in_generate and asked else None
+            for asked in (config.output_scores, config.output_logits)
+        )
+        return cls(list(texts), own, criteria, bool(config.do_sample), scores, logits, [False for _ in texts])
+
+    def set_active(self, numbers: Sequence[int]) -> None:
+        """Note which rows the next trees are of."""
+        self.numbers = numbers
+
+    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+        paths, tokens = [], []
+        for row, number in enumerate(self.numbers):
+            path, token = self._walk(tree, logits[row], row, number)
+            paths.append(path)
+            tokens.append(token)
+        return Accepted.of(paths, tokens, tree.tokens.device)
+
+    def _walk(self, tree: TokenTree, logits: torch.Tensor, row: int, number: int) -> tuple[list[int], int]:
+        """Return a row's accepted nodes from the root on, and the token after them, from logits [n, V]."""
+        size = int(tree.sizes[row])
+        drafted = list(zip(tree.parents[row, :size].tolist(), tree.tokens[row, :size].tolist()))
+        path = [0]
+        while True:
+            token = self._choose(logits[path[-1]], number)
+            child = next((i for i in range(1, size) if drafted[i] == (path[-1], token)), None)
+            if child is None or self.ended[number]:
+                return path, token
+            path.append(child)
+
+    def _choose(self, logits: torch.Tensor, number: int) -> int:
+        text = self.texts[number][None]  # [1, L]
+        # [1, V]; processors may write into it, and belong to the device of the text
+        raw = logits[None].to(text.device, torch.float32, copy=True)
+        scores = self.processors[number](text, raw.clone())  # [1, V]
+        require(scores.shape == raw.shape, "logits_processor", "of one row at a time", list(scores.shape))
+        if self.samples and raw.max().isfinite():
+            token = torch.multinomial(scores.softmax(-1), 1)[0]  # [1]
+        else:
+            token = scores.argmax(-1)  # [1]
+        self.texts[number] = torch.cat([self.texts[number], token])
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (raw,)
+        self.ended[number] = ends_here(self.criteria, self.texts[number], self.scores)
+        return int(token)
+
+
+def ends_here(
+    criteria: StoppingCriteriaList, text: torch.Tensor, scores: tuple[torch.Tensor, ...] | None
+) -> bool:
+    """Return whether a criterion ends a row [L] here."""
+    ended = criteria(text[None], scores)  # [1]
+    require(ended.numel() == 1, "stopping_criteria", "of one row at a time", list(ended.shape))
+    return bool(ended)
+
+
+def require(is_so: bool, what: str, constraint: str, got: object) -> None:
+    """Raises:
+    UserError: it is not so; names what, its constraint and what was given.
+    """
+    if not is_so:
+        raise UserError(
+            f"{what}: must be {constraint}, got {got}; change it, or generate without custom_generate"
+        )
+
+
+def _of_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
+    """Return the processors for one of several rows alone.
+
+    Raises:
+        UserError: one runs the model itself.
+    """
+    own = LogitsProcessorList()
+    for one in processors:
+        if isinstance(one, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+            require(False, "guidance_scale", "null", one.guidance_scale)
+        if rows > 1:
+            one = copy.copy(one)  # some keep what they have seen
+            if isinstance(one, PrefixConstrainedLogitsProcessor):
+                # its function takes the number of the prompt, which may have several rows
+                prompt, one._num_beams = row // one._num_beams, 1
+                one._prefix_allowed_tokens_fn = partial(_for_prompt, one._prefix_allowed_tokens_fn, prompt)
+            for name in BY_ROW:
+                if isinstance(values := getattr(one, name, None), torch.Tensor | list):
+                    prompt = row * len(values) // rows
+                    setattr(one, name, values[prompt : prompt + 1])
+                    one.batch_size = 1
+        own.append(one)
+    return own
+
+
+def _for_prompt(allowed: Callable[[int, torch.Tensor], list[int]], prompt: int, _: int, text: torch.Tensor):
+    return allowed(prompt, text)
