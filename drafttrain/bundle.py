@@ -196,6 +196,7 @@ def load_bundle(
     calibration: "Calibration | str | os.PathLike | None" = None,
     own_calibration: bool = True,
     classifier: str | os.PathLike | None = None,
+    own_classifier: bool = True,
     ngrams: str | os.PathLike | None = None,
 ) -> Bundle:
     """Load a bundle (or the folder of a trained drafter) with its target, for decoding.
@@ -205,7 +206,7 @@ def load_bundle(
         target: a loaded target, or as `load_target` takes it. None: the one that the bundle names.
         dtype: of a target that is loaded here, as `load_target` takes it; the drafter has the target's.
         calibration: a calibration, its file or its folder, used on any machine. None: the bundle's own.
-        own_calibration: read the bundle's own calibration; not needed when it is about to be replaced.
+        own_calibration, own_classifier: read the bundle's own; not needed when it is about to be replaced.
         classifier: folder of a classifier. None: the bundle's own.
         ngrams: folder of an n-gram cache or of settings of Self-Draft. None: the bundle's own.
 
@@ -237,7 +238,7 @@ def load_bundle(
         calibration = folder
     if isinstance(calibration, str | os.PathLike):
         calibration = _calibration(calibration)
-    if classifier is None and (folder / CLASSIFIER).exists():
+    if classifier is None and own_classifier and (folder / CLASSIFIER).exists():
         classifier = folder
     loaded = None if classifier is None else _classifier(classifier).to(target.device)
     if ngrams is None and any((folder / name).is_file() for name in SELF_DRAFT):

@@ -19,7 +19,7 @@ LOG = "training_log.json"
 # The files of a bundle; others in its folder are never published.
 CONTENTS = {
     CONFIG: "the drafter's shape, the target it is for, how it was trained",
-    WEIGHTS: "its weights, bf16",
+    WEIGHTS: "its weights",
     CARD: "facts for this card that are in no other file: licence, data, notes",
     EVALUATION: "the raw evaluation",
     LOG: "the training log",

@@ -323,7 +323,7 @@ def _as_target(target: object) -> FrozenTarget | str:
     from drafttrain.target_lm.tree_check import check_tree_support
 
     if isinstance(target, FrozenTarget):
-        return target
+        return copy.copy(target)  # which may be another decoder's, whose taps stay as they are
     if isinstance(target, str | os.PathLike):
         return str(target)
     if not isinstance(target, PreTrainedModel):

@@ -1,9 +1,9 @@
-"""Download a bundle from the Hub."""
+"""Download bundles and targets from the Hub."""
 
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalEntryNotFoundError
 
 from drafttrain.bundle_files import CONTENTS, README
 from drafttrain.utils.errors import UserError, brief
@@ -15,13 +15,25 @@ def download_bundle(name: str) -> Path:
     Raises:
         UserError: there is none, or no network.
     """
+    return _download(name, [*CONTENTS, README], "bundle")  # not a target's shards
+
+
+def download_target(name: str) -> Path:
+    """Return the folder of a target by its Hub id, as `download_bundle` does; its weights are safetensors.
+
+    Raises:
+        UserError: there is none, or no network.
+    """
+    return _download(name, ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"], "target")
+
+
+def _download(name: str, patterns: list[str], what: str) -> Path:
     repo, _, revision = name.partition("@")
     try:
-        known = [*CONTENTS, README]  # other files, such as a target's shards, are not downloaded
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=known))
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns))
     except HFValidationError:
-        raise UserError(f"{name}: no such folder; give a bundle's folder or Hub id (user/name)") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(f"{name}: no such folder; give a {what}'s folder or Hub id (user/name)") from None
+    except (HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{name}: no such folder; downloading it from the Hub failed ({brief(error)})"
         ) from None

@@ -50,6 +50,7 @@ from drafttrain.utils.threads import usable_cores
 
 DRAFT_SLOTS = 64  # of a cache, for trees in flight
 ROOM = 2048  # tokens for which caches get room where prompts are not known yet
+DTYPES = torch.float32, torch.bfloat16
 MODES: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp}
 
 
@@ -96,20 +97,25 @@ class PipelineDecoder:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))  # ranks on this machine
         self.threads = config.stages.threads or max(1, usable_cores() // here)
         torch.set_num_threads(self.threads)
-        self.place = resolve_target(config.target)
-        self.dtype = choose_dtype(self.place, config.dtype, "cpu", "decoding")
+        if config.link is not None and here != config.world_size:
+            raise UserError(
+                f"link: must be null over several machines, whose clocks differ, got {config.link}; remove it"
+            )
+        self.place = local_target(config.target)
         target = load_config(self.place).get_text_config()
-        self.name, self.tokenizer = config.target, load_tokenizer(self.place)
         self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
+        # states would travel in 16 bits
+        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 2 * self.hidden_size)
+        self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
+        own = choose_dtype(self.place, config.dtype, "cpu", "decoding") if self.rank == 0 else DTYPES[0]
+        self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
+        self.name, self.tokenizer = config.target, load_tokenizer(self.place)
         self.positions = target.max_position_embeddings
         self.stop = stop_tokens(self.place, self.tokenizer.eos_token_id)
         self.prompts = list(self._read_prompts())
         longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)
         self.room = longest + config.max_new_tokens + DRAFT_SLOTS
         self.me = load_member(config, self.place, self.dtype, self.rank, self.room)
-        # states would travel in 16 bits
-        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 2 * self.hidden_size)
-        self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
         self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
         self.ranks.agree("weights of the target", sample_hash(self.place))
         paces = config.pace.stage_ms, config.pace.draft_ms
@@ -151,6 +157,8 @@ class PipelineDecoder:
     ) -> PipelineResult | list[PipelineResult]:
         """Decode a prompt, or each of a list in turn; the output is that of the whole target alone.
 
+        Prompts at the same time (`concurrency`) are for `decode_all`.
+
         Args:
             max_new_tokens, sampling: in place of the config's.
 
@@ -167,6 +175,9 @@ class PipelineDecoder:
         for request in requests:
             started = time.perf_counter()
             output = self.decode(self.config.mode, request)
+            seconds = time.perf_counter() - started
+            if self.config.mode == "pipedec":  # where the drafter's rank alone has counted
+                [output.hits] = self.ranks.total([output.hits])
             text = TextStream(self.tokenizer)
             results.append(
                 PipelineResult(
@@ -175,7 +186,7 @@ class PipelineDecoder:
                     "stop" if output.tokens[-1] in self.stop else "length",
                     output.hits,
                     output.timesteps,
-                    time.perf_counter() - started,
+                    seconds,
                 )
             )
         return results if is_batch(prompt) else results[0]
@@ -267,6 +278,20 @@ class PipelineDecoder:
             yield prompt.id, self.request(prompt.id, prompt.token_ids(self.tokenizer))
 
 
+def local_target(name: str) -> str:
+    """Return the folder of a target, downloaded once if it is on the Hub: ranks read parts of its files.
+
+    Raises:
+        UserError: there is none.
+    """
+    place = resolve_target(name)
+    if os.path.isdir(place):
+        return place
+    from drafttrain.hub import download_target  # for targets that are not a folder here
+
+    return str(download_target(place))
+
+
 def _rank(config: PipelineConfig) -> int:
     """Return this process's rank, as torchrun says it.
 
@@ -306,7 +331,7 @@ def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: in
         part.pack()
         stage = Stage(part, room)
     drafter = None
-    if config.drafter and rank == layout.drafter:
+    if config.drafts and rank == layout.drafter:
         drafter = _drafter(config, place, dtype, stage and stage.part.base.embed_tokens.weight)
     policy = parse_policy(config.tree) if drafter else None
     return Member(rank, layout, stage, drafter, policy, list(zip(taps, owners)), room)
@@ -346,7 +371,7 @@ def _head_in_blocks(config: PreTrainedConfig) -> float:
 
 def _stored_drafter(config: PipelineConfig) -> Mapping[str, Any]:
     """Return what every rank has to know of the drafter's config; nothing of a small LM."""
-    if config.drafter is None or is_plain_lm(config.drafter):
+    if not config.drafts or is_plain_lm(config.drafter):
         return {}
     return read_config(find_bundle(config.drafter))
 

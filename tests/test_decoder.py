@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from drafttrain.data.message import Message
 from drafttrain.decoder import SpeculativeDecoder
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
@@ -338,3 +340,16 @@ def test_decoders_of_one_target_keep_their_taps(tiny_target, tiny_bundle):
     found = first.generate(PROMPT, 12)
     assert found.token_ids == expected.token_ids
     assert found.stats.accept_len == expected.stats.accept_len
+
+
+def test_a_second_decoder_of_the_first_ones_target_changes_nothing(tiny_target, tiny_bundle, tmp_path):
+    """Its drafter reads other states, and more of them."""
+    first = SpeculativeDecoder.from_pretrained(tiny_bundle, target=tiny_target, tree="chain:length=3")
+    expected = first.generate(PROMPT, 12)
+    config = DrafterConfig(kind="edd", tapped_blocks=[0, 1, 2], draft_vocab_size=100)
+    new_drafter(tiny_target, config, torch.arange(100)).save_pretrained(tmp_path / "other")
+    SpeculativeDecoder.from_pretrained(str(tmp_path / "other"), target=first.target, tree="chain:length=2")
+    found = first.generate(PROMPT, 12)
+    assert found.stats.accept_len == expected.stats.accept_len
+    with pytest.raises(UserError, match="prompts: must be a list, got a single text"):
+        first.generate_many(PROMPT, 4)

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from drafttrain import PipelineConfig, PipelineDecoder, SamplingParams, SpeculativeDecoder
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.session import NOT_FINITE
-from drafttrain.pipeline.config import StagesConfig
+from drafttrain.pipeline.config import LinkConfig, StagesConfig
 from drafttrain.pipeline.member import Member
 from drafttrain.utils.errors import UserError
 
@@ -95,3 +97,35 @@ def test_the_environment_has_to_name_the_rank(alone, tiny_target_folder, monkeyp
     monkeypatch.delenv("RANK")
     with pytest.raises(UserError, match="RANK: must be set, got nothing; start the program with torchrun"):
         PipelineDecoder(config(tiny_target_folder))
+
+
+def test_hits_are_those_of_the_drafters_rank(alone, tiny_target_folder, tiny_bundle):
+    with PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec")) as pipeline:
+        request = pipeline.request("a", pipeline.tokenizer(PROMPTS[0])["input_ids"])
+        assert pipeline.generate(PROMPTS[0]).hits == pipeline.decode("pipedec", request).hits
+
+
+def test_a_second_one_in_the_process_says_so(alone, tiny_target_folder):
+    with PipelineDecoder(config(tiny_target_folder)):
+        with pytest.raises(UserError, match="PipelineDecoder: must be the only one in its process"):
+            PipelineDecoder(config(tiny_target_folder))
+
+
+def test_a_slow_link_is_for_one_machine(alone, tiny_target_folder, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    two = config(tiny_target_folder, link=LinkConfig())
+    two.stages.ranks = 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="link: must be null over several machines"):
+        PipelineDecoder(two)
+
+
+def test_plain_pipelines_load_no_drafter(alone, tiny_target_folder, tiny_target, tmp_path):
+    """MEDUSA cannot keep a tree in flight."""
+    medusa = new_drafter(tiny_target, DrafterConfig(kind="medusa", heads=2), torch.arange(200))
+    medusa.save_pretrained(tmp_path / "medusa")
+    with PipelineDecoder(config(tiny_target_folder, tmp_path / "medusa")) as pipeline:
+        assert pipeline.me.drafter is None and pipeline.generate(PROMPTS[0]).token_ids
+    torch.distributed.is_initialized() and torch.distributed.destroy_process_group()
+    with pytest.raises(UserError, match="drafter: must keep a tree in flight, got .*medusa"):
+        PipelineDecoder(config(tiny_target_folder, tmp_path / "medusa", "pipedec"))

@@ -46,6 +46,8 @@ class CalibrateConfig:
             UserError: a value out of range.
         """
         check_ranges(self, "calibrate")
+        if self.quick and self.prompts is not None:
+            raise UserError("calibrate.quick: must be without calibrate.prompts, got both; leave one out")
         if self.prompts is not None:
             if self.prompts.limit is not None and self.prompts.limit < 2:
                 raise UserError(

@@ -19,14 +19,13 @@ from drafttrain.calibration.timing import fitting_context, measure_costs
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.message import Message
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.kernels.build import SOURCE
+from drafttrain.kernels.build import sources_hash
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.interface import Confidence
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir, fingerprint
-from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.machine import BUSY, OtherLoad, check_quiet
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.writing import write_json
@@ -154,7 +153,7 @@ def calibration_here(
     depends = [machine_of(target), fingerprints, versions()]
     depends.append(None if classifier is None else weights_hash(classifier))
     depends.append(None if own is None else [getattr(own, name) for name in FACTS if name != "confidence"])
-    depends.append(sha256_file(SOURCE))  # the native forward may have become faster since
+    depends.append(sources_hash())  # the native forward may have become faster since
     depends.append("drafters in bytes, growth in one call")  # and so have they
     path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
     if os.path.isfile(path):  # False in an unreadable cache

@@ -55,7 +55,12 @@ def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
             label only.
     """
     folder = Path(folder)
-    shards = read_record(folder)["shards"]
+    record = read_record(folder)
+    if not record.get("finished", True):
+        raise UserError(
+            f"{folder}: must be a finished dump, got an interrupted one; run drafttrain c2t again"
+        )
+    shards = record["shards"]
     total = sum(shard["rows"] for shard in shards)
     rows = Rows(
         np.empty((total, len(features)), np.float32),
@@ -89,14 +94,15 @@ def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
     return rows
 
 
-def check_labels(rows: Rows, which: str) -> None:
+def check_labels(rows: Rows, which: str, is_part: bool = False) -> None:
     """Raises:
     NothingToLearn: all rows have the same label.
     """
     accepted = int(rows.accepted.sum())
     if accepted in (0, len(rows)):
         found = f"{which}: must hold accepted and rejected nodes, got {accepted} accepted of {len(rows)}"
-        raise NothingToLearn(f"{found}; {'take more prompts' if accepted else 'train the drafter further'}")
+        remedy = "take more prompts" if accepted or is_part else "train the drafter further"
+        raise NothingToLearn(f"{found}; {remedy}")
 
 
 def _read_shard(path: Path, features: Sequence[str]) -> pa.Table:
@@ -136,7 +142,7 @@ def split_by_tree(rows: Rows, seed: int, share: float = 1.0) -> tuple[Rows, Rows
     training = ~validating if share == 1 else np.isin(rows.tree, others)
     parts = rows.take(training), rows.take(validating)
     for part, name in zip(parts, ("trees to train on", "trees to validate on")):
-        check_labels(part, name)
+        check_labels(part, name, is_part=True)
     return parts
 
 

@@ -31,6 +31,7 @@ from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
+from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.progress import counted
 from drafttrain.utils.writing import write_json
 
@@ -69,13 +70,14 @@ def write_trees(
     """
     console = Console()
     parts = [prompts[first : first + SHARD_PROMPTS] for first in range(0, len(prompts), SHARD_PROMPTS)]
-    done = {shard["file"]: shard for shard in shards if _is_whole(out, shard)}
     names = [f"shard-{number:05d}.parquet" for number in range(len(parts))]
-    todo = [
-        number
-        for number, part in enumerate(parts)
-        if done.get(names[number], {}).get("fingerprint") != _fingerprint(part)  # another limit
-    ]
+    made = dict(zip(names, map(_fingerprint, parts)))
+    done = {  # for another limit shards hold other prompts
+        shard["file"]: shard
+        for shard in shards
+        if made.get(shard["file"]) == shard["fingerprint"] and _is_whole(out, shard)
+    }
+    todo = [number for number, name in enumerate(names) if name not in done]
     most = sum(len(parts[number]) for number in todo) * config.max_new_tokens
     rows = most * config.nodes(drafter.draft_vocab_size)
     if todo:
@@ -98,8 +100,8 @@ def write_trees(
                 advance,
             )
             done[names[number]] = shard
-            record = _record(config, drafter, made_from, [done[name] for name in names if name in done])
-            write_json(out / FILE, record)
+            listed = [done[name] for name in names if name in done]
+            write_json(out / FILE, {**_record(config, drafter, made_from, listed), "finished": False})
     # the limit may be lower than that of an earlier call: what is beyond it stays where it is, unlisted
     record = _record(config, drafter, made_from, [done[name] for name in names])
     write_json(out / FILE, record)
@@ -200,6 +202,7 @@ def _write_shard(
     return {
         "file": path.name,
         "bytes": path.stat().st_size,
+        "sha256": sha256_file(path),
         "prompts": len(prompts),
         "fingerprint": _fingerprint(prompts),
         "trees": len(blocks),
@@ -302,7 +305,7 @@ def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
 
 def _is_whole(out: Path, shard: dict[str, Any]) -> bool:
     path = out / shard["file"]
-    return path.exists() and path.stat().st_size == shard["bytes"]
+    return path.exists() and sha256_file(path) == shard.get("sha256")
 
 
 def _record(

@@ -183,7 +183,8 @@ def kept_conversations(
                     "turn and an assistant turn that answers it"
                 )
     if not any(counts.kept for counts in report.sources.values()):
-        raise UserError("corpus.sources: no rows but duplicates and evaluation prompts; add another source")
+        paths = ", ".join(source.path for source in config.sources)
+        raise UserError(f"{paths}: no rows but duplicates and evaluation prompts; add another source")
 
 
 def _screen(

@@ -14,7 +14,8 @@ from drafttrain.data.prompts import read_prompts
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
 from drafttrain.evaluation.diagnosis import Change, Diagnosis, diagnose_drafts, ranked
-from drafttrain.evaluation.drafts import accept_len, tried_drafts
+from drafttrain.evaluation.drafts import tried_drafts
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
@@ -58,6 +59,10 @@ def diagnose(
         UserError: prompts or bundle are unusable, or no draft was tried.
     """
     console = console or Console(highlight=False)
+    if max_new_tokens < 3:
+        raise UserError(
+            f"max_new_tokens: must be >= 3, got {max_new_tokens}; a draft is a token between two others"
+        )
     chats, folder = read_prompts(prompts, limit), find_bundle(bundle)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of another target, which the diagnosis names
@@ -68,10 +73,10 @@ def diagnose(
         ids.append(chat.token_ids(target_lm.tokenizer))
         target_lm.check_length(ids[-1], max_new_tokens, f"{prompts}: prompt {chat.id}")
     length = min(LENGTH, drafter.max_depth or LENGTH)
-    drafts = []
+    drafts, stats = [], DecodeStats()
     with counted("decoding", len(ids), console=console) as advance:
         for number, prompt in enumerate(ids):
-            found = tried_drafts(target_lm, drafter, [prompt], length, max_new_tokens)
+            found = tried_drafts(target_lm, drafter, [prompt], length, max_new_tokens, stats)
             for one in found:
                 one.prompt = number
             drafts += found
@@ -82,14 +87,14 @@ def diagnose(
     expected = training.get("final", {}).get("eval_accept_len")
     if training.get("eval_draft_length", length) != length:  # other chains have another accept_len
         expected = None
-    diagnosis = diagnose_drafts(drafts, training.get("max_length"))
+    diagnosis = diagnose_drafts(drafts, training.get("max_length"), stats.accept_len)
     gain = max(expected - diagnosis.accept_len, 0.0) if expected else None
     others = [*_identity(drafter, target_lm, gain), *_trend(Path(folder) / "training_log.json")]
     first = next(group for group in diagnosis.tables["depth"] if group.name == "1")
     if first.accepted < SUSPICIOUS or diagnosis.accept_len < SHORT * (expected or 0.0):
         others += _tapped(drafter, target_lm, ids[:TAP_PROMPTS], length, console)
     diagnosis.changes = ranked([*diagnosis.changes, *others])
-    show(diagnosis, console)
+    show(diagnosis, length, console)
     if out is not None:
         write_json(out, {"bundle": bundle, "prompts": prompts, **asdict(diagnosis)})
     return diagnosis
@@ -127,7 +132,7 @@ def _tapped(
     drafter: DraftModel, target: FrozenTarget, prompts: Sequence[list[int]], length: int, console: Console
 ) -> list[Change]:
     """Decode with other tapped blocks than the config names, and see whether more drafts are accepted."""
-    own = list(drafter.config.tapped_blocks)
+    own = list(target.tapped_blocks)
     if len(own) != 1:
         return []
     found = {}
@@ -135,7 +140,8 @@ def _tapped(
         with counted("trying other tapped blocks", target.n_blocks + 1, console=console) as advance:
             for block in range(target.n_blocks + 1):
                 target.tap([block])
-                found[block] = accept_len(tried_drafts(target, drafter, prompts, length, TAP_TOKENS))
+                tried_drafts(target, drafter, prompts, length, TAP_TOKENS, stats := DecodeStats())
+                found[block] = stats.accept_len
                 advance(1)
     finally:
         target.tap(own)
@@ -147,8 +153,8 @@ def _tapped(
     return [Change("tapped blocks", why, remedy, found[best] - found[own[0]], True)]
 
 
-def show(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the tables and what would help most."""
+def show(diagnosis: Diagnosis, length: int, console: Console) -> None:
+    """Print the tables and what would help most, of chains of this length."""
     for name, groups in diagnosis.tables.items():
         table = Table(name, box=None, pad_edge=False)
         for column in ("drafts", "accepted", "probability"):
@@ -157,7 +163,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
             table.add_row(one.name, f"{one.drafts:,}", f"{one.accepted:.1%}", f"{one.probability:.2f}")
         console.print(table, "")
     lines = [
-        f"accept_len {diagnosis.accept_len:.3f} on {diagnosis.prompts} prompts, chains of {LENGTH}; "
+        f"accept_len {diagnosis.accept_len:.3f} on {diagnosis.prompts} prompts, chains of {length}; "
         f"KL {diagnosis.kl:.2f} nats; {diagnosis.outside:.1%} of the target's probability is outside the "
         "draft vocabulary",
         "with a tree instead, about "

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from drafttrain.evaluation.drafts import Draft, accept_len
+from drafttrain.evaluation.drafts import Draft
 
 POSITIONS, CONTEXTS = (16, 32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048)  # bounds of groups
 PROBABILITIES, RANKS = (0.2, 0.4, 0.6, 0.8), (1, 2, 4, 8, 16)
@@ -53,7 +53,7 @@ class Diagnosis:
     """How drafts fared.
 
     Attributes:
-        accept_len: of the decode.
+        accept_len: of the decode; of chains with their acceptance at each depth, where that is not known.
         kl, outside: means over the drafts, as `Draft`.
         tables: groups by what they were grouped by.
         trees: accept_len of a tree with this many children of each node on the path, estimated.
@@ -70,11 +70,14 @@ class Diagnosis:
     changes: list[Change] = field(default_factory=list)
 
 
-def diagnose_drafts(drafts: Sequence[Draft], max_length: int | None = None) -> Diagnosis:
+def diagnose_drafts(
+    drafts: Sequence[Draft], max_length: int | None = None, accept_len: float | None = None
+) -> Diagnosis:
     """Judge the drafts of a decode by themselves.
 
     Args:
         max_length: tokens of the longest text in training; None: not known.
+        accept_len: of the decode; None: not known.
     """
     tables = {
         "depth": grouped(drafts, lambda one: str(one.depth)),
@@ -96,7 +99,7 @@ def diagnose_drafts(drafts: Sequence[Draft], max_length: int | None = None) -> D
         _weakest_kind(drafts, base),
     ]
     return Diagnosis(
-        accept_len(drafts),
+        base if accept_len is None else accept_len,
         len({one.prompt for one in drafts}),
         len(drafts),
         sum(one.kl for one in drafts) / max(len(drafts), 1),

@@ -9,6 +9,7 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
@@ -82,13 +83,19 @@ class NotingRule(AcceptanceRule):
 
 
 def tried_drafts(
-    target: FrozenTarget, drafter: DraftModel, prompts: Sequence[Sequence[int]], length: int, new_tokens: int
+    target: FrozenTarget,
+    drafter: DraftModel,
+    prompts: Sequence[Sequence[int]],
+    length: int,
+    new_tokens: int,
+    stats: DecodeStats | None = None,
 ) -> list[Draft]:
     """Decode prompts greedily with chains and return the drafts that were reached.
 
     Args:
         prompts: token ids of each.
         length: of the chains.
+        stats: counts and times of the decode are added to it.
 
     Raises:
         UserError: as `decode`.
@@ -100,7 +107,7 @@ def tried_drafts(
     draft_ids[ids] = torch.arange(len(ids), device=ids.device)
     for number, prompt in enumerate(prompts):
         answer: list[int] = []
-        for step in decode(target, proposer, [list(prompt)], new_tokens, accept=rule):
+        for step in decode(target, proposer, [list(prompt)], new_tokens, accept=rule, stats=stats):
             [emitted], [reason] = step.tokens, step.finish_reason
             # the first step encodes the prompt, and at the end of an answer chains are shorter
             tried = min(rule.tree.tokens.shape[1] - 1, len(emitted)) if answer else 0
@@ -133,9 +140,3 @@ def tried_drafts(
             if reason:
                 break
     return found
-
-
-def accept_len(drafts: Sequence[Draft]) -> float:
-    """Return the tokens per target forward of the decode that tried these drafts."""
-    chains = sum(draft.depth == 1 for draft in drafts)
-    return 1 + sum(draft.accepted for draft in drafts) / max(chains, 1)

@@ -190,12 +190,15 @@ def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) ->
     return quartiles([work * sum(b) / sum(m) for b, m in zip(*times)])
 
 
-def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
+def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) -> list[float] | None:
     """Return the 95 % confidence interval of `ratio`: percentile bootstrap over prompts (1,000 resamples,
-    fixed seed). A prompt is drawn with all its turns, each with its tokens and its median seconds."""
+    fixed seed). A prompt is drawn with all its turns, each with its tokens and its median seconds. None: a
+    single prompt has no interval."""
     first = _first(measurements)
     numbers: dict[tuple[str, str], int] = {}
     rows = [numbers.setdefault((m.task, m.prompt), len(numbers)) for m in first]  # prompt of each turn
+    if len(numbers) < 2:
+        return None
     draws = np.random.default_rng(0).integers(len(numbers), size=(1000, len(numbers)))  # [1000, prompts]
     speeds = []
     for name in (method, base):

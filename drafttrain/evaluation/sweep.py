@@ -108,8 +108,8 @@ def sweep(
         reference: family that the others are compared with.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
-        rows: prompts decoded at a time. More than one is several times faster and counts the same tokens, up
-            to near-ties in bf16, but nothing is timed.
+        rows: prompts decoded at a time. More than one is several times faster, and nothing is timed. Counts
+            are the same up to near-ties in bf16, but for trees of a size for all rows: `timed`, `ngram+...`.
 
     Raises:
         UserError: prompts, bundle or policies are unusable.

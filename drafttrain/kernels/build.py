@@ -1,4 +1,4 @@
-"""The native library: one C++ file, compiled once for each instruction set and kept in the user's cache.
+"""The native library: the files of cpp/, compiled once for each instruction set and kept in the user's cache.
 
 Where there is no C++ compiler, `library()` is None and decoding uses torch's operators.
 """
@@ -18,17 +18,17 @@ import torch
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import cache_dir
 
-SOURCE = Path(__file__).with_name("forward.cpp")
+SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 BF16 = (*AVX512, "-mavx512bf16")
 AMX = (*BF16, "-mamx-tile", "-mamx-bf16")
-PLAIN = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
+PLAIN = "-O3 -std=c++20 -fPIC -fvisibility=hidden -pthread -ffp-contract=off -fno-math-errno".split()
 FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": BF16, "amx_bf16": AMX}
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 BF16_LIMITS = ("BF16", "FP16", "AMX", "AVX10")  # in names of oneDNN's instruction sets that have bf16
-ARGUMENTS = {  # of the functions of forward.cpp: pointers, whole numbers and others
+ARGUMENTS = {  # of the functions of cpp/: pointers, whole numbers and others
     "pack": "pnnnpn",
     "packed_bytes": "nnn",
     "advise_huge": "pn",
@@ -149,14 +149,20 @@ def _may_use_tiles() -> bool:
 def _built(wanted: str) -> Path:
     """Return the path of the compiled library, compiling it if the cache has none of this source."""
     flags = [*PLAIN, *FLAGS[wanted]]
-    name = f"forward-{wanted}-{key(SOURCE.read_bytes(), *flags)}.so"
+    name = f"forward-{wanted}-{key(sources_hash(), *flags)}.so"
     folder = cache_dir() / "kernels"
     if (folder / name).exists():
         with contextlib.suppress(OSError):  # else it is cut off, or of another system that shares the cache
             return Path(ctypes.CDLL(str(folder / name))._name)
     from drafttrain.kernels.compiler import compile_library  # once on a machine
 
-    return compile_library(SOURCE, folder / name, wanted, (PLAIN, FLAGS[wanted]))
+    return compile_library(SOURCES, folder / name, wanted, (PLAIN, FLAGS[wanted]))
+
+
+@cache
+def sources_hash() -> str:
+    """Return a hash of the C++ files."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:16]
 
 
 def key(*parts: object) -> str:

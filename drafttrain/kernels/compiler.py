@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drafttrain.kernels.build import CompilerError, key
@@ -16,12 +17,13 @@ SECONDS = 300  # that a compilation may take, beside those of other ranks
 
 
 def compile_library(
-    source: Path, place: Path, wanted: str, options: tuple[Sequence[str], Sequence[str]]
+    sources: Sequence[Path], place: Path, wanted: str, options: tuple[Sequence[str], Sequence[str]]
 ) -> Path:
     """Compile the library, and return where it is: in `place`, or where that cannot be written in a folder of
     this process.
 
     Args:
+        sources: its files; those that are compiled end in .cpp.
         wanted: the instruction set.
         options: of the compiler: those of all instruction sets, and those of this one.
 
@@ -50,12 +52,18 @@ def compile_library(
     print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
     built = Path(scratch) / name
     try:
-        _compile(compiler, [*flags, str(source), "-o", str(built)])
+        compiled = [source for source in sources if source.suffix == ".cpp"]
+        compiled.sort(key=lambda source: -source.stat().st_size)  # what takes longest begins first
+        objects = {str(source): f"{scratch}/{source.stem}.o" for source in compiled}
+        commands = [[*flags, "-c", source, "-o", to] for source, to in objects.items()]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda arguments: _compile(compiler, arguments), commands))
+        _compile(compiler, ["-shared", "-pthread", *objects.values(), "-o", str(built)])
         with open(built, "rb+") as file:
             os.fsync(file.fileno())  # half a library would crash whoever loads it
         os.replace(built, folder / name)  # whole or absent, whoever else compiles it
     except CompilerError as error:
-        nothing = ["-x", "c++", os.devnull, "-o", str(built)]
+        nothing = ["-c", "-x", "c++", os.devnull, "-o", str(built)]
         if _accepts(compiler, [*plain, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
             with contextlib.suppress(OSError):  # it does not know the instruction set
                 refused.write_text(str(error), encoding="utf-8")

@@ -18,7 +18,7 @@ CACHE_LINE, REGION = 64, 32 << 20  # bytes
 
 
 class LinearStruct(ctypes.Structure):
-    """`Linear` of forward.cpp; all zeros: no such layer."""
+    """`Linear` of cpp/linear.h; all zeros: no such layer."""
 
     _fields_ = [
         ("weight", ctypes.c_void_p),

@@ -1,7 +1,6 @@
 """The probe's measurements of this machine, kept in the user's cache."""
 
 import contextlib
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from drafttrain.kernels.build import SOURCE, variant
+from drafttrain.kernels.build import sources_hash, variant
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir, read_json
@@ -47,7 +46,7 @@ def timings_key(hidden: int, intermediate: int, threads: int) -> str:
         f"torch {torch.__version__}",
         f"{threads} threads",
         f"{hidden}x{intermediate}",
-        f"native kernels: {variant() or 'none'} {hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}",
+        f"native kernels: {variant() or 'none'} {sources_hash()}",
     ]
     return ", ".join(map(str, parts))
 

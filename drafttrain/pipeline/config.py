@@ -7,6 +7,8 @@ from typing import Literal
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
+UNKNOWN = ("timed", "pct", "c2t", "c2t_chain", "drawn", "ngram")  # trees that need more than a drafter
+
 
 @dataclass
 class StagesConfig:
@@ -90,14 +92,14 @@ class PipelineConfig:
 
     Attributes:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
-        drafter: folder or Hub id of a bundle, or of a small LM that drafts untrained. null: none (pp).
+        drafter: folder or Hub id of a bundle, or folder of a small LM that drafts untrained. null: none (pp).
         dtype: what target and drafter compute in.
         mode: pipedec (a tree in flight, every stage on another layer of it), stpp (a static tree passes all
             stages, then the next one) or pp (a token at a time).
         width: nodes of a layer of the tree in flight at most.
         children: candidates for each of its nodes.
         layers: that it grows by in a timestep; several (ours) pay where a draft takes much less than a stage.
-        tree: the static tree of stpp, as in evaluate.trees.
+        tree: the static tree of stpp, such as chain:length=4, static:k_config=3-2-1 or one of eagle2.
         concurrency: prompts at a time; pp and stpp fill the stages with them, pipedec takes them in turn.
         stages: how the target is cut.
         drafter_rank: the drafter is beside the first stage, or alone in a process of its own.
@@ -150,6 +152,16 @@ class PipelineConfig:
             raise UserError(f"drafter: must be set for mode {self.mode}, got null; name one, or take mode pp")
         if self.drafter_rank == "alone" and self.drafter is None:
             raise UserError("drafter_rank: must be beside without a drafter, got alone")
+        if self.tree.partition(":")[0] in UNKNOWN:
+            raise UserError(
+                f"tree: must need no calibration, classifier or draws, got {self.tree}; take chain, static "
+                "or eagle2"
+            )
+
+    @property
+    def drafts(self) -> bool:
+        """Return whether a drafter is at work."""
+        return self.drafter is not None and self.mode != "pp"
 
     @property
     def world_size(self) -> int:
@@ -180,7 +192,7 @@ class SimulateConfig:
 
     Attributes:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
-        drafter: folder or Hub id of a bundle, or of a small LM that drafts untrained.
+        drafter: folder or Hub id of a bundle, or folder of a small LM that drafts untrained.
         dtype: what target and drafter compute in.
         prompts: a file of prompts, the first turn of each.
         limit: number of prompts to take. null: all.
@@ -196,7 +208,7 @@ class SimulateConfig:
         draft_ms: milliseconds of a drafting step by expanded nodes, as pairs. null: measured here.
         sync_ms: of the broadcast at the end of a timestep.
         costs: costs.json of `drafttrain pipeline --calibrate`, in place of target_ms, draft_ms and sync_ms;
-            its stages together are the whole target. null: none.
+            its stages together are the whole target; `link` comes on top of its messages. null: none.
         threads: for what is measured here.
         out: folder of the results.
     """
@@ -244,7 +256,7 @@ def _check_curve(name: str, curve: list[list[float]]) -> None:
     if not curve or any(len(point) != 2 for point in curve):
         raise UserError(f"{name}: must be pairs of a size and its milliseconds, got {curve}")
     sizes, times = [point[0] for point in curve], [point[1] for point in curve]
-    if sizes != sorted(set(sizes)) or not all(size >= 1 for size in sizes):
-        raise UserError(f"{name}: must have ascending sizes from 1 on, got {sizes}")
+    if sizes != sorted(set(sizes)) or not all(size >= 1 and float(size).is_integer() for size in sizes):
+        raise UserError(f"{name}: must have ascending whole sizes from 1 on, got {sizes}")
     if times != sorted(times) or not all(0 < ms < math.inf for ms in times):
         raise UserError(f"{name}: must have positive, finite milliseconds that do not fall, got {times}")

@@ -58,7 +58,9 @@ class Channel:
         if isinstance(command, Receive):
             return self._receive(command.source)
         if self.rank != command.source:
-            return self._take(command.source)[1].tolist()
+            header, values, _ = self._take(command.source)
+            self._hold(header[-1], 0)
+            return values.tolist()
         values = torch.tensor(list(command.values))  # [size]
         self._post([rank for rank in range(self.world_size) if rank != self.rank], 1, values)
         return list(command.values)
@@ -74,9 +76,13 @@ class Channel:
         if not is_there:
             return None
         n = len(numbers) // 2
-        if self.link is not None:
-            time.sleep(max(0.0, sent / 1e9 + self.link(max(n, rows)) - time.monotonic()))
+        self._hold(sent, max(n, rows))
         return Flow(numbers[:n], numbers[n:], x)
+
+    def _hold(self, sent: int, tokens: int) -> None:
+        """Wait until a message that was sent at this time has passed the declared link."""
+        if self.link is not None:
+            time.sleep(max(0.0, sent / 1e9 + self.link(tokens) - time.monotonic()))
 
     def _post(
         self, to: Sequence[int], is_there: int, numbers: torch.Tensor, x: torch.Tensor | None = None
@@ -130,6 +136,11 @@ class Ranks:
 
     def __init__(self, rank: int, world_size: int, timeout_s: float, link: Link | None = None):
         self.rank, self.world_size, self.link = rank, world_size, link
+        if dist.is_initialized():
+            raise UserError(
+                "PipelineDecoder: must be the only one in its process, got another that is open or has ended "
+                "by an error; close it, or start the program again"
+            )
         limit = datetime.timedelta(seconds=timeout_s)
         with lost_ranks(rank, "join"):
             dist.init_process_group("gloo", "env://", limit, world_size, rank)
@@ -148,13 +159,16 @@ class Ranks:
             UserError: it differs.
         """
         own = [int(fingerprint[i : i + 8], 16) for i in range(0, len(fingerprint), 8)]  # hexadecimal digits
-        with lost_ranks(self.rank, "hear from rank 0"):
-            other = self.channel().execute(Broadcast(0, own, len(own)))
-        if own != other:
+        if own != self.first(own):
             raise UserError(
                 f"rank {self.rank}: {what}: must be those of rank 0, got others; start all ranks with the "
                 "same recipe, files and versions"
             )
+
+    def first(self, numbers: Sequence[int]) -> list[int]:
+        """Return what rank 0 has, of as many numbers."""
+        with lost_ranks(self.rank, "hear from rank 0"):
+            return self.channel().execute(Broadcast(0, numbers, len(numbers)))
 
     def total(self, numbers: Sequence[int]) -> list[int]:
         """Return the sums over all ranks."""
@@ -174,8 +188,8 @@ class Ranks:
     def close(self) -> None:
         """End the connection once everything sent has been taken."""
         with lost_ranks(self.rank, "end"):
-            for channel in self._channels.values():
-                channel.finish()
+            for tag in sorted(self._channels):  # threads have made them in any order
+                self._channels[tag].finish()
             dist.barrier()
         dist.destroy_process_group()
 

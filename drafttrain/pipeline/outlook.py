@@ -26,6 +26,7 @@ from drafttrain.pipeline.simulate import (
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.drafter import Drafter
+from drafttrain.utils.errors import UserError
 
 STATIC = ((1, 2), (1, 4), (2, 3), (4, 4), (4, 8))  # width and depth of the static trees that are tried
 
@@ -96,6 +97,8 @@ def outlook(
     stages = len(described.stages)
     traces = [replay(drafter, *_known(t), stages, width, children, layers) for t in texts]
     tokens = sum(trace.tokens for trace in traces)
+    if not tokens:
+        raise UserError("prompts: must give answers of two tokens or more, got none; name others")
     best = None
     for size, depth in STATIC:
         rounds = [
@@ -134,10 +137,12 @@ def as_table(rows: Sequence[Row]) -> str:
         lines.append(
             f"| {row.stages} | {times} | {gains} | {row.hit_rate:.3f} | {row.timesteps_per_token:.2f} |"
         )
-    wins = [row.stages for row in rows if row.pipedec < row.stpp]
-    end = (
-        f"PipeDec beats the best static tree from {wins[0]} stages on" if wins else "static trees stay ahead"
-    )
+    first = None  # from which on all win
+    for row in sorted(rows, key=lambda row: -row.stages):
+        if row.pipedec >= row.stpp:
+            break
+        first = row.stages
+    end = f"PipeDec beats the best static tree from {first} stages on" if first else "static trees stay ahead"
     return "\n".join([*lines, "", end])
 
 

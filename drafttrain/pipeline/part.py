@@ -126,7 +126,10 @@ class TargetPart:
             nodes = cache.nodes(positions, slots, ancestors)
             tapped, final = self.native(x, nodes, view, taps=inner, final=self.is_last)
             out = x if final is None else final
-            return out, torch.cat([tapped, out], -1) if len(inner) < len(self.taps) else tapped
+            parts = iter(tapped.split(x.shape[-1], -1))  # [1, n, H] each
+            found = [out if tap == self.n_blocks else next(parts) for tap in self.taps]
+            return out, torch.cat(found, -1) if found else tapped
+        x = x.to(self.dtype)  # messages are fp32
         cache.open_at(slots, view)
         allowed = allowed_slots(cache.lengths, ancestors, view)  # [1, n, view]
         kv_positions = torch.arange(view, device=depths.device)[None]  # [1, view]

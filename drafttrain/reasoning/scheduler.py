@@ -116,7 +116,7 @@ class ScheduledDecoder:
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
         max_new_tokens: int = 256,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Answer]:
         """Decode prompts (texts, chats or token ids); return their outputs in the same order.
 
@@ -127,10 +127,13 @@ class ScheduledDecoder:
         Raises:
             UserError: a prompt is none, is empty or too long for the target.
         """
+        if isinstance(prompts, str):
+            raise UserError("prompts: must be a list, got a single text; put it in brackets")
         draws = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(draws) != len(prompts):
             raise UserError(f"sampling: must be one or {len(prompts)}, as many as prompts, got {len(draws)}")
-        calls = [Call(*each, tuple(stop)) for each in zip(prompts, [max_new_tokens] * len(prompts), draws)]
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        calls = [Call(*each, stop) for each in zip(prompts, [max_new_tokens] * len(prompts), draws)]
         return self.answer(calls, strict=True)
 
     def answer(
@@ -408,7 +411,7 @@ class _Run:
                         began = clock()
                         self._propose(drafted)
                     self.decoder.pace.drafted(began, drafted)
-                except Exception as error:  # of any kind: the other branches go on
+                except Exception as error:  # of any kind: the branches that are not in this forward go on
                     for branch in drafted:
                         branch.fail(error)
         self.rounds.put(self.rounds.ready, branches)

@@ -38,8 +38,10 @@ class BreadthFirst:
         states = [tree.root]  # S_0
         for _ in range(tree.steps):
             evaluated = yield from tree.expand(states)
+            if not evaluated:
+                break
             states = best(evaluated, breadth)  # whose scores have the largest sum
-        return states[0] if states else None
+        return None if states[0] is tree.root else states[0]
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,10 @@ class Rewriting:
             self.report.add(row, len(dialogue.questions))
 
     def take_over(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write the rows of another run that answer what is pending here."""
+        """Write the rows of another run that answer what is pending here, up to `max_rows`."""
         for row in rows:
+            if self.is_full():
+                break
             dialogue = self.pending.get(row["id"])
             if dialogue is not None and dialogue.matches(row):
                 self.write(dialogue, row)
@@ -141,9 +143,13 @@ class Rewriting:
         Raises:
             _LimitReached: there are not.
         """
-        done = self.report.written + self.report.failed
-        if self.config.max_rows is not None and done >= self.config.max_rows and self.pending:
+        if self.is_full() and self.pending:
             raise _LimitReached("max_rows")
+
+    def is_full(self) -> bool:
+        """Return whether there are `max_rows` conversations."""
+        done = self.report.written + self.report.failed
+        return self.config.max_rows is not None and done >= self.config.max_rows
 
     def finish(self) -> None:
         report = self.report

@@ -17,6 +17,7 @@ from drafttrain.data.overlap import fold
 from drafttrain.data.template import render
 from drafttrain.inference.decode import Request
 from drafttrain.inference.params import SamplingParams
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.regenerate.engines import in_process
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
@@ -69,8 +70,8 @@ def write_self_prompts(
     part = out.with_name(out.name + ".part")
     out.parent.mkdir(parents=True, exist_ok=True)
     made_by = {"target": target.fingerprint, "seed": seed, "temperature": temperature, "top_p": top_p}
-    made_by["max_new_tokens"] = max_new_tokens
-    found = dict(_read_part(part, made_by))
+    made_by |= {"max_new_tokens": max_new_tokens, "dtype": dtype_name(target.dtype)}
+    found = {i: prompt for i, prompt in _read_part(part, made_by) if i < number}
     header = user_header(target)
     requests = (
         Request(header, max_new_tokens, SamplingParams(temperature, top_p, seed=seed * 1_000_003 + i), str(i))

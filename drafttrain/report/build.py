@@ -194,7 +194,8 @@ def _tiles(head: Headline) -> list[Tile]:
         ("against transformers' generate", row.speedup_transformers, row.speedup_transformers_interval),
     ):
         if value is not None:
-            tiles.append(Tile(name, f"{value:.2f}×", "95 % interval {:.2f} to {:.2f}".format(*interval)))
+            bounds = "95 % interval {:.2f} to {:.2f}".format(*interval) if interval else "a single prompt"
+            tiles.append(Tile(name, f"{value:.2f}×", bounds))
     repeats = f"{cell(row.accept_len_nonrepeated, '{:.2f}')} without repeats ({row.repetition:.0%} of tokens)"
     tiles.append(Tile("accept_len, tokens per forward", f"{row.accept_len:.2f}", repeats))
     tiles.append(Tile("tokens per second", f"{row.tokens_per_second:.1f}", "prompts included"))

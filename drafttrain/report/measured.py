@@ -116,16 +116,23 @@ def speed(measured: Sequence[Group], best: str | None) -> Section:
 
 def _speed_bar(task: Group, name: str, best: str | None, flags: list[int]) -> Bar:
     row = task.rows[name]
-    low, high = row.speedup_interval
+    low, high = row.speedup_interval or (None, None)
     kind = "baseline" if name in BASELINES else "bad" if row.speedup < 1 else "plain"
     if name == best and kind == "plain":
         kind = "best"
-    note = f"{name}: {row.speedup:.2f} times as fast (95 % interval {low:.2f} to {high:.2f})"
+    note = f"{name}: {row.speedup:.2f} times as fast"
+    if row.speedup_interval:
+        note += f" (95 % interval {low:.2f} to {high:.2f})"
     if row.accept_len is not None:
         note += f", accept_len {row.accept_len:.2f}, {row.verify_per_step:.1f} draft tokens per step"
     note = "; ".join([note, *row.flags])
-    text = f"{row.speedup:.2f}× ({low:.2f}–{high:.2f})"
+    text = f"{row.speedup:.2f}×" + _bounds(row)
     return Bar(name, row.speedup, text, note, kind, low, high, row.accept_len, flags)
+
+
+def _bounds(row: Row) -> str:
+    """Return the interval of the speedup as it is written after it; "" where a single prompt has none."""
+    return " ({:.2f}–{:.2f})".format(*row.speedup_interval) if row.speedup_interval else ""
 
 
 def rows_table(task: Group) -> tuple[Table, dict[str, list[int]]]:
@@ -135,8 +142,8 @@ def rows_table(task: Group) -> tuple[Table, dict[str, list[int]]]:
     rows = []
     for name, row in task.rows.items():
         cells = {key: cell(getattr(row, key), form) for _, key, form in COLUMNS}
-        if row.speedup_interval:
-            cells["speedup"] += " ({:.2f}–{:.2f})".format(*row.speedup_interval)
+        if row.speedup is not None:
+            cells["speedup"] += _bounds(row)
         rows.append([name, *cells.values(), " ".join(f"⚑{n}" for n in numbers[name])])
     head = ["method", *(heading for heading, _, _ in COLUMNS), "flags"]
     return Table(f"{task.name}: {task.answers}", head, rows, notes), numbers
@@ -159,7 +166,7 @@ def context(measured: Sequence[Group], style: dict[str, int]) -> Section:
         series, table = [], []
         for method in (name for name in task.rows if name != AUTOREGRESSIVE):
             lengths = [rows[name][method] for name in parts]
-            texts = ["{:.2f} ({:.2f}–{:.2f})".format(row.speedup, *row.speedup_interval) for row in lengths]
+            texts = [f"{row.speedup:.2f}" + _bounds(row) for row in lengths]
             table.append([method, *texts])
             if method in style:
                 notes = [

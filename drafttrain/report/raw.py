@@ -132,7 +132,7 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
     if file.is_dir():
         raise UserError(f"{path}: no {MEASUREMENTS[0]} there; {MEASURE}")
     settings, files = {}, [file]
-    alone = {f"{file.name.partition('.')[0]}_summary.json": EVALUATION_VERSION}
+    alone = {f"{_stem(file)}_summary.json": EVALUATION_VERSION}
     for name, version in (SETTINGS if path.is_dir() else alone).items():
         if (place := file.parent / name).exists():
             settings = read_json(place)
@@ -151,7 +151,13 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
             unfinished += len(part) - len(groups[-1].measurements)
     if not groups:
         raise UserError(f"{file}: holds no measurements of a benchmark; {MEASURE}")
-    return Benchmark(path.name.partition(".")[0] or path.resolve().name, groups, settings, unfinished, files)
+    name = path.resolve().name if path.is_dir() else _stem(path)
+    return Benchmark(name, groups, settings, unfinished, files)
+
+
+def _stem(file: Path) -> str:
+    """Return the NAME of NAME.jsonl or NAME.jsonl.gz."""
+    return file.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 def _measurements(file: Path) -> tuple[list[Measurement], bool]:

@@ -41,7 +41,7 @@ def dump_trees(
     config.check()
     prompts = read_prompts(config.prompts.path, config.prompts.limit)
     folder = find_bundle(bundle)
-    loaded = load_bundle(folder, target=target, dtype=dtype, device=device)
+    loaded = load_bundle(folder, target=target, dtype=dtype, device=device, own_classifier=False)
     settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
     made_from = {
         "drafter": files_hash(folder, (CONFIG, WEIGHTS)),

@@ -39,7 +39,10 @@ def calibrate(
     """
     config.check()
     console = Console()
-    prompts = [] if config.quick else _prompts(config, console)
+    prompts = [] if config.quick else _prompts(config)
+    refuse = config.busy == "refuse"
+    if (refuse or not config.quick) and (warning := check_quiet(refuse)):
+        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     loaded = load_bundle(
         bundle, target=target, dtype=dtype, device=device, own_calibration=False, classifier=classifier
     )
@@ -64,15 +67,13 @@ def calibrate(
     return found
 
 
-def _prompts(config: CalibrateConfig, console: Console) -> list[Prompt]:
-    """Read the prompts of a full calibration; warn where the machine is busy."""
+def _prompts(config: CalibrateConfig) -> list[Prompt]:
+    """Read the prompts of a full calibration."""
     if config.prompts is None:
         raise UserError("calibrate.prompts: must be set, got null; name prompts that no benchmark uses")
     prompts = read_prompts(config.prompts.path, config.prompts.limit)
     if len(prompts) < 2:
         raise UserError(f"{config.prompts.path}: must hold >= 2 prompts, got 1; give some dozens")
-    if warning := check_quiet(refuse=config.busy == "refuse"):
-        console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     return prompts
 
 

@@ -119,7 +119,7 @@ def export_options(parser: argparse.ArgumentParser) -> None:
     formats = "FORMAT: causal-lm, eagle or medusa; card with --to"
     group = parser.add_argument_group("for other tools", formats)
     option(group, "--to FORMAT", "write a bundle, or a trained drafter, in this layout")
-    option(group, "--check FORMAT", "check a folder in this layout, whoever wrote it")
+    option(group, "--check FORMAT", "check a folder in this layout; of EAGLE heads, whoever wrote it")
     option(group, "--from FORMAT", "turn what --to wrote into a drafter's folder again", dest="back")
     option(group, "--out DIR", "folder to write; of a card, the file")
     option(group, "--target MODEL", "target it is for (default: the one the bundle names)")

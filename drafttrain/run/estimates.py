@@ -135,10 +135,11 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def export(recipe: Recipe, folders: Folders) -> Estimate:
-    """Estimate disk of the bundle: bf16 weights."""
+    """Estimate disk of the bundle."""
     target = _target(recipe, folders)
     sizes = drafter_parameters(drafter_shape(recipe), target) if target else None
-    return {"disk": _bytes(2 * sizes[1])} if sizes else {}
+    size = 4 if recipe.export.dtype.replace("auto", recipe.target.dtype) == "float32" else 2
+    return {"disk": _bytes(size * sizes[1])} if sizes else {}
 
 
 def classifier(recipe: Recipe, folders: Folders) -> Estimate:

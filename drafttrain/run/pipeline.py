@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,12 +87,12 @@ def show_plan(config: PipelineConfig) -> None:
         UserError: the target cannot be cut so.
     """
 
-    from drafttrain.bundle import find_bundle
+    from drafttrain.bundle import find_bundle, is_plain_lm
     from drafttrain.pipeline.part import part_bytes
-    from drafttrain.pipeline_decoder import DRAFT_SLOTS, ROOM, cut, layout_of
+    from drafttrain.pipeline_decoder import DRAFT_SLOTS, ROOM, cut, layout_of, local_target
     from drafttrain.target_lm.loading import choose_dtype, load_config, resolve_target
 
-    place = resolve_target(config.target)
+    place = local_target(config.target)
     target = load_config(place).get_text_config()
     dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
     blocks, layout = cut(config, target), layout_of(config)
@@ -100,8 +100,11 @@ def show_plan(config: PipelineConfig) -> None:
     dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
     room = ROOM + config.max_new_tokens + DRAFT_SLOTS
     drafter = 0
-    if config.drafter is not None:
-        files = Path(find_bundle(config.drafter)).glob("*.safetensors")
+    if config.drafts:
+        small = is_plain_lm(config.drafter)
+        files = Path(resolve_target(config.drafter) if small else find_bundle(config.drafter)).glob(
+            "*.safetensors"
+        )
         drafter = sum(file.stat().st_size for file in files) + _outer_bytes(target, dtype)
     print("| rank | blocks | weights, MB | cache, MB | drafter, MB |\n|---|---|---|---|---|")
     for rank in range(config.world_size):
@@ -185,7 +188,7 @@ def run_rank(config: PipelineConfig) -> str | None:
     rows = []
     with PipelineDecoder(config) as decoder:
         started = time.perf_counter()
-        if config.concurrency > 1:
+        if config.concurrency > 1 and config.mode != "pipedec":
             outputs = decoder.decode_all(config.mode, [r for _, r in decoder.prompts], config.concurrency)
             rows = [_row(name, output) for (name, _), output in zip(decoder.prompts, outputs)]
         else:
@@ -197,12 +200,13 @@ def run_rank(config: PipelineConfig) -> str | None:
                     print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", flush=True)
         seconds = time.perf_counter() - started
         held, late = decoder.paced()
-        late, machine = late / max(held, 1), decoder.machine()
+        late = late / max(held, 1)
+        if decoder.rank == 0:  # before the connection ends, which may fail
+            summary = _write(config, rows, seconds, decoder.machine(), late)
     if decoder.rank:
         return None
     if late > LATE:
         print(f"drafttrain: pace: {late:.0%} of the work took longer; raise pace.stage_ms", file=sys.stderr)
-    summary = _write(config, rows, seconds, machine, late)
     return ", ".join(f"{key.replace('_', ' ')} {summary[key]}" for key in SHOWN)
 
 
@@ -219,7 +223,7 @@ def calibrate_rank(config: PipelineConfig) -> str | None:
     from drafttrain.pipeline_decoder import PipelineDecoder
     from drafttrain.utils.writing import write_json
 
-    with PipelineDecoder(config) as decoder:
+    with PipelineDecoder(replace(config, mode="pipedec")) as decoder:  # of its parts the others are made
         costs = measure(decoder.me, decoder.ranks, [r for _, r in decoder.prompts], decoder.hidden_size)
         machine = decoder.machine()
     if decoder.rank:

@@ -322,6 +322,13 @@ def _check_values(recipe: Recipe) -> None:
     ):
         section.check()
     _check_policies(recipe.evaluate.trees)
+    measured = {Path(prompts.path).resolve() for prompts in recipe.evaluate.prompts}
+    others = recipe.evaluate.tune_prompts, recipe.calibrate.prompts, recipe.classifier.prompts
+    for key, prompts in zip(("evaluate.tune_prompts", "calibrate.prompts", "classifier.prompts"), others):
+        if prompts and Path(prompts.path).resolve() in measured:
+            raise UserError(
+                f"{key}: must not be among evaluate.prompts, got {prompts.path}; choose on others"
+            )
     _check_start(recipe.training.init_from, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(

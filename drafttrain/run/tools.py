@@ -55,6 +55,8 @@ def calibrate(args: argparse.Namespace) -> None:
 
     if "quick" in args:
         refuse(args, "with --quick", "rounds", "limit", "max_new_tokens")
+    if vars(args).get("limit", 2) < 2:
+        raise UserError(f"--limit: must be >= 2, got {args.limit}; give some dozens")
     from drafttrain.bundle import find_bundle
     from drafttrain.calibration.config import CalibrateConfig
     from drafttrain.run.calibrate import calibrate
@@ -80,6 +82,7 @@ def _tune_self_draft(args: argparse.Namespace) -> None:
     from drafttrain.target_lm.loading import load_for_decoding
 
     config = TuneConfig(_prompts(args), **given(args, "max_new_tokens"))
+    config.check()
     target = load_for_decoding(args.target, **given(args, "dtype"))
     corpus = None
     if "ngrams" in args and (corpus := open_corpus(target, args.ngrams)) is None:
@@ -250,6 +253,10 @@ def benchmark(args: argparse.Namespace) -> int | None:
     refuse(args, f"with --table {table}", *(vars(args).keys() - known))
     methods = [MethodSpec.parse(text) for text in vars(args).get("methods", [])]
     tasks = [TaskSpec.parse(text) for text in args.tasks]
+    if named := [method.name for method in methods if method.tree]:
+        if "trees" in args or table in ("sweep", "diagnosis"):
+            other = "--trees" if "trees" in args else f"--table {table}"
+            raise UserError(f"--method: must name no tree (@TREE) with {other}, got one of {named[0]}")
     if table == "texts":
         return _compare_texts(args, methods, tasks)
     if table == "diagnosis":
@@ -266,6 +273,10 @@ def _measure_speed(args: argparse.Namespace, methods: list, tasks: list) -> None
     if "trees" in args:
         bundles = [method for method in methods if method.source and method.name != ASSISTANT]
         others = [method for method in methods if method not in bundles]
+        if not bundles:
+            raise UserError(
+                "--trees: must come with a method that is a bundle, got none; name one with --method"
+            )
         methods = [
             replace(method, name=f"{method.name} {tree}", tree=tree)
             for method in bundles
@@ -331,6 +342,10 @@ def _one(flag: str, specs: list):
     if len(specs) != 1 or specs[0].source is None:
         names = ", ".join(spec.name for spec in specs) or "none"
         raise UserError(f"{flag}: must be exactly one with files for this table, got {names}")
+    if flag == "--task" and specs[0].source.startswith("hub:"):
+        raise UserError(
+            f"--task: must be a file for this table, got {specs[0].source}; save its prompts first"
+        )
     return specs[0]
 
 

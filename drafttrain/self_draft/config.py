@@ -59,7 +59,15 @@ class TuneConfig:
     """
 
     prompts: PromptSet
-    max_new_tokens: int = 96
+    max_new_tokens: int = setting(96, ge=2)
     branches: tuple[tuple[int, int], ...] = BRANCHES
     strictness: tuple[float, ...] = STRICTNESS
     busy: Literal["warn", "refuse"] = "warn"
+
+    def check(self) -> None:
+        """Validate the settings.
+
+        Raises:
+            UserError: a value out of range.
+        """
+        check_ranges(self)

@@ -71,7 +71,7 @@ def describe(
     return {
         "texts": len(texts.ids),
         "words": texts.words,
-        "tokens": sum(texts.lengths),
+        "tokens": texts.tokens,
         "tokens_counted": cache.header["tokens"],
         "unicode_composed": texts.composed,
         "sources": [{"name": Path(path).name, **values} for path, values in plain.items()],

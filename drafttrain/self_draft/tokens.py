@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import unicodedata
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.build import kept_conversations
 from drafttrain.data.config import CorpusConfig
 from drafttrain.data.conversation import Conversation
-from drafttrain.data.loss_mask import encode_conversation
+from drafttrain.data.loss_mask import cut_at_turns, encode_conversation
 from drafttrain.data.report import CorpusReport
 from drafttrain.self_draft.corpus_cache import token_dtype
 from drafttrain.self_draft.counting import TokenFile
@@ -34,12 +35,14 @@ class Texts:
     Attributes:
         ids: of the documents and conversations, in the order of the file.
         lengths: of each in the file, separators included.
+        tokens: without separators.
         words: of the texts that are counted.
         composed: texts with characters that Unicode writes as one (NFC).
     """
 
     ids: list[str] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    tokens: int = 0
     words: int = 0
     composed: int = 0
 
@@ -78,6 +81,7 @@ def tokenize_sources(
                 )
             texts.ids += batch.texts.ids
             texts.lengths += batch.texts.lengths
+            texts.tokens += batch.texts.tokens
             texts.words += batch.texts.words
             texts.composed += batch.texts.composed
     return file, texts
@@ -173,15 +177,23 @@ def _encode(batch: list[Conversation], tokenizer: PreTrainedTokenizerBase, separ
             if counted:
                 texts.words += len(message.content.split())
             messages.append(message)
-        encoded = encode_conversation(tokenizer, replace(conversation, messages=messages))
-        ids = np.array(encoded.input_ids, token_dtype(separator))  # [T]
-        counted = np.array(encoded.loss_mask, bool)  # [T]
-        # each stretch that is not counted becomes one separator
-        ids[~counted] = separator
-        ids = ids[counted | np.concatenate([[False], counted[:-1]])]
-        if len(ids) and ids[-1] != separator:
-            ids = np.append(ids, ids.dtype.type(separator))
-        parts.append(ids)
+        conversation = replace(conversation, messages=messages)
+        if conversation.is_text:
+            pieces = [encode_conversation(tokenizer, conversation)]
+        else:
+            pieces = cut_at_turns(tokenizer, conversation, sys.maxsize)
+        length = 0
+        for piece in pieces:
+            ids = np.array(piece.input_ids, token_dtype(separator))  # [T]
+            counted = np.array(piece.loss_mask, bool)  # [T]
+            texts.tokens += int(counted.sum())
+            # each stretch that is not counted becomes one separator
+            ids[~counted] = separator
+            ids = ids[counted | np.concatenate([[False], counted[:-1]])]
+            if len(ids) and ids[-1] != separator:
+                ids = np.append(ids, ids.dtype.type(separator))
+            parts.append(ids)
+            length += len(ids)
         texts.ids.append(conversation.id)
-        texts.lengths.append(len(ids))
+        texts.lengths.append(length)
     return _Encoded(np.concatenate(parts), texts)

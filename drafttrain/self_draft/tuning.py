@@ -73,6 +73,10 @@ def tune_self_draft(
         for prompt_ids in ids:
             stats += decode_all(target, wide, [prompt_ids], config.max_new_tokens)[1]
             step()
+        if stats.new_tokens == stats.prompts:  # which the forwards over the prompts give
+            raise UserError(
+                f"{config.prompts.path}: must give answers of two tokens or more, got none; give others"
+            )
         found.odds = fit_odds(wide.judged)
         settings = []
         for branches, length in config.branches:

@@ -191,7 +191,7 @@ def _fill_from_hub(new: Path) -> dict[str, Any]:
         snapshot = huggingface_hub.snapshot_download(
             SMOLLM2_HUB_ID, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]
         )
-    except (OSError, ValueError) as error:
+    except (huggingface_hub.errors.HTTPError, OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{SMOLLM2_HUB_ID}: cannot be downloaded ({reason}); check the network, or leave out --source hub"

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from drafttrain.drafters.config import DrafterConfig, kind_of
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json
 from drafttrain.utils.ranges import check_ranges, setting
 
 NO_CHANGE = {"changes_output": False}
@@ -112,28 +111,16 @@ class TrainingConfig:
         torch = version("torch")
         if self.optimizer == "muon" and tuple(map(int, torch.split(".")[:2])) < (2, 9):
             raise UserError(f"training.optimizer: must be adamw with torch < 2.9, got muon with {torch}")
-        if self.init_draft_vocab_size is not None and self.init_from is None:
+        if self.init_draft_vocab_size is not None and (self.init_from is None or self.max_steps == 0):
+            why = "training.init_from" if self.init_from is None else "training (training.max_steps: 0)"
             raise UserError(
-                "training.init_draft_vocab_size: must be null without training.init_from, got "
+                f"training.init_draft_vocab_size: must be null without {why}, got "
                 f"{self.init_draft_vocab_size}; a new drafter has drafter.draft_vocab_size"
             )
         if self.deepspeed:
-            self._check_deepspeed()
+            from drafttrain.training.deepspeed_file import check_deepspeed  # for launches with one
 
-    def _check_deepspeed(self) -> None:
-        if self.optimizer == "muon":
-            raise UserError(
-                "training.optimizer: must be adamw under DeepSpeed, whose ZeRO cuts the matrices that muon "
-                "needs whole, got muon; change it, or launch with torchrun and without training.deepspeed"
-            )
-        settings = read_json(self.deepspeed)
-        zero = settings.get("zero_optimization", {}) if isinstance(settings, dict) else None
-        stage = zero.get("stage", 0) if isinstance(zero, dict) else None
-        if not isinstance(stage, int) or stage > 2:  # stage 3 scatters weights; a drafter is small
-            raise UserError(
-                f"{self.deepspeed}: zero_optimization.stage: must be 0, 1 or 2, got {stage}; see "
-                "recipes/deepspeed"
-            )
+            check_deepspeed(self)
 
 
 def check_continued(init_from: str, stored: dict[str, Any], drafter_config: DrafterConfig) -> None:

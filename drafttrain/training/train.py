@@ -62,6 +62,7 @@ class Clock(TrainerCallback):
         return min(self.seconds / self.limit, 1.0)
 
     def on_train_begin(self, args, state, control, **kwargs):
+        state.compute_steps(args, state.max_steps)  # a resumed state has those of its checkpoint
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):

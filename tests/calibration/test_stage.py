@@ -171,6 +171,7 @@ def test_a_damaged_calibration_can_be_replaced(tiny_bundle, questions, tmp_path)
     "changes, message",
     [
         ({"prompts": None}, "calibrate.prompts: must be set, got null"),
+        ({"quick": True}, "calibrate.quick: must be without calibrate.prompts, got both"),
         ({"rounds": 0}, "calibrate.rounds: must be >= 1, got 0"),
         ({"max_new_tokens": 1}, "calibrate.max_new_tokens: must be >= 2, got 1"),
         ({"prompts": PromptSet("a", "b", limit=1)}, "calibrate.prompts.limit: must be >= 2, got 1"),

@@ -11,6 +11,7 @@ import torch
 
 from drafttrain.classifier import dump
 from drafttrain.classifier.config import DumpConfig
+from drafttrain.classifier.data import read_rows
 from drafttrain.classifier.dump import accepted_nodes, label_trees, write_trees
 from drafttrain.classifier.model import Classifier
 from drafttrain.data.config import PromptSet
@@ -312,3 +313,43 @@ def test_command(tiny_bundle, questions, tmp_path, capsys):
     assert main(["c2t", str(bundle), *words]) == 0
     made_from = json.loads((tmp_path / "out" / "trees.json").read_text())["made_from"]
     assert made_from["temperature"] == 0.7 and made_from["seed"] == 0 and made_from["top_k"] == 3
+
+
+def test_what_an_interrupted_dump_of_other_prompts_lists(tiny_target, tmp_path, monkeypatch):
+    """Shards of the earlier selection are not among those of this one."""
+    monkeypatch.setattr(dump, "SHARD_PROMPTS", 1)
+    config = DumpConfig(PromptSet("x", "x"), 6, top_k=3, max_depth=3, rows=3)
+    given = config, tiny_target, TargetWithNoise(tiny_target)
+    shards = write_trees(*given, PROMPTS, tmp_path, {})["shards"]
+    assert len(read_rows(tmp_path, ["P", "d"])) == sum(shard["rows"] for shard in shards)
+    real = dump._write_shard
+
+    def killed(*args):
+        if args[5].name == "shard-00001.parquet":
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(dump, "_write_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_trees(*given, PROMPTS[1:], tmp_path, {}, shards)
+    record = json.loads((tmp_path / "trees.json").read_text())
+    assert not record["finished"] and [one["file"] for one in record["shards"]] == ["shard-00000.parquet"]
+    with pytest.raises(UserError, match="must be a finished dump, got an interrupted one"):
+        read_rows(tmp_path, ["P", "d"])
+
+
+def test_a_shard_of_the_same_size_with_other_bytes_is_repeated(dumped):
+    run, out = dumped
+    whole = run()
+    path = out / whole["shards"][0]["file"]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    assert run()["rows"] == whole["rows"] and path.read_bytes() != bytes(data)
+
+
+def test_a_damaged_classifier_can_be_replaced(tiny_bundle, questions, tmp_path):
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    (bundle / "classifier.json").write_text("{}")
+    config = DumpConfig(PromptSet("x", str(questions), 1), 2, top_k=2, max_depth=2)
+    assert dump_trees(config, bundle, tmp_path / "out", dtype="float32", device="cpu")["trees"] > 0

@@ -225,7 +225,10 @@ def test_only_evaluation_prompts(tmp_path, chatml):
         [write(tmp_path / "a.jsonl", [exchange(1)])], exclude=[str(tmp_path / "prompts.txt")]
     )
     refuse(
-        config, chatml, tmp_path / "corpus", "corpus.sources: no rows but duplicates and evaluation prompts"
+        config,
+        chatml,
+        tmp_path / "corpus",
+        "no rows but duplicates and evaluation prompts; add another source",
     )
 
 

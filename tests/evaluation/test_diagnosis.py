@@ -13,7 +13,7 @@ from drafttrain.evaluation.diagnosis import (
     kind_of_text,
     ranked,
 )
-from drafttrain.evaluation.drafts import Draft, accept_len
+from drafttrain.evaluation.drafts import Draft
 
 LENGTH = 4
 
@@ -40,7 +40,10 @@ def test_the_length_of_chains_is_that_of_the_decode():
     """Chains of full length: the product of the rates is the mean of the lengths."""
     rng = random.Random(0)
     drafts = decode(400, lambda depth, position: rng.random() < 0.9 - 0.1 * depth)
-    assert chain_len(drafts) == pytest.approx(accept_len(drafts), abs=1e-9)
+    mean = 1 + sum(one.accepted for one in drafts) / 400
+    assert chain_len(drafts) == pytest.approx(mean, abs=1e-9)
+    assert diagnose_drafts(drafts).accept_len == chain_len(drafts)
+    assert diagnose_drafts(drafts, accept_len=1.5).accept_len == 1.5
 
 
 def test_all_and_none_accepted():

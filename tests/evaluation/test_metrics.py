@@ -278,3 +278,10 @@ def test_measurements_survive_json():
     runs = {"chain": decoded([1, 2, 3, 4], [2, 1], 2), TRANSFORMERS: MethodRun(1.5, [1, 2])}
     before = measured("a", runs, 2, 0.25)
     assert Measurement.from_json(json.loads(json.dumps(before.to_json()))) == before
+
+
+def test_a_single_prompt_has_no_interval():
+    runs = {AUTOREGRESSIVE: MethodRun(2.0, [1, 2]), "chain": MethodRun(1.0, [1, 2])}
+    measurements = [Measurement("task", "0", turn, 0, 7, runs) for turn in range(2)]
+    assert tabulate(measurements)["chain"].speedup == 2
+    assert ratio_interval(measurements, AUTOREGRESSIVE, "chain") is None

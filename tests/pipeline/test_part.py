@@ -147,3 +147,27 @@ def test_what_cannot_be_cut(folders, tmp_path):
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="must have blocks that can be cut apart, got a GPT2LMHeadModel"):
         load_part(str(tmp_path), range(0, 1), torch.float)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_taps_are_in_the_order_of_their_names(folders, whole, native):
+    if native and variant() is None:
+        pytest.skip("no native kernels here")
+    target, prompt, order = whole("llama", [4, 2]), torch.randint(3, 512, (1, 5)), torch.arange(5)
+    below = torch.ones(5, 5, dtype=torch.bool).tril()
+    expected = target.forward(target.new_cache(1, 8), prompt, order, below)
+    part = load_part(str(folders["llama"]), range(4), torch.float, taps=[4, 2])
+    if native:
+        part.pack()
+    _, tapped = part.run(part.new_cache(8), prompt, order, below)
+    torch.testing.assert_close(tapped, expected.tapped, atol=1e-4, rtol=1e-4)
+
+
+def test_messages_in_fp32_for_a_part_in_bf16(folders):
+    """Whose modules are the stock ones, as without a compiler."""
+    order, below = torch.arange(5), torch.ones(5, 5, dtype=torch.bool).tril()
+    x = torch.randint(3, 512, (1, 5))
+    for blocks in (range(2), range(2, 4)):
+        part = load_part(str(folders["llama"]), blocks, torch.bfloat16)
+        x = part.run(part.new_cache(8), x, order, below)[0].float()
+    assert x.isfinite().all()

@@ -205,3 +205,10 @@ def test_searches_that_there_are_not(text, message):
     with pytest.raises(UserError) as error:
         parse_search(text)
     assert str(error.value) == message
+
+
+def test_breadth_first_search_goes_on_from_the_deepest_level_that_there_is():
+    """All thoughts of the second level fail."""
+    failing = [f"think {state}#{k}" for state in "01" for k in range(3)]
+    trace = grow(table_model({"0": 3, "1": 8, "2": 1}, failing), search="bfs", breadth=2)
+    assert trace.leaf == [1]  # whose closing generation fails as its thoughts do

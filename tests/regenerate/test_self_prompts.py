@@ -54,3 +54,19 @@ def test_prompts_of_another_call_are_not_continued(tiny_llama, tmp_path, monkeyp
     assert part.read_bytes() == before
     write_self_prompts(target, tmp_path / "p.jsonl", 4, max_new_tokens=8)
     assert not part.exists()
+
+
+def test_fewer_prompts_after_an_interruption(tiny_llama, tmp_path, monkeypatch):
+    target = FrozenTarget(*tiny_llama, name="tiny")
+    options = {"max_new_tokens": 40, "temperature": 2.0, "top_p": 1.0}
+
+    def killed(path, text):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("drafttrain.regenerate.self_prompts.write_text", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_self_prompts(target, tmp_path / "p.jsonl", 12, **options)
+    write_self_prompts(target, tmp_path / "p.jsonl", 5, **options)
+    write_self_prompts(target, tmp_path / "q.jsonl", 5, **options)
+    assert (tmp_path / "p.jsonl").read_bytes() == (tmp_path / "q.jsonl").read_bytes()

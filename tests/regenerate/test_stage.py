@@ -480,3 +480,11 @@ def test_the_corpus_trains_the_very_ids(target, source, tmp_path):
         assert ends == len(conversation.messages)
         n_cut += sum(ids[-1] != target.tokenizer.eos_token_id for ids in generated)
     assert n_cut
+
+
+def test_no_more_answers_are_taken_over_than_asked_for(target, source, tmp_path):
+    run(config_for(source), tmp_path / "old", target)
+    report = run(config_for(source, max_rows=3), tmp_path / "new", target, [tmp_path / "old"])
+    old = read_jsonl(tmp_path / "old" / "responses.jsonl")
+    assert read_jsonl(tmp_path / "new" / "responses.jsonl") == old[:3]
+    assert report.written == 3 and report.skipped["not reached before max_rows"] == len(old) - 3

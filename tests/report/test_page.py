@@ -25,6 +25,7 @@ from drafttrain.report.pictures import draw_calibration, draw_classifier, sheet,
 from drafttrain.report.raw import read_benchmark, read_points
 from drafttrain.report.svg import draw, drawn, ticks
 from drafttrain.report.trace import Iteration, Trace
+from drafttrain.report.traced import draw_tree
 from drafttrain.run.cli import main
 from drafttrain.utils.errors import UserError
 
@@ -734,3 +735,31 @@ def test_ticks():
     assert ticks(0, 2.9) == [0, 1, 2] and ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
     assert ticks(1, 2.4) == [1, 1.5, 2] and ticks(0, 8300) == [0, 2000, 4000, 6000, 8000]
     assert ticks(3, 3) == [3]
+
+
+def test_names_with_dots(folder):
+    """`llama-3.1.jsonl` and `llama-3.2.jsonl` have settings of their own."""
+    for name in ("llama-3.1", "llama-3.2"):
+        shutil.copy(folder / "measurements.jsonl", folder / f"{name}.jsonl")
+    (folder / "llama-3.1_summary.json").write_text('{"format_version": 2, "dtype": "float16"}')
+    text = write_report(folder / "llama-3.1.jsonl", folder / "b.html").read_text()
+    assert "<h1>llama-3.1</h1>" in text and "float16" in text
+    text = write_report(folder / "llama-3.2.jsonl", folder / "b.html").read_text()
+    assert "<h1>llama-3.2</h1>" in text and "float16" not in text
+
+
+def test_long_accepted_paths_are_drawn_whole():
+    n = 60
+    step = Iteration(
+        tokens=list(range(n)),
+        texts=["a"] * n,
+        parents=list(range(-1, n - 1)),
+        depths=list(range(n)),
+        log_probs=[0.0] + [-0.5] * (n - 1),
+        path=list(range(n)),
+        emitted=list(range(1, n + 1)),
+        pieces=["a"] * n,
+        drafted=n - 1,
+    )
+    drawn = draw_tree("tree", step)
+    assert [node.kind for node in drawn.nodes] == ["root"] + ["accepted"] * (n - 1) + ["own"]

@@ -96,6 +96,7 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         (["--pace.draft_ms", ".nan"], "pace.draft_ms: must be >= 0 and < inf, got nan"),
         (["--link", "{gbit: 0}"], "link.gbit: must be > 0, got 0"),
         (["--drafter_rank", "alone"], "drafter_rank: must be beside without a drafter, got alone"),
+        (["--tree", "timed"], "tree: must need no calibration, classifier or draws, got timed; take chain"),
         (["--sampling.top_p", "0"], "sampling.top_p: must be > 0 and <= 1, got 0"),
     ],
 )

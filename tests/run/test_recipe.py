@@ -187,6 +187,15 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("classifier: {prompts: {name: a, path: b, turns: 2}}", "classifier.prompts: turns must be 1"),
         ("evaluate: {prompts: [{name: a, path: b}]}", "evaluate.tune_prompts: must be set"),
         (
+            "evaluate: {prompts: [{name: a, path: b}], tune_prompts: {name: c, path: ./b}}",
+            "evaluate.tune_prompts: must not be among evaluate.prompts, got ./b",
+        ),
+        (
+            "evaluate: {prompts: [{name: a, path: b}], trees: ['chain:length=2']}\n"
+            "calibrate: {prompts: {name: c, path: b}}",
+            "calibrate.prompts: must not be among evaluate.prompts, got b; choose on others",
+        ),
+        (
             'evaluate: {prompts: [{name: a, path: b, limit: 0}], trees: ["chain:length=2"]}',
             "evaluate.prompts.limit: must be >= 1, got 0",
         ),

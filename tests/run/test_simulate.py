@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from drafttrain.pipeline.outlook import Row, as_table
 from drafttrain.run.cli import main
 
 RECIPE = "recipes/tiny/pipeline/simulate.yaml"
@@ -38,7 +39,15 @@ def test_a_table_by_stages(words, more, tmp_path, capsys):
         (["--stages", "[]"], "stages: must have at least one number, got []"),
         (["--stages", "[2, 0]"], "stages: must be >= 1 and <= 1000, got [2, 0]"),
         (["--target_ms", "[[1, 2, 3]]"], "target_ms: must be pairs of a size and its milliseconds, got [[1"),
-        (["--target_ms", "[[4, 2], [1, 3]]"], "target_ms: must have ascending sizes from 1 on, got [4"),
+        (["--target_ms", "[[4, 2], [1, 3]]"], "target_ms: must have ascending whole sizes from 1 on, got [4"),
+        (
+            ["--target_ms", "[[1, 2], [.inf, 3]]"],
+            "target_ms: must have ascending whole sizes from 1 on, got [1",
+        ),
+        (
+            ["--target_ms", "[[1, 2], [1.5, 3]]"],
+            "target_ms: must have ascending whole sizes from 1 on, got [1",
+        ),
         (["--draft_ms", "[[1, 2], [4, 1]]"], "draft_ms: must have positive, finite milliseconds that do not"),
         (["--draft_ms", "[[1, .nan]]"], "draft_ms: must have positive, finite milliseconds that do not fall"),
         (["--link.gbit", "0"], "link.gbit: must be > 0, got 0"),
@@ -50,3 +59,13 @@ def test_wrong_settings_are_one_line(words, more, problem, capsys):
     assert main(["pipeline", "--simulate", *words, *more]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drafttrain")]
     assert len(lines) == 1 and problem in lines[0]
+
+
+def test_from_how_many_stages_on_a_tree_in_flight_wins():
+    def said(*wins: tuple[int, bool]) -> str:
+        rows = [Row(stages, 9.0, 3.0, 2.0 if won else 4.0, 0.5, 1.0, (1, 2)) for stages, won in wins]
+        return as_table(rows).splitlines()[-1]
+
+    assert said((7, True), (2, False), (4, True)).endswith("from 4 stages on")
+    assert said((2, True), (4, False), (7, True)).endswith("from 7 stages on")
+    assert said((2, True), (4, False)) == said((2, False)) == "static trees stay ahead"

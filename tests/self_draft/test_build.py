@@ -240,3 +240,27 @@ def test_the_page_about_it(smollm2, tmp_path, monkeypatch, capsys):
         exec(compile(code.replace('blue?")', 'blue?", 12)'), "docs/self_draft.md", "exec"), names)
     assert capsys.readouterr().out.strip()
     assert 1 <= names["shorter"].matched < names["matches"].matched == 4
+
+
+def test_generated_answers_that_the_template_changes_are_counted(tokenizer, tmp_path, monkeypatch):
+    """As Qwen3, whose template cuts out the thoughts of earlier answers: the generated ids count."""
+    monkeypatch.setattr(
+        tokenizer,
+        "chat_template",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )
+    answers = [f"<think>{SENTENCES[i]}</think>{SENTENCES[i + 1]}" for i in (0, 2)]
+    ids = [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in answers]
+    turns = []
+    for i in range(2):
+        turns += [
+            {"from": "human", "value": f"Question {i}?"},
+            {"from": "gpt", "value": answers[i], "token_ids": ids[i]},
+        ]
+    chats = write_jsonl(tmp_path / "chats.jsonl", [{"id": "a", "conversations": turns}])
+    config = NgramConfig([Source(str(chats))], min_count=1, held_out=0.0, processes=1)
+    build_ngrams(config, tokenizer, tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    # all of both answers, and no separators
+    assert report["tokens"] == report["tokens_counted"] == sum(map(len, ids))

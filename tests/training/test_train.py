@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerState
 
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.drafters.edd import EddModel
@@ -365,6 +365,10 @@ def test_planned_steps_are_the_trainers(rows, accumulation, epochs, run_training
         ({"row_length": 64}, "training.row_length: must be >= .* got 64"),
         ({"eval_new_tokens": 600}, "training.eval_new_tokens: must fit after a prompt .* got 600"),
         ({"init_from": "/nonexistent"}, "/nonexistent/config.json: no such file"),
+        (
+            {"max_steps": 0, "init_from": "x", "init_draft_vocab_size": 9},
+            r"init_draft_vocab_size: must be null without training \(training.max_steps: 0\), got 9",
+        ),
         ({"deepspeed": "/nonexistent.json"}, "/nonexistent.json: no such file"),
     ],
 )
@@ -515,3 +519,25 @@ def test_wandb_writes_a_run_without_an_account(run_training, monkeypatch):
     while not all(name in file.read_bytes() for name in names):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train_micro_batch_size_per_gpu", 4), ("gradient_accumulation_steps", 3), ("gradient_clipping", 0.5)],
+)
+def test_a_deepspeed_file_with_other_values_is_refused(key, value, tmp_path):
+    path = tmp_path / "zero.json"
+    settings = {"optimizer": "adamw", "rows_per_batch": 2, "deepspeed": str(path)}
+    for good in ("auto", {"train_micro_batch_size_per_gpu": 2}.get(key, 1)):
+        path.write_text(json.dumps({key: good}))
+        config.TrainingConfig(**settings).check()
+    path.write_text(json.dumps({key: value}))
+    with pytest.raises(UserError, match=f"{key}: must be auto, or .* as in the recipe, got {value}"):
+        config.TrainingConfig(**settings).check()
+
+
+def test_a_resumed_training_saves_and_logs_as_its_settings_say():
+    state = TrainerState(max_steps=90, save_steps=30, logging_steps=7)  # of the checkpoint
+    args = SimpleNamespace(save_steps=20, logging_steps=5, eval_steps=40)
+    Clock(None, 0.0).on_train_begin(args, state, None)
+    assert (state.save_steps, state.logging_steps, state.eval_steps) == (20, 5, 40)

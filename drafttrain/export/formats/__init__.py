@@ -9,7 +9,7 @@ Each is a module with `NAME` for messages, `KINDS` of drafters that it can expre
     check(config)                                     refuses what is not whole or cannot be expressed
     to_layout(config, tensors, target) -> Layout
     from_layout(config, tensors) -> config, tensors   the inverse, for what was exported from here
-    problems(config, tensors) -> list[str]            of a folder, whoever wrote it
+    problems(config, tensors) -> list[str]            of a folder
 """
 
 import os

@@ -1,0 +1,263 @@
+// Drafting steps, and trees that grow by them in one call: by expected tokens and measured seconds, by joint
+// probability, and by draws.
+
+#include <cfloat>
+#include <numeric>
+
+#include "blocks.h"
+#include "draw.h"
+#include "largest.h"
+#include "trees.h"
+
+struct Curve {  // points
+  int64_t n;
+  const double *x, *y;
+};
+
+// As in `trees/costs.py` and `trees/timed.py`, in the same order of operations.
+struct Timing {
+  Curve draft, verify, promise;  // seconds by tokens, twice; share of nodes accepted by joint log-probability, or no points
+  const double* acceptance;
+  int64_t depths, width, frontier, max_depth;
+
+  static double seconds(const Curve& curve, int64_t tokens) {
+    const double n = double(tokens);
+    if (n <= curve.x[0]) return curve.y[0];
+    if (n >= curve.x[curve.n - 1]) return curve.y[curve.n - 1] * n / curve.x[curve.n - 1];
+    const int64_t right = std::lower_bound(curve.x, curve.x + curve.n, n) - curve.x, left = right - 1;
+    return curve.y[left] + (curve.y[right] - curve.y[left]) * (n - curve.x[left]) / (curve.x[right] - curve.x[left]);
+  }
+
+  double share(double joint) const {
+    if (joint != joint) return 0;
+    if (!promise.n) return std::exp(joint);
+    const int64_t right = std::upper_bound(promise.x, promise.x + promise.n, joint) - promise.x, left = right - 1;
+    if (!right || right == promise.n || joint == promise.x[left]) return promise.y[std::max<int64_t>(left, 0)];
+    return (promise.y[right] - promise.y[left]) / (promise.x[right] - promise.x[left]) * (joint - promise.x[left]) + promise.y[left];
+  }
+
+  // Of the best nodes of the deepest layer, whose probabilities are added up over the batch.
+  int64_t worth_expanding(const std::vector<double>& confidence, int64_t depth, int64_t batch, double rate) const {
+    const double accepted = acceptance[std::min(depth, depths - 1)], following = acceptance[std::min(depth + 1, depths - 1)];
+    double expected = std::max(0.0, confidence[0] * accepted * following - rate * seconds(draft, 1)), best_gain = 0;
+    const double chain = seconds(verify, batch * (depth + 1));
+    int64_t best = 0;
+    for (int64_t f = 1; f <= int64_t(confidence.size()); f++) {
+      const double more = seconds(verify, batch * (f + depth + 1)) - chain;
+      expected += confidence[f - 1] * accepted;
+      const double gain = expected - rate * (seconds(draft, batch * f) + more);
+      if (gain > best_gain) best = f, best_gain = gain;
+    }
+    return best;
+  }
+
+  int64_t worth_verifying(const std::vector<std::vector<double>>& joint, const std::vector<std::vector<int64_t>>& ranked, int64_t n, double rate) const {
+    double expected = 0, best = -INFINITY;
+    int64_t size = n;
+    for (int64_t k = 0; k < n; k++) {
+      double more = 0;
+      for (size_t b = 0; b < joint.size(); b++) more += joint[b][ranked[b][k]];
+      expected += more;
+      const double gain = expected - rate * seconds(verify, int64_t(joint.size()) * (k + 1));
+      if (gain > best) best = gain, size = k + 1;
+    }
+    return size;
+  }
+};
+
+// Places of values from `first` on, the largest first; of equals the first one.
+static std::vector<int64_t> descending(const std::vector<double>& values, int64_t first) {
+  std::vector<int64_t> places(values.size() - first);
+  std::iota(places.begin(), places.end(), first);
+  std::stable_sort(places.begin(), places.end(), [&](int64_t a, int64_t b) { return values[a] > values[b]; });
+  return places;
+}
+
+// Drafts: linear_top of a drafter's states at the nodes frontier [batch][f] of trees [batch][n]. Their keys and values
+// go into slots after the verified ones. Inputs are rows of `embed` [vocabulary][hidden], in bf16 or fp32. Of each tree
+// caches [batch][4] has the verified slots, the address of the keys, the numbers between a layer's keys and its values,
+// and the slots. Returns 0, or 1 without doing anything if a token is not in the vocabulary.
+EXPORT int64_t draft_top(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, const int64_t* caches, int64_t kind, int64_t k, float* values, int64_t* places, int64_t round_inputs, int64_t round_head, int64_t threads) {
+  const int64_t all = batch * f, hidden = model->hidden;
+  std::vector<int64_t> positions(all), slots(all);
+  std::vector<uint8_t> seen(all * n);
+  std::vector<float> x(all * hidden), states(x.size());
+  std::vector<Row> rows;
+  for (int64_t b = 0; b < batch; b++) {
+    const int64_t *cache = caches + 4 * b, length = cache[0];
+    rows.push_back({b * f, f, length, n, seen.data() + b * f * n, (void*)cache[1], cache[2], cache[3]});
+    for (int64_t i = b * f; i < (b + 1) * f; i++) {
+      const int64_t node = b * n + frontier[i], from = tokens[node] * hidden;
+      if (tokens[node] < 0 || tokens[node] >= vocabulary) return 1;
+      positions[i] = length + depths[node], slots[i] = length + frontier[i];
+      std::memcpy(seen.data() + i * n, ancestors + node * n, n);
+      if (embed_kind == FP32) std::memcpy(x.data() + i * hidden, (const float*)embed + from, hidden * sizeof(float));
+      else for (int64_t d = 0; d < hidden; d++) x[i * hidden + d] = one((const uint16_t*)embed + from + d);
+    }
+  }
+  const Nodes nodes = {batch, all, rows.data(), positions.data(), slots.data(), kind};
+  blocks(model, &nodes, x.data(), 0, model->blocks, nullptr, 0, nullptr, states.data(), round_inputs, threads);
+  linear_top(head, states.data(), all, k, values, places, round_head, threads);
+  return 0;
+}
+
+// What growing trees returns in place of a number of nodes: a token is not in the vocabulary; a node would be verified without
+// its parent; trees are too large for it; FULL - n: caches or results have no room for n nodes of a row.
+constexpr int64_t OUTSIDE = -1, ORPHANS = -2, LARGE = -3, FULL = -4;
+constexpr int64_t LARGEST = 4096;
+
+// A drafter with the sequences that it drafts for, as `draft_top` takes them, and the target's ids of its vocabulary.
+struct Drafting {
+  const Model* model;
+  const Linear* head;
+  const void* embed;
+  int64_t embed_kind, vocabulary;
+  const int64_t *to_target, *caches;
+  int64_t kind, round_inputs, round_head, threads;
+
+  // The k most probable tokens after some nodes of trees of n.
+  int64_t top(int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) const {
+    for (int64_t b = 0; b < batch; b++) if (caches[4 * b] + n > caches[4 * b + 3]) return FULL - n;
+    return draft_top(model, head, embed, embed_kind, vocabulary, batch, n, f, tokens, depths, ancestors, frontier, caches, kind, k, values, places, round_inputs, round_head, threads) ? OUTSIDE : 0;
+  }
+};
+
+// Trees that grow layer by layer, of n nodes in each row; fields are as `append_layer` and `take_nodes` have them.
+struct Growing {
+  const Drafting& drafting;
+  const int64_t batch, width;  // children of a node
+  int64_t n = 1, layer = 0;    // the first node of the deepest layer
+  std::vector<int64_t> fields, new_fields, above, tokens, places;
+  std::vector<float> scores, new_scores, values;
+  std::vector<uint8_t> ancestors, new_ancestors;
+
+  Growing(const Drafting& drafting, int64_t batch, const int64_t* root, int64_t width)
+      : drafting(drafting), batch(batch), width(width), fields(3 * batch), scores(3 * batch), ancestors(batch, 1) {
+    for (int64_t b = 0; b < batch; b++) fields[b] = root[b], fields[batch + b] = -1;
+  }
+
+  float joint(int64_t b, int64_t node) const { return scores[(2 * batch + b) * n + node]; }
+
+  // Gives children to f nodes of the deepest layer, frontier [batch][f], ascending.
+  int64_t expand(const std::vector<int64_t>& frontier, int64_t f) {
+    const int64_t w = n + f * width, plane = batch * n;
+    if (w > LARGEST) return LARGE;
+    above.resize(batch * f * width), tokens.resize(above.size()), places.resize(above.size()), values.resize(above.size());
+    if (int64_t failed = drafting.top(batch, n, f, fields.data(), fields.data() + 2 * plane, ancestors.data(), frontier.data(), width, values.data(), places.data())) return failed;
+    for (size_t i = 0; i < above.size(); i++) above[i] = frontier[i / width], tokens[i] = drafting.to_target[places[i]];
+    new_fields.resize(3 * batch * w), new_scores.resize(3 * batch * w), new_ancestors.resize(batch * w * w);
+    append_layer(batch, n, f * width, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), above.data(), tokens.data(), values.data(), nullptr, new_fields.data(), new_scores.data(), new_ancestors.data());
+    fields.swap(new_fields), scores.swap(new_scores), ancestors.swap(new_ancestors);
+    layer = n, n = w;
+    return 0;
+  }
+
+  // Writes the first `size` of the nodes of each row as they are ranked, with room for `room`.
+  int64_t take(const std::vector<std::vector<int64_t>>& ranked, int64_t size, int64_t room, int64_t* whole, float* numbers, uint8_t* seen) const {
+    if (size > room) return FULL - size;
+    const std::vector<int64_t> nodes = first(ranked, size);
+    const int64_t plane = batch * n;
+    return take_nodes(batch, n, size, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), nodes.data(), whole, numbers, seen) ? ORPHANS : size;
+  }
+
+  // The first `size` of each row's ranked nodes, [batch][size], ascending.
+  static std::vector<int64_t> first(const std::vector<std::vector<int64_t>>& ranked, int64_t size) {
+    std::vector<int64_t> nodes(ranked.size() * size);
+    for (size_t b = 0; b < ranked.size(); b++) std::partial_sort_copy(ranked[b].begin(), ranked[b].begin() + size, nodes.begin() + b * size, nodes.begin() + (b + 1) * size);
+    return nodes;
+  }
+};
+
+// Grows trees from root tokens [batch] as `TimedPolicy` does: layer by layer, from the nodes whose children are expected
+// to be worth their time, then takes as many of the best nodes as are. `rate`: tokens that a second has to yield.
+// Results have room for `room` nodes a row; returns how many they have, or one of the numbers above.
+EXPORT int64_t grow_timed(const Drafting* drafting, int64_t batch, const int64_t* root, const Timing* timing, double rate, int64_t room, int64_t* whole, float* numbers, uint8_t* seen) {
+  Growing trees(*drafting, batch, root, timing->width);
+  std::vector<std::vector<double>> joint(batch, {1.0});  // expected acceptance of each row's nodes
+  std::vector<std::vector<int64_t>> best(batch);
+  for (int64_t depth = 0; depth < timing->max_depth; depth++) {
+    for (int64_t b = 0; b < batch; b++) best[b] = descending(joint[b], trees.layer);
+    std::vector<double> confidence(std::min<int64_t>(timing->frontier, best[0].size()));
+    for (size_t i = 0; i < confidence.size(); i++)
+      for (int64_t b = 0; b < batch; b++) confidence[i] += joint[b][best[b][i]];
+    const int64_t f = timing->worth_expanding(confidence, depth, batch, rate);
+    if (!f) break;
+    if (int64_t failed = trees.expand(Growing::first(best, f), f)) return failed;
+    for (int64_t b = 0; b < batch; b++)
+      for (int64_t i = trees.layer; i < trees.n; i++) joint[b].push_back(timing->share(trees.joint(b, i)));
+  }
+  for (int64_t b = 0; b < batch; b++) best[b] = descending(joint[b], 0);
+  return trees.take(best, timing->worth_verifying(joint, best, trees.n, rate), room, whole, numbers, seen);
+}
+
+// Grows trees from root tokens [batch]: in each layer the `frontier` most probable nodes get `width` children, if their joint
+// probability is at least `least`; takes the root and the `total` most probable other nodes, if theirs is at least `kept`.
+// Either of these asks for a batch of one. Results as of `grow_timed`.
+EXPORT int64_t grow_best(const Drafting* drafting, int64_t batch, const int64_t* root, int64_t width, int64_t frontier, int64_t max_depth, int64_t total, double least, double kept, int64_t room, int64_t* whole, float* numbers, uint8_t* seen) {
+  Growing trees(*drafting, batch, root, width);
+  std::vector<std::vector<int64_t>> best(batch);
+  auto rank = [&](int64_t from, int64_t size, double bound) {  // returns how many of each row there are
+    for (int64_t b = 0; b < batch; b++) {
+      std::vector<double> joint(trees.n);
+      for (int64_t i = from; i < trees.n; i++) joint[i] = trees.joint(b, i) == trees.joint(b, i) ? trees.joint(b, i) : -INFINITY;
+      best[b] = descending(joint, from);
+      size = std::min<int64_t>(size, best[b].size());
+      while (size && !(std::exp(trees.joint(b, best[b][size - 1])) >= float(bound)) && bound > 0) size--;
+    }
+    return size;
+  };
+  for (int64_t depth = 0; depth < max_depth; depth++) {
+    const int64_t f = rank(trees.layer, frontier, least);
+    if (!f) break;
+    if (int64_t failed = trees.expand(Growing::first(best, f), f)) return failed;
+  }
+  return trees.take(best, rank(0, total + 1, kept), room, whole, numbers, seen);
+}
+
+// Grows trees from root tokens [batch] as `SampledTreePolicy` does without a threshold: each node of layer d has
+// branching[d] children, drawn by the numbers [batch] without replacement from its k most probable tokens at a temperature.
+// depths [n] and ancestors [n][n] are those of the n nodes. Writes tokens and log-probabilities [batch][n], and of the k
+// tokens after nodes with children their probabilities and ids [batch][n][k]. Returns 0 or one of the numbers above.
+EXPORT int64_t grow_drawn(const Drafting* drafting, int64_t batch, const int64_t* root, const int64_t* branching, int64_t layers, int64_t k, double temperature, const uint64_t* numbers, int64_t n, const int64_t* depths, const uint8_t* ancestors, int64_t* tokens, float* log_probs, float* probs, int64_t* ids) {
+  std::vector<int64_t> some_tokens, some_depths, frontier, places, order(k);
+  std::vector<uint8_t> seen;
+  std::vector<float> values;
+  std::vector<double> scores(k);
+  for (int64_t b = 0; b < batch; b++) tokens[b * n] = root[b], log_probs[b * n] = 0;
+  int64_t begin = 0, end = 1;  // of the layer that is expanded
+  for (int64_t d = 0; d < layers; d++) {
+    const int64_t f = end - begin, count = branching[d];
+    some_tokens.clear(), some_depths.clear(), seen.clear(), frontier.clear();
+    for (int64_t b = 0; b < batch; b++) {
+      some_tokens.insert(some_tokens.end(), tokens + b * n, tokens + b * n + end);
+      some_depths.insert(some_depths.end(), depths, depths + end);
+      for (int64_t i = 0; i < end; i++) seen.insert(seen.end(), ancestors + i * n, ancestors + i * n + end);
+      for (int64_t i = begin; i < end; i++) frontier.push_back(i);
+    }
+    values.resize(batch * f * k), places.resize(values.size());
+    if (int64_t failed = drafting->top(batch, end, f, some_tokens.data(), some_depths.data(), seen.data(), frontier.data(), k, values.data(), places.data())) return failed;
+    for (int64_t b = 0; b < batch; b++)
+      for (int64_t i = 0; i < f; i++) {
+        const int64_t node = b * n + begin + i, at = (b * f + i) * k;
+        const double most = values[at] / temperature;
+        double total = 0;
+        for (int64_t j = 0; j < k; j++) total += std::exp(values[at + j] / temperature - most);
+        const double log_total = most + std::log(total);
+        for (int64_t j = 0; j < k; j++) {  // Gumbel top-k, as `SampledTreePolicy` says
+          const double log_q = values[at + j] / temperature - log_total;
+          probs[node * k + j] = float(std::exp(log_q)), ids[node * k + j] = drafting->to_target[places[at + j]];
+          scores[j] = log_q - std::log(-std::log1p(-uniform(numbers[b], begin + i, j)));
+          if (probs[node * k + j] < FLT_MIN) probs[node * k + j] = 0;  // denormal numbers are too coarse
+          if (!(probs[node * k + j] > 0)) scores[j] = -INFINITY;
+        }
+        std::iota(order.begin(), order.end(), 0);
+        std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int64_t a, int64_t c) { return scores[a] > scores[c] || (scores[a] == scores[c] && a < c); });
+        for (int64_t j = 0; j < count; j++) {
+          const int64_t child = b * n + end + i * count + j;
+          tokens[child] = ids[node * k + order[j]], log_probs[child] = values[at + order[j]];
+        }
+      }
+    begin = end, end += f * count;
+  }
+  return 0;
+}

@@ -1,0 +1,41 @@
+"""The DeepSpeed file of a training: what it must agree on with the recipe."""
+
+from typing import TYPE_CHECKING
+
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
+
+if TYPE_CHECKING:
+    from drafttrain.training.config import TrainingConfig
+
+
+def check_deepspeed(config: "TrainingConfig") -> None:
+    """Validate `training.deepspeed`, the file that it names, and what it excludes.
+
+    Raises:
+        UserError: muon, which ZeRO excludes; no such file; ZeRO's stage 3, or values of its own for what the
+            recipe sets.
+    """
+    if config.optimizer == "muon":
+        raise UserError(
+            "training.optimizer: must be adamw under DeepSpeed, whose ZeRO cuts the matrices that muon "
+            "needs whole, got muon; change it, or launch with torchrun and without training.deepspeed"
+        )
+    settings = read_json(config.deepspeed)
+    zero = settings.get("zero_optimization", {}) if isinstance(settings, dict) else None
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+    if not isinstance(stage, int) or stage > 2:  # stage 3 scatters weights; a drafter is small
+        raise UserError(
+            f"{config.deepspeed}: zero_optimization.stage: must be 0, 1 or 2, got {stage}; see "
+            "recipes/deepspeed"
+        )
+    own = {
+        "train_micro_batch_size_per_gpu": config.rows_per_batch,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "gradient_clipping": config.max_grad_norm,
+    }
+    for key, value in own.items():
+        if (found := settings.get(key, "auto")) not in ("auto", value):
+            raise UserError(
+                f"{config.deepspeed}: {key}: must be auto, or {value} as in the recipe, got {found}"
+            )
