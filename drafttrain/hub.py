@@ -1,5 +1,6 @@
 """Download bundles and targets from the Hub."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -24,13 +25,15 @@ def download_target(name: str) -> Path:
     Raises:
         UserError: there is none, or no network.
     """
-    return _download(name, ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"], "target")
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"]
+    return _download(name, patterns, "target", ["*/*", "consolidated*"])  # the same weights in another form
 
 
-def _download(name: str, patterns: list[str], what: str) -> Path:
+def _download(name: str, patterns: list[str], what: str, others: Sequence[str] = ()) -> Path:
     repo, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns))
+        chosen = {"allow_patterns": patterns, "ignore_patterns": list(others)}
+        return Path(snapshot_download(repo, revision=revision or None, **chosen))
     except HFValidationError:
         raise UserError(f"{name}: no such folder; give a {what}'s folder or Hub id (user/name)") from None
     except (HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -104,18 +104,22 @@ class PipelineDecoder:
         self.place = local_target(config.target)
         target = load_config(self.place).get_text_config()
         self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
-        # states would travel in 16 bits
-        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 2 * self.hidden_size)
-        self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
-        own = choose_dtype(self.place, config.dtype, "cpu", "decoding") if self.rank == 0 else DTYPES[0]
-        self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
         self.name, self.tokenizer = config.target, load_tokenizer(self.place)
         self.positions = target.max_position_embeddings
         self.stop = stop_tokens(self.place, self.tokenizer.eos_token_id)
         self.prompts = list(self._read_prompts())
         longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)
         self.room = longest + config.max_new_tokens + DRAFT_SLOTS
-        self.me = load_member(config, self.place, self.dtype, self.rank, self.room)
+        own = choose_dtype(self.place, config.dtype, "cpu", "decoding")
+        # states would travel in 16 bits
+        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 2 * self.hidden_size)
+        self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
+        self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
+        try:
+            self.me = load_member(config, self.place, self.dtype, self.rank, self.room)
+        except UserError:
+            self.ranks.leave()
+            raise
         self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
         self.ranks.agree("weights of the target", sample_hash(self.place))
         paces = config.pace.stage_ms, config.pace.draft_ms

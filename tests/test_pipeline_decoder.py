@@ -10,6 +10,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.session import NOT_FINITE
 from drafttrain.pipeline.config import LinkConfig, StagesConfig
+from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member
 from drafttrain.utils.errors import UserError
 
@@ -99,10 +100,20 @@ def test_the_environment_has_to_name_the_rank(alone, tiny_target_folder, monkeyp
         PipelineDecoder(config(tiny_target_folder))
 
 
-def test_hits_are_those_of_the_drafters_rank(alone, tiny_target_folder, tiny_bundle):
+def test_hits_are_those_of_all_ranks(alone, tiny_target_folder, tiny_bundle, monkeypatch):
+    """Of which the drafter's alone counts them: here another one has counted a hundred."""
     with PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec")) as pipeline:
-        request = pipeline.request("a", pipeline.tokenizer(PROMPTS[0])["input_ids"])
-        assert pipeline.generate(PROMPTS[0]).hits == pipeline.decode("pipedec", request).hits
+        own = pipeline.generate(PROMPTS[0]).hits
+        total = Ranks.total
+        monkeypatch.setattr(Ranks, "total", lambda *args: [one + 100 for one in total(*args)])
+        assert pipeline.generate(PROMPTS[0]).hits == own + 100
+
+
+def test_after_a_mistake_the_next_one_can_be_made(alone, tiny_target_folder, tiny_bundle):
+    with pytest.raises(UserError, match="children: must be <="):
+        PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec", children=100_000))
+    with PipelineDecoder(config(tiny_target_folder)) as pipeline:
+        assert pipeline.generate(PROMPTS[0]).token_ids
 
 
 def test_a_second_one_in_the_process_says_so(alone, tiny_target_folder):
@@ -126,6 +137,5 @@ def test_plain_pipelines_load_no_drafter(alone, tiny_target_folder, tiny_target,
     medusa.save_pretrained(tmp_path / "medusa")
     with PipelineDecoder(config(tiny_target_folder, tmp_path / "medusa")) as pipeline:
         assert pipeline.me.drafter is None and pipeline.generate(PROMPTS[0]).token_ids
-    torch.distributed.is_initialized() and torch.distributed.destroy_process_group()
     with pytest.raises(UserError, match="drafter: must keep a tree in flight, got .*medusa"):
         PipelineDecoder(config(tiny_target_folder, tmp_path / "medusa", "pipedec"))

@@ -7,7 +7,7 @@ from typing import Literal
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
-UNKNOWN = ("timed", "pct", "c2t", "c2t_chain", "drawn", "ngram")  # trees that need more than a drafter
+OTHERS = ("timed", "c2t", "c2t_chain", "drawn")  # trees that need more than a drafter
 
 
 @dataclass
@@ -152,7 +152,7 @@ class PipelineConfig:
             raise UserError(f"drafter: must be set for mode {self.mode}, got null; name one, or take mode pp")
         if self.drafter_rank == "alone" and self.drafter is None:
             raise UserError("drafter_rank: must be beside without a drafter, got alone")
-        if self.tree.partition(":")[0] in UNKNOWN:
+        if self.tree.partition(":")[0] in OTHERS:
             raise UserError(
                 f"tree: must need no calibration, classifier or draws, got {self.tree}; take chain, static "
                 "or eagle2"

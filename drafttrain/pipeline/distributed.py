@@ -59,7 +59,7 @@ class Channel:
             return self._receive(command.source)
         if self.rank != command.source:
             header, values, _ = self._take(command.source)
-            self._hold(header[-1], 0)
+            self._hold(header[-1], self.link and self.link.seconds)
             return values.tolist()
         values = torch.tensor(list(command.values))  # [size]
         self._post([rank for rank in range(self.world_size) if rank != self.rank], 1, values)
@@ -76,13 +76,14 @@ class Channel:
         if not is_there:
             return None
         n = len(numbers) // 2
-        self._hold(sent, max(n, rows))
+        self._hold(sent, self.link and self.link(max(n, rows)))
         return Flow(numbers[:n], numbers[n:], x)
 
-    def _hold(self, sent: int, tokens: int) -> None:
-        """Wait until a message that was sent at this time has passed the declared link."""
-        if self.link is not None:
-            time.sleep(max(0.0, sent / 1e9 + self.link(tokens) - time.monotonic()))
+    @staticmethod
+    def _hold(sent: int, seconds: float | None) -> None:
+        """Wait until a message that was sent at this time has been on its way for as long as is declared."""
+        if seconds is not None:
+            time.sleep(max(0.0, sent / 1e9 + seconds - time.monotonic()))
 
     def _post(
         self, to: Sequence[int], is_there: int, numbers: torch.Tensor, x: torch.Tensor | None = None
@@ -167,8 +168,10 @@ class Ranks:
 
     def first(self, numbers: Sequence[int]) -> list[int]:
         """Return what rank 0 has, of as many numbers."""
+        values = torch.tensor(list(numbers))
         with lost_ranks(self.rank, "hear from rank 0"):
-            return self.channel().execute(Broadcast(0, numbers, len(numbers)))
+            dist.broadcast(values, 0)
+        return values.tolist()
 
     def total(self, numbers: Sequence[int]) -> list[int]:
         """Return the sums over all ranks."""
@@ -184,6 +187,10 @@ class Ranks:
         with lost_ranks(self.rank, "gather"):
             dist.all_gather(parts, own)
         return [part.tolist() for part in parts]
+
+    def leave(self) -> None:
+        """End the connection before anything has been sent."""
+        dist.destroy_process_group()
 
     def close(self) -> None:
         """End the connection once everything sent has been taken."""

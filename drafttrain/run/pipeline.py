@@ -89,10 +89,10 @@ def show_plan(config: PipelineConfig) -> None:
 
     from drafttrain.bundle import find_bundle, is_plain_lm
     from drafttrain.pipeline.part import part_bytes
-    from drafttrain.pipeline_decoder import DRAFT_SLOTS, ROOM, cut, layout_of, local_target
+    from drafttrain.pipeline_decoder import DRAFT_SLOTS, ROOM, cut, layout_of
     from drafttrain.target_lm.loading import choose_dtype, load_config, resolve_target
 
-    place = local_target(config.target)
+    place = resolve_target(config.target)
     target = load_config(place).get_text_config()
     dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
     blocks, layout = cut(config, target), layout_of(config)

@@ -5,10 +5,17 @@ import os
 import socket
 import subprocess
 import sys
+import time
+
+import pytest
+import torch
 
 from drafttrain.inference.params import SamplingParams
+from drafttrain.pipeline import distributed
+from drafttrain.pipeline.distributed import Channel
 from drafttrain.pipeline.member import Layout, Member, Request
-from drafttrain.pipeline.transport import run_locally
+from drafttrain.pipeline.simulate import Link
+from drafttrain.pipeline.transport import Broadcast, Receive, run_locally
 from drafttrain.trees.chain import ChainPolicy
 from tests.pipeline.ranks import BLOCKS, MODES, new_random_drafter
 
@@ -51,3 +58,17 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         output = run_locally([MODES[job["mode"]](member, request) for member in made])[0]
         expected.append([output.tokens, output.hits, output.timesteps])
     assert found == expected
+
+
+def test_messages_are_held_back_for_a_declared_link(monkeypatch):
+    """States for their size and the latency, a token of a broadcast for the latency."""
+    link, slept = Link(gbit=1.0, seconds=3.0, bytes=125_000_000), []
+    monkeypatch.setattr(distributed.time, "sleep", slept.append)
+    sent = time.monotonic_ns()
+    messages = [[1, 4, 2, 8, sent], [1, 1, 0, 0, sent]]
+    numbers, x = torch.arange(4), torch.zeros(2, 8)
+    monkeypatch.setattr(Channel, "_take", lambda self, source: (messages.pop(0), numbers, x))
+    channel = Channel(0, 2, 0, link)
+    channel.execute(Receive(1))
+    channel.execute(Broadcast(1, [], 1))
+    assert slept == pytest.approx([3.0 + 2.0, 3.0], abs=1.0)

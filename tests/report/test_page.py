@@ -763,3 +763,8 @@ def test_long_accepted_paths_are_drawn_whole():
     )
     drawn = draw_tree("tree", step)
     assert [node.kind for node in drawn.nodes] == ["root"] + ["accepted"] * (n - 1) + ["own"]
+
+
+def test_a_single_prompt_has_no_interval(tmp_path):
+    text = page(written(tmp_path / "one", measurements("chat", turns=1)))
+    assert "×<small>a single prompt<" in text and not re.search(r"[0-9]× \([0-9.]+–", text)
