@@ -18,6 +18,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def measure(
     ratios."""
     found = read_json(path) if resume and path.exists() else {"rows": []}
     done = {(row["prompt"], row["repeat"]) for row in found["rows"]}
-    with PipelineDecoder(config) as pipeline:
+    loaded = next((mode for mode in wanted if mode != "pp"), "pp")  # which needs no drafter
+    with PipelineDecoder(replace(config, mode=loaded)) as pipeline:
         by_mode = {mode: pipeline.recut(cut[mode]) if mode in cut else pipeline for mode in wanted}
         for mode, decoder in by_mode.items():  # the first forwards of a process are slow
             decoder.decode(mode, pipeline.prompts[0][1])

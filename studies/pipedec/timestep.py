@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from drafttrain.pipeline.member import Task
@@ -30,7 +31,7 @@ def study(args: Namespace) -> None:
         return
     end_with_parent()
     parts: dict[str, list[float]] = defaultdict(list)
-    with PipelineDecoder(config) as pipeline:
+    with PipelineDecoder(replace(config, mode="pipedec")) as pipeline:
         pipeline.decode("pipedec", pipeline.prompts[0][1])  # the first forwards of a process are slow
         for _, request in pipeline.prompts:
             pipeline.decode("pipedec", request)

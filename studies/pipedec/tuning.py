@@ -37,7 +37,7 @@ def study(args: Namespace) -> None:
             sys.exit(2)
         return
     end_with_parent()
-    with PipelineDecoder(config) as pipeline:
+    with PipelineDecoder(replace(config, mode="pipedec")) as pipeline:
         rows = [row for move in MOVES for row in measure(pipeline, config, move)]
     if pipeline.rank == 0:
         best = {mode: max((r for r in rows if r["mode"] == mode), key=lambda r: r["rate"]) for mode in MODES}

@@ -187,7 +187,7 @@ FULL_RECIPE = {  # of all stages, with the world as working folder
     },
     "hidden_states": {"mode": "offline", "shard_tokens": 1000},
     "classifier": {
-        "prompts": {"name": "few", "path": "prompts.jsonl"},
+        "prompts": {"name": "few", "path": "others.jsonl"},
         "max_new_tokens": 6,
         "epochs": 2,
         "top_k": 3,
@@ -221,7 +221,8 @@ def make(folder: Path) -> None:
     prompts = [
         {"id": str(i), "prompt": text} for i, text in enumerate(("Why is it so?", "Count to ten, please."))
     ]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    for name in ("prompts.jsonl", "others.jsonl"):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in prompts))
     recipe = {
         "target": {"model": "target", "dtype": "float32"},  # cases run in their copy of the world
         "corpus": {"sources": [{"path": "chats.jsonl"}], "max_length": 512},

@@ -42,9 +42,9 @@ training:
   {row_length: 128, rows_per_batch: 2, max_steps: 4, lr: 1e-3, logging_steps: 1, eval_steps: 2, save_steps: 2,
    eval_new_tokens: 4, eval_prompt_limit: 1}
 classifier:
-  {prompts: {name: own, path: prompts.jsonl}, max_new_tokens: 200, top_k: 120, max_depth: 1, epochs: 1,
+  {prompts: {name: own, path: others.jsonl}, max_new_tokens: 200, top_k: 120, max_depth: 1, epochs: 1,
    batch_size: 64}
-calibrate: {prompts: {name: own, path: prompts.jsonl}, rounds: 1, max_new_tokens: 8}
+calibrate: {prompts: {name: own, path: others.jsonl}, rounds: 1, max_new_tokens: 8}
 evaluate:
   {prompts: [{name: own, path: prompts.jsonl}], trees: ["c2t:max_depth=3"], max_new_tokens: 6,
    lossless_prompts: 1, lossless_new_tokens: 6}
@@ -70,9 +70,8 @@ def folder(tmp_path, monkeypatch, tiny_llama) -> Path:
     Path("chats.json").write_text(
         json.dumps([{"id": str(i), "conversations": t} for i, t in enumerate(turns)])
     )
-    Path("prompts.jsonl").write_text(
-        "".join(json.dumps({"id": name, "prompt": words()}) + "\n" for name in "ab")
-    )
+    for name in ("prompts.jsonl", "others.jsonl"):
+        Path(name).write_text("".join(json.dumps({"id": id, "prompt": words()}) + "\n" for id in "ab"))
     Path("tiny.yaml").write_text(RECIPE)
     return tmp_path
 
@@ -151,7 +150,7 @@ def test_nobody_is_measured_on_what_was_trained_on(folder, capsys):
 def test_a_drafter_too_weak_for_a_classifier_is_measured_without(folder, capsys):
     words = ["--classifier.top_k", "1", "--classifier.max_new_tokens", "20", "--regenerate", "null"]
     words += ["--evaluate.trees", "['c2t:max_depth=3', 'chain:length=2']"]
-    words += ["--evaluate.tune_prompts", "{name: tuning, path: prompts.jsonl}"]
+    words += ["--evaluate.tune_prompts", "{name: tuning, path: others.jsonl}"]
     assert cli.main(["run", "tiny.yaml", *words]) == 0
     printed = capsys.readouterr().out
     assert (
@@ -378,7 +377,7 @@ def test_what_each_stage_reads(folder):
         reads = Workflow(recipe, STAGES).folders(STAGES[4])
         assert reads.keys() == {"fetch-target", "corpus", "collect"} - off
         files = {path for stage in STAGES for path in stage.files(recipe)}
-        assert files == {"tiny", "chats.json", "prompts.jsonl", "old"}
+        assert files == {"tiny", "chats.json", "prompts.jsonl", "others.jsonl", "old"}
 
 
 def test_estimates_take_the_shape_of_what_training_starts_from(folder):
