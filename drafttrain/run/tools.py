@@ -227,8 +227,8 @@ def benchmark_options(parser: argparse.ArgumentParser) -> None:
     option(group, "--task FILE", text, dest="tasks", action="append")
     option(group, "--trees TREE ...", "measure the bundles with each of them")
     text = (
-        "speed (default); texts: where they differ from plain ones; sweep: verified tokens by accept_len; "
-        "diagnosis: why drafts are rejected, and what would change it"
+        "speed (default); texts: where they differ from plain ones; sweep: verified tokens by accept_len, of "
+        "first turns without --turns; diagnosis: why drafts are rejected, and what would change it"
     )
     option(group, "--table TABLE", text, choices=list(TABLES))
     option(group, "--out DIR", "folder to write; a benchmark there is continued")
