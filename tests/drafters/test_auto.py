@@ -95,3 +95,38 @@ def test_rows_come_and_go(kind, anchor, make_target, make_drafter):
     turned = drafter.select_rows(state, torch.tensor([1, 0]))
     kept = drafter.select_rows(turned, torch.tensor([1]))
     torch.testing.assert_close(first(kept, [1]), first(alone(1), [1]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{"kind": "edd"}, {"kind": "edd", "anchor": True}, {"kind": "vdm"}, {"kind": "eagle"}]
+)
+def test_pruning_keeps_the_keys_of_the_nodes_that_stay(settings, native, make_target, make_drafter):
+    """The root's slot gets its verified state, and the nodes that stay are right after it."""
+    target = make_target("llama")
+    drafter = make_drafter(target, **settings)
+    if native:
+        drafter.pack()
+    width = len(drafter.config.tapped_blocks) * target.hidden_size if drafter.config.tapped_blocks else 0
+    text, tapped = torch.randint(3, 512, (1, 6)), torch.randn(1, 7, width)
+    state, fresh = drafter.new_state(1, 32), drafter.new_state(1, 32)
+    drafter.update(state, text, tapped[:, :6], torch.tensor([6]))
+    root = torch.tensor([9])
+    tree = TokenTree.root_only(root)
+    drafter.expand(state, tree, torch.tensor([[0]]))
+    tree = tree.append(torch.tensor([[0, 0]]), torch.tensor([[4, 5]]), torch.zeros(1, 2))
+    drafter.expand(state, tree, torch.tensor([[1, 2]]))
+    tree = tree.append(torch.tensor([[1, 2, 2]]), torch.tensor([[6, 7, 8]]), torch.zeros(1, 3))
+    drafter.expand(state, tree, torch.tensor([[3, 4, 5]]))
+    start, before = int(state.lengths), state.kv.clone()
+    outputs = state.carried["outputs"].clone() if "outputs" in state.carried else None
+    keep = torch.tensor([2, 4, 5])  # what is below the root's second child
+    drafter.prune(state, root, tapped[:, 6], keep)
+    drafter.update(fresh, text, tapped[:, :6], torch.tensor([6]))
+    drafter.update(fresh, root[None], tapped[:, 6:], torch.tensor([1]))
+    assert torch.equal(state.lengths, fresh.lengths) and int(state.lengths) == start + 1
+    assert torch.equal(state.kv[..., : start + 1, :], fresh.kv[..., : start + 1, :])
+    assert torch.equal(state.kv[..., start + 1 : start + 4, :], before[..., start + keep, :])
+    if outputs is not None:
+        assert torch.equal(state.carried["outputs"], outputs[:, keep])
+    assert (outputs is not None) == (settings["kind"] == "eagle")

@@ -105,7 +105,10 @@ def test_muon_trains_adapters(small_lm, make_target):
     ids = torch.randint(3, 512, (1, 10))
     drafter(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)).square().sum().backward()
     optimizer.step()
-    assert any(not torch.equal(p, before[name]) for name, p in drafter.named_parameters() if name in before)
+    assert [type(part) for part in optimizer.parts] == [torch.optim.Muon]
+    now = dict(drafter.named_parameters())
+    moved = {name for name, p in before.items() if not torch.equal(p, now[name])}
+    assert moved == {name for name in before if "lora_B" in name}  # at first the others have no gradient
 
 
 def test_an_lm_with_too_few_tokens_is_refused(small, small_lm, make_target):

@@ -166,3 +166,17 @@ def test_mismatches_are_counted_by_prompt(tiny_target, tmp_path, monkeypatch):
     [difference] = result["differences"]
     assert (difference["task"], difference["prompt"], difference["method"]) == ("a", "2", "transformers")
     assert difference["position"] == 4 and difference["found"] == 3 and difference["gap"] > 0
+
+
+def test_a_draft_that_changes_the_text_is_a_mismatch(tiny_target, tmp_path, monkeypatch):
+    def decoded(target, proposer, prompts, max_new_tokens):
+        rows, stats = decode_all(target, proposer, prompts, max_new_tokens)
+        if not isinstance(proposer, NoProposer):
+            rows = [[*row[:4], (row[4] + 1) % target.vocab_size] for row in rows]
+        return rows, stats
+
+    monkeypatch.setattr(exactness, "decode_all", decoded)
+    proposer = TreeProposer(Guessing(tiny_target.vocab_size), ChainPolicy(3))
+    result = check_lossless(tiny_target, proposer, TASKS, 9, MeasurementLog(tmp_path / "m", "key"))
+    assert (result["prompts"], result["mismatches"]) == (3, 3)
+    assert {difference["method"] for difference in result["differences"]} == {"drafting"}

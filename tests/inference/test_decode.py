@@ -214,11 +214,10 @@ def test_prompts_that_wait_take_the_place_of_those_that_end(
     assert [[token for step in steps for token in step.tokens[row]] for row in range(4)] == wanted
     assert all(sum(map(bool, step.tokens)) <= max_rows for step in steps)
     # nobody waits for longer than needed
-    busy = [sum(map(bool, step.tokens)) for step in steps if sum(map(bool, step.verified))]
-    ended = next(i for i, step in enumerate(steps) if step.finish_reason[3])
-    assert tree == "chain:length=0" or max(busy) == max_rows
+    begun = [next(i for i, step in enumerate(steps) if step.tokens[row]) for row in range(4)]
+    for i in range(max(begun)):
+        assert i in begun or len(steps[i].rows) == max_rows
     assert sum(reason is not None for step in steps for reason in step.finish_reason) == 4
-    assert steps[ended].finish_reason[3] in ("stop", "length")
 
 
 def test_positions_are_never_exceeded(replay):

@@ -106,6 +106,7 @@ def test_a_row_that_cannot_go_on_leaves_no_nan(loaded, monkeypatch):
         states = forward(self, *args)
         for row in broken:
             states.final[row] = states.tapped[row] = torch.nan
+            args[0].kv[:, :, row] = torch.nan  # of the target's cache
         return states
 
     monkeypatch.setattr(type(loaded.target), "forward", forward_with_nan)

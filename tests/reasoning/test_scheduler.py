@@ -22,7 +22,7 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.session import prefill
 from drafttrain.kernels.linear import is_available
-from drafttrain.reasoning.branches import Pace, Rounds
+from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.interface import Call
 from drafttrain.reasoning.prefixes import PrefixStore
@@ -431,8 +431,16 @@ def test_stop_strings_and_errors_reach_the_caller(loaded):
         decoder.decode([Request([1], 4), Request([], 4)])
 
 
-def test_tokens_after_a_stop_text_never_were(loaded):
+def test_tokens_after_a_stop_text_never_were(loaded, tiny_target_folder, monkeypatch):
     """Statistics with drafts, all of them right, are those of the tokens of the answers."""
+    small = load_bundle(tiny_target_folder, target=loaded.target, dtype="float32", device="cpu")
+    count, cut_steps = Branch.count, []
+
+    def noting(branch, step, emitted):
+        cut_steps.append(len(branch.row.tokens) < emitted)
+        count(branch, step, emitted)
+
+    monkeypatch.setattr(Branch, "count", noting)
     [plain] = ScheduledDecoder(loaded.target, NoProposer()).generate(["Hello"], max_new_tokens=12)
     tokenizer = loaded.target.tokenizer
     for kept in range(2, 10):
@@ -440,7 +448,7 @@ def test_tokens_after_a_stop_text_never_were(loaded):
         if not cut.strip() or plain.text.count(cut) != 1:
             continue
         for tree in ("static:k_config=4-3-2", "chain:length=5"):
-            decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, tree), scheduling())
+            decoder = ScheduledDecoder(loaded.target, small.proposer(tree), scheduling())
             [answer] = decoder.generate(["Hello"], max_new_tokens=12, stop=[cut])
             stats = decoder.stats
             assert answer.finish_reason == "stop" and answer.token_ids == plain.token_ids[: kept + 1]
@@ -448,6 +456,7 @@ def test_tokens_after_a_stop_text_never_were(loaded):
             assert sum(stats.granted) <= stats.new_tokens - stats.prompts
             assert stats.repeated_tokens + stats.fresh_tokens == stats.new_tokens - 1
             assert all(granted <= offered for granted, offered in zip(stats.granted, stats.offered))
+    assert any(cut_steps)
 
 
 def test_a_draft_that_fails_while_another_ends_ends_its_branch_once(loaded):

@@ -61,7 +61,13 @@ def test_large_batches_are_encoded_in_parts(monkeypatch):
     ids = torch.randint(3, 160, STARTS.shape, generator=torch.Generator().manual_seed(0))
     whole = target.encode(ids, STARTS)
     monkeypatch.setattr(packed, "CPU_TOKENS", 50)  # 2 rows of 25, then 1
+    rows = []
+    target.base.register_forward_pre_hook(
+        lambda module, args, given: rows.append(len(given.get("input_ids", args[0] if args else ()))),
+        with_kwargs=True,
+    )
     parts = target.encode(ids, STARTS)
+    assert rows == [2, 1]
     torch.testing.assert_close(parts.tapped, whole.tapped, **CLOSE)
     torch.testing.assert_close(parts.final, whole.final, **CLOSE)
 

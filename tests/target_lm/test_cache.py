@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from drafttrain.target_lm import cache as cache_module
 from drafttrain.target_lm.cache import KvCache, TreeCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
@@ -63,8 +64,11 @@ def check(target: FrozenTarget, cache: TreeCache, tree: TokenTree, texts: list[l
             torch.testing.assert_close(logits[row, node], plain, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("native", [True, False])
 @torch.no_grad()
-def test_ragged_trees_and_committed_paths(any_target):
+def test_ragged_trees_and_committed_paths(any_target, native, monkeypatch):
+    if not native:  # as on a GPU
+        monkeypatch.setattr(cache_module, "is_native", lambda like: False)
     texts = [torch.randint(512, (n,)).tolist() for n in LENGTHS]
     tokens = torch.zeros(3, max(LENGTHS), dtype=torch.long)
     for row, text in enumerate(texts):
@@ -87,8 +91,11 @@ def test_ragged_trees_and_committed_paths(any_target):
     check(any_target, cache, ragged_trees(), texts)
 
 
+@pytest.mark.parametrize("native", [True, False])
 @torch.no_grad()
-def test_a_single_row_commits_paths_too(any_target):
+def test_a_single_row_commits_paths_too(any_target, native, monkeypatch):
+    if not native:  # as on a GPU
+        monkeypatch.setattr(cache_module, "is_native", lambda like: False)
     text = torch.randint(512, (9,)).tolist()
     cache = any_target.new_cache(1, 30)
     any_target.forward(

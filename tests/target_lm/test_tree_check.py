@@ -74,7 +74,15 @@ def test_bf16_passes(monkeypatch, free):
     monkeypatch.setattr(probe, "free_memory", lambda device: free)
     target = tiny("llama", LLAMA_LIKE, torch.bfloat16)
     before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
+    probed, logit_error = [], probe._logit_error
+
+    def noting(target, *ids):
+        probed.append(target.dtype)
+        return logit_error(target, *ids)
+
+    monkeypatch.setattr(probe, "_logit_error", noting)
     check_tree_support(target)
+    assert set(probed) == {torch.float32 if free else torch.bfloat16}
     for name, weight in target.model.state_dict().items():
         assert weight.dtype == torch.bfloat16 and torch.equal(weight, before[name]), name
 
@@ -85,9 +93,17 @@ def test_free_memory_is_known_or_unlimited(monkeypatch):
     assert probe.free_memory(torch.device("cpu")) == float("inf")
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_unsupported_families_are_refused(name):
-    with pytest.raises(UserError, match=f"tiny {name}"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("mpt", "no list of decoder blocks"),
+        ("falcon", "ALiBi"),
+        ("mamba", "linear_attention"),
+        ("bloom", "cannot verify trees"),
+    ],
+)
+def test_unsupported_families_are_refused(name, reason):
+    with pytest.raises(UserError, match=f"tiny {name}.*{reason}"):
         check_tree_support(tiny(name, REFUSED[name]))
 
 

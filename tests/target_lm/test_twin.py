@@ -255,9 +255,10 @@ def test_every_bit_counts(shape, dtype, skipped):
     """Also of tensors that begin or end within eight bytes."""
     count = torch.Size(shape).numel()
     weight = torch.randn(count + skipped, dtype=dtype)[skipped:].view(shape)
-    before = twin._sum(weight)
-    for i in range(count):
-        weight.view(-1)[i] = -weight.view(-1)[i]
-        assert twin._sum(weight) != before
-        weight.view(-1)[i] = -weight.view(-1)[i]
+    before, numbers = twin._sum(weight), weight.view(-1).view(torch.uint8)
+    for i in range(len(numbers)):
+        for bit in range(8):
+            numbers[i] ^= 1 << bit
+            assert twin._sum(weight) != before
+            numbers[i] ^= 1 << bit
     assert twin._sum(weight) == before

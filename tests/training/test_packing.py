@@ -111,10 +111,11 @@ def test_documents_longer_than_a_row_are_refused():
 
 
 def test_reading_leaves_the_global_random_state_alone():
+    documents = corpus(random_lengths(30, 20))
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    packed = PackedRows(corpus(random_lengths(30, 20)), 24, seed=0)
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), before[2]
+    packed = PackedRows(documents, 24, seed=0)
     [packed[i] for i in range(len(packed))]
+    assert random.getstate() == before[2]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
