@@ -4,17 +4,20 @@
     python -m studies.seed.table1 --target LARGE.gguf --bundle SMALL.gguf    pair A
 
 Seconds per new token, prompts included; every method shares prefixes alike, and methods take turns on each
-problem. Batched methods follow the paper's; a tuned tree of ours closes each task.
+problem. Batched methods follow the paper's; a tuned tree is in the figures of topic `seed`.
 """
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.machine import OtherLoad
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.comparison import seconds_per_token
 from studies.seed.methods import (
@@ -56,17 +59,36 @@ def methods(task: str) -> list[Method]:
     return rows
 
 
-def table(found: Sequence[Grown]) -> str:
-    """Return the table in Markdown."""
-    lines = ["| task | method | speedup | tokens per second | accept_len |", "|---|---|---|---|---|"]
+def summary(found: Sequence[Grown]) -> dict[str, dict[str, Any]]:
+    """Return the numbers of the table by task and method, over the problems that every method has grown as
+    often: an interrupted run has others, too."""
+    rows = {}
     for task in dict.fromkeys(one.task for one in found):
-        own = [one for one in found if one.task == task]
+        names = [method.name for method in methods(task)]
+        grown = Counter((one.repeat, one.problem) for one in found if one.task == task)
+        own = [one for one in found if one.task == task and grown[one.repeat, one.problem] == len(names)]
+        if not own:
+            continue
         base = seconds_per_token([one for one in own if one.method == SERIAL_AR])
-        for name in dict.fromkeys(one.method for one in own):
+        problems, repeats = ({getattr(one, key) for one in own} for key in ("problem", "repeat"))
+        rows[task] = {"problems": len(problems), "repeats": len(repeats)}
+        for name in names:
             mine = [one for one in own if one.method == name]
             cost = seconds_per_token(mine)
             length = sum(one.accept_len for one in mine) / len(mine)
-            lines.append(f"| {task} | {name} | {base / cost:.2f} | {1 / cost:.1f} | {length:.2f} |")
+            row = {"speedup": base / cost, "tokens_per_second": 1 / cost, "accept_len": length}
+            rows[task][name] = {key: round(value, 4) for key, value in row.items()}
+    return rows
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table in Markdown."""
+    lines = ["| task | method | speedup | tokens per second | accept_len |", "|---|---|---|---|---|"]
+    for task, row in rows.items():
+        for name, one in row.items():
+            if isinstance(one, dict):
+                numbers = f"{one['speedup']:.2f} | {one['tokens_per_second']:.1f} | {one['accept_len']:.2f}"
+                lines.append(f"| {task} | {name} | {numbers} |")
     return "\n".join(lines)
 
 
@@ -76,7 +98,9 @@ def study(args: Namespace) -> None:
     problems = args.limit or (3 if args.target else 8)
     raw = args.out / f"table1_{pair.name}.jsonl"
     found = collect(pair, methods, dict.fromkeys(K_CONFIGS, problems), 3, raw, args.resume)
-    print(table(found))
+    rows = summary(found)
+    print(table(rows))
+    write_json(args.out / f"table1_{pair.name}_summary.json", rows)
     machine = {**describe_machine(torch.device("cpu")), "load": load.lap(), "dtype": args.dtype}
     (args.out / f"table1_{pair.name}.machine.json").write_text(json.dumps(machine) + "\n", encoding="utf-8")
 

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -56,8 +56,17 @@ def test_every_row_of_table_1_has_a_tree_of_the_papers_shape():
 def test_seconds_per_token_are_medians_over_repeats():
     trees = [grown("SD", 1.0, 0), grown("SD", 3.0, 0), grown("SD", 8.0, 1), grown("SD", 3.0, 2)]
     assert seconds_per_token(trees) == pytest.approx(0.03)
-    text = table1.table([grown(SERIAL_AR, 3.0), grown("SD", 2.0)])
-    assert "| gsm8k | SD | 1.50 | 50.0 | 1.50 |" in text
+
+
+def test_table_1_is_of_problems_that_all_methods_have_grown():
+    """Not of the one at which a run was interrupted."""
+    names = [method.name for method in table1.methods("gsm8k")]
+    trees = [grown(name, 3.0 if name == SERIAL_AR else 2.0) for name in names]
+    begun = [replace(tree, problem="2", seconds=9.0) for tree in trees[:5]]
+    rows = table1.summary(trees + begun)
+    assert (rows["gsm8k"]["problems"], rows["gsm8k"]["repeats"]) == (1, 1)
+    assert "| gsm8k | SD (1, 1, 1) | 1.50 | 50.0 | 1.50 |" in table1.table(rows)
+    assert table1.summary(begun) == {}
 
 
 def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
