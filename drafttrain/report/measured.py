@@ -131,7 +131,7 @@ def _speed_bar(task: Group, name: str, best: str | None, flags: list[int]) -> Ba
 
 
 def _bounds(row: Row) -> str:
-    """Return the interval of the speedup as it is written after it; "" where a single prompt has none."""
+    """Format the confidence interval of the speedup; return "" if there is none (a single prompt)."""
     return " ({:.2f}–{:.2f})".format(*row.speedup_interval) if row.speedup_interval else ""
 
 

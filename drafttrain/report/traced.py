@@ -29,9 +29,8 @@ def draw_tree(title: str, step: Iteration) -> Tree:
     for i, parent in enumerate(step.parents):
         joint[i] = step.log_probs[i] + (joint[parent] if parent >= 0 else 0.0)
     ranked = sorted(range(len(joint)), key=lambda i: (i not in step.path, -joint[i], i))
-    shown = sorted(
-        ranked[: max(DRAWN, len(step.path))]
-    )  # parents are at least as probable as their children, and come first
+    limit = max(DRAWN, len(step.path))
+    shown = sorted(ranked[:limit])  # parents are at least as probable as their children, and come first
     has_probabilities = any(step.log_probs)  # drafts from n-grams have none
     numbers = {node: i for i, node in enumerate(shown)}
     nodes = []

@@ -101,10 +101,8 @@ def show_plan(config: PipelineConfig) -> None:
     room = ROOM + config.max_new_tokens + DRAFT_SLOTS
     drafter = 0
     if config.drafts:
-        small = is_plain_lm(config.drafter)
-        files = Path(resolve_target(config.drafter) if small else find_bundle(config.drafter)).glob(
-            "*.safetensors"
-        )
+        locate = resolve_target if is_plain_lm(config.drafter) else find_bundle
+        files = Path(locate(config.drafter)).glob("*.safetensors")
         drafter = sum(file.stat().st_size for file in files) + _outer_bytes(target, dtype)
     print("| rank | blocks | weights, MB | cache, MB | drafter, MB |\n|---|---|---|---|---|")
     for rank in range(config.world_size):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -235,8 +236,8 @@ def test_resumes_and_repeats_what_is_damaged(dumped, monkeypatch, capsys):
         assert pq.read_table(out / shard["file"]) == before
 
 
-def test_killed_between_shards(dumped, monkeypatch):
-    run, out = dumped
+def interrupt_second_shard(monkeypatch) -> Callable:
+    """Raise KeyboardInterrupt in place of writing the second shard; return the function that writes shards."""
     real = dump._write_shard
 
     def killed(*args):
@@ -245,6 +246,12 @@ def test_killed_between_shards(dumped, monkeypatch):
         return real(*args)
 
     monkeypatch.setattr(dump, "_write_shard", killed)
+    return real
+
+
+def test_killed_between_shards(dumped, monkeypatch):
+    run, out = dumped
+    real = interrupt_second_shard(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run()
     assert len(json.loads((out / "trees.json").read_text())["shards"]) == 1
@@ -322,14 +329,7 @@ def test_what_an_interrupted_dump_of_other_prompts_lists(tiny_target, tmp_path, 
     given = config, tiny_target, TargetWithNoise(tiny_target)
     shards = write_trees(*given, PROMPTS, tmp_path, {})["shards"]
     assert len(read_rows(tmp_path, ["P", "d"])) == sum(shard["rows"] for shard in shards)
-    real = dump._write_shard
-
-    def killed(*args):
-        if args[5].name == "shard-00001.parquet":
-            raise KeyboardInterrupt
-        return real(*args)
-
-    monkeypatch.setattr(dump, "_write_shard", killed)
+    interrupt_second_shard(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         write_trees(*given, PROMPTS[1:], tmp_path, {}, shards)
     record = json.loads((tmp_path / "trees.json").read_text())

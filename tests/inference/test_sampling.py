@@ -321,7 +321,7 @@ def test_only_confident_nodes_get_children(k_config, kind, threshold):
     assert expanded == most
 
 
-@pytest.mark.skipif(variant() is None, reason="no native kernels here")
+@pytest.mark.skipif(variant() is None, reason="no C++ compiler, and so no native rule to compare")
 @pytest.mark.parametrize("k_config", [(1, 1), (3, 2), (4, 1, 2)])
 @pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
 def test_a_native_rejection_decides_as_the_rule(kind, k_config):

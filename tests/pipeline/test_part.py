@@ -151,8 +151,6 @@ def test_what_cannot_be_cut(folders, tmp_path):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_taps_are_in_the_order_of_their_names(folders, whole, native):
-    if native and variant() is None:
-        pytest.skip("no native kernels here")
     target, prompt, order = whole("llama", [4, 2]), torch.randint(3, 512, (1, 5)), torch.arange(5)
     below = torch.ones(5, 5, dtype=torch.bool).tril()
     expected = target.forward(target.new_cache(1, 8), prompt, order, below)
