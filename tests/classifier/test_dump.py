@@ -237,7 +237,7 @@ def test_resumes_and_repeats_what_is_damaged(dumped, monkeypatch, capsys):
 
 
 def interrupt_second_shard(monkeypatch) -> Callable:
-    """Raise KeyboardInterrupt in place of writing the second shard; return the function that writes shards."""
+    """Raise KeyboardInterrupt in place of writing the second shard; return what writes shards."""
     real = dump._write_shard
 
     def killed(*args):
