@@ -52,7 +52,7 @@ class Result:
     Attributes:
         text: the new text, without special tokens.
         token_ids: the new tokens, including a stop token.
-        finish_reason: "stop" or "length".
+        finish_reason: "stop" or "length"; with an `error`, "not_finite" or "".
         stats: counts and times.
         error: why the output could not go on; only `generate_many` gives it, other methods raise.
     """
@@ -170,7 +170,7 @@ class SpeculativeDecoder:
             prompt: a text, a chat, or token ids; or a list of such prompts, which are decoded together, each
                 with the same output as alone.
             sampling: how tokens are drawn; greedily by default. The output is that of `autoregressive` with
-                the same parameters.
+                the same parameters; sampled with a `drawn` tree, another text of the same distribution.
             stop: strings that end the text and are not part of it.
             draws: temperature, top_p, top_k, seed, max_tokens, instead of `sampling`.
 
@@ -209,7 +209,8 @@ class SpeculativeDecoder:
 
         Args:
             sampling: of all prompts, or of each.
-            scheduler: how they are scheduled.
+            scheduler: how they are scheduled. With a limit of at most `scheduler.short` tokens (16) prompts
+                get no drafts.
 
         Returns:
             results in the order of the prompts; their statistics are shared.

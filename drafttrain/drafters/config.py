@@ -4,13 +4,14 @@ import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.ranges import check_ranges, setting
 
 FORMAT_VERSION = 1
+FILES = ("config.json", "model.safetensors")  # of a drafter, without results and calibrations
 PREFIX = "drafttrain_"  # of a kind's `model_type`
 
 
@@ -26,7 +27,8 @@ class Kind(NamedTuple):
     settings: tuple[str, ...] = ()
 
 
-LAYER = ("kv_heads", "init", "train_embeddings", "train_head")  # of a decoder layer of the target's shape
+# of a decoder layer of the target's shape
+LAYER = ("kv_heads", "init", "train_embeddings", "train_head", "head_dtype")
 KINDS = {
     "edd": Kind("edd.EddModel", ("tapped_blocks", "layers", "anchor", *LAYER)),
     "vdm": Kind("vdm.VdmModel", LAYER),
@@ -59,6 +61,8 @@ class DrafterConfig:
         init: "random", or the number of the target block that the layers start from (negative from the end).
         train_embeddings: train the token embeddings instead of reading the target's.
         train_head: train the LM head, which starts from the target's.
+        head_dtype: of the LM head in the bundle. int8: half as large as in bfloat16, with a scale for
+            each token; `AutoModel` alone cannot read it. null: as the other weights.
         heads: MEDUSA's heads, one for each draft token.
         noise: EAGLE's noise, uniform within this distance, on the states it is trained with.
         input_norms: EAGLE with RMS norms on embedding, state and output, as in an MTP layer (C2T, Appendix
@@ -77,6 +81,7 @@ class DrafterConfig:
     init: str | int = "random"
     train_embeddings: bool = False
     train_head: bool = True
+    head_dtype: Literal["int8"] | None = None
     heads: int = setting(5, ge=1, le=100)
     noise: float = setting(0.1, ge=0)
     input_norms: bool = False
@@ -109,6 +114,11 @@ class DrafterConfig:
             raise UserError(f"drafter.model: must be a folder or Hub id for kind {self.kind}, got null")
         if "tapped_blocks" in self.settings and not self.tapped_blocks:
             raise UserError("drafter.tapped_blocks: must name at least one block, such as [-4], got []")
+        if self.head_dtype and not self.train_head:
+            raise UserError(
+                f"drafter.head_dtype: must be null without train_head, whose head is not stored, got "
+                f"{self.head_dtype}; leave it out"
+            )
         if isinstance(self.init, str) and self.init != "random":
             raise UserError(f"drafter.init: must be random or a block's number, got {self.init}")
         if self.kv_heads is not None and self.init != "random":

@@ -152,17 +152,6 @@ class LayeredDrafter(DraftModel):
                         del own["input_layernorm.weight"]
                     layer.load_state_dict(own)
 
-    def set_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
-        """As `DraftModel.set_vocabulary`: new tokens get the target's head rows, others keep theirs."""
-        old = self.draft_to_target.cpu()  # [D']
-        with torch.no_grad():
-            rows = target.lm_head.weight[draft_ids.to(target.device)].to(self.lm_head.weight)  # [D, H]
-            stays = torch.isin(old, draft_ids)  # [D']
-            rows[torch.searchsorted(draft_ids, old[stays])] = self.lm_head.weight[stays]
-        self.lm_head.weight = nn.Parameter(rows, requires_grad=self.lm_head.weight.requires_grad)
-        self.lm_head.out_features = self.config.draft_vocab_size = len(draft_ids)
-        self.draft_to_target = draft_ids.to(self.draft_to_target.device)
-
     # positions
 
     def rope(self, positions: torch.Tensor, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from drafttrain.drafters.config import DrafterConfig, read_config
+from drafttrain.drafters.config import FILES, DrafterConfig, read_config
 from drafttrain.drafters.model_config import DraftModelConfig, check_identity
 from drafttrain.kernels.linear import make_native
 from drafttrain.target_lm.model import FrozenTarget
@@ -110,17 +110,6 @@ class DraftModel(PreTrainedModel, ABC):
                 self.lm_head.weight.copy_(target.lm_head.weight[draft_ids.to(target.device)])
         self.attach(target)
 
-    def set_vocabulary(self, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
-        """Make `draft_ids` [D], ascending, the draft vocabulary.
-
-        Raises:
-            UserError: this kind of drafter cannot.
-        """
-        raise UserError(
-            f"training.init_draft_vocab_size: the vocabulary of a {self.config.model_type} drafter does not "
-            "change; leave it out"
-        )
-
     def share(self, target: FrozenTarget) -> None:
         """Take the frozen weights from the target. Embeddings are shared, not copied, where dtype and device
         agree."""
@@ -155,7 +144,12 @@ class DraftModel(PreTrainedModel, ABC):
             pack_linears(self, self._same_input)
 
     def finish(self) -> None:
-        """Prepare for saving, once training has ended; by default nothing."""
+        """Prepare for saving, once training has ended: an int8 head gets the numbers that are stored."""
+        if self.config.head_dtype:
+            from drafttrain.drafters.int8 import int8_rows
+
+            numbers, scales = int8_rows(self.lm_head.weight.detach())  # [D, H], [D]
+            self.lm_head.weight = nn.Parameter(numbers.float() * scales[:, None])
 
     @classmethod
     def load(
@@ -170,10 +164,14 @@ class DraftModel(PreTrainedModel, ABC):
             UserError: no drafter there, tensors are missing, unexpected or unreadable, or it belongs to
                 another target.
         """
+        from drafttrain.drafters.weights import read_tensors  # trainings from scratch read none
+
         read_config(folder)
         try:
+            config = cls.config_class.from_pretrained(folder)
+            tensors = read_tensors(os.path.join(folder, FILES[1]))
             model, info = cls.from_pretrained(
-                folder, output_loading_info=True, dtype=dtype or "auto", use_safetensors=True
+                None, config=config, state_dict=tensors, output_loading_info=True, dtype=dtype or "auto"
             )
         except Exception as error:  # safetensors, transformers and torch raise many kinds for damaged files
             raise UserError(

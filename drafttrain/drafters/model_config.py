@@ -60,6 +60,7 @@ class DraftModelConfig(PreTrainedConfig):
     draft_vocab_size: int = 512
     train_embeddings: bool = False
     train_head: bool = True
+    head_dtype: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self, **kwargs: Any):

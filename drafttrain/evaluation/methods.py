@@ -21,6 +21,7 @@ from drafttrain.self_draft.settings import load_self_draft
 from drafttrain.target_lm.loading import load_tokenizer
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.target_lm.stock import load_model_like
+from drafttrain.trees.parse import uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash
@@ -120,5 +121,14 @@ class Methods:
         if warning := bundle.warning(tree):
             self.warnings.append(f"{spec.name}: {warning}")
         self._proposers[spec.name] = proposer, () if tree == NGRAM else taps
-        self.identity[spec.name] = fingerprint([made_from, tree])
+        self.identity[spec.name] = fingerprint([made_from, tree, *costs_of(bundle, tree)])
         self.described[spec.name] = {"bundle": spec.source, "tree": tree, "fingerprint": made_from}
+
+
+def costs_of(bundle: Bundle, tree: str) -> list[str]:
+    """Return the calibration that a policy grows trees by, which a machine may measure again; none for
+    others."""
+    policy = tree.removeprefix(NGRAM).removeprefix("+")
+    if not policy or not uses_calibration(policy, costs := bundle.costs_for(policy)):
+        return []
+    return [repr(costs)]

@@ -22,11 +22,12 @@ from drafttrain.bundle_files import SELF_DRAFT
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task
+from drafttrain.evaluation.methods import costs_of
 from drafttrain.inference.decode import decode
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import weights_hash
-from drafttrain.trees.parse import takes_classifier, uses_calibration
+from drafttrain.trees.parse import takes_classifier
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.progress import counted
@@ -133,6 +134,8 @@ def sweep(
     made_from += [max_new_tokens, rows]
     for tree in trees:
         loaded.proposer(tree)  # reports a mistake in any of them before the first is measured
+        if warning := loaded.warning(tree):
+            console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     points = []
     for number, tree in enumerate(trees, 1):
         # a file for each: a sweep of more policies, or fewer, does not repeat what is measured
@@ -161,8 +164,7 @@ def _depends_on(loaded: Bundle, folder: Path, tree: str) -> list[str]:
     if tree.startswith(NGRAM):
         depends = [content_hash(path) for name in SELF_DRAFT if (path := Path(folder) / name).is_file()]
         tree = tree.removeprefix(NGRAM).removeprefix("+")
-    if tree and uses_calibration(tree, costs := loaded.costs_for(tree)):
-        depends.append(repr(costs))
+    depends += costs_of(loaded, tree)
     if tree and takes_classifier(tree):
         depends.append(weights_hash(loaded.classifier))
     return depends

@@ -128,6 +128,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         name=name,
         kind=kind,
         repo=repo or "PATH_OR_HUB_ID",
+        published=repo is not None,  # a folder cannot tell transformers where it is
         base_model=base_model,
         target=target,
         settings=settings,

@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from drafttrain.bundle_files import CLASSIFIER, CLASSIFIER_WEIGHTS, CONFIG, LOG, WEIGHTS, read_evaluation
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.drafters.config import read_config
+from drafttrain.drafters.int8 import with_int8_head
+from drafttrain.drafters.weights import HEAD, read_tensors
 from drafttrain.export.card import missing_facts, write_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.remote import remote_files
@@ -62,13 +64,16 @@ def export(
         CorpusCache.open(config.ngrams, settings["target"].get("tokenizer"))
     require_file(drafter / WEIGHTS)
     try:
-        tensors = load_file(drafter / WEIGHTS)
+        tensors = read_tensors(drafter / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{drafter / WEIGHTS}: cannot be read ({error}); train the drafter again") from None
+    if settings.get("head_dtype") and HEAD not in tensors:
+        raise UserError(f"{drafter / WEIGHTS}: must hold {HEAD}, got none; train the drafter again")
     require_free_disk(out, sum(tensor.nbytes for tensor in tensors.values()), "the bundle")
     files = _results(drafter, evaluation, calibration, classifier) + bundled_files(config)
     with new_folder(out) as folder:
         dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+        tensors = with_int8_head(tensors, dtype) if settings.get("head_dtype") else tensors
         tensors = {k: v.to(dtype) if v.is_floating_point() else v for k, v in tensors.items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read

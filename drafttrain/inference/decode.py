@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 
 import torch
 
@@ -248,6 +249,7 @@ class _Loop:
 
     def forward(self) -> list[Row]:
         """Run the target once; return the rows that took part, none if nothing is left to do."""
+        self.clock.thread = get_ident()
         self._drop_ended()
         if not self.chunks:
             self.chunks.extend(_chunks(self._take()))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from threading import get_ident
 
 import torch
 from torch import nn
@@ -189,6 +190,7 @@ class ModuleClock:
 
     def __init__(self, device: torch.device):
         self.device, self.seconds = device, 0.0
+        self.thread = get_ident()  # whose calls count; others may decode with the same modules
         self._started = 0.0
 
     @contextmanager
@@ -196,10 +198,14 @@ class ModuleClock:
         """Watch these modules, which must not contain each other, for as long as the block lasts."""
 
         def before(module: nn.Module, args) -> None:
+            if get_ident() != self.thread:
+                return
             self._wait()
             self._started = time.perf_counter()
 
         def after(module: nn.Module, args, output) -> None:
+            if get_ident() != self.thread:
+                return
             self._wait()
             self.seconds += time.perf_counter() - self._started
 

@@ -13,6 +13,7 @@ from drafttrain.pipeline.exchange import NOTHING, collect, is_done, prefill
 from drafttrain.pipeline.member import Member, Output, Request
 from drafttrain.pipeline.stage import Flow, Stage
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
+from drafttrain.trees.eagle2 import Eagle2Policy
 
 
 def pp(me: Member, request: Request) -> Program:
@@ -56,7 +57,10 @@ def stpp(me: Member, request: Request) -> Program:
             with me.device:
                 started = time.perf_counter()
                 drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
-                for _ in range(int(drafts.depths.max())):  # a step for each layer
+                steps = int(drafts.depths.max())  # one for each layer
+                if isinstance(me.policy, Eagle2Policy):  # of those too that it leaves out in the end
+                    steps = me.policy.max_depth
+                for _ in range(steps):
                     me.draft_pace.wait(started)
                     started = time.perf_counter()
             flow = Flow(drafts.tokens[0], drafts.parents[0])

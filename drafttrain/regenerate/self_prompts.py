@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.message import Message
 from drafttrain.data.overlap import fold
 from drafttrain.data.template import render
@@ -71,6 +72,7 @@ def write_self_prompts(
     out.parent.mkdir(parents=True, exist_ok=True)
     made_by = {"target": target.fingerprint, "seed": seed, "temperature": temperature, "top_p": top_p}
     made_by |= {"max_new_tokens": max_new_tokens, "dtype": dtype_name(target.dtype)}
+    made_by |= {"tokenizer": tokenizer_hash(target.tokenizer), "template": template_hash(target.tokenizer)}
     found = {i: prompt for i, prompt in _read_part(part, made_by) if i < number}
     header = user_header(target)
     requests = (

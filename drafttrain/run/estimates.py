@@ -137,9 +137,14 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
 def export(recipe: Recipe, folders: Folders) -> Estimate:
     """Estimate disk of the bundle."""
     target = _target(recipe, folders)
-    sizes = drafter_parameters(drafter_shape(recipe), target) if target else None
+    shape = drafter_shape(recipe)
+    sizes = drafter_parameters(shape, target) if target else None
+    if sizes is None:
+        return {}
     size = 4 if recipe.export.dtype.replace("auto", recipe.target.dtype) == "float32" else 2
-    return {"disk": _bytes(size * sizes[1])} if sizes else {}
+    tokens = min(shape.draft_vocab_size or target.vocab_size, target.vocab_size)
+    int8 = tokens * target.hidden_size if shape.head_dtype else 0
+    return {"disk": _bytes(size * (sizes[1] - int8) + int8)}
 
 
 def classifier(recipe: Recipe, folders: Folders) -> Estimate:

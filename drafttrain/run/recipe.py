@@ -25,7 +25,7 @@ from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
 from drafttrain.run.options import without_none
 from drafttrain.target_lm.config import CollectConfig
-from drafttrain.training.config import TrainingConfig, check_continued
+from drafttrain.training.config import TrainingConfig
 from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError, brief, did_you_mean
 from drafttrain.utils.files import require_file
@@ -329,7 +329,7 @@ def _check_values(recipe: Recipe) -> None:
             raise UserError(
                 f"{key}: must not be among evaluate.prompts, got {prompts.path}; choose on others"
             )
-    _check_start(recipe.training.init_from, recipe.drafter)
+    _check_start(recipe.training, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
             "corpus.validation_fraction: must be > 0, got 0; training reports the loss on what is held out"
@@ -363,12 +363,14 @@ def _check_policies(trees: Sequence[str]) -> None:
             )
 
 
-def _check_start(init_from: str | None, drafter: DrafterConfig) -> None:
+def _check_start(training: TrainingConfig, drafter: DrafterConfig) -> None:
     """Refuse to start from a drafter of another kind or shape. One that is not there is the stage's to
     miss."""
-    if init_from is None or not (Path(init_from) / "config.json").is_file():
-        return
-    check_continued(init_from, read_config(init_from), drafter)
+    start = training.init_from
+    if start is not None and (Path(start) / "config.json").is_file():
+        from drafttrain.training.start import check_continued  # for trainings with one
+
+        check_continued(training, read_config(start), drafter)
 
 
 def _build(cls: type, values: dict, where: str) -> Any:

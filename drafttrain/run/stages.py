@@ -15,7 +15,7 @@ from rich.console import Console
 
 from drafttrain.bundle_files import CLASSIFIER
 from drafttrain.data.config import PromptSet, Source
-from drafttrain.drafters.config import DrafterConfig, kind_of, read_config
+from drafttrain.drafters.config import FILES, DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
 from drafttrain.target_lm.known import is_known
@@ -81,6 +81,8 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
         shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
     if "anchor" in shape.settings:
         shape = dataclasses.replace(shape, anchor=shape.anchor or recipe.drafter.anchor)
+    if "head_dtype" in shape.settings and recipe.training.max_steps != 0:
+        shape = dataclasses.replace(shape, head_dtype=recipe.drafter.head_dtype)
     if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
         shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
     grown = recipe.training.init_draft_vocab_size
@@ -297,10 +299,18 @@ def _evaluation_files(recipe: Recipe) -> list[str]:
 
 
 def _training_files(recipe: Recipe) -> list[str]:
-    model = recipe.drafter.model  # a Hub id is no file, but what is written as a path has to be there
-    local = model and (Path(model).exists() or model.startswith((".", "/")))
-    paths = recipe.training.eval_prompts, recipe.training.init_from, model if local else None
-    return [path for path in paths if path]
+    model, start = recipe.drafter.model, recipe.training.init_from
+    paths = [recipe.training.eval_prompts] if recipe.training.eval_prompts else []
+    if start:  # a calibration that is written there later changes nothing
+        paths += [str(Path(start) / name) for name in FILES]
+    # a Hub id is no file, but what is written as a path has to be there
+    return paths + (_local(model) or ([model] if model and model.startswith((".", "/")) else []))
+
+
+def _local(model: str | None) -> list[str]:
+    """Return the folder or file of a model; none for a Hub id or a known name."""
+    path = Path(model or "").expanduser()
+    return [str(path)] if model and path.exists() else []
 
 
 STAGES = [
@@ -309,7 +319,7 @@ STAGES = [
         folder="target",
         run=_fetch_target,
         section=lambda recipe: {"target": {"model": recipe.target.model, "source": recipe.target.source}},
-        files=lambda recipe: [recipe.target.model] if Path(recipe.target.model).exists() else [],
+        files=lambda recipe: _local(recipe.target.model),
     ),
     Stage(
         name="regenerate",

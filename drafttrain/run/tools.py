@@ -144,7 +144,8 @@ def _grow_trees(args: argparse.Namespace, out: str) -> None:
     from drafttrain.run.c2t import dump_trees
 
     config = DumpConfig(_prompts(args), **given(args, *DUMP, "seed"))
-    with locked(out):
+    own = "out" in args and os.path.realpath(args.out) == os.path.realpath(out)  # has its lock
+    with nullcontext() if own else locked(out):
         dump_trees(config, find_bundle(args.bundle), out, **given(args, "target", "dtype"))
 
 

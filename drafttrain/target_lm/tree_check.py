@@ -69,18 +69,17 @@ def check_tree_support(target: FrozenTarget) -> None:
 
 @contextmanager
 def _in_fp32(target: FrozenTarget) -> Iterator[None]:
-    """Compute in fp32 inside, if the weights fit in memory; every bf16 or fp16 number is an fp32 number, so
-    that they come back as they were."""
+    """Compute in fp32 inside, if the weights fit in memory beside what they are."""
     weights = [p for p in target.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     needed = 4 * sum(weight.numel() for weight in weights)
-    dtypes = [weight.dtype for weight in weights if needed < free_memory(target.device)]
-    for weight in weights[: len(dtypes)]:
-        weight.data = weight.data.float()
+    stored = [weight.data for weight in weights] if 1.1 * needed < free_memory(target.device) else []
+    for weight, data in zip(weights, stored):
+        weight.data = data.float()
     try:
         yield
     finally:
-        for weight, dtype in zip(weights, dtypes):
-            weight.data = weight.data.to(dtype)
+        for weight, data in zip(weights, stored):
+            weight.data = data  # the same memory: native copies and drafters know it
 
 
 def free_memory(device: torch.device) -> float:

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
-from drafttrain.drafters.config import DrafterConfig, kind_of
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
@@ -121,25 +120,3 @@ class TrainingConfig:
             from drafttrain.training.deepspeed_file import check_deepspeed  # for launches with one
 
             check_deepspeed(self)
-
-
-def check_continued(init_from: str, stored: dict[str, Any], drafter_config: DrafterConfig) -> None:
-    """Require that the section drafter asks for no other kind or shape than the drafter to start from.
-
-    Args:
-        stored: the `config.json` of that drafter.
-
-    Raises:
-        UserError: it does.
-    """
-    kind = kind_of(stored)
-    if kind != drafter_config.kind or drafter_config.lora_rank is not None:
-        asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
-        raise UserError(
-            f"drafter.kind: must be {kind} without lora_rank, the kind of training.init_from, got {asked}"
-        )
-    asked, there = drafter_config.kv_heads, stored.get("num_key_value_heads")
-    if asked and asked != there:
-        raise UserError(
-            f"drafter.kv_heads: must be {there} as in training.init_from, got {asked}; leave it out"
-        )

@@ -5,15 +5,20 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from datasets import Dataset
+from torch import nn
 
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.config import DrafterConfig, read_config
 from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.layered import LayeredDrafter
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.training.config import TrainingConfig, check_continued
+from drafttrain.training.config import TrainingConfig
+from drafttrain.training.start import check_continued
+
+DAMPING = 1e-3  # of the least squares, in units of the mean of its products' diagonal
 
 
 def continued_drafter(
@@ -24,16 +29,41 @@ def continued_drafter(
     Raises:
         UserError: there is none, or it is of another target, kind or shape.
     """
-    check_continued(config.init_from, read_config(config.init_from), drafter_config)
+    check_continued(config, read_config(config.init_from), drafter_config)
     drafter = load_drafter(config.init_from, target, dtype=torch.float32)
     if drafter_config.anchor and not drafter.config.anchor:
         drafter = add_anchor(drafter).attach(target)
     drafter.config.target = identity(target)  # what it learns from now on
+    drafter.config.head_dtype = drafter_config.head_dtype
     if config.init_draft_vocab_size is not None:
         counts = count_trained_tokens(corpus, target.vocab_size)
         known, size = drafter.draft_to_target.tolist(), config.init_draft_vocab_size
-        drafter.set_vocabulary(target, resized_vocabulary(counts, size, known, target.eos_token_ids))
+        set_vocabulary(drafter, target, resized_vocabulary(counts, size, known, target.eos_token_ids))
     return drafter
+
+
+def set_vocabulary(drafter: LayeredDrafter, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
+    """Make `draft_ids` [D], ascending, the draft vocabulary; tokens that stay keep their rows of the head.
+
+    New tokens get the target's rows, moved by the linear map that fits best how training has moved the
+    others (least squares). Next to a head that was trained for long, the target's own rows have too large
+    logits (docs/experiments.md, Draft vocabulary).
+    """
+    old = drafter.draft_to_target.cpu()  # [D']
+    with torch.no_grad():
+        head = target.lm_head.weight.float().cpu()  # [V, H]
+        trained = drafter.lm_head.weight.float().cpu()  # [D', H]
+        products = head[old].T @ head[old]  # [H, H]
+        # damped: with few tokens the map would fit what is not linear in how training moved them
+        products.diagonal().add_(DAMPING * products.diagonal().mean())
+        change = torch.linalg.solve(products, head[old].T @ (trained - head[old]))  # [H, H]
+        rows = head[draft_ids] + head[draft_ids] @ change  # [D, H]
+        stays = torch.isin(old, draft_ids)  # [D']
+        rows[torch.searchsorted(draft_ids, old[stays])] = trained[stays]
+    weight = drafter.lm_head.weight
+    drafter.lm_head.weight = nn.Parameter(rows.to(weight), requires_grad=weight.requires_grad)
+    drafter.lm_head.out_features = drafter.config.draft_vocab_size = len(draft_ids)
+    drafter.draft_to_target = draft_ids.to(drafter.draft_to_target.device)
 
 
 def add_anchor(drafter: EddModel) -> EddModel:

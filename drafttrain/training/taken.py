@@ -4,7 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
-from drafttrain.drafters.config import read_config
+from drafttrain.drafters.config import FILES, read_config
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import require_file
 from drafttrain.utils.folders import new_folder
 
 
@@ -13,10 +15,13 @@ def take_drafter(init_from: str | os.PathLike, out: str | os.PathLike) -> Path:
     calibrations beside it.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or one without weights.
     """
     read_config(init_from)
     with new_folder(Path(out) / "drafter") as folder:
-        for name in ("config.json", "model.safetensors"):
+        for name in FILES:
+            if not (Path(init_from) / name).exists():
+                raise UserError(f"{Path(init_from) / name}: no such file; give the folder of a drafter")
+            require_file(Path(init_from) / name)
             shutil.copyfile(Path(init_from) / name, folder / name)
     return Path(out) / "drafter"

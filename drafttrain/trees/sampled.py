@@ -1,8 +1,11 @@
 """Trees of sampled candidates, for recursive rejection sampling at temperature above 0."""
 
+import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import get_ident
 
 import numpy as np
 import torch
@@ -95,10 +98,13 @@ class SampledTreePolicy(TreePolicy):
                 f"k_config: must be at most candidates ({self.candidates}), got {max(self.k_config)}; raise "
                 "candidates"
             )
-        self.set_active([0], [0])
+        nodes = 1 + sum(itertools.accumulate(self.k_config, operator.mul))
+        if nodes > LARGEST:
+            raise UserError(f"k_config: must be at most {LARGEST} nodes, got {nodes}; write smaller numbers")
+        self._active: dict[int, list[tuple[int, int]]] = {}  # by thread
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
-        self._active = list(zip(seeds, positions, strict=True))
+        self._active[get_ident()] = list(zip(seeds, positions, strict=True))
 
     @property
     def max_depth(self) -> int:
@@ -158,5 +164,6 @@ class SampledTreePolicy(TreePolicy):
 
     def _seeds(self, batch: int) -> list[int]:
         """Return the seeds of the next trees, far from those that candidates are accepted by."""
-        active = self._active * (batch if len(self._active) == 1 else 1)
+        active = self._active.get(get_ident(), [(0, 0)])
+        active = active * (batch if len(active) == 1 else 1)
         return [(OWN + 1_000_003 * seed + position) % 2**63 for seed, position in active]

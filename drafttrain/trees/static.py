@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.interface import LARGEST, TreePolicy
+from drafttrain.trees.interface import DEEPEST, LARGEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -45,7 +45,7 @@ class StaticPolicy(TreePolicy):
         layer: list[tuple[int, ...]] = [()]
         paths = []
         for k in k_config:
-            if not 1 <= k <= LARGEST // len(layer):
+            if not 1 <= k <= (LARGEST - len(paths)) // len(layer):
                 raise UserError(
                     f"k_config: must be >= 1 per layer and at most {LARGEST} nodes, got {list(k_config)}"
                 )
@@ -56,6 +56,8 @@ class StaticPolicy(TreePolicy):
     @classmethod
     def vanilla(cls, width: int = 3, depth: int = 5) -> "StaticPolicy":
         """VCT of the EDD paper: every node has `width` children, `depth` layers deep (363 drafted nodes)."""
+        if depth > DEEPEST:
+            raise UserError(f"depth: must be at most {DEEPEST}, got {depth}")
         return cls.from_k_config((width,) * depth)
 
     @classmethod

@@ -613,6 +613,12 @@ def test_a_config_that_lacks_something_is_refused(key, llama, tmp_path):
         export_to("causal-lm", folder, tmp_path / "out", llama)
 
 
+def test_a_config_from_before_int8_heads_is_whole(llama, tmp_path):
+    folder = make(tmp_path / "vdm", llama, "vdm")
+    change_config(folder, head_dtype="gone")
+    export_to("causal-lm", folder, tmp_path / "out", llama)
+
+
 @pytest.mark.parametrize("ids", [None, torch.arange(5)], ids=["none", "too few"])
 def test_a_small_lm_without_its_draft_vocabulary_is_refused(ids, llama, tmp_path):
     folder = make(tmp_path / "lm", llama, "causal_lm", model=llama.model.name_or_path)

@@ -74,6 +74,7 @@ def test_bf16_passes(monkeypatch, free):
     monkeypatch.setattr(probe, "free_memory", lambda device: free)
     target = tiny("llama", LLAMA_LIKE, torch.bfloat16)
     before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
+    places = [weight.data_ptr() for weight in target.model.parameters()]
     probed, logit_error = [], probe._logit_error
 
     def noting(target, *ids):
@@ -85,6 +86,7 @@ def test_bf16_passes(monkeypatch, free):
     assert set(probed) == {torch.float32 if free else torch.bfloat16}
     for name, weight in target.model.state_dict().items():
         assert weight.dtype == torch.bfloat16 and torch.equal(weight, before[name]), name
+    assert [weight.data_ptr() for weight in target.model.parameters()] == places  # native copies know them
 
 
 def test_free_memory_is_known_or_unlimited(monkeypatch):

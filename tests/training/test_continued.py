@@ -1,5 +1,7 @@
 """A training that starts from another's drafter: its vocabulary, and an anchor that it gets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,14 @@ from safetensors.torch import load_file
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddModel
+from drafttrain.drafters.int8 import int8_rows
+from drafttrain.drafters.new import new_drafter
 from drafttrain.target_lm.loading import load_target
-from drafttrain.training.continued import resized_vocabulary
+from drafttrain.training.config import TrainingConfig
+from drafttrain.training.continued import DAMPING, resized_vocabulary, set_vocabulary
+from drafttrain.training.start import check_continued
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
 
 PLAIN = DrafterConfig(tapped_blocks=[-2], draft_vocab_size=50)
 
@@ -26,11 +34,74 @@ def test_a_vocabulary_grows(run_training, target_folder):
     ids = {int(token): row for row, token in enumerate(new["draft_to_target"])}
     assert len(ids) == 80 and list(ids) == sorted(ids)
     target = load_target(str(target_folder), dtype="float32", device="cpu")
-    expected = target.lm_head.weight[new["draft_to_target"]].clone()
+    before, was = target.lm_head.weight[old["draft_to_target"]], old["lm_head.weight"]
+    damped = torch.eye(before.shape[1]) * (DAMPING * before.pow(2).sum() / before.shape[1]).sqrt()
+    rows, moves = torch.cat((before, damped)), torch.cat((was - before, torch.zeros_like(damped)))
+    change = torch.linalg.lstsq(rows, moves).solution
+    expected = target.lm_head.weight[new["draft_to_target"]] @ (torch.eye(before.shape[1]) + change)
     for row, token in enumerate(old["draft_to_target"].tolist()):
-        expected[ids[token]] = old["lm_head.weight"][row]
-    torch.testing.assert_close(new["lm_head.weight"].float(), expected, atol=1e-6, rtol=0)
+        expected[ids[token]] = was[row]
+    assert (was - before).abs().max() > 1e-3  # training has moved the head
+    torch.testing.assert_close(new["lm_head.weight"].float(), expected, atol=1e-5, rtol=0)
     assert EddModel.load(grown / "drafter", target).draft_vocab_size == 80
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_new_rows_go_where_training_has_moved_the_others(moved, target_folder):
+    """All rows of a head that is a linear map of the target's are continued by that map; one that has not
+    moved gets the target's."""
+    target = load_target(str(target_folder), dtype="float32", device="cpu")
+    some = torch.arange(0, target.vocab_size, 2)
+    drafter = new_drafter(target, PLAIN, some)
+    assert len(some) > target.hidden_size
+    change = torch.randn(target.hidden_size, target.hidden_size, generator=torch.Generator().manual_seed(0))
+    map_ = torch.eye(target.hidden_size) + (0.3 * change if moved else 0)
+    with torch.no_grad():
+        drafter.lm_head.weight.copy_(target.lm_head.weight[some] @ map_)
+    everything = torch.arange(target.vocab_size)
+    set_vocabulary(drafter, target, everything)
+    size = target.lm_head.weight.std().item()
+    torch.testing.assert_close(
+        drafter.lm_head.weight, target.lm_head.weight @ map_, atol=0.05 * size if moved else 1e-6, rtol=0
+    )
+    assert torch.equal(drafter.draft_to_target, everything) and drafter.draft_vocab_size == target.vocab_size
+
+
+def test_the_vocabulary_of_medusa_stays():
+    config = TrainingConfig(init_from="x", init_draft_vocab_size=80)
+    with pytest.raises(UserError, match="init_draft_vocab_size: must be null for a medusa drafter, whose"):
+        check_continued(config, {"model_type": "drafttrain_medusa"}, DrafterConfig(kind="medusa"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored", "message"),
+    [
+        ({"anchor": True}, {}, "drafter.anchor: must be that of training.init_from, None, without training"),
+        ({"head_dtype": "int8"}, {}, "drafter.head_dtype: must be that of training.init_from, None"),
+        (
+            {"head_dtype": "int8"},
+            {"train_head": False},
+            "head_dtype: must be null where .* the target's head",
+        ),
+    ],
+)
+def test_what_a_drafter_that_is_taken_cannot_become(settings, stored, message):
+    config = TrainingConfig(init_from="x", max_steps=0)
+    with pytest.raises(UserError, match=message):
+        check_continued(config, {"model_type": "drafttrain_edd", **stored}, DrafterConfig(**settings))
+
+
+def test_a_head_becomes_int8_and_wide_again(run_training):
+    first = run_training("first", drafter=replace(PLAIN, head_dtype="int8"), max_steps=3)
+    head = weights(first)["lm_head.weight"]
+    numbers, scales = int8_rows(head)
+    assert torch.equal(head, numbers.float() * scales[:, None])
+    assert read_json(first / "drafter" / "config.json")["head_dtype"] == "int8"
+    wide = run_training("wide", max_steps=1, init_from=str(first / "drafter"))
+    head = weights(wide)["lm_head.weight"]
+    numbers, scales = int8_rows(head)
+    assert not torch.equal(head, numbers.float() * scales[:, None])
+    assert read_json(wide / "drafter" / "config.json").get("head_dtype") is None
 
 
 def test_a_vocabulary_shrinks(run_training, target_folder):

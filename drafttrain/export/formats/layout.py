@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -30,6 +30,7 @@ from transformers import (
 from drafttrain.drafters import registration as _drafters  # noqa: F401 - so that `AutoModel` knows them
 from drafttrain.drafters.config import kind_of
 from drafttrain.drafters.model_config import DraftModelConfig
+from drafttrain.drafters.weights import read_tensors as drafter_tensors
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.disk import require_free_disk
@@ -42,7 +43,7 @@ WEIGHTS = "model.safetensors"
 OWN = "drafttrain"  # key of the drafter's own config in the other tool's, which makes the way back exact
 IDS = "draft_to_target"
 OF_KIND = {"medusa": ("heads",), "causal_lm": ("lm",)}  # keys of a drafter's own config that only they have
-UNREAD = {"tapped_blocks", "training"}  # keys of it that no layout depends on
+UNREAD = {"tapped_blocks", "training", "head_dtype"}  # keys of it that no layout depends on
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -105,7 +106,7 @@ def read_tensors(path: Path) -> Tensors:
     """
     require_file(path)
     try:
-        return load_file(path)
+        return drafter_tensors(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({brief(error)}); make it again") from None
 

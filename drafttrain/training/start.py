@@ -1,0 +1,45 @@
+"""Check what a training starts from (`training.init_from`)."""
+
+from typing import Any
+
+from drafttrain.drafters.config import DrafterConfig, kind_of
+from drafttrain.training.config import TrainingConfig
+from drafttrain.utils.errors import UserError
+
+
+def check_continued(config: TrainingConfig, stored: dict[str, Any], drafter_config: DrafterConfig) -> None:
+    """Require that nothing asks for another kind or shape than that of the drafter to start from.
+
+    Args:
+        stored: the `config.json` of that drafter.
+
+    Raises:
+        UserError: it does.
+    """
+    kind = kind_of(stored)
+    if kind != drafter_config.kind or drafter_config.lora_rank is not None:
+        asked = "adapters" if kind == drafter_config.kind else drafter_config.kind
+        raise UserError(
+            f"drafter.kind: must be {kind} without lora_rank, the kind of training.init_from, got {asked}"
+        )
+    if config.init_draft_vocab_size and "train_head" not in drafter_config.settings:
+        raise UserError(
+            f"training.init_draft_vocab_size: must be null for a {kind} drafter, whose vocabulary does not "
+            f"change, got {config.init_draft_vocab_size}; leave it out"
+        )
+    if drafter_config.head_dtype and not stored.get("train_head", True):
+        raise UserError(
+            f"drafter.head_dtype: must be null where training.init_from has the target's head, got "
+            f"{drafter_config.head_dtype}; leave it out"
+        )
+    for key in ("anchor", "head_dtype"):
+        if config.max_steps == 0 and (value := getattr(drafter_config, key)) and value != stored.get(key):
+            raise UserError(
+                f"drafter.{key}: must be that of training.init_from, {stored.get(key)}, without training "
+                f"(training.max_steps: 0), got {value}; leave it out"
+            )
+    asked, there = drafter_config.kv_heads, stored.get("num_key_value_heads")
+    if asked and asked != there:
+        raise UserError(
+            f"drafter.kv_heads: must be {there} as in training.init_from, got {asked}; leave it out"
+        )
