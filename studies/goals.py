@@ -72,19 +72,37 @@ class Run:
             return quick
         return full if self.limit is None else min(self.limit, full or self.limit)
 
-    def folder(self, name: str) -> Path:
-        """Folder for a group's raw data, emptied unless the run is resumed."""
+    def folder(self, name: str, **settings: Any) -> Path:
+        """Folder for a group's raw data, emptied unless the run is resumed.
+
+        Args:
+            settings: what the raw data depends on and does not say itself.
+
+        Raises:
+            UserError: the run to resume had other settings.
+        """
         folder = RAW / ("quick" if self.quick else "full") / name
         if folder.exists() and not self.resume:
             shutil.rmtree(folder)
         begun = folder / BEGUN
         if begun.exists():
-            self.resumed.append({"folder": name, **read_json(begun)})
+            known = read_json(begun)
+            if (before := known.get("settings", settings)) != settings:
+                raise UserError(f"{folder}: was begun with {before}, got {settings}; leave out --resume")
+            self.resumed.append({"folder": name, **known})
         elif folder.exists() and any(folder.iterdir()):  # from before this was noted
             self.resumed.append({"folder": name, "commit": None})
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(begun, {**stamp(), "machine": describe_machine(CPU)})
+            begin = {**stamp(), "machine": describe_machine(CPU), "settings": settings}
+            write_json(begun, begin)
+        return folder
+
+    def folder_of(self, name: str) -> Path:
+        """Folder of raw data that other figures have made, whose commit is noted with this one's."""
+        folder = RAW / ("quick" if self.quick else "full") / name
+        begun = read_json(folder / BEGUN) if (folder / BEGUN).exists() else {"commit": None}
+        self.resumed.append({"folder": name, **begun})
         return folder
 
     def check_quiet(self) -> None:
@@ -249,7 +267,8 @@ def measure_group(group: Group, run: Run) -> Measured:
     except Exception as error:  # one figure that fails must not cost the others
         if not isinstance(error, UserError):
             traceback.print_exc()
-        return {name: {"value": None, "error": " ".join(str(error).split())} for name in group.goals}
+        text = " ".join(str(error).split())
+        return {name: {"value": None, "error": text, "failed": True} for name in group.goals}
 
 
 def figure_row(name: str, goal: str, measured: dict[str, Any], size: Size) -> dict[str, Any]:
@@ -276,9 +295,10 @@ def rounded(value: Any) -> Any:
 
 
 def record(topic: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Keeps the figures of a full run, in place of earlier ones of the same name."""
+    """Keeps the figures of a full run, in place of earlier ones of the same name; not those that were skipped
+    or ended in an exception."""
     path = RAW / f"{topic}.jsonl"
-    kept = read_rows(path) | {row["figure"]: row for row in rows if row["value"] is not None}
+    kept = read_rows(path) | {row["figure"]: row for row in rows if not {"failed", "skipped"} & row.keys()}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     lines = (json.dumps(row) + "\n" for row in kept.values())

@@ -48,12 +48,13 @@ def study(args: Namespace) -> None:
             stats = decode_all(target, ways[way] if way else NoProposer(), [ids], args.new_tokens)[1]
             begun, follow = way or (None, None)
             speed = {"tokens_per_second": stats.tokens_per_second, "accept_len": stats.accept_len}
+            speed |= {"tokens": stats.new_tokens - stats.prompts, "steps": stats.steps}
             rows.append({"prompt": prompts[number].id, "begun": begun, "follow": follow, **speed})
     plain = {row["prompt"]: row["tokens_per_second"] for row in rows if row["begun"] is None}
     for begun, follow in ways:
         own = [row for row in rows if (row["begun"], row["follow"]) == (begun, follow)]
         ratio = statistics.geometric_mean(row["tokens_per_second"] / plain[row["prompt"]] for row in own)
-        length = statistics.mean(row["accept_len"] for row in own)
+        length = sum(row["tokens"] for row in own) / sum(row["steps"] for row in own)
         print(f"rate x {begun}, follow {follow}: {ratio:.3f}, accept_len {length:.2f}", flush=True)
     made = {
         "rate": policy.rate,

@@ -15,6 +15,7 @@ from drafttrain.evaluation.measure import MeasurementLog, drafting, measure, tra
 from drafttrain.evaluation.metrics import (
     TRANSFORMERS,
     Measurement,
+    noise,
     ratio,
     ratio_interval,
     ratio_spread,
@@ -155,11 +156,13 @@ def generate_speed(run: Run) -> Measured:
     }
 
     def over(base: str) -> dict:
+        value, repeats = ratio(measured, base, OURS), ratio_spread(measured, base, OURS)
+        flags = [*rows[OURS].flags, *noise(repeats, value)]
         return {
-            "value": ratio(measured, base, OURS),
+            "value": value,
             "interval": ratio_interval(measured, base, OURS),
-            "repeats": ratio_spread(measured, base, OURS),
-            **({"flags": rows[OURS].flags} if rows[OURS].flags else {}),
+            "repeats": repeats,
+            **({"flags": flags} if flags else {}),
             **notes,
         }
 
@@ -168,7 +171,7 @@ def generate_speed(run: Run) -> Measured:
 
 def diagnose_hits(run: Run) -> Measured:
     """Count drafters spoiled on purpose whose cause the diagnosis names among the first three changes."""
-    rows = diagnosed(DRAFTER, run.folder("spoiled"), run.limit)
+    rows = diagnosed(DRAFTER, run.folder("spoiled", limit=run.limit), run.limit)
     return {"diagnose_hits": {"value": sum(row["hit"] for row in rows), "drafters": rows}}
 
 

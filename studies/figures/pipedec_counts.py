@@ -38,7 +38,7 @@ def pair_figures(run: Run) -> Measured:
         return dict.fromkeys(FIGURES, NO_PAIR)
     pair = load_pair("A", *run.pair)
     prompts = tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
-    return figures(pair, prompts, run.folder("pipedec_counts"), NEW_TOKENS)
+    return figures(pair, prompts, run.folder("pipedec_counts", pair=run.pair), NEW_TOKENS)
 
 
 def figures(pair: Pair, prompts: Mapping[str, Sequence[Any]], folder: Path, new_tokens: int) -> Measured:

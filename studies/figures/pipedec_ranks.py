@@ -200,7 +200,7 @@ def sim_error(run: Run) -> Measured:
     run.check_quiet()
     folder = run.folder("pipedec_sim_error")
     real_folder, *paced_folders = (
-        folder.parent / name for name in (REAL, *(PACED_RAW.format(n) for n in SIMULATED))
+        run.folder_of(name) for name in (REAL, *(PACED_RAW.format(n) for n in SIMULATED))
     )
     best = read_json(real_folder / tuning.RAW)["best"]
     runs = {}

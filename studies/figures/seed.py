@@ -25,7 +25,7 @@ from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies.goals import Group, Measured, Run, Size
 from studies.seed import accuracy, paced, table2
-from studies.seed.comparison import explain, ratio
+from studies.seed.comparison import explain, of, ratio, total
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -111,7 +111,7 @@ def speeds(run: Run, name: str) -> Measured:
         return {figure: skipped for figure in (*names, "seed_vs_serial_sd", "target_busy")}
     run.check_quiet()
     pair = load_pair("A", *run.pair) if name == "A" else load_pair("B")
-    folder = run.folder(f"seed_{name}")
+    folder = run.folder(f"seed_{name}", pair=run.pair if name == "A" else None)
     makers = {
         SERIAL_SD: partial(serial, SERIAL_SD),
         SEED: lambda tree: scheduled(SEED, tree, "one"),
@@ -137,7 +137,7 @@ def speeds(run: Run, name: str) -> Measured:
     note = {
         "trees": {method: tree for method, (tree, _) in tuned.items()},
         "size": {"prompts": tasks, "repeats": repeats},
-        "accept_len": {m.name: mean_of(found, m.name, "accept_len") for m in methods},
+        "accept_len": {m.name: total(of(found, m.name)).accept_len for m in methods},
     }
 
     def speed(figure: str, base: str, method: str) -> dict:

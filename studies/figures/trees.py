@@ -4,7 +4,7 @@ import json
 import statistics
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Prompt, Task, read_prompts, spread
 from drafttrain.evaluation.measure import MeasurementLog, MethodRun, drafting, measure
+from drafttrain.evaluation.methods import costs_of
 from drafttrain.evaluation.metrics import (
     AUTOREGRESSIVE,
     TRANSFORMERS,
     Measurement,
+    noise,
     ratio,
     ratio_interval,
     ratio_spread,
@@ -113,7 +115,7 @@ def against_vllm(run: Run) -> Measured:
     if run.vllm_python is None:
         return {"best_vs_vllm_ngram": {"value": None, "skipped": "vLLM is not installed: no --vllm-python"}}
     run.check_quiet()
-    folder = replace(run, resume=True, resumed=[]).folder("trees")
+    folder = run.folder_of("trees")
     name = fastest(folder)
     best = json.loads((folder / "tuning.json").read_text())["chosen"][name]
     loaded = calibrated(run, folder)
@@ -179,8 +181,9 @@ def large_trees(run: Run) -> Measured:
     folder = run.folder("large_trees")
     loaded = load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16")
     task = Task("mt_bench", spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None)))
+    costs = [costs_of(loaded, tree) for tree in LARGE.values()]  # PCT as published grows by them
     log = MeasurementLog(
-        folder / "measurements.jsonl", fingerprint([content_hash(QUICKSTART_DRAFTER), LARGE])
+        folder / "measurements.jsonl", fingerprint([content_hash(QUICKSTART_DRAFTER), LARGE, costs])
     )
     methods = {name: drafting(loaded.target, loaded.proposer(tree)) for name, tree in LARGE.items()}
     return large_figures(measure(loaded.target, methods, task, log, NEW_TOKENS))
@@ -218,10 +221,17 @@ def tree_figures(
     size = size_of([one for part in measured.values() for one in part])
 
     def speed(base: str, method: str) -> dict[str, Any]:
-        notes = {"flags": rows[method]["flags"]} if rows[method]["flags"] else {}
+        value, repeats = (
+            ratio(measured["mt_bench"], base, method),
+            ratio_spread(measured["mt_bench"], base, method),
+        )
+        flags = [*rows[method]["flags"]]
+        if base != AUTOREGRESSIVE:  # against which a row's own flags are
+            flags += noise(repeats, value)
+        notes = {"flags": flags} if flags else {}
         return {
-            "value": ratio(measured["mt_bench"], base, method),
-            "repeats": ratio_spread(measured["mt_bench"], base, method),
+            "value": value,
+            "repeats": repeats,
             "interval": ratio_interval(measured["mt_bench"], base, method),
             "identical": rows[method]["identical"],
             "policy": method,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.reasoning.branches import Pace
@@ -32,6 +33,7 @@ TASK_FILES = {
 SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
 GENERATOR, EVALUATOR = "generator", "evaluator"
 SEQUENCES = 3  # thoughts of a state
+WARM_UP = 24  # tokens; fewer get no drafts
 SCHEDULING = 2  # 1: a round of calls after the other; 2: calls follow from answers
 
 
@@ -102,6 +104,11 @@ class Part:
     steps: int = 0
     granted: int = 0
     offered: int = 0
+
+    @property
+    def accept_len(self) -> float:
+        """Tokens per verification, without those that come from prompts."""
+        return (self.tokens - self.calls) / max(self.steps, 1)
 
     def __add__(self, other: "Part") -> "Part":
         return Part(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -180,7 +187,7 @@ def grow(
         total.tokens,
         total.prompt_tokens,
         decoder.store.shared,
-        (total.tokens - total.calls) / max(total.steps, 1),
+        total.accept_len,
         total.granted,
         total.offered,
         None if trace.result is None else bool(trace.result.get("success")),
@@ -252,11 +259,16 @@ def interleave(
         done: (task, problem, method, repeat) of trees that an interrupted run has grown.
     """
     decoders = {method.name: method.decoder(pair, pace()) for method in methods}
-    problems, order = TASKS[task]().read(TASK_FILES[task], limit), deque(decoders)
+    problems, order = problems_of(task, limit), deque(decoders)
     order.rotate(-repeat * len(problems))
+    is_warm = False  # the first forwards of a process are slow
     for problem in problems:
         for name in order:
             if (task, problem.id, name, repeat) not in done:
+                for own in () if is_warm else decoders.values():  # without its pace, which is counted
+                    short = ScheduledDecoder(own.target, own.proposer, own.config, own.prefixes)
+                    short.answer([Call("Hello", WARM_UP, SamplingParams())])
+                is_warm = True
                 note(grow(name, decoders[name], task, problem, repeat, seed=repeat))
         order.rotate(-1)
 
@@ -276,6 +288,9 @@ def collect(
         methods: of a task.
         tasks: problems of each task.
         resume: go on with the trees that are in the file.
+
+    Returns:
+        trees of these tasks, problems, methods and repeats; the file may have others.
     """
     found: list[Grown] = []
     if resume and raw.exists():
@@ -295,4 +310,15 @@ def collect(
         for repeat in range(repeats):
             for task, limit in tasks.items():
                 interleave(pair, methods(task), task, limit, repeat, note, pace, done)
-    return found
+    asked = {
+        (task, problem.id, method.name)
+        for task, limit in tasks.items()
+        for problem in problems_of(task, limit)
+        for method in methods(task)
+    }
+    return [one for one in found if (one.task, one.problem, one.method) in asked and one.repeat < repeats]
+
+
+def problems_of(task: str, limit: int) -> list[Problem]:
+    """Return evenly spaced problems of a task."""
+    return TASKS[task]().read(TASK_FILES[task], limit)

@@ -29,6 +29,7 @@ from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.reason import Growth, grow_all
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import git_commit
 from drafttrain.utils.writing import write_json
@@ -119,7 +120,10 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
     """Grow the trees of each task by serial MCSD and by SEED, one after the other, and by SEED all at once,
     each with one store of prefixes; return by task and method seconds per token, tokens of prompts that were
     encoded, and the share of late pieces of work."""
-    found: dict[str, dict[str, dict]] = read_json(raw)["rows"] if resume and raw.exists() else {}
+    before = read_json(raw) if resume and raw.exists() else {"rows": {}, "problems": limit}
+    if before["problems"] != limit:
+        raise UserError(f"{raw}: must be of {before['problems']} problems, got {limit}; leave out --resume")
+    found: dict[str, dict[str, dict]] = before["rows"]
     ways = {SERIAL_SD: 1, SEED: 1, TOGETHER: limit}
     for name, tree in TREES.items():
         task, row = TASKS[name](), found.setdefault(name, {})

@@ -19,7 +19,7 @@ from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.writing import write_json
 from studies import arguments
-from studies.seed.comparison import seconds_per_token
+from studies.seed.comparison import seconds_per_token, total
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -75,7 +75,7 @@ def summary(found: Sequence[Grown]) -> dict[str, dict[str, Any]]:
         for name in names:
             mine = [one for one in own if one.method == name]
             cost = seconds_per_token(mine)
-            length = sum(one.accept_len for one in mine) / len(mine)
+            length = total(mine).accept_len
             row = {"speedup": base / cost, "tokens_per_second": 1 / cost, "accept_len": length}
             rows[task][name] = {key: round(value, 4) for key, value in row.items()}
     return rows

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -242,9 +243,27 @@ def test_recorded_rows_name_the_machine(monkeypatch):
 
 
 def test_failures_are_not_recorded():
+    """Exceptions leave the record alone; a figure without a value, as where two curves have
+    nothing in common, is one that is missed."""
+
+    def fail(run):
+        raise UserError("busy")
+
     measure_topic([group(5)], Run("t"))
-    measure_topic([group(None)], Run("t"))
+    measure_topic([replace(group(5), measure=fail)], Run("t"))
     assert recorded("t")["f"]["value"] == 5
+    measure_topic([group(None)], Run("t"))
+    assert recorded("t")["f"]["value"] is None and recorded("t")["f"]["ok"] is False
+
+
+def test_a_folder_begun_with_other_settings_is_not_gone_on_with():
+    run = Run("t")
+    (run.folder("g", pair=["a", "b"]) / "raw.jsonl").write_text("x")
+    again = Run("t", resume=True)
+    assert (again.folder("g", pair=["a", "b"]) / "raw.jsonl").exists()
+    with pytest.raises(UserError, match=r"g: was begun with {'pair': \['a', 'b'\]}, got {'pair': None}"):
+        again.folder("g", pair=None)
+    assert again.folder_of("g") == run.folder("g", pair=["a", "b"]) and len(again.resumed) == 2
 
 
 def test_folders_are_emptied_unless_resumed():

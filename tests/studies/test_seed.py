@@ -38,7 +38,8 @@ def pair(tiny_bundle):
 
 
 def grown(method: str, seconds: float, repeat: int = 0) -> Grown:
-    return Grown("gsm8k", "1", method, repeat, seconds, 100, 50, 10, 1.5, 3, 6, True, None)
+    parts = {GENERATOR: Part(seconds, 0.0, 10, 50, 100, 60, 3, 6)}
+    return Grown("gsm8k", "1", method, repeat, seconds, 100, 50, 10, 1.5, 3, 6, True, None, None, parts)
 
 
 def test_every_row_of_table_1_has_a_tree_of_the_papers_shape():
@@ -78,10 +79,13 @@ def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
             note(Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None))
 
     monkeypatch.setattr(methods, "interleave", interleave)
+    monkeypatch.setattr(methods, "problems_of", lambda task, limit: [Problem("1", "", "")][:limit])
     raw = tmp_path / "raw.jsonl"
     first = methods.collect(pair, table1.methods, {"gsm8k": 1}, 1, raw)
     again = methods.collect(pair, table1.methods, {"gsm8k": 1, "writing": 1}, 1, raw, resume=True)
     assert made == [("gsm8k", 0), ("writing", 0)] and again[:1] == first and len(again) == 2
+    none = methods.collect(pair, table1.methods, {"gsm8k": 0, "writing": 1}, 1, raw, resume=True)
+    assert none == again[1:]  # the others are of another size
 
 
 def test_trees_of_earlier_scheduling_are_not_gone_on_with(pair, tmp_path):
@@ -255,7 +259,11 @@ def test_shares_that_are_none(text, capsys):
 def test_methods_begin_in_turn(monkeypatch):
     order = []
     monkeypatch.setattr(methods, "grow", lambda name, *rest, **seeds: order.append(name))
-    monkeypatch.setattr(methods.Method, "decoder", lambda *ignored: None)
+    warm = SimpleNamespace(target=None, proposer=None, config=None, prefixes=0)
+    monkeypatch.setattr(methods.Method, "decoder", lambda *ignored: warm)
+    monkeypatch.setattr(
+        methods, "ScheduledDecoder", lambda *given: SimpleNamespace(answer=lambda calls: None)
+    )
     names = [methods.serial(name, None) for name in "abc"]
     for repeat in range(3):
         methods.interleave(None, names, "gsm8k", 2, repeat, note=lambda one: None)
