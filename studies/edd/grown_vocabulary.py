@@ -37,6 +37,7 @@ def study(args: Namespace) -> None:
     recipe = load_recipe(RECIPE)
     config, workflow = replace(recipe.training, bf16=True), Workflow(recipe, STAGES)
     target = load_target(recipe.target.model, dtype="bfloat16", device="cpu")
+    load_drafter(config.init_from, target)  # taps the target as the store has it
     splits, _ = load_corpus(workflow.folder("corpus"), target.tokenizer)
     store = open_store(workflow.folder("collect"), "validation", target, splits["validation"])
     validation = Validation(config, target, PackedRows(splits["validation"], config.row_length, 0, store))

@@ -75,6 +75,7 @@ def test_vllm_is_asked_for_the_same_prompts(script, tmp_path):
         script.against_vllm(run)
     tuned = {"chosen": {"a": "chain:length=1", "b": "chain:length=2"}, "speeds": {}}
     tuned["speeds"] = {"chain:length=1": 3.0, "chain:length=2": 2.0}
+    Path("runs/figures/full/trees").mkdir(parents=True)
     Path("runs/figures/full/trees/tuning.json").write_text(json.dumps(tuned))
     found = script.against_vllm(run)["best_vs_vllm_ngram"]
     assert found["tree"] == "chain:length=1" and found["vllm"] == [6.0] * 3
