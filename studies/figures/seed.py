@@ -150,7 +150,7 @@ def speeds(run: Run, name: str) -> Measured:
     }
     if name == "B":
         return figures | {"prefix_gain": ratio(found, NO_PREFIXES, SERIAL_AR) | note}
-    busy = {"value": mean_of(found, SEED, "busy"), **note}
+    busy = {"value": mean_busy(found), **note}
     return figures | {
         "seed_vs_serial_sd": speed("seed_vs_serial_sd", SERIAL_SD, SEED),
         "target_busy": busy,
@@ -162,10 +162,9 @@ def compare(goal: str, found: Sequence[Grown], base: str, method: str, trees: Ma
     return ratio(found, base, method) | explain(found, base, method, trees, float(goal.split()[1]))
 
 
-def mean_of(found: Sequence[Grown], method: str, what: str) -> float:
-    """Return the mean of a field over a method's trees."""
-    values = [getattr(one, what) for one in found if one.method == method]
-    values = [value for value in values if value is not None]
+def mean_busy(found: Sequence[Grown]) -> float:
+    """Return the mean over SEED's trees that had two or more sequences at a time."""
+    values = [one.busy for one in of(found, SEED) if one.busy is not None]
     return sum(values) / len(values) if values else math.nan
 
 
