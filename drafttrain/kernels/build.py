@@ -26,6 +26,7 @@ AMX = (*BF16, "-mamx-tile", "-mamx-bf16")
 PLAIN = "-O3 -std=c++20 -fPIC -fvisibility=hidden -pthread -ffp-contract=off -fno-math-errno".split()
 FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": BF16, "amx_bf16": AMX}
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
+INTEL = "GenuineIntel"  # among the features that /proc/cpuinfo has
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 BF16_LIMITS = ("BF16", "FP16", "AMX", "AVX10")  # in names of oneDNN's instruction sets that have bf16
 ARGUMENTS = {  # of the functions of cpp/: pointers, whole numbers and others
@@ -115,7 +116,8 @@ def _wanted() -> str | None:
     able = _instruction_set()
     if chosen and list(FLAGS).index(chosen) > list(FLAGS).index(able):
         raise UserError(f"{CHOICE}: this machine has {able}, got {chosen}; unset it")
-    return chosen or able
+    # In a second Intel's vdpbf16ps multiplies half as many numbers as fp32 products do, which widen weights.
+    return chosen or ("avx512" if able == "avx512_bf16" and _has(INTEL) else able)
 
 
 def _instruction_set() -> str:
@@ -148,15 +150,15 @@ def _may_use_tiles() -> bool:
 
 def _built(wanted: str) -> Path:
     """Return the path of the compiled library, compiling it if the cache has none of this source."""
-    flags = [*PLAIN, *FLAGS[wanted]]
-    name = f"forward-{wanted}-{key(sources_hash(), *flags)}.so"
+    own = (*FLAGS[wanted], *(["-DFETCH_ALWAYS"] if _has(INTEL) else []))
+    name = f"forward-{wanted}-{key(sources_hash(), *PLAIN, *own)}.so"
     folder = cache_dir() / "kernels"
     if (folder / name).exists():
         with contextlib.suppress(OSError):  # else it is cut off, or of another system that shares the cache
             return Path(ctypes.CDLL(str(folder / name))._name)
     from drafttrain.kernels.compiler import compile_library  # once on a machine
 
-    return compile_library(SOURCES, folder / name, wanted, (PLAIN, FLAGS[wanted]))
+    return compile_library(SOURCES, folder / name, wanted, (PLAIN, own))
 
 
 @cache

@@ -153,6 +153,27 @@ def test_it_follows_torch(monkeypatch, capability, limit, features, wanted, perm
     assert build._instruction_set() == ("avx512_bf16" if wanted == "amx_bf16" and not permitted else wanted)
 
 
+@pytest.mark.parametrize(
+    ("features", "able", "wanted"),
+    [
+        ("AuthenticAMD avx512_bf16", "avx512_bf16", "avx512_bf16"),
+        ("GenuineIntel avx512_bf16", "avx512_bf16", "avx512"),
+        ("GenuineIntel avx512_bf16 amx_bf16", "amx_bf16", "amx_bf16"),
+        ("GenuineIntel", "avx512", "avx512"),
+    ],
+)
+def test_vdpbf16ps_is_used_where_it_is_fast(monkeypatch, features, able, wanted):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(build, "_has", lambda feature: feature in features.split())
+    monkeypatch.setattr(build, "_may_use_tiles", lambda: True)
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delenv(build.CHOICE, raising=False)
+    assert (build._instruction_set(), build._wanted()) == (able, wanted)
+    monkeypatch.setenv(build.CHOICE, able)
+    assert build._wanted() == able  # by name it can be had
+
+
 @needs_compiler
 def test_both_variables_give_avx2():
     """The variables that imitate a machine without AVX-512 imitate it here too."""

@@ -14,7 +14,12 @@ constexpr int TILE = 5;
 #else
 constexpr int TILE = 4;
 #endif
-constexpr int64_t AHEAD = 128 * PANEL;  // pairs of weights between a product and what is fetched for later ones
+#if defined(FETCH_ALWAYS)
+constexpr bool ALWAYS = true;  // Intel's cores wait for weights at any number of tokens, though they fetch by themselves
+#else
+constexpr bool ALWAYS = false;
+#endif
+constexpr int64_t AHEAD = 128;  // steps of a panel between a product and the weights that are fetched for later ones
 constexpr int64_t TILES_AHEAD = 64 * PANEL;  // the same for AMX
 #if defined(__AMX_BF16__)
 constexpr bool TILES = true;
@@ -47,6 +52,13 @@ static inline void put_outputs(vf sums, const Linear& w, int64_t first, float* t
   for (int64_t i = 0; first + i < w.out && i < VL; i++) to[i] = values[i] + (w.bias ? w.bias[first + i] : 0.f);
 }
 
+// Fetches the weights of a later step, which has SIZE bytes, where that helps with M tokens: if products take as long as
+// memory, both go on at once only by this. Always inline: gcc drops calls of a function that does nothing else.
+template <int M, class X, int64_t SIZE> __attribute__((always_inline)) static inline void fetch(const void* step) {
+  if constexpr (ALWAYS || (sizeof(X) == 2 && M >= 6))
+    for (int64_t i = 0; i < SIZE; i += 64) __builtin_prefetch((const char*)step + AHEAD * SIZE + i, 0, 2);
+}
+
 // M tokens times a panel, to y [M][width], which begins with the panel's outputs; sums over inputs from the first
 // to the last. x is [pairs][M][2]; totals are its sums, for bytes.
 template <int M, class X> static inline void tile(const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
@@ -60,12 +72,9 @@ template <int M, class X> static inline void tile(const X* x, const float* total
       vu a, b;
       std::memcpy(&a, at, sizeof a);
       std::memcpy(&b, at + VL, sizeof b);
+      fetch<M, X, PANEL * 4>(at);
 #if defined(__AVX512BF16__)
       if constexpr (sizeof(X) == 2) {
-        if constexpr (M >= 6) {  // products take as long as memory: only far ahead do both go on at once
-          __builtin_prefetch(at + AHEAD, 0, 2);
-          __builtin_prefetch(at + AHEAD + VL, 0, 2);
-        }
         UNROLL for (int m = 0; m < M; m++) {
           int32_t two;
           std::memcpy(&two, x + (k * M + m) * 2, 4);
@@ -98,7 +107,7 @@ template <int M, class X> static inline void tile(const X* x, const float* total
     const __m512i above = _mm512_set1_epi8(0x43);
     for (int64_t k = 0; k < pairs; k++) {
       const uint8_t* at = base + k * PANEL * 2;
-      if constexpr (M >= 6) __builtin_prefetch(at + AHEAD * 2, 0, 2);
+      fetch<M, X, PANEL * 2>(at);
       const __m512i bytes = _mm512_loadu_si512(at);
       const __m512bh a = (__m512bh)_mm512_unpacklo_epi8(bytes, above), b = (__m512bh)_mm512_unpackhi_epi8(bytes, above);
       UNROLL for (int m = 0; m < M; m++) {
@@ -116,6 +125,7 @@ template <int M, class X> static inline void tile(const X* x, const float* total
   } else if constexpr (sizeof(X) == 4) {
     for (int64_t k = 0; k < w.in; k++) {
       const float* at = (const float*)w.weight + (panel * w.in + k) * PANEL;
+      fetch<M, X, PANEL * 4>(at);
       vf a = load(at), b = load(at + VL);
       UNROLL for (int m = 0; m < M; m++) {
         vf one = splat(x[(k / 2 * M + m) * 2 + k % 2]);
