@@ -19,6 +19,8 @@ from pyarrow import parquet
 
 from drafttrain.data.overlap import EvaluationPrompts, fold
 from drafttrain.regenerate.responses import read_rows
+from drafttrain.regenerate.stage import RECORD
+from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import whole_file
 
 EXCLUDE = [
@@ -34,6 +36,7 @@ SCHEMA = pa.schema(
         ("conversations", pa.list_(TURN)),
         ("finish_reason", pa.string()),
         ("temperature", pa.float32()),
+        ("tokenizer_hash", pa.string()),  # of the ids: without texts nothing else names the target
     ]
 )
 
@@ -46,6 +49,7 @@ def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterab
         for row in parquet.read_table(path, columns=["id", "conversations"]).to_pylist():
             seen |= {row["id"], tuple(map(fold, asked(row)))}
     for folder in folders:
+        made_by = read_json(folder / RECORD)["settings"]["tokenizer"]
         for row in read_rows(folder):
             folded = tuple(map(fold, asked(row)))
             if row["id"] in seen or folded in seen or any(map(prompts.overlap, asked(row))):
@@ -55,7 +59,8 @@ def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterab
                 turn | {"value": None} if "token_ids" in turn else turn | {"token_ids": None}
                 for turn in row["conversations"]
             ]
-            yield {name: row[name] for name in SCHEMA.names} | {"conversations": turns}
+            kept = {name: row[name] for name in SCHEMA.names[:-1]}
+            yield kept | {"conversations": turns, "tokenizer_hash": made_by}
 
 
 def asked(row: dict) -> list[str]:

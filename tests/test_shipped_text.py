@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from drafttrain.data.build import build_corpus
+from drafttrain.data.chat import tokenizer_hash
 from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.corpus import load_corpus
 from drafttrain.data.loss_mask import fill_texts
@@ -36,6 +37,8 @@ def answered(folder: Path, tokenizer, answers: dict[str, str]) -> Path:
         ]
         rows.append({"id": id, "conversations": turns, "finish_reason": "stop", "temperature": 0.0})
     text = "".join(json.dumps(row) + "\n" for row in rows)
+    record = {"settings": {"tokenizer": tokenizer_hash(tokenizer)}, "report": None}
+    (folder / "regenerate.json").write_text(json.dumps(record))
     (folder / "responses.partial.jsonl").write_text(text + '{"id": "half')  # the process died while writing
     return folder
 
@@ -94,7 +97,20 @@ def test_two_answers_to_one_prompt_are_no_duplicates_and_other_tokenizers_are_re
     with pytest.raises(
         UserError, match="row 1: turn 2: token_ids: must be in 0..\\d+; use the tokenizer that made them$"
     ):
-        fill_texts(chatml, conversation)
+        fill_texts(chatml, conversation, tokenizer_hash(chatml))
+
+
+def test_packed_answers_of_another_target_are_refused(tmp_path, chatml):
+    folder = answered(tmp_path / "a", chatml, {"x": "One.", "y": "Two."})
+    record = {"settings": {"tokenizer": "another"}, "report": None}
+    (folder / "regenerate.json").write_text(json.dumps(record))
+    out = tmp_path / "answers.parquet"
+    script("pack_responses.py")["pack"]([folder], out)
+    config = CorpusConfig([Source(str(out))], max_length=64, validation_fraction=0.0)
+    with pytest.raises(
+        UserError, match="turn 2: token_ids: must be of the target's tokenizer, got another's; .*regenerate"
+    ):
+        build_corpus(config, chatml, tmp_path / "corpus")
 
 
 def test_training_prompts_leave_evaluation_out(tmp_path):
@@ -127,6 +143,8 @@ def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_doc
     files.append(data / "train/answers_3.parquet")
     rows = [row for path in files for row in parquet.read_table(path).to_pylist()]
     assert len(rows) > 10_000 and len({row["id"] for row in rows}) == len(rows)
+    files.append(data / "train/qwen2.5-coder-0.5b.parquet")  # the same prompts in part
+    rows += parquet.read_table(files[-1]).to_pylist()
     asked = [row["conversations"][0]["value"] for row in rows]
     assert not [prompt for prompt in asked if prompts.overlap(prompt)]
     documented = (data / "README.md").read_text(encoding="utf-8")

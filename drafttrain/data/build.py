@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.chat import template_hash
+from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import CorpusConfig, PromptSet, Source
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
@@ -145,10 +145,11 @@ def kept_conversations(
     """Yield the kept conversations of all sources, tidy, fill in the report and show progress.
 
     Raises:
-        UserError: a source is unreadable or has no usable rows, or ids that the tokenizer does not have.
+        UserError: a source is unreadable or has no usable rows, or ids of another tokenizer.
     """
     prompts = EvaluationPrompts.read(config.exclude)
     seen: set[bytes] = set()
+    made_by = tokenizer_hash(tokenizer)
     columns = (
         SpinnerColumn(),
         TextColumn("reading {task.description}: {task.completed:,}"),
@@ -164,7 +165,7 @@ def kept_conversations(
             task = progress.add_task(source.path, total=None)
             n_kept = 0
             for conversation in read_conversations(source.path, source.format, counts):
-                fill_texts(tokenizer, conversation)
+                fill_texts(tokenizer, conversation, made_by)
                 kept = _screen(conversation, counts, prompts, seen if config.deduplicate else None)
                 if kept is not None:
                     n_kept += 1

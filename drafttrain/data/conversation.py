@@ -13,11 +13,13 @@ class Conversation:
         id: as in the file; made from file and row where the file has none.
         messages: the turns in order.
         source: "file.json:row 12", for error messages.
+        tokenizer: hash of the one that the file's token ids are of, where it says so.
     """
 
     id: str
     messages: list[Message]
     source: str
+    tokenizer: str | None = None
 
     @property
     def is_text(self) -> bool:

@@ -214,15 +214,23 @@ def _check_ids(tokenizer: PreTrainedTokenizerBase, message: Message, where: str)
         )
 
 
-def fill_texts(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> None:
+def fill_texts(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, hash: str) -> None:
     """Set the text of answers that were stored as token ids alone.
 
+    Args:
+        hash: the tokenizer's.
+
     Raises:
-        UserError: ids that the tokenizer does not have.
+        UserError: ids of another tokenizer, or that this one does not have.
     """
     for number, message in enumerate(conversation.messages, 1):
         if message.token_ids and not message.content:
             where, remedy = f"{conversation.source}: turn {number}", "use the tokenizer that made them"
+            if conversation.tokenizer not in (None, hash):
+                raise UserError(
+                    f"{where}: token_ids: must be of the target's tokenizer, got another's; let the target "
+                    "answer these prompts (drafttrain regenerate)"
+                )
             message.content = decode_answer(tokenizer, message.token_ids, where, remedy)
 
 

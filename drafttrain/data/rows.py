@@ -81,7 +81,7 @@ def row_to_conversation(
         if (repaired := well_formed(message.content)) != message.content:
             message.content = repaired
             repairs["broken characters replaced"] += 1
-    return Conversation(id, messages, source)
+    return Conversation(id, messages, source, row.get("tokenizer_hash"))
 
 
 def is_exchange(row: dict) -> bool:

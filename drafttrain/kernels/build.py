@@ -116,7 +116,7 @@ def _wanted() -> str | None:
     able = _instruction_set()
     if chosen and list(FLAGS).index(chosen) > list(FLAGS).index(able):
         raise UserError(f"{CHOICE}: this machine has {able}, got {chosen}; unset it")
-    # In a second Intel's vdpbf16ps multiplies half as many numbers as fp32 products do, which widen weights.
+    # Intel's vdpbf16ps multiplies fewer numbers a second than fp32 products of widened weights.
     return chosen or ("avx512" if able == "avx512_bf16" and _has(INTEL) else able)
 
 
