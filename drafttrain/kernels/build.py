@@ -57,8 +57,8 @@ COUNTS = "packed_bytes draft_top grow_timed grow_best grow_drawn take_nodes foll
 def variant() -> str | None:
     """Return the instruction set that the kernels use in this process, a key of FLAGS; None without kernels.
 
-    It follows what torch may use (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA), so that both compute alike, and
-    what the compiler knows.
+    It is the fastest of those that torch may use (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA) and that the
+    compiler knows.
     """
     return None if library() is None else library().variant
 

@@ -15,7 +15,7 @@ constexpr int TILE = 5;
 constexpr int TILE = 4;
 #endif
 #if defined(FETCH_ALWAYS)
-constexpr bool ALWAYS = true;  // Intel's cores wait for weights at any number of tokens, though they fetch by themselves
+constexpr bool ALWAYS = true;  // Intel's cores fetch too little by themselves, at any number of tokens
 #else
 constexpr bool ALWAYS = false;
 #endif
