@@ -52,6 +52,7 @@ class Run:
         more_prompts: files of further tasks by name, which may not be redistributed.
         oanc: the archive of OANC's written part.
         pair: a larger target and a small LM that drafts for it, for topic seed.
+        target: a second target, for topic flagship.
         resumed: where and when the raw measurements were begun that this run has gone on with.
     """
 
@@ -64,6 +65,7 @@ class Run:
     more_prompts: dict[str, str] = field(default_factory=dict)
     oanc: str | None = None
     pair: list[str] | None = None
+    target: str | None = None
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
     def prompts(self, quick: int, full: int | None) -> int | None:

@@ -29,6 +29,7 @@ from studies.figures import (
     machine,
     pipedec,
     report,
+    second_target,
     seed,
     self_draft,
     structure,
@@ -48,7 +49,7 @@ TOPICS = {
     "seed": seed.GROUPS,
     "pipedec": pipedec.GROUPS,
     "hostile": hostile.GROUPS,
-    "flagship": flagship.GROUPS,
+    "flagship": [*flagship.GROUPS, *second_target.GROUPS],
     "baselines": [*drafters.GROUPS, *vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
 }
 
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", action="append", default=[], metavar="NAME=FILE", help=text)
     text = "a larger target and a small LM that drafts for it, for seed, pipedec"
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFTER"), help=text)
+    text = "Qwen2.5-Coder-0.5B-Instruct, folder or GGUF file, for flagship"
+    parser.add_argument("--target", metavar="FILE", help=text)
     parser.add_argument("--busy", choices=["refuse", "warn"], default="refuse", help="on a busy machine")
     args = parser.parse_args(argv)
     names = [name for group in TOPICS[args.topic] for name in group.goals]
@@ -97,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         more,
         args.oanc,
         args.pair,
+        args.target,
     )
     return 0 if measure_topic(TOPICS[args.topic], run, args.only) else 1
 

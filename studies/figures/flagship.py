@@ -5,11 +5,13 @@ Estimated minutes at full size on 2 cores: `best_accept_len_chain` and `best_acc
 quiet machine, `diagnose_hits` 30.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from drafttrain.bundle import load_bundle
+from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.data.prompts import Prompt, Task, read_prompts, spread
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure, transformers_generate
 from drafttrain.evaluation.metrics import (
@@ -50,9 +52,28 @@ ASSISTED = {  # how `generate` assists itself, chosen on the tuning prompts; the
 
 
 def best_accept_len(run: Run) -> Measured:
-    """accept_len of the best drafter with chains and with trees of 60 nodes, greedily in bf16."""
-    loaded, folder = load_bundle(DRAFTER, dtype="bfloat16"), run.folder("best_accept_len")
-    depends = fingerprint([content_hash(DRAFTER), NEW_TOKENS, CHAIN, TREES])
+    """accept_len of the best drafter on MT-bench, with the other tasks beside it."""
+    loaded = load_bundle(DRAFTER, dtype="bfloat16")
+    chain, tree = accept_lengths(run, run.folder("best_accept_len"), loaded, TASKS, ["mt_bench"])
+    return {"best_accept_len_chain": chain, "best_accept_len_tree": tree}
+
+
+def accept_lengths(
+    run: Run,
+    folder: Path,
+    loaded: Bundle,
+    tasks: Mapping[str, tuple[str, int]],
+    counted: Collection[str],
+) -> list[dict[str, Any]]:
+    """Return accept_len with chains and with trees of 60 nodes, greedily; nothing is timed.
+
+    The shape of the trees is chosen on tuning prompts.
+
+    Args:
+        tasks: name -> (file, prompts at full size).
+        counted: tasks whose prompts together make the value.
+    """
+    depends = fingerprint([content_hash(loaded.name), NEW_TOKENS, CHAIN, TREES])
     grown = {name: drafting(loaded.target, loaded.proposer(name)) for name in (CHAIN, *TREES)}
     tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
     log = MeasurementLog(folder / "tuning.jsonl", depends)
@@ -60,18 +81,19 @@ def best_accept_len(run: Run) -> Measured:
     tree = max(TREES, key=lambda name: tried[name].accept_len)
     log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, tree]))
     measured: list[Measurement] = []
-    for name, (path, _) in TASKS.items():
+    for name, (path, _) in tasks.items():
         task = Task(name, spread(read_prompts(path), run.prompts(quick=2, full=FIRST)))
         methods = {name: grown[name] for name in (CHAIN, tree)}
         measured += measure(loaded.target, methods, task, log, NEW_TOKENS)
 
-    def length(method: str) -> dict:
-        of_task = {name: [m for m in measured if m.task == name] for name in TASKS}
-        rows = {name: tabulate(of_task[name])[method] for name in TASKS}
-        first = rows["mt_bench"]
+    def length(method: str) -> dict[str, Any]:
+        of_task = {name: [m for m in measured if m.task == name] for name in tasks}
+        rows = {name: tabulate(of_task[name])[method] for name in tasks}
+        of_value = [m for m in measured if m.task in counted]
+        first = tabulate(of_value)[method]
         return {
             "value": first.accept_len,
-            "interval": length_interval(of_task["mt_bench"], method),
+            "interval": length_interval(of_value, method),
             "tasks": {name: row.accept_len for name, row in rows.items()},
             "intervals": {name: length_interval(own, method) for name, own in of_task.items()},
             "tree": method,
@@ -81,7 +103,7 @@ def best_accept_len(run: Run) -> Measured:
             "size": size_of(measured),
         }
 
-    return {"best_accept_len_chain": length(CHAIN), "best_accept_len_tree": length(tree)}
+    return [length(CHAIN), length(tree)]
 
 
 def length_interval(measured: Sequence[Measurement], method: str) -> list[float]:

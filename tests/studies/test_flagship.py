@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from drafttrain.data.prompts import Prompt
 from drafttrain.target_lm.stock import load_stock_model
 from studies import generate, spoiled
-from studies.figures import flagship
+from studies.figures import flagship, second_target
 from studies.goals import Run
 from studies.spoiled import SPOILED
 
@@ -114,3 +114,48 @@ def test_hits_are_counted_where_a_cause_is_among_the_first(tiny_bundle, tmp_path
     assert spoiled.main(["--bundle", str(tiny_bundle), "--out", str(tmp_path), "--limit", "2"]) == 0
     assert json.loads((tmp_path / "causes.json").read_text()) == rows
     assert "| short answers | vocabulary, weights, training | 1.50 |" in capsys.readouterr().out
+
+
+@pytest.fixture
+def second(tiny_bundle, questions, tmp_path, monkeypatch):
+    """Let the second target's figures run on a tiny bundle and three tasks of the same questions."""
+    names = ("HumanEval", "MBPP", "MT-bench")
+    recipe = tmp_path / "recipe.yaml"
+    sets = [{"name": name, "path": str(questions)} for name in names]
+    trees = {"trees": ["chain:length=2"], "max_new_tokens": 6}
+    text = {"target": {"model": "tiny"}, "corpus": {"sources": [{"path": str(questions)}]}}
+    recipe.write_text(json.dumps({**text, "evaluate": {"prompts": sets, **trees}}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(second_target, "DRAFTER", str(tiny_bundle))
+    monkeypatch.setattr(second_target, "RECIPE", str(recipe))
+    tasks = {name: (str(questions), 2) for name in second_target.TASKS}
+    monkeypatch.setattr(second_target, "TASKS", tasks)
+    monkeypatch.setattr(flagship, "TUNING", str(questions))
+    monkeypatch.setattr(flagship, "NEW_TOKENS", 6)
+
+
+def test_the_second_target_is_measured_over_all_its_tasks(second, tiny_target_folder):
+    target = str(tiny_target_folder)
+    run = Run("flagship", limit=1, busy="warn", target=target)
+    found = second_target.speeds(run, target) | second_target.accept_len(run, target)
+    rows = [json.loads(line) for line in open("runs/figures/full/qwen05_speed/measurements.jsonl")][1:]
+
+    def seconds(method):
+        return sum(row["runs"][method]["seconds"] for row in rows)
+
+    ratio = seconds("autoregressive") / seconds("chain:length=2")
+    assert found["qwen05_best_vs_ar"]["value"] == pytest.approx(ratio)
+    stock = seconds("transformers") / seconds("chain:length=2")
+    assert found["qwen05_best_vs_transformers"]["value"] == pytest.approx(stock)
+    prompts = dict.fromkeys(("humaneval", "mbpp", "mt_bench"), 1)
+    assert found["qwen05_best_vs_ar"]["size"] == {"prompts": prompts, "repeats": 1}
+    lengths = found["qwen05_accept_len_tree"]
+    assert lengths["tree"] in flagship.TREES and set(lengths["tasks"]) == set(prompts)
+    assert len({*lengths["tasks"].values(), lengths["value"]}) == 1  # the questions of all are the same
+
+
+def test_a_second_target_that_is_not_named_is_skipped():
+    for group in second_target.GROUPS:
+        rows = group.measure(Run("flagship"))
+        assert set(rows) == set(group.goals)
+        assert all(row["skipped"] == "no --target FILE" for row in rows.values())
