@@ -128,6 +128,8 @@ class RegenerateConfig:
         max_rows: end after this many conversations, likewise; those of an interrupted run count.
         max_failed: share of conversations without an answer (NaN, refused requests) above which the run
             stops.
+        keep_states: keep the target's hidden states while it answers in this process, so that
+            `hidden_states.mode: offline` need not compute them again. They take the disk's room twice.
         server: an OpenAI-compatible server that generates instead of this process.
     """
 
@@ -145,6 +147,7 @@ class RegenerateConfig:
     max_minutes: float | None = setting(None, ge=0)
     max_rows: int | None = setting(None, ge=0)
     max_failed: float = setting(0.1, ge=0, le=1, metadata=_HOW_TO_RUN)
+    keep_states: bool = field(default=False, metadata=_HOW_TO_RUN)
     server: ServerConfig | None = None
 
     def check(self) -> None:

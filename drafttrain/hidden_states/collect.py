@@ -21,6 +21,7 @@ from datasets import Dataset, DatasetDict
 from rich.console import Console
 
 from drafttrain.data.corpus import load_corpus
+from drafttrain.hidden_states.recording import Recorded, recording_of
 from drafttrain.hidden_states.store import (
     MANIFEST,
     Document,
@@ -48,7 +49,11 @@ PATIENCE_S = 3600.0  # without a new shard; then a process takes the others for 
 
 @dataclass
 class CollectReport:
-    """Sizes of a whole store, and the speed of this process in this attempt."""
+    """Sizes of a whole store, and the speed of this process in this attempt.
+
+    Attributes:
+        recorded: tokens whose states were recorded while the target answered, of those of this process.
+    """
 
     documents: int
     tokens: int
@@ -56,6 +61,7 @@ class CollectReport:
     bytes: int
     wall_seconds: float
     tokens_per_second: float
+    recorded: int = 0
 
 
 def collect(
@@ -66,6 +72,7 @@ def collect(
     out: str | os.PathLike,
     dtype: str = "auto",
     device: str = "auto",
+    recorded: Path | None = None,
 ) -> CollectReport:
     """Load a target and store its states over a corpus; continue an interrupted collection.
 
@@ -74,6 +81,7 @@ def collect(
         tapped_blocks: blocks to store; negative numbers count from the end.
         corpus: folder of the corpus stage.
         out: folder that gets one store per split.
+        recorded: folder of states that were kept while the target answered; they are not computed again.
 
     Raises:
         UserError: the corpus or the contents of `out` do not fit the target, the disk is too small or full,
@@ -85,7 +93,7 @@ def collect(
         target.pack()
     target.tap(tapped_blocks)
     splits, _ = load_corpus(corpus, target.tokenizer)
-    return collect_states(config, target, splits, out)
+    return collect_states(config, target, splits, out, recorded=recorded)
 
 
 def collect_states(
@@ -94,11 +102,17 @@ def collect_states(
     splits: DatasetDict,
     out: str | os.PathLike,
     console: Console | None = None,
+    recorded: Path | None = None,
 ) -> CollectReport:
     """As `collect`, for a target that is loaded and tapped; the splits have columns `id` and `input_ids`."""
     out, begun = Path(out), time.monotonic()
     console = console or Console(quiet=_rank() > 0, soft_wrap=True)
-    parts = [_Collection(config, target, split, out / name, console) for name, split in splits.items()]
+    kept = Recorded({})
+    if recorded is not None:
+        stored = "float32" if config.dtype == "float32" else "bfloat16"
+        kept = Recorded.open(recorded, recording_of(target, target.tapped_blocks, stored))
+    given = config, target, kept
+    parts = [_Collection(*given, split, out / name, console) for name, split in splits.items()]
     if _rank() == 0:
         for part in parts:
             part.refuse_foreign()
@@ -112,6 +126,7 @@ def collect_states(
         bytes=sum(part.bytes() for part in parts),
         wall_seconds=seconds,
         tokens_per_second=computed / seconds,
+        recorded=sum(part.reused for part in parts),
     )
 
 
@@ -158,16 +173,17 @@ class _Collection:
     """This process's part of the store of one split."""
 
     def __init__(
-        self, config: CollectConfig, target: FrozenTarget, split: Dataset, folder: Path, console: Console
+        self,
+        config: CollectConfig,
+        target: FrozenTarget,
+        recorded: Recorded,
+        split: Dataset,
+        folder: Path,
+        console: Console,
     ):
-        self.config, self.target, self.split, self.folder, self.console = (
-            config,
-            target,
-            split,
-            folder,
-            console,
-        )
-        self.lengths = _checked_lengths(target, split, folder.name)
+        self.config, self.target, self.recorded = config, target, recorded
+        self.split, self.folder, self.console = split, folder, console
+        self.lengths, self.reused = _checked_lengths(target, split, folder.name), 0
         self.manifest = Manifest(
             target_name=target.name,
             target=target_info(target),
@@ -240,7 +256,7 @@ class _Collection:
             torch.zeros(0, hidden, dtype=dtype),
         )
         documents, bad = [empty] * (last - first), []
-        for place, document in encode_documents(self.target, rows["input_ids"], self.config.batch_tokens):
+        for place, document in self._states(rows):
             advance(len(document.tokens))
             tapped, final = document.tapped.to(dtype), document.final.to(dtype)
             if tapped.isfinite().all() and final.isfinite().all():
@@ -254,6 +270,17 @@ class _Collection:
             self._refuse_skipped([*skipped, *bad])
         write_shard(self.folder, index, self.manifest, documents, sorted(bad))
         return bad
+
+    def _states(self, rows: dict[str, list]) -> Iterator[tuple[int, Document]]:
+        """Yields states by place in the shard: the recorded ones, then those that have to be computed."""
+        computed = list(rows["input_ids"])
+        if self.recorded.places:
+            for place, (tokens, trained) in enumerate(zip(rows["input_ids"], rows["loss_mask"])):
+                if (document := self.recorded.find(tokens, trained)) is not None:
+                    self.reused += len(tokens)
+                    computed[place] = []
+                    yield place, document
+        yield from encode_documents(self.target, computed, self.config.batch_tokens)
 
     def _refuse_skipped(self, skipped: list[str]) -> None:
         if len(skipped) > max(1, self.config.max_skipped * self.manifest.documents):

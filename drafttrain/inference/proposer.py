@@ -20,9 +20,11 @@ class Proposer(ABC):
 
     Attributes:
         model_seconds: time spent in a model's forwards so far.
+        keeps_ends: it reads the last tokens of texts, too, which nothing is drafted after.
     """
 
     model_seconds: float = 0.0
+    keeps_ends: bool = False
 
     @abstractmethod
     def new_state(self, batch: int, max_len: int) -> Any:

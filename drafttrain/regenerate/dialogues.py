@@ -13,6 +13,7 @@ from typing import Any
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.message import Message
 from drafttrain.data.tidy import tidy
+from drafttrain.hidden_states.store import Document
 from drafttrain.inference.decode import Request
 
 
@@ -32,11 +33,13 @@ class Completion:
         token_ids: the stop token included.
         finish_reason: "stop", "length", "not_finite" (NaN or infinite logits) or "failed" (no reply from the
             server); an answer for the first two alone.
+        states: the target's, of prompt and answer, if they are kept.
     """
 
     id: str
     token_ids: list[int]
     finish_reason: str
+    states: Document | None = field(default=None, kw_only=True)
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Dialogue:
         answers: the target's turns so far.
         finish_reason: of the last answer: "stop" or "length".
         retokenized: whether the ids of an answer were made from its text.
+        states: the target's, of the last answer and all before it, if they are kept.
     """
 
     id: str
@@ -62,6 +66,7 @@ class Dialogue:
     answers: list[Message] = field(default_factory=list)
     finish_reason: str = ""
     retokenized: bool = False
+    states: Document | None = None
 
     @property
     def is_finished(self) -> bool:

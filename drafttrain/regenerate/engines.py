@@ -10,6 +10,7 @@ from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import ServerConfig
 from drafttrain.data.message import Message
 from drafttrain.data.template import template_of
+from drafttrain.hidden_states.recording import StateRecorder
 from drafttrain.inference.decode import Request, decode_requests
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
@@ -26,12 +27,18 @@ Engine = Callable[[Iterable[ChatRequest | None], Callable[[int], None]], Iterato
 
 
 def in_process(
-    target: FrozenTarget, rows: int, max_prompt_tokens: int, max_new_tokens: int, max_cache_gb: float | None
+    target: FrozenTarget,
+    rows: int,
+    max_prompt_tokens: int,
+    max_new_tokens: int,
+    max_cache_gb: float | None,
+    recorder: StateRecorder | None = None,
 ) -> Engine:
     """Return the engine that runs the target here, with `rows` answers at once or as many as memory allows.
 
     Args:
         max_cache_gb: for keys and values (10^9 bytes); None: half of what is free on the GPU, 4 on a CPU.
+        recorder: keeps the target's states, for the completions; the last tapped block is the final state.
 
     Raises:
         UserError: the target's context or the memory has no room for one answer.
@@ -60,11 +67,15 @@ def in_process(
 
     def answer(requests: Iterable[Request | None], on_step: Callable[[int], None]) -> Iterator[Completion]:
         refill = max(1, rows // 8)  # prompts encoded together cost less than one by one
-        for step in decode_requests(target, NoProposer(), requests, rows, max_len, refill=refill):
+        proposer = recorder or NoProposer()
+        for step in decode_requests(target, proposer, requests, rows, max_len, refill=refill):
             on_step(sum(len(row.tokens) for row in step))
-            for row in step:
+            for place, row in enumerate(step, -len(step)):  # rows that were just encoded are the last ones
                 if row.finish_reason:
-                    yield Completion(row.request.id, row.output, row.finish_reason)
+                    ids, states = [*row.request.prompt_ids, *row.output], None
+                    if recorder is not None and row.output:
+                        states = recorder.document(place, ids, target.hidden_size)
+                    yield Completion(row.request.id, row.output, row.finish_reason, states=states)
 
     return answer
 

@@ -21,6 +21,7 @@ from drafttrain.data.chat import encode_prompt
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.message import Message
 from drafttrain.data.readers import ReadReport, read_conversations
+from drafttrain.hidden_states.recording import Recordings
 from drafttrain.inference.params import SamplingParams
 from drafttrain.regenerate.dialogues import (
     ChatRequest,
@@ -72,8 +73,14 @@ def plan(config: RegenerateConfig, skipped: Counter) -> tuple[dict[str, Dialogue
 class Rewriting:
     """The conversations that are still to be answered, the counts of the others, and the files of answers."""
 
-    def __init__(self, config: RegenerateConfig, out: Path, tokenizer: PreTrainedTokenizerBase):
-        self.config, self.tokenizer = config, tokenizer
+    def __init__(
+        self,
+        config: RegenerateConfig,
+        out: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        recordings: Recordings | None = None,
+    ):
+        self.config, self.tokenizer, self.recordings = config, tokenizer, recordings
         self.skipped, self.failures = Counter(), Counter()
         self.pending, n_read = plan(config, self.skipped)
         self.order = list(self.pending)  # ids as read
@@ -200,7 +207,7 @@ class Rewriting:
         ids = completion.token_ids
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         dialogue.answers.append(Message("assistant", text, ids))
-        dialogue.finish_reason = completion.finish_reason
+        dialogue.finish_reason, dialogue.states = completion.finish_reason, completion.states
         dialogue.retokenized |= isinstance(completion, Reply) and completion.retokenized
         if dialogue.is_finished:
             self.write(dialogue, dialogue.to_row())
@@ -209,9 +216,19 @@ class Rewriting:
 
     def write(self, dialogue: Dialogue, row: dict[str, Any]) -> None:
         self.file.append(row)
+        if dialogue.states is not None:
+            self.recordings.add(dialogue.states)
         self.report.add(row, len(dialogue.questions))
         self.tried += 1
         del self.pending[dialogue.id]
+
+    def close(self) -> None:
+        """Write the states that wait, and close the files."""
+        try:
+            if self.recordings is not None:
+                self.recordings.flush()
+        finally:
+            self.file.close()
 
     def fail(self, dialogue: Dialogue, completion: Completion) -> None:
         reason = "the target's logits are not finite; try another dtype"

@@ -7,17 +7,19 @@ are appended as they come, and the same command goes on where it was stopped.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import RegenerateConfig
+from drafttrain.hidden_states.recording import Recordings, StateRecorder, recording_of
 from drafttrain.regenerate import engines
 from drafttrain.regenerate.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
 from drafttrain.regenerate.rewriting import Rewriting, plan
@@ -30,6 +32,26 @@ from drafttrain.utils.writing import write_json
 RECORD = "regenerate.json"
 
 
+@dataclass
+class KeptStates:
+    """The target's states that are kept while it answers.
+
+    Attributes:
+        blocks: those whose outputs are kept, as `drafter.tapped_blocks`; final states are kept anyway.
+        dtype: "bfloat16" or "float32".
+        max_bytes: what does not fit is left out.
+    """
+
+    blocks: Sequence[int]
+    dtype: str
+    max_bytes: float
+
+
+def states_folder(out: Path) -> Path:
+    """Return the folder of kept states; hidden, as nothing but the time of later stages depends on it."""
+    return out / ".states"
+
+
 def regenerate(
     config: RegenerateConfig,
     model: str,
@@ -37,6 +59,7 @@ def regenerate(
     dtype: str = "auto",
     device: str = "auto",
     earlier: Iterable[str | Path] = (),
+    kept: KeptStates | None = None,
 ) -> RegenerateReport:
     """Load the target, or its tokenizer alone where a server generates, and call `answer_conversations`.
 
@@ -47,7 +70,7 @@ def regenerate(
     if config.server is not None:
         return answer_conversations(config, out, None, load_tokenizer(model), earlier)
     target = load_for_decoding(model, dtype, device)
-    return answer_conversations(config, out, target, target.tokenizer, earlier)
+    return answer_conversations(config, out, target, target.tokenizer, earlier, kept=kept)
 
 
 def answer_conversations(
@@ -57,6 +80,7 @@ def answer_conversations(
     tokenizer: PreTrainedTokenizerBase,
     earlier: Iterable[str | Path] = (),
     console: Console | None = None,
+    kept: KeptStates | None = None,
 ) -> RegenerateReport:
     """Answer conversations with the target and write `responses.jsonl` (ShareGPT rows with token ids).
 
@@ -69,6 +93,7 @@ def answer_conversations(
         tokenizer: the target's.
         earlier: folders of earlier runs, finished or not: answers made with the same settings are taken over.
         console: for the progress bar and the counts; default: standard error.
+        kept: the states to keep in `states_folder(out)`; none if left out.
 
     Raises:
         UserError: sources that cannot be read, a folder made with other settings, a prompt limit for which
@@ -78,7 +103,13 @@ def answer_conversations(
     console, out = console or Console(stderr=True), Path(out)
     settings = _settings(config, target, tokenizer)
     _refuse_other_settings(out, settings)
-    run = Rewriting(config, out, tokenizer)
+    recorder = recordings = None
+    if target is not None and kept is not None:
+        made_of = recording_of(target, kept.blocks, kept.dtype)
+        recordings = Recordings(states_folder(out), made_of, kept.max_bytes)
+        recorder = StateRecorder(getattr(torch, kept.dtype))
+        target.tap([*kept.blocks, target.n_blocks])
+    run = Rewriting(config, out, tokenizer, recordings)
     write_json(out / RECORD, {"settings": settings, "report": None})
     try:
         run.recover()
@@ -86,10 +117,10 @@ def answer_conversations(
             if (folder / RECORD).exists() and _difference(folder, settings) is None:
                 run.take_over(read_rows(folder))
         if run.pending:
-            run.answer(_engine(config, target, tokenizer, len(run.pending), console), console)
+            run.answer(_engine(config, target, tokenizer, len(run.pending), console, recorder), console)
         run.finish()
     finally:
-        run.file.close()
+        run.close()
     write_json(out / RECORD, {"settings": settings, "report": asdict(run.report)})
     console.print(escape(f"{out / RESPONSES}: {run.report.describe()}"), highlight=False, soft_wrap=True)
     if run.limit:
@@ -115,11 +146,12 @@ def _engine(
     tokenizer: PreTrainedTokenizerBase,
     n_pending: int,
     console: Console,
+    recorder: StateRecorder | None,
 ) -> engines.Engine:
     if config.server is None:
         rows = min(config.batch_rows, n_pending)
         limits = (config.max_prompt_tokens, config.max_new_tokens, config.max_cache_gb)
-        return engines.in_process(target, rows, *limits)
+        return engines.in_process(target, rows, *limits, recorder)
     temperature = config.temperature if config.greedy_fraction < 1 else 0.0
 
     def report(note: str) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Folders = dict[str, Path]
 PLACE = ".place.json"  # in the folder of the stage fetch-target
 CORPUS = "corpus"  # folder of the stage corpus
+ANSWERS = "regenerated"  # of the stage regenerate
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -144,10 +145,13 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
-    from drafttrain.regenerate.stage import regenerate
+    from drafttrain.regenerate.stage import KeptStates, regenerate
 
     earlier = sorted((out.parent / PREVIOUS).glob(f"{out.name}-*"))
-    return regenerate(recipe.regenerate, target_model(recipe), out, **_place(recipe), earlier=earlier)
+    stored, kept, model = recipe.hidden_states, None, target_model(recipe)
+    if recipe.regenerate.keep_states:
+        kept = KeptStates(stored_blocks(recipe), stored.dtype, 1e9 * stored.max_disk_gb)
+    return regenerate(recipe.regenerate, model, out, **_place(recipe), earlier=earlier, kept=kept)
 
 
 def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
@@ -188,12 +192,12 @@ def _check_measured(recipe: Recipe, corpus: Path) -> None:
 
 def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.hidden_states.collect import collect
+    from drafttrain.regenerate.stage import states_folder
 
     _check_measured(recipe, folders["corpus"])
-    blocks = stored_blocks(recipe)
-    return collect(
-        recipe.hidden_states, target_model(recipe), blocks, folders["corpus"], out, **_place(recipe)
-    )
+    given = recipe.hidden_states, target_model(recipe), stored_blocks(recipe), folders["corpus"], out
+    # not a need: the output is the same without
+    return collect(*given, **_place(recipe), recorded=states_folder(out.parent / ANSWERS))
 
 
 def _train(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
@@ -323,7 +327,7 @@ STAGES = [
     ),
     Stage(
         name="regenerate",
-        folder="regenerated",
+        folder=ANSWERS,
         run=_regenerate,
         section=lambda recipe: {"target": recipe.target, "regenerate": recipe.regenerate},
         settle=_settle_regeneration,

@@ -83,6 +83,25 @@ def ran(printed: str) -> list[str]:
     return [line[0] for line in lines if len(line) > 1 and line[0] in names and line[1] == "done"]
 
 
+def test_states_kept_by_regeneration_are_not_computed_again(folder, capsys):
+    """The drafter is that of computed states, up to their rounding."""
+    words = ["--regenerate.sources", "[{path: chats.json}]", "--corpus.sources", "[]", "--until", "train"]
+    command = ["run", "tiny.yaml", *words]
+    runs = [Path("computed/run"), Path("kept/run")]  # apart: a run takes over what those beside it have
+    assert cli.main([*command, "--output", str(runs[0])]) == 0
+    assert cli.main([*command, "--output", str(runs[1]), "--regenerate.keep_states", "true"]) == 0
+    records = [json.loads((run / "hidden_states/stage.json").read_text()) for run in runs]
+    reports = [record["figures"] for record in records]
+    assert [report["tokens"] for report in reports] == [reports[0]["tokens"]] * 2
+    assert reports[0]["recorded"] == 0 and reports[1]["recorded"] > reports[1]["tokens"] / 2
+    logs = [json.loads((run / "drafter/training_log.json").read_text()) for run in runs]
+    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in logs]
+    assert losses[0] and losses[1] == pytest.approx(losses[0], rel=1e-4)
+    capsys.readouterr()
+    assert cli.main([*command, "--output", str(runs[1])]) == 0
+    assert ran(capsys.readouterr().out) == []  # the answers are the same without
+
+
 def test_all_stages(folder, capsys):
     assert cli.main(["run", "tiny.yaml"]) == 0
     out, err = capsys.readouterr()

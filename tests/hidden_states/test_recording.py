@@ -1,0 +1,205 @@
+"""States kept while the target answers are those that collecting computes, wherever a drafter reads them."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import DatasetDict
+from rich.console import Console
+from torch.utils.data import default_collate
+
+from drafttrain.data.build import build_corpus
+from drafttrain.data.config import CorpusConfig, RegenerateConfig, Source
+from drafttrain.data.corpus import load_corpus
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.hidden_states.collect import CollectReport, collect_states
+from drafttrain.hidden_states.recording import TAIL, Recorded, recording_of
+from drafttrain.hidden_states.store import HiddenStateStore
+from drafttrain.regenerate.rewriting import Rewriting
+from drafttrain.regenerate.stage import KeptStates, answer_conversations, states_folder
+from drafttrain.run.recipe import load_recipe
+from drafttrain.target_lm.config import CollectConfig
+from drafttrain.target_lm.info import target_info
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.training.masks import random_blocks
+from drafttrain.training.packing import PackedRows
+from drafttrain.training.trainer import draft_loss, with_states
+from drafttrain.utils.errors import UserError
+
+BLOCKS = [-2, 0]
+KEPT = KeptStates(BLOCKS, "float32", 1e9)
+COLLECT = CollectConfig(mode="offline", dtype="float32", shard_tokens=128)
+
+
+@pytest.fixture(params=["own modules", "native"])
+def target(tiny_llama, request) -> FrozenTarget:
+    """A target that ends its answers now and then; many tokens end them."""
+    model, tokenizer = tiny_llama
+    model = copy.deepcopy(model)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *range(5, 512, 12)]
+    target = FrozenTarget(model, tokenizer, "tiny")
+    if request.param == "native":
+        target.pack()
+    return target
+
+
+@pytest.fixture
+def config(tmp_path) -> RegenerateConfig:
+    """Twelve chats, every fourth of two turns: its first answer is read again as text, in other tokens."""
+    turns = [["What is the fox doing?", "And the dog?"][: 1 + (i % 4 == 3)] for i in range(12)]
+    rows = [
+        {"id": str(i), "conversations": [{"from": "human", "value": f"{i}. {text}"} for text in texts]}
+        for i, texts in enumerate(turns)
+    ]
+    for row in rows:  # ShareGPT rows take turns
+        answer = {"from": "gpt", "value": "…"}
+        row["conversations"] = [turn for user in row["conversations"] for turn in (user, answer)]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [Source(str(path))]
+    return RegenerateConfig(sources, max_turns=3, max_new_tokens=12, max_prompt_tokens=400, batch_rows=5)
+
+
+def answer(config: RegenerateConfig, target: FrozenTarget, out: Path, kept: KeptStates = KEPT) -> Path:
+    answer_conversations(config, out, target, target.tokenizer, console=Console(quiet=True), kept=kept)
+    return states_folder(out)
+
+
+def corpus_of(target: FrozenTarget, responses: Path, folder: Path) -> DatasetDict:
+    config = CorpusConfig([Source(str(responses / "responses.jsonl"))], validation_fraction=0.2)
+    build_corpus(config, target.tokenizer, folder)
+    return load_corpus(folder, target.tokenizer)[0]
+
+
+def collected(
+    target: FrozenTarget, splits: DatasetDict, out: Path, recorded: Path | None = None
+) -> tuple[CollectReport, HiddenStateStore]:
+    target.tap(BLOCKS)
+    report = collect_states(COLLECT, target, splits, out, Console(quiet=True), recorded)
+    return report, HiddenStateStore.open(out / "train", target_info(target), splits["train"])
+
+
+def opened(target: FrozenTarget, folder: Path) -> Recorded:
+    return Recorded.open(folder, recording_of(target, BLOCKS, "float32"))
+
+
+def test_recorded_states_are_the_computed_ones_where_they_are_read(target, config, tmp_path):
+    folder = answer(config, target, tmp_path / "out")
+    splits = corpus_of(target, tmp_path / "out", tmp_path / "corpus")
+    report, found = collected(target, splits, tmp_path / "found", folder)
+    plain, computed = collected(target, splits, tmp_path / "computed")
+    assert plain.recorded == 0 and report.tokens == plain.tokens
+    lengths = [len(row["input_ids"]) for split in splits.values() for row in split]
+    assert sum(sorted(lengths)[:8]) <= report.recorded < report.tokens  # of nine of one turn
+    zeros = 0
+    for i, row in enumerate(splits["train"]):
+        a, b = found[i], computed[i]
+        assert a.tokens.tolist() == b.tokens.tolist() == row["input_ids"]
+        last = max(t for t, trained in enumerate(row["loss_mask"]) if trained)
+        torch.testing.assert_close(a.tapped[:last], b.tapped[:last], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(a.final[:last], b.final[:last], atol=1e-4, rtol=1e-4)
+        assert not a.final[last:].any() or torch.equal(a.final, b.final) or len(a.tokens) - last <= TAIL
+        zeros += not a.final[-1].any()
+    assert zeros > len(found) / 2
+
+
+def test_the_loss_does_not_read_what_is_not_recorded(target, config, tmp_path):
+    """Zeros at the end of documents and the real states there give the same loss and gradients."""
+    folder = answer(config, target, tmp_path / "out")
+    splits = corpus_of(target, tmp_path / "out", tmp_path / "corpus")
+    stores = (
+        collected(target, splits, tmp_path / "a", folder)[1],
+        collected(target, splits, tmp_path / "b")[1],
+    )
+    shape = DrafterConfig(tapped_blocks=BLOCKS, draft_vocab_size=200, anchor=True)
+    torch.manual_seed(0)
+    drafter = EddModel(EddConfig.for_target(target, shape, 200))
+    drafter.initialize_from(target, shape, torch.arange(100, 300))
+    found = []
+    for store in stores:
+        rows = PackedRows(splits["train"], 512, 0, store)
+        batch = default_collate([rows[i] for i in range(len(rows))])
+        layout = random_blocks(batch["document_start"], 1, 6, torch.Generator().manual_seed(0))
+        batch = with_states(target, batch)
+        drafter.zero_grad()
+        loss = draft_loss(drafter, drafter, target, batch, layout, chunk=64, bf16=False).total
+        loss.backward()
+        gradients = [p.grad.clone() for p in drafter.parameters() if p.grad is not None]
+        found.append([loss.detach(), *gradients])
+    assert found[0][0] > 0
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_an_interrupted_run_keeps_its_states_and_goes_on(target, config, tmp_path, monkeypatch):
+    write, rows = Rewriting.write, []
+
+    def interrupted(self, dialogue, row):
+        write(self, dialogue, row)
+        rows.append(row)
+        if len(rows) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rewriting, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answer(config, target, tmp_path / "out")
+    folder = states_folder(tmp_path / "out")
+    before = set(opened(target, folder).places)
+    assert len(before) == 5
+    monkeypatch.undo()
+    answer(config, target, tmp_path / "out")
+    assert len(opened(target, folder).places) == 12 and before < set(opened(target, folder).places)
+    # a shard that is cut short is as good as none
+    shard = folder / "shard-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert set(opened(target, folder).places) == before
+
+
+def test_states_of_other_blocks_or_dtypes_are_not_read_and_make_room(target, config, tmp_path):
+    folder = answer(config, target, tmp_path / "out")
+    for blocks, dtype in (([-1], "float32"), (BLOCKS, "bfloat16")):
+        assert not Recorded.open(folder, recording_of(target, blocks, dtype)).places
+    first = replace(config, max_rows=4)
+    answer(first, target, tmp_path / "other")
+    answer(config, target, tmp_path / "other", KeptStates([-1], "float32", 1e9))
+    folder = states_folder(tmp_path / "other")
+    assert not opened(target, folder).places
+    assert len(Recorded.open(folder, recording_of(target, [-1], "float32")).places) == 8
+
+
+def test_no_more_is_kept_than_there_is_room_for(target, config, tmp_path):
+    folder = answer(config, target, tmp_path / "whole")
+    size = sum(file.stat().st_size for file in folder.glob("shard-*"))
+    small = answer(config, target, tmp_path / "small", KeptStates(BLOCKS, "float32", size / 2))
+    kept = sum(file.stat().st_size for file in small.glob("shard-*"))
+    assert size / 4 < kept < size / 2 + 1000  # and its header
+    answers = [(tmp_path / name / "responses.jsonl").read_bytes() for name in ("whole", "small")]
+    assert answers[0] == answers[1]
+
+
+def test_a_document_that_goes_on_after_its_recording_is_computed(target, config, tmp_path):
+    recorded = opened(target, answer(config, target, tmp_path / "out"))
+    shard, first, last = next(iter(recorded.places.values()))
+    ids = shard.read("tokens", first, last).tolist()
+    untrained = [0] * (len(ids) + TAIL)
+    assert recorded.find(ids, untrained).final.shape[0] == len(ids)
+    assert recorded.find([*ids, 7], [*untrained, 1][: len(ids)] + [1]).final[-1].eq(0).all()  # its own token
+    assert (
+        recorded.find([*ids, 7, 8], [0] * len(ids) + [1, 1]) is None
+    )  # the second one needs the state at it
+    assert recorded.find([*ids, *[7] * TAIL], untrained + [0] * TAIL) is None
+    assert recorded.find([*ids[:-1], 7], untrained) is None
+
+
+@pytest.mark.parametrize("mode, more", [("online", "seed: 0"), ("offline", "server: {url: http://x:1/v1}")])
+def test_states_that_cannot_be_kept_are_refused(mode, more, tmp_path):
+    regenerate = f"regenerate: {{sources: [{{path: x}}], keep_states: true, {more}}}"
+    head = "target: {model: tiny}\ncorpus: {sources: []}\n"
+    (tmp_path / "recipe.yaml").write_text(f"{head}{regenerate}\nhidden_states: {{mode: {mode}}}\n")
+    problem = "regenerate.keep_states: must be false with regenerate.server or hidden_states.mode: online"
+    with pytest.raises(UserError, match=problem):
+        load_recipe(tmp_path / "recipe.yaml")
