@@ -128,8 +128,7 @@ class RegenerateConfig:
         max_rows: end after this many conversations, likewise; those of an interrupted run count.
         max_failed: share of conversations without an answer (NaN, refused requests) above which the run
             stops.
-        keep_states: keep the target's hidden states while it answers in this process, so that
-            `hidden_states.mode: offline` need not compute them again. They take the disk's room twice.
+        keep_states: keep the hidden states of answers made in process for `hidden_states.mode: offline`.
         server: an OpenAI-compatible server that generates instead of this process.
     """
 

@@ -2,9 +2,10 @@
 
 Each split of the corpus becomes a `HiddenStateStore` in a folder named like it. Several processes
 (`deepspeed`, `torchrun`) share the shards of a split; a shard is computed by one of them from its own
-documents alone, so the result does not depend on their number. They agree through the folder: the first
-process writes the manifest and completes it when all shards are there. A collection that was killed goes on
-with the missing shards.
+documents alone, so the result does not depend on their number. States that were recorded while the target
+answered (`recording.py`) are copied; they differ from computed ones in rounding alone. The processes agree
+through the folder: the first one writes the manifest and completes it when all shards are there. A collection
+that was killed goes on with the missing shards.
 """
 
 import os
@@ -21,13 +22,14 @@ from datasets import Dataset, DatasetDict
 from rich.console import Console
 
 from drafttrain.data.corpus import load_corpus
-from drafttrain.hidden_states.recording import Recorded, recording_of
+from drafttrain.hidden_states.recording import RecordedStates, recording_of
 from drafttrain.hidden_states.store import (
     MANIFEST,
     Document,
     Manifest,
     Shard,
     corpus_fingerprint,
+    mask_fingerprint,
     open_shard,
     plan_shards,
     read_manifest,
@@ -52,7 +54,8 @@ class CollectReport:
     """Sizes of a whole store, and the speed of this process in this attempt.
 
     Attributes:
-        recorded: tokens whose states were recorded while the target answered, of those of this process.
+        tokens_per_second: reused ones included.
+        reused: tokens whose states were recorded while the target answered.
     """
 
     documents: int
@@ -61,7 +64,7 @@ class CollectReport:
     bytes: int
     wall_seconds: float
     tokens_per_second: float
-    recorded: int = 0
+    reused: int = 0
 
 
 def collect(
@@ -72,7 +75,7 @@ def collect(
     out: str | os.PathLike,
     dtype: str = "auto",
     device: str = "auto",
-    recorded: Path | None = None,
+    recorded_folder: Path | None = None,
 ) -> CollectReport:
     """Load a target and store its states over a corpus; continue an interrupted collection.
 
@@ -81,7 +84,7 @@ def collect(
         tapped_blocks: blocks to store; negative numbers count from the end.
         corpus: folder of the corpus stage.
         out: folder that gets one store per split.
-        recorded: folder of states that were kept while the target answered; they are not computed again.
+        recorded_folder: states that were kept while the target answered; they are not computed again.
 
     Raises:
         UserError: the corpus or the contents of `out` do not fit the target, the disk is too small or full,
@@ -93,7 +96,7 @@ def collect(
         target.pack()
     target.tap(tapped_blocks)
     splits, _ = load_corpus(corpus, target.tokenizer)
-    return collect_states(config, target, splits, out, recorded=recorded)
+    return collect_states(config, target, splits, out, recorded_folder=recorded_folder)
 
 
 def collect_states(
@@ -102,17 +105,20 @@ def collect_states(
     splits: DatasetDict,
     out: str | os.PathLike,
     console: Console | None = None,
-    recorded: Path | None = None,
+    recorded_folder: Path | None = None,
 ) -> CollectReport:
-    """As `collect`, for a target that is loaded and tapped; the splits have columns `id` and `input_ids`."""
+    """As `collect`, for a target that is loaded and tapped; the splits have columns `id` and `input_ids`, and
+    `loss_mask` where states were recorded."""
     out, begun = Path(out), time.monotonic()
     console = console or Console(quiet=_rank() > 0, soft_wrap=True)
-    kept = Recorded({})
-    if recorded is not None:
+    recorded = RecordedStates({})
+    if recorded_folder is not None:
         stored = "float32" if config.dtype == "float32" else "bfloat16"
-        kept = Recorded.open(recorded, recording_of(target, target.tapped_blocks, stored))
-    given = config, target, kept
-    parts = [_Collection(*given, split, out / name, console) for name, split in splits.items()]
+        made_of = recording_of(target, target.tapped_blocks, stored)
+        recorded = RecordedStates.open(recorded_folder, made_of)
+    parts = [
+        _Collection(config, target, recorded, split, out / name, console) for name, split in splits.items()
+    ]
     if _rank() == 0:
         for part in parts:
             part.refuse_foreign()
@@ -126,7 +132,7 @@ def collect_states(
         bytes=sum(part.bytes() for part in parts),
         wall_seconds=seconds,
         tokens_per_second=computed / seconds,
-        recorded=sum(part.reused for part in parts),
+        reused=sum(part.reused for part in parts),
     )
 
 
@@ -176,7 +182,7 @@ class _Collection:
         self,
         config: CollectConfig,
         target: FrozenTarget,
-        recorded: Recorded,
+        recorded: RecordedStates,
         split: Dataset,
         folder: Path,
         console: Console,
@@ -193,10 +199,11 @@ class _Collection:
             tokens=sum(self.lengths),
             bounds=plan_shards(self.lengths, config.shard_tokens),
             stored="float32" if config.dtype == "float32" else "bfloat16",
+            masks=mask_fingerprint(split) if recorded.places else "",
         )
 
     def run(self) -> int:
-        """Computes this process's missing shards, waits for the others'; returns the tokens computed."""
+        """Makes this process's missing shards, waits for the others'; returns their tokens."""
         self._begin()
         mine = range(_rank(), self.manifest.n_shards, _world())
         done = {index: shard for index in mine if (shard := self._shard(index))}
@@ -293,6 +300,8 @@ class _Collection:
     def _begin(self) -> None:
         """The first process writes the manifest; the others wait for it."""
         if _rank() == 0:
+            if (self.folder / MANIFEST).exists() and not self.manifest.masks:  # its shards' may be recorded
+                self.manifest.masks = read_manifest(self.folder).masks
             for leftover in self.folder.glob(f".{MANIFEST}.*.tmp"):
                 leftover.unlink()
             self.manifest.write(self.folder)

@@ -2,7 +2,7 @@
 
 Decoding runs the target over every token of a prompt and its answer, and collecting would do the same once
 more. `StateRecorder` gets those states in a proposer's place, `Recordings` writes them to shards like those
-of a store, and `Recorded` finds those of a document by its tokens.
+of a store, and `RecordedStates` finds those of a document by its tokens.
 """
 
 import hashlib
@@ -15,34 +15,96 @@ import numpy as np
 import torch
 
 from drafttrain.hidden_states.store import (
-    MANIFEST,
     Document,
     Manifest,
     Shard,
     open_shard,
     read_manifest,
+    shard_path,
     write_shard,
 )
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.utils.errors import UserError
 
-TAIL = 8  # tokens at most that a template adds to an answer, and the answer's last one, which is never read
-SHARD_TOKENS = 65536
+TAIL = 8  # tokens without states at a document's end: an answer's last one, and what the template adds
+
+
+class Recordings:
+    """Writes states of documents as they come, in shards; what is not in one yet is lost with the process.
+
+    States that cannot be written are computed later, so a full disk ends the recording and nothing else.
+
+    Attributes:
+        problem: why nothing more is recorded; None while something is.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, max_bytes: float, shard_tokens: int):
+        """
+        Args:
+            folder: gets the shards, and goes on with those of the same manifest; others are removed.
+            max_bytes: of all shards together.
+            shard_tokens: in one shard, which is in memory until it is written.
+        """
+        self.folder, self.manifest = folder, manifest
+        self.max_bytes, self.shard_tokens = max_bytes, shard_tokens
+        self.problem: str | None = None
+        self.waiting: list[Document] = []
+        if folder.exists() and _key(folder) != manifest.key:
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        shards = _shards(folder, manifest)
+        for leftover in folder.glob(".shard-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for path in folder.glob("shard-*"):
+            if path >= shard_path(folder, len(shards)):  # after a damaged one
+                path.unlink()
+        self.n_shards, self.bytes = len(shards), sum(shard.path.stat().st_size for shard in shards)
+        manifest.write(folder)
+
+    def add(self, document: Document) -> None:
+        """Keep a document for the next shard, as long as there is room."""
+        info, stored = self.manifest.target, self.manifest.stored
+        size = stored_bytes(len(document.tokens), 1, 0, info.hidden_size, len(info.tapped_blocks), stored)
+        if self.bytes + size > self.max_bytes:
+            self.problem = self.problem or f"{self.folder}: has {self.bytes / 1e9:.3g} GB, the most allowed"
+        if self.problem is None:
+            self.bytes += size
+            self.waiting.append(document)
+            if sum(len(one.tokens) for one in self.waiting) >= self.shard_tokens:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; note the problem where that fails."""
+        waiting, self.waiting = self.waiting, []
+        if waiting:
+            try:
+                write_shard(self.folder, self.n_shards, self.manifest, waiting, [])
+                self.n_shards += 1
+            except UserError as error:
+                self.problem = str(error)
 
 
 class StateRecorder(NoProposer):
     """Drafts nothing, and keeps the states of all tokens that the target has read, prompts included.
 
+    The target's last tapped block is its final state.
+
     Attributes:
-        rows: states of each row of the decode loop, in its order, as parts [n, K*H] on the CPU.
+        rows: states of each row of the decode loop, in its order, as parts [n, (K + 1)*H] on the CPU.
     """
 
-    keeps_ends = True
+    needs_last_update = True
 
-    def __init__(self, dtype: torch.dtype):
-        self.dtype = dtype
+    def __init__(self, recordings: Recordings):
+        """
+        Args:
+            recordings: what the states are for; nothing is kept once they have a problem.
+        """
+        self.recordings = recordings
+        self.dtype = getattr(torch, recordings.manifest.stored)
         self.rows: list[list[torch.Tensor]] = []
 
     def new_state(self, batch: int, max_len: int) -> list[list[torch.Tensor]]:
@@ -66,20 +128,23 @@ class StateRecorder(NoProposer):
         tapped: torch.Tensor,
         counts: torch.Tensor,
     ) -> None:
-        tapped = tapped.to("cpu", self.dtype)  # [B, m, K*H]
+        if self.recordings.problem is not None:
+            return
+        tapped = tapped.to("cpu", self.dtype)  # [B, m, (K + 1)*H]
         for row, states, count in zip(state, tapped, counts.tolist()):
             row.append(states[:count].clone())  # the rest would stay in memory
 
-    def document(self, place: int, tokens: Sequence[int], hidden_size: int) -> Document:
-        """Return the states of a row's first tokens, all but the last, which no forward has had.
+    def document(self, place: int, tokens: Sequence[int]) -> Document | None:
+        """Return the states of a row's tokens but the last, which no forward has had; None without them.
 
         Args:
             place: of the row, from the start or the end.
             tokens: prompt and answer.
-            hidden_size: the last one of the tapped states is the final one.
         """
-        states = torch.cat(self.rows[place])  # [n, (K + 1)*H]
-        tapped, final = states.split([states.shape[1] - hidden_size, hidden_size], dim=1)
+        if self.recordings.problem is not None or len(tokens) < 2:
+            return None
+        states, hidden = torch.cat(self.rows[place]), self.recordings.manifest.target.hidden_size
+        tapped, final = states.split([states.shape[1] - hidden, hidden], dim=1)  # [n, K*H], [n, H]
         return Document(torch.tensor(tokens[: len(states)]), tapped, final)
 
 
@@ -89,48 +154,8 @@ def recording_of(target: FrozenTarget, blocks: Sequence[int], dtype: str) -> Man
     return Manifest(target.name, target_info(target, blocks), "", computed, 0, 0, [], stored=dtype)
 
 
-class Recordings:
-    """Writes states of documents as they come, in shards; what is not in one yet is lost with the process."""
-
-    def __init__(self, folder: Path, manifest: Manifest, max_bytes: float):
-        """
-        Args:
-            folder: gets the shards, and goes on with those of the same manifest; others are removed.
-            max_bytes: further documents are left out.
-        """
-        self.folder, self.manifest, self.max_bytes = folder, manifest, max_bytes
-        if (folder / MANIFEST).exists() and read_manifest(folder).key != manifest.key:
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        manifest.write(folder)
-        shards = _shards(folder, manifest)
-        self.n_shards, self.bytes = len(shards), sum(shard.path.stat().st_size for shard in shards)
-        self.waiting: list[Document] = []
-
-    def add(self, document: Document) -> None:
-        """Keep a document for the next shard, as long as there is room."""
-        info, stored = self.manifest.target, self.manifest.stored
-        size = stored_bytes(len(document.tokens), 1, 0, info.hidden_size, len(info.tapped_blocks), stored)
-        if self.bytes + size > self.max_bytes:
-            return
-        self.bytes += size
-        self.waiting.append(document)
-        if sum(len(one.tokens) for one in self.waiting) >= SHARD_TOKENS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what waits.
-
-        Raises:
-            UserError: the disk is full or cannot be written.
-        """
-        if self.waiting:
-            write_shard(self.folder, self.n_shards, self.manifest, self.waiting, [])
-            self.n_shards, self.waiting = self.n_shards + 1, []
-
-
 @dataclass
-class Recorded:
+class RecordedStates:
     """Recorded states by the tokens that they are of.
 
     Attributes:
@@ -140,8 +165,8 @@ class Recorded:
     places: dict[bytes, tuple[Shard, int, int]]
 
     @classmethod
-    def open(cls, folder: Path, manifest: Manifest) -> "Recorded":
-        """Read what a folder has; nothing if it is absent or of another target, other blocks or dtypes."""
+    def open(cls, folder: Path, manifest: Manifest) -> "RecordedStates":
+        """Index a folder's shards; there are none if it is absent or of another target, blocks or dtypes."""
         places = {}
         for shard in _shards(folder, manifest):
             tokens = shard.read("tokens", 0, int(shard.offsets[-1])).numpy()  # [T]
@@ -154,13 +179,13 @@ class Recorded:
 
         Args:
             tokens: of the document.
-            trained: its loss mask: 1 for tokens that the drafter learns to predict.
+            trained: its loss mask, 1 for tokens that the drafter learns to predict.
 
         Returns:
             None if none are recorded, or not enough of them.
         """
         ids = np.asarray(tokens, np.int32)
-        for n in range(len(ids), max(len(ids) - TAIL, 0), -1):
+        for n in range(len(ids), max(len(ids) - TAIL, 1) - 1, -1):
             if (place := self.places.get(_hash(ids[:n]))) is not None:
                 break
         else:
@@ -173,6 +198,14 @@ class Recorded:
             for name in ("tapped", "final")
         )  # [t, K*H], [t, H]
         return Document(torch.from_numpy(ids).long(), tapped, final)
+
+
+def _key(folder: Path) -> str | None:
+    """Return the key of a folder's manifest; None where it is absent or damaged."""
+    try:
+        return read_manifest(folder).key
+    except UserError:
+        return None
 
 
 def _shards(folder: Path, manifest: Manifest) -> list[Shard]:

@@ -52,6 +52,15 @@ def corpus_fingerprint(split: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
+def mask_fingerprint(split: Dataset) -> str:
+    """Hash of the loss masks of a split."""
+    digest = hashlib.sha256()
+    for batch in split.select_columns("loss_mask").with_format("arrow").iter(batch_size=1000):
+        masks = batch["loss_mask"].combine_chunks().flatten().cast(pyarrow.int8())  # [tokens]
+        digest.update(numpy.ascontiguousarray(masks.to_numpy(zero_copy_only=False)))
+    return digest.hexdigest()[:16]
+
+
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
     """Boundaries [0, …, documents] of runs of documents: at most `shard_tokens` tokens, or one document."""
     bounds, tokens = [0], 0
@@ -78,6 +87,8 @@ class Manifest:
         skipped: ids of documents without usable states (NaN); they are stored as empty ones.
         complete: whether all shards are there.
         stored: type of the stored states.
+        masks: fingerprint of the loss masks where states were recorded: those of tokens that no trained one
+            depends on are zeros. Empty where all were computed.
     """
 
     target_name: str
@@ -91,6 +102,7 @@ class Manifest:
     skipped: list[str] = field(default_factory=list)
     complete: bool = False
     stored: str = "bfloat16"
+    masks: str = ""
 
     @property
     def n_shards(self) -> int:
@@ -100,7 +112,8 @@ class Manifest:
     def key(self) -> str:
         """Names a collection: the same for each process and each attempt at it."""
         values = asdict(self)
-        left_out = ("target_name", "skipped", "complete", *(["stored"] if self.stored == "bfloat16" else []))
+        left_out = {"target_name", "skipped", "complete", "masks"}
+        left_out |= {"stored"} if self.stored == "bfloat16" else set()
         return fingerprint([values[name] for name in values if name not in left_out])
 
     def difference(self, target: TargetInfo, corpus: str | None) -> str | None:
@@ -328,6 +341,8 @@ class HiddenStateStore:
         difference = manifest.difference(target, None if corpus is None else corpus_fingerprint(corpus))
         if difference:
             raise UserError(f"{path}: made with another {difference}; collect the hidden states again")
+        if corpus is not None and manifest.masks and manifest.masks != mask_fingerprint(corpus):
+            raise UserError(f"{path}: made for other trained tokens; collect the hidden states again")
         if not manifest.complete:
             raise UserError(f"{path}: collection was interrupted; run the same collection again to finish it")
         shards = []

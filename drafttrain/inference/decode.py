@@ -313,7 +313,7 @@ class _Loop:
         verified = verify(session, tree, self.accept)
         emit(self.rows, tree, verified.accepted, session.root, self.stop, stats)
         verified_at = time.perf_counter()
-        if proposer.keeps_ends or any(row.finish_reason is None for row in self.rows):
+        if proposer.needs_last_update or any(row.finish_reason is None for row in self.rows):
             update(session, verified)
         updated = time.perf_counter()
         proposer.note_step(len(self.rows), sum(len(row.tokens) for row in self.rows), updated - started)

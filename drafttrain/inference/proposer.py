@@ -20,11 +20,11 @@ class Proposer(ABC):
 
     Attributes:
         model_seconds: time spent in a model's forwards so far.
-        keeps_ends: it reads the last tokens of texts, too, which nothing is drafted after.
+        needs_last_update: it also gets the update of the step in which the last texts end.
     """
 
     model_seconds: float = 0.0
-    keeps_ends: bool = False
+    needs_last_update: bool = False
 
     @abstractmethod
     def new_state(self, batch: int, max_len: int) -> Any:

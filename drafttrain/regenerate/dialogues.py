@@ -33,7 +33,7 @@ class Completion:
         token_ids: the stop token included.
         finish_reason: "stop", "length", "not_finite" (NaN or infinite logits) or "failed" (no reply from the
             server); an answer for the first two alone.
-        states: the target's, of prompt and answer, if they are kept.
+        states: the target's, of prompt and answer but for its last token, if they are kept.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Dialogue:
         answers: the target's turns so far.
         finish_reason: of the last answer: "stop" or "length".
         retokenized: whether the ids of an answer were made from its text.
-        states: the target's, of the last answer and all before it, if they are kept.
+        states: those of the last answer, until the next turn is asked.
     """
 
     id: str

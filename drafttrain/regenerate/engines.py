@@ -38,7 +38,7 @@ def in_process(
 
     Args:
         max_cache_gb: for keys and values (10^9 bytes); None: half of what is free on the GPU, 4 on a CPU.
-        recorder: keeps the target's states, for the completions; the last tapped block is the final state.
+        recorder: keeps the target's states, for the completions.
 
     Raises:
         UserError: the target's context or the memory has no room for one answer.
@@ -72,9 +72,8 @@ def in_process(
             on_step(sum(len(row.tokens) for row in step))
             for place, row in enumerate(step, -len(step)):  # rows that were just encoded are the last ones
                 if row.finish_reason:
-                    ids, states = [*row.request.prompt_ids, *row.output], None
-                    if recorder is not None and row.output:
-                        states = recorder.document(place, ids, target.hidden_size)
+                    tokens = [*row.request.prompt_ids, *row.output]
+                    states = recorder and recorder.document(place, tokens)
                     yield Completion(row.request.id, row.output, row.finish_reason, states=states)
 
     return answer

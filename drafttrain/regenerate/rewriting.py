@@ -211,8 +211,8 @@ class Rewriting:
         dialogue.retokenized |= isinstance(completion, Reply) and completion.retokenized
         if dialogue.is_finished:
             self.write(dialogue, dialogue.to_row())
-        else:
-            turns.put(dialogue)
+        elif turns.put(dialogue):
+            dialogue.states = None  # those of the next turn have them, too
 
     def write(self, dialogue: Dialogue, row: dict[str, Any]) -> None:
         self.file.append(row)
@@ -224,11 +224,9 @@ class Rewriting:
 
     def close(self) -> None:
         """Write the states that wait, and close the files."""
-        try:
-            if self.recordings is not None:
-                self.recordings.flush()
-        finally:
-            self.file.close()
+        if self.recordings is not None:
+            self.recordings.flush()
+        self.file.close()
 
     def fail(self, dialogue: Dialogue, completion: Completion) -> None:
         reason = "the target's logits are not finite; try another dtype"

@@ -6,13 +6,13 @@ target runs here (`inference.decode`) or on any OpenAI-compatible server. What i
 are appended as they come, and the same command goes on where it was stopped.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from transformers import PreTrainedTokenizerBase
@@ -40,11 +40,13 @@ class KeptStates:
         blocks: those whose outputs are kept, as `drafter.tapped_blocks`; final states are kept anyway.
         dtype: "bfloat16" or "float32".
         max_bytes: what does not fit is left out.
+        shard_tokens: in one file, which is in memory until it is written.
     """
 
     blocks: Sequence[int]
     dtype: str
     max_bytes: float
+    shard_tokens: int
 
 
 def states_folder(out: Path) -> Path:
@@ -93,27 +95,26 @@ def answer_conversations(
         tokenizer: the target's.
         earlier: folders of earlier runs, finished or not: answers made with the same settings are taken over.
         console: for the progress bar and the counts; default: standard error.
-        kept: the states to keep in `states_folder(out)`; none if left out.
+        kept: the states to keep in `states_folder(out)`, which the target is tapped for. None: no states.
 
     Raises:
         UserError: sources that cannot be read, a folder made with other settings, a prompt limit for which
             the target's context has no room, a server that is out of reach, too many failures, a full disk.
     """
     config.check()
-    console, out = console or Console(stderr=True), Path(out)
+    console, out, earlier = console or Console(stderr=True), Path(out), [Path(folder) for folder in earlier]
     settings = _settings(config, target, tokenizer)
     _refuse_other_settings(out, settings)
     recorder = recordings = None
     if target is not None and kept is not None:
-        made_of = recording_of(target, kept.blocks, kept.dtype)
-        recordings = Recordings(states_folder(out), made_of, kept.max_bytes)
-        recorder = StateRecorder(getattr(torch, kept.dtype))
-        target.tap([*kept.blocks, target.n_blocks])
+        recordings = _recordings(kept, target, out, earlier)
+        recorder = StateRecorder(recordings)
+        target.tap([*kept.blocks, target.n_blocks])  # the last one is the final state
     run = Rewriting(config, out, tokenizer, recordings)
     write_json(out / RECORD, {"settings": settings, "report": None})
     try:
         run.recover()
-        for folder in map(Path, earlier):
+        for folder in earlier:
             if (folder / RECORD).exists() and _difference(folder, settings) is None:
                 run.take_over(read_rows(folder))
         if run.pending:
@@ -121,6 +122,9 @@ def answer_conversations(
         run.finish()
     finally:
         run.close()
+        if recordings is not None and recordings.problem is not None:
+            note = f"{recordings.problem}; further hidden states are not kept but computed later"
+            console.print(escape(note), style="yellow", highlight=False, soft_wrap=True)
     write_json(out / RECORD, {"settings": settings, "report": asdict(run.report)})
     console.print(escape(f"{out / RESPONSES}: {run.report.describe()}"), highlight=False, soft_wrap=True)
     if run.limit:
@@ -138,6 +142,17 @@ def estimate(config: RegenerateConfig) -> dict[str, int]:
     answers = sum(len(dialogue.questions) for dialogue in dialogues.values())
     at_most = answers * config.max_new_tokens
     return {"conversations": len(dialogues), "answers at most": answers, "new tokens at most": at_most}
+
+
+def _recordings(kept: KeptStates, target: FrozenTarget, out: Path, earlier: Sequence[Path]) -> Recordings:
+    """Begin or continue the states beside the answers; those of earlier answers come along with them."""
+    folder = states_folder(out)
+    last = next((one for one in map(states_folder, reversed(earlier)) if one.exists()), None)
+    if last is not None and not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(last, folder)
+    made_of = recording_of(target, kept.blocks, kept.dtype)
+    return Recordings(folder, made_of, kept.max_bytes, kept.shard_tokens)
 
 
 def _engine(

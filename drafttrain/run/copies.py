@@ -31,14 +31,15 @@ def find_twin(
 
 
 def share_folder(twin: Path, folder: Path, links: bool) -> float:
-    """Copy a finished folder; return the seconds.
+    """Copy a finished folder; return the seconds. Kept hidden states stay where they are: they are large.
 
     Args:
         links: by hard links where the disk has them; not for stages that go on in a finished folder's files.
     """
     begun, record = time.monotonic(), read_record(twin)
     with new_folder(folder) as copy:
-        shutil.copytree(twin, copy, copy_function=_link if links else shutil.copy2, dirs_exist_ok=True)
+        how = {"copy_function": _link if links else shutil.copy2, "ignore": shutil.ignore_patterns(".states")}
+        shutil.copytree(twin, copy, dirs_exist_ok=True, **how)
         (copy / RECORD).unlink()
         spent = round(time.monotonic() - begun, 3)
         write_json(copy / RECORD, {**record, "wall_seconds": spent, "shared": str(twin)})

@@ -322,20 +322,10 @@ def _check_values(recipe: Recipe) -> None:
             raise UserError(
                 f"{key}: must not be among evaluate.prompts, got {prompts.path}; choose on others"
             )
-    start = recipe.training.init_from
-    if start and (Path(start) / "config.json").is_file():  # one that is not there is the stage's to miss
-        from drafttrain.training.start import check_continued  # for trainings with one
-
-        check_continued(recipe.training, read_config(start), recipe.drafter)
+    _check_start(recipe.training, recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
             "corpus.validation_fraction: must be > 0, got 0; training reports the loss on what is held out"
-        )
-    answers, mode = recipe.regenerate, recipe.hidden_states.mode
-    if answers and answers.keep_states and (answers.server or mode == "online"):
-        raise UserError(
-            "regenerate.keep_states: must be false with regenerate.server or hidden_states.mode: online, got "
-            "true; leave it out"
         )
     stored, read = recipe.hidden_states.tapped_blocks, recipe.drafter.tapped_blocks
     own = "tapped_blocks" in recipe.drafter.settings and not recipe.training.init_from  # whose shape holds
@@ -364,6 +354,16 @@ def _check_policies(trees: Sequence[str]) -> None:
             raise UserError(
                 f"evaluate.trees: must be policies out of {', '.join(POLICIES)}, got {name}; {remedy}"
             )
+
+
+def _check_start(training: TrainingConfig, drafter: DrafterConfig) -> None:
+    """Refuse to start from a drafter of another kind or shape. One that is not there is the stage's to
+    miss."""
+    start = training.init_from
+    if start is not None and (Path(start) / "config.json").is_file():
+        from drafttrain.training.start import check_continued  # for trainings with one
+
+        check_continued(training, read_config(start), drafter)
 
 
 def _build(cls: type, values: dict, where: str) -> Any:

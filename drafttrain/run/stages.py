@@ -148,9 +148,10 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.regenerate.stage import KeptStates, regenerate
 
     earlier = sorted((out.parent / PREVIOUS).glob(f"{out.name}-*"))
-    stored, kept, model = recipe.hidden_states, None, target_model(recipe)
-    if recipe.regenerate.keep_states:
-        kept = KeptStates(stored_blocks(recipe), stored.dtype, 1e9 * stored.max_disk_gb)
+    config, model, kept = recipe.hidden_states, target_model(recipe), None
+    if recipe.regenerate.keep_states and config.mode == "offline":
+        limits = 1e9 * config.max_disk_gb, config.shard_tokens
+        kept = KeptStates(stored_blocks(recipe), config.dtype, *limits)
     return regenerate(recipe.regenerate, model, out, **_place(recipe), earlier=earlier, kept=kept)
 
 
@@ -195,9 +196,10 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.regenerate.stage import states_folder
 
     _check_measured(recipe, folders["corpus"])
-    given = recipe.hidden_states, target_model(recipe), stored_blocks(recipe), folders["corpus"], out
-    # not a need: the output is the same without
-    return collect(*given, **_place(recipe), recorded=states_folder(out.parent / ANSWERS))
+    # read if they are there; not among `needs`, as their absence is no reason to collect again
+    recorded = states_folder(out.parent / ANSWERS)
+    config, model, blocks = recipe.hidden_states, target_model(recipe), stored_blocks(recipe)
+    return collect(config, model, blocks, folders["corpus"], out, **_place(recipe), recorded_folder=recorded)
 
 
 def _train(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:

@@ -93,13 +93,19 @@ def test_states_kept_by_regeneration_are_not_computed_again(folder, capsys):
     records = [json.loads((run / "hidden_states/stage.json").read_text()) for run in runs]
     reports = [record["figures"] for record in records]
     assert [report["tokens"] for report in reports] == [reports[0]["tokens"]] * 2
-    assert reports[0]["recorded"] == 0 and reports[1]["recorded"] > reports[1]["tokens"] / 2
+    assert reports[0]["reused"] == 0 and reports[1]["reused"] > reports[1]["tokens"] / 2
     logs = [json.loads((run / "drafter/training_log.json").read_text()) for run in runs]
     losses = [[entry["loss"] for entry in log if "loss" in entry] for log in logs]
     assert losses[0] and losses[1] == pytest.approx(losses[0], rel=1e-4)
     capsys.readouterr()
     assert cli.main([*command, "--output", str(runs[1])]) == 0
     assert ran(capsys.readouterr().out) == []  # the answers are the same without
+    assert cli.main([*command, "--output", "kept/other", "--until", "regenerate"]) == 0
+    copied = {path.name for path in Path("kept/other/regenerated").iterdir()}
+    assert "responses.jsonl" in copied and ".states" not in copied
+    words = ["--hidden_states.mode", "online", "--regenerate.keep_states", "true", "--until", "regenerate"]
+    assert cli.main([*command, "--output", "online/run", *words]) == 0
+    assert not Path("online/run/regenerated/.states").exists()
 
 
 def test_all_stages(folder, capsys):
