@@ -265,7 +265,7 @@ def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Op
         return None
     from drafttrain.training.optimizer import MuonWithAdamW
 
-    return MuonWithAdamW(drafter, config.lr, config.adam_betas, config.weight_decay)
+    return MuonWithAdamW(drafter, config.lr, config.adam_betas, config.weight_decay, config.bf16)
 
 
 def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> "HiddenStateStore | None":

@@ -100,7 +100,7 @@ def test_muon_trains_adapters(small_lm, make_target):
     """Their matrices are all there is: none of them is for AdamW."""
     config = DrafterConfig(kind="causal_lm", model=small_lm, lora_rank=2)
     drafter = new_drafter(make_target("llama"), config, IDS).train()
-    optimizer = MuonWithAdamW(drafter, 0.01, (0.9, 0.95), 0.0)
+    optimizer = MuonWithAdamW(drafter, 0.01, (0.9, 0.95), 0.0, bf16=False)
     before = {name: p.clone() for name, p in drafter.named_parameters() if p.requires_grad}
     ids = torch.randint(3, 512, (1, 10))
     drafter(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)).square().sum().backward()
