@@ -1,7 +1,8 @@
 """The figures of a second target in topic `flagship`: Qwen2.5-Coder-0.5B-Instruct on code and chats.
 
-Its weights are named by --target. Estimated minutes at full size on 2 cores: `qwen05_accept_len_tree` 25
-(nothing is timed), `qwen05_best_vs_ar` and `qwen05_best_vs_transformers` together 90 of a quiet machine.
+Its weights are named by --target, its drafter is the one that its recipe has made here. Estimated minutes at
+full size on 2 cores: `qwen05_accept_len_tree` 25 (nothing is timed), `qwen05_best_vs_ar` and
+`qwen05_best_vs_transformers` together 90 of a quiet machine.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from studies.figures.machine_setting import REPEATS
 from studies.goals import Group, Measured, Run, Size
 
 NAME = "qwen2.5-coder-0.5b-edd-anchored"
-DRAFTER, RECIPE = f"model_cards/{NAME}", f"recipes/{NAME}.yaml"
+DRAFTER, RECIPE = f"runs/{NAME}/bundle", f"recipes/{NAME}.yaml"  # the recipe makes it
 TASKS = {
     "humaneval": ("data/eval/humaneval.jsonl.gz", 80),
     "mbpp": ("data/eval/mbpp.jsonl", 80),
