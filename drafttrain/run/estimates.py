@@ -62,7 +62,7 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
         most = config.max_rows * config.max_turns * config.max_new_tokens
         estimate["new tokens"] = f"at most {_count(most)}"
         estimate["disk"] = f"at most {_bytes(RESPONSE_BYTES * most)}"
-    if config.keep_states:
+    if config.keep_states and config.server is None and recipe.hidden_states.mode == "offline":
         estimate["hidden states"] = f"kept, at most {recipe.hidden_states.max_disk_gb:g} GB"
     if config.max_minutes:
         estimate["time"] = f"at most {config.max_minutes:g} min"
