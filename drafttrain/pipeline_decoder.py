@@ -369,7 +369,8 @@ def _head_in_blocks(config: PreTrainedConfig) -> float:
     hidden, heads = config.hidden_size, config.num_attention_heads
     dim = getattr(config, "head_dim", None) or hidden // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    block = 2 * hidden * dim * (heads + kv_heads) + 3 * hidden * config.intermediate_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden  # as GPT-2 names none
+    block = 2 * hidden * dim * (heads + kv_heads) + 3 * hidden * inner
     return config.vocab_size * hidden / block
 
 

@@ -85,7 +85,8 @@ def diagnose(
         raise UserError(f"{prompts}: must give answers of two tokens or more, got none; give other prompts")
     training = drafter.config.training or {}
     expected = training.get("final", {}).get("eval_accept_len")
-    if training.get("eval_draft_length", length) != length:  # other chains have another accept_len
+    trained = training.get("eval_draft_length", length)
+    if min(trained, drafter.max_depth or trained) != length:  # other chains have another accept_len
         expected = None
     diagnosis = diagnose_drafts(drafts, training.get("max_length"), stats.accept_len)
     gain = max(expected - diagnosis.accept_len, 0.0) if expected else None

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from drafttrain.utils.choices import check_choices
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
@@ -142,6 +143,7 @@ class PipelineConfig:
         Raises:
             UserError: a value out of range, lists that do not add up, or a mode that needs a drafter.
         """
+        check_choices(self)
         check_ranges(self)
         check_ranges(self.sampling, "sampling")
         check_ranges(self.pace, "pace")

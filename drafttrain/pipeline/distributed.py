@@ -72,11 +72,12 @@ class Channel:
             self._post(to, 1, torch.cat([flow.tokens, flow.parents]).long(), flow.x)
 
     def _receive(self, source: int) -> Flow | None:
-        (is_there, _, rows, _, sent), numbers, x = self._take(source)
+        (is_there, _, rows, width, sent), numbers, x = self._take(source)
         if not is_there:
             return None
         n = len(numbers) // 2
-        self._hold(sent, self.link and self.link(max(n, rows)))
+        # states would travel in 16 bits
+        self._hold(sent, self.link and self.link.message(8 * len(numbers) + 2 * rows * width))
         return Flow(numbers[:n], numbers[n:], x)
 
     @staticmethod

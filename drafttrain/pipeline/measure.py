@@ -42,10 +42,10 @@ class PipelineCosts:
         draft_alone: the same while the others wait.
         hop: a message between neighbours by tokens, [sizes].
         broadcast: of a token to all ranks.
-        sync: of a timestep besides computing, the mean over decoded prompts.
+        sync: of a timestep besides blocks and drafting of the slowest rank, the mean over decoded prompts.
         beside: whether the drafter is on the first stage's rank.
-        waiting: of a timestep besides blocks, drafting, head and growing of the busiest rank: the broadcast,
-            the update of trees and caches, and sending.
+        waiting: of a timestep besides what the busiest group or the drafter computes, head and growing
+            included: the broadcast, the update of trees and caches, and sending.
     """
 
     sizes: list[int]
@@ -62,14 +62,19 @@ class PipelineCosts:
 
     def machines(self, mode: str) -> Machines:
         """Describe the machines for a mode."""
-        if mode == "pipedec":  # what is sent is part of `sync`
+        if mode == "pipedec":  # what is sent is part of the timestep's end
             links = [lambda tokens: 0.0] * (len(self.groups) - 1)
             groups = [self._curve(one) for one in self.groups]
-            return Machines(groups, links, self._curve(self.draft), self.sync, beside=self.beside)
+            return Machines(groups, links, self._curve(self.draft), self.end, beside=self.beside)
         last = self.judging if mode == "stpp" else self.alone[-1]
         groups = [self._curve(one) for one in (*self.alone[:-1], last)]
         links = [self._curve(self.hop)] * (len(groups) - 1)
         return Machines(groups, links, self._curve(self.draft_alone), broadcast=self.broadcast)
+
+    @property
+    def end(self) -> float:
+        """Return the seconds of a timestep besides what the curves of groups and drafter have."""
+        return self.waiting or self.sync  # earlier versions measured the second alone
 
     def target(self) -> CostCurve:
         """Return seconds of all groups together by tokens."""
@@ -119,6 +124,8 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         return rows[rank][part * n : (part + 1) * n]
 
     hop, (broadcast, sync, waiting) = of(layout.stages[0], 5), rows[layout.drafter][-3:]
+    within = max(len(members) - 1 for members in layout.groups)  # messages, which a group's curve has
+    waiting = max(waiting - within * hop[0], 0.0)
 
     def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
         parts = [of(rank, part) for rank in members]
@@ -246,7 +253,8 @@ def _broadcast(me: Member, ranks: Ranks) -> float:
 
 def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float]]:
     """Decode a prompt; return the seconds of each timestep but the first, besides what the slowest rank
-    computed by blocks and drafter, and besides what the busiest one computed, heads and growing included."""
+    computed by blocks and drafter, and besides what the busiest group or a drafter alone did, heads and
+    growing included."""
     output = ranks.channel().run(pipedec(me, request))
     computed, did, ended = ([0.0] * (output.timesteps + 1) for _ in range(3))
     for task in me.log:
@@ -255,7 +263,9 @@ def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float
         elif task.kind in ("C", "own") and task.what != "sync" and task.seq <= output.timesteps:
             did[task.seq] += task.end - task.start
             computed[task.seq] += (task.end - task.start) * (task.what == "dec")
-    slowest, busiest = ([max(one) for one in zip(*ranks.gather(own))] for own in (computed, did))
+    slowest = [max(one) for one in zip(*ranks.gather(computed))]
+    rows, units = ranks.gather(did), [*me.layout.groups, [me.layout.drafter]]
+    busiest = [max(sum(one[rank] for rank in unit) for unit in units) for one in zip(*rows)]
     return [
         (ended[i] - ended[i - 1] - slowest[i], ended[i] - ended[i - 1] - busiest[i])
         for i in range(2, output.timesteps)

@@ -115,7 +115,7 @@ def outlook(
         plain / tokens,
         best[0] / tokens,
         in_flight / tokens,
-        sum(trace.hits for trace in traces) / max(tokens - len(traces), 1),
+        sum(trace.hits for trace in traces) / max(sum(max(trace.tokens - 1, 0) for trace in traces), 1),
         sum(len(trace.steps) for trace in traces) / tokens,
         best[1],
     )

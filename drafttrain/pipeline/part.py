@@ -58,6 +58,8 @@ class TargetPart:
     def __init__(self, model: PreTrainedModel, blocks: range, n_blocks: int, taps: Sequence[int] = ()):
         self.model, self.blocks, self.n_blocks = model.eval().requires_grad_(False), blocks, n_blocks
         self.config, self.base = model.config, model.base_model
+        weight = next(self.base.layers[0].parameters())
+        self.dtype, self.device = weight.dtype, weight.device
         self.is_first, self.is_last = blocks.start == 0, blocks.stop == n_blocks
         self.taps = [tap for tap in taps if tap in blocks or (self.is_last and tap == n_blocks)]
         attention.use(model)
@@ -67,14 +69,6 @@ class TargetPart:
         for tap in self.taps:
             if tap < n_blocks:
                 self.base.layers[tap - blocks.start].register_forward_hook(self._keep(tap))
-
-    @property
-    def device(self) -> torch.device:
-        return self.base.layers[0].input_layernorm.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.layers[0].input_layernorm.weight.dtype
 
     def _keep(self, tap: int) -> Callable:
         def hook(module: nn.Module, args, output) -> None:
@@ -174,7 +168,7 @@ def load_part(
         UserError: the target cannot be cut, has no such blocks, or its weights are missing, damaged or no
             safetensors.
     """
-    config = load_config(place)
+    config = _text_config(place)
     n_blocks = config.num_hidden_layers
     if not 0 <= blocks.start < blocks.stop <= n_blocks:
         raise UserError(
@@ -274,8 +268,23 @@ def stop_tokens(place: str, eos: int | None) -> tuple[int, ...]:
 def part_bytes(place: str, blocks: range, dtype: torch.dtype) -> int:
     """Return the bytes of the weights of some blocks, with the embeddings, norm and head of the first and the
     last; nothing is loaded."""
-    model = _without_weights(place, load_config(place), blocks, dtype)
+    model = _without_weights(place, _text_config(place), blocks, dtype)
     return sum(weight.numel() * weight.element_size() for weight in {*model.parameters()})
+
+
+def _text_config(place: str) -> PreTrainedConfig:
+    """Load the config of a target that is nothing but a language model.
+
+    Raises:
+        UserError: it is one of several parts.
+    """
+    config = load_config(place)
+    if config.get_text_config() is not config:
+        raise UserError(
+            f"{place}: must be a language model alone to be cut, got {config.model_type}, of which one is a "
+            "part; save that part as a model of its own"
+        )
+    return config
 
 
 def _without_weights(

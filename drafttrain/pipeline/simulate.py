@@ -33,7 +33,11 @@ class Link:
 
     def __call__(self, tokens: int) -> float:
         """Return the seconds of a message with the states of some tokens; 0 for none."""
-        return self.seconds + 8 * self.bytes * tokens / (self.gbit * 1e9) if tokens else 0.0
+        return self.message(self.bytes * tokens) if tokens else 0.0
+
+    def message(self, size: int) -> float:
+        """Return the seconds of a message of some bytes."""
+        return self.seconds + 8 * size / (self.gbit * 1e9)
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ def calibrate_rank(config: PipelineConfig) -> str | None:
     for i, size in enumerate(costs.sizes):
         times = [*(group[i] for group in costs.groups), costs.draft[i]]
         lines.append(f"| {size} | " + " | ".join(f"{1e3 * seconds:.2f}" for seconds in times) + " |")
-    end = f"a message {1e3 * costs.hop[0]:.2f} ms, the end of a timestep {1e3 * costs.sync:.2f} ms; {path}"
+    end = f"a message {1e3 * costs.hop[0]:.2f} ms, the end of a timestep {1e3 * costs.end:.2f} ms; {path}"
     return "\n".join([*lines, "", end])
 
 

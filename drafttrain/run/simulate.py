@@ -87,7 +87,7 @@ def _costs(
 
     if config.costs is not None:
         costs = read_costs(config.costs)
-        return costs.target(), costs.drafter(), costs.sync
+        return costs.target(), costs.drafter(), costs.end
     found, sync = [], config.sync_ms / 1e3
     for points in (config.target_ms, config.draft_ms):
         sizes = points and tuple(int(size) for size, _ in points)

@@ -61,8 +61,10 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
 
 
 def test_messages_are_held_back_for_a_declared_link(monkeypatch):
-    """States for their size and the latency, a token of a broadcast for the latency."""
-    link, slept = Link(gbit=1.0, seconds=3.0, bytes=125_000_000), []
+    """Numbers of 8 bytes and states, of 2 in a network, for their size and the latency; a token of a
+    broadcast for the latency."""
+    size = 8 * 4 + 2 * 2 * 8
+    link, slept = Link(gbit=8 * size / 2e9, seconds=3.0, bytes=0), []
     monkeypatch.setattr(distributed.time, "sleep", slept.append)
     sent = time.monotonic_ns()
     messages = [[1, 4, 2, 8, sent], [1, 1, 0, 0, sent]]

@@ -6,12 +6,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, Mistral3Config, Olmo2Config, Olmo2ForCausalLM
 
 from drafttrain.kernels.build import variant
-from drafttrain.pipeline.part import load_part, load_shell, stop_tokens
+from drafttrain.pipeline.config import PipelineConfig
+from drafttrain.pipeline.part import load_part, load_shell, part_bytes, stop_tokens
 from drafttrain.pipeline.probe import check_cut, probe, probe_ids
 from drafttrain.pipeline.transport import run_locally
+from drafttrain.pipeline_decoder import cut
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.lists import tree_of_lists
 from drafttrain.utils.errors import UserError
@@ -147,6 +149,29 @@ def test_what_cannot_be_cut(folders, tmp_path):
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="must have blocks that can be cut apart, got a GPT2LMHeadModel"):
         load_part(str(tmp_path), range(0, 1), torch.float)
+    settings = PipelineConfig(target=str(tmp_path), mode="pp")
+    assert cut(settings, config) == [1, 1]  # so that the error above is the one that is seen
+
+
+def test_a_target_of_several_parts_is_not_cut(tmp_path):
+    text = dict(num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=2)
+    Mistral3Config(text_config={"model_type": "mistral", **text}).save_pretrained(tmp_path)
+    for read in (load_part, part_bytes):
+        with pytest.raises(UserError, match="must be a language model alone to be cut, got mistral3"):
+            read(str(tmp_path), range(0, 1), torch.float)
+
+
+def test_a_target_without_norms_of_inputs_is_cut(tmp_path):
+    shape = dict(vocab_size=64, num_hidden_layers=2, hidden_size=32, intermediate_size=64)
+    torch.manual_seed(0)
+    model = Olmo2ForCausalLM(Olmo2Config(**shape, num_attention_heads=2, pad_token_id=0)).eval()
+    model.save_pretrained(tmp_path)
+    prompt, order, below = torch.arange(3, 8)[None], torch.arange(5), torch.ones(5, 5).tril().bool()
+    x = prompt
+    for block in range(2):
+        part = load_part(str(tmp_path), range(block, block + 1), torch.float)
+        x, _ = part.run(part.new_cache(8), x, order, below)
+    torch.testing.assert_close(part.logits(x), model(prompt).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -1,5 +1,7 @@
 """A replay has the hits and the timesteps of the pipeline itself."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,9 +12,12 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.pipeline.baselines import stpp
 from drafttrain.pipeline.member import Request
+from drafttrain.pipeline.outlook import known_texts, machines, outlook
 from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.replay import replay, replay_policy, replay_static
+from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.transport import run_locally
+from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.expand import next_layer
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.parse import parse_policy
@@ -103,3 +108,17 @@ def test_a_policy_replayed_has_the_rounds_of_the_pipeline(members, whole, prompt
     rounds = replay_policy(drafter, prompts[2], output.tokens, tapped, policy)
     assert 2 * len(rounds) == output.timesteps and sum(one.hits for one in rounds) == output.hits
     assert all(one.drafted == drafted for one in rounds)
+
+
+def test_the_hit_rate_of_a_simulation_counts_no_answers_of_one_token(whole, folders, prompts):
+    """Of answers of n tokens, n - 2 may be in the tree: the first is the prompt's, the second its root's."""
+    target = whole("llama")
+    settings = DrafterConfig(kind="causal_lm", model=str(folders["llama"]), draft_vocab_size=None)
+    drafter = new_drafter(target, settings, torch.arange(512)).eval()
+    whole_text, one = known_texts(target, [], [prompts[2]] * 2, 8, SamplingParams())
+    one = replace(one, answer=one.answer[:1])
+    described = machines(3, CostCurve((1,), (0.4,)), CostCurve((1,), (0.1,)), Link(10.0, 0.0, 64), 0.0)
+    rates = [
+        outlook(drafter, texts, described, 4, 4).hit_rate for texts in ([whole_text], [whole_text, one, one])
+    ]
+    assert rates[0] == rates[1] > 0.5  # it drafts what its target would say
