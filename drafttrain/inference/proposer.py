@@ -54,9 +54,13 @@ class Proposer(ABC):
     def split(self, joined: Any, states: Sequence[Any]) -> None:
         """Give the states what has happened to them in `joined`."""
 
-    def share(self, state: Any, other: Any) -> None:
-        """Let the only sequence of `state` draft from what the one of `other`, with the same prompt, has
-        learned from its text, and the other way round; proposers that learn nothing do nothing."""
+    def learned(self, state: Any) -> Any:
+        """Return what the only sequence of `state` has learned from its text. None, as here: nothing."""
+        return None
+
+    def share(self, state: Any, learned: Any) -> None:
+        """Let the only sequence of `state` draft from what another one of its prompt has learned, and the
+        other way round."""
 
     @abstractmethod
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
@@ -185,8 +189,6 @@ class TreeProposer(Proposer):
 
 class NoProposer(Proposer):
     """Drafts nothing, which makes the decode loop plain autoregressive decoding."""
-
-    model_seconds = 0.0
 
     def new_state(self, batch: int, max_len: int) -> None:
         return None

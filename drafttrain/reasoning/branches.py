@@ -68,7 +68,7 @@ class Branch:
             step.count_repetition(row.output, row.step_sizes)
         self.stats += step
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End it with the reason."""
         self.error = f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -98,11 +98,11 @@ class Rounds:
             self.changes += 1
             self.changed.notify_all()
 
-    def take(self, queue: deque[Branch], everything: bool) -> list[Branch]:
+    def take(self, queue: deque[Branch], everything: bool, patience: float = PATIENCE) -> list[Branch]:
         """Take the first branch of a queue, or all; wait for one. None are there once the rounds are closed.
 
         Raises:
-            RuntimeError: nothing has moved for PATIENCE seconds.
+            RuntimeError: nothing has moved for `patience` seconds.
         """
         with self.changed:
             waited, seen = 0.0, self.changes
@@ -110,8 +110,8 @@ class Rounds:
                 self.changed.wait(POLL)
                 waited = waited + POLL if seen == self.changes else 0.0
                 seen = self.changes
-                if waited > PATIENCE:
-                    raise RuntimeError(f"no draft and no verdict for {PATIENCE:.0f} s: a worker hangs")
+                if waited > patience:
+                    raise RuntimeError(f"no draft and no verdict for {patience:.0f} s: a worker hangs")
             if self.closed:
                 return []
             taken = list(queue) if everything else [queue[0]]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from drafttrain.reasoning.search import parse_search
+from drafttrain.utils.choices import check_choices
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
@@ -54,6 +55,7 @@ class SearchConfig:
             UserError: a value out of range, an unknown search or setting of it, or votes where states are
                 compared that are not evaluated together.
         """
+        check_choices(self)
         check_ranges(self)
         check_ranges(self.sampling, "sampling")
         search = parse_search(self.search)
@@ -106,12 +108,8 @@ class SchedulerConfig:
     short: int = setting(16, ge=0)
 
     def __post_init__(self) -> None:
+        check_choices(self, "scheduler")
         check_ranges(self, "scheduler")
-        for name, known in (("verifier", ("one", "batched")), ("drafting", ("each", "joined"))):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"scheduler.{name}: must be one of {', '.join(known)}, got {getattr(self, name)!r}"
-                )
         if self.threads is not None and (len(self.threads) != 2 or min(self.threads) < 1):
             raise UserError(
                 f"scheduler.threads: must be two numbers >= 1, of target and drafting, got {self.threads}"

@@ -162,6 +162,7 @@ class PrefixStore:
         unread, rooms = ([pair[i] for pair in pairs.values()] for i in (0, 1))
         likes = [self._find(one.tokens, read=True) for one in unread]
         known = [_known(like, one.tokens) for like, one in zip(likes, unread)]
+        states: list[Any] = [None for _ in unread]  # a prompt has its own once it is read to its end
         for begins in (True, False):  # proposers read the beginning of a text in another way than the rest
             rows = [i for i, n in enumerate(known) if (n == 0) == begins]
             if not rows:
@@ -172,10 +173,12 @@ class PrefixStore:
                 one, n = unread[i], known[i]
                 # the proposer pads the tokens that it reads together
                 room = max(len(one.tokens) if self.capacity else rooms[i], n + widest)
-                one.state = self._state(likes[i], n, room) if n else self.proposer.new_state(1, room)
-            states, tapped = zip(*((unread[i].state, unread[i].tapped[None, known[i] :]) for i in rows))
+                states[i] = self._state(likes[i], n, room) if n else self.proposer.new_state(1, room)
+            tapped = [unread[i].tapped[None, known[i] :] for i in rows]  # [1, n, K·H] each
             counts = [torch.full_like(tokens[0, :1], tokens.shape[1]) for tokens in new]  # [1] each
-            read_many(self.proposer, states, new, tapped, counts)
+            read_many(self.proposer, [states[i] for i in rows], new, tapped, counts)
+            for i in rows:
+                unread[i].state = states[i]
 
     def _state(self, encoded: Encoded, length: int, room: int) -> Any:
         """Return a proposer's state of its own for the first tokens of an encoded prompt."""

@@ -23,6 +23,7 @@ from drafttrain.reasoning.trace import REMEDY, Trace, answer_of, is_record_of, r
 from drafttrain.reasoning.tree import State, ThoughtTree
 from drafttrain.utils.errors import UserError
 
+SUMMARY = "summary.json"  # sums over all trees, beside the traces
 PAUSE = 1.0  # seconds between two writings of a trace within a round
 MODELS = "target", "drafter", "dtype", "tree"  # of a recipe, on which a text depends
 
@@ -242,6 +243,10 @@ def reason_from(
     task, out = TASKS[config.task.name](), Path(config.out)
     problems = task.read(config.task.path, config.task.limit)
     files = [trace_file(out, problem.id) for problem in problems]
+    if out / SUMMARY in files:
+        raise UserError(
+            f"{config.task.path}: no id may be {Path(SUMMARY).stem}, the results' name; rename it"
+        )
     if twice := [file.stem for file, n in Counter(files).items() if n > 1]:
         raise UserError(
             f"{config.task.path}: ids must differ, also as names of files, got {twice[0]} twice; rename one"

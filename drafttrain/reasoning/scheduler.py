@@ -8,6 +8,7 @@ depends on none of this: every draw belongs to its seed and its position.
 """
 
 import itertools
+import math
 import threading
 import time
 import warnings
@@ -172,7 +173,8 @@ class ScheduledDecoder:
                 except UserError as error:
                     if strict:
                         raise
-                    answers[number] = Answer("", finish_reason="", error=str(error))
+                    reason = str(error).removeprefix(f"prompt {number}: ")  # it depends on the calls beside
+                    answers[number] = Answer("", finish_reason="", error=reason)
                     waiting.extend(numbered(then(number, answers[number])))
                     continue
                 requests.append(request)
@@ -247,7 +249,7 @@ class _Run:
     Attributes:
         threads: of all drafting together, where it overlaps with verifying.
         requests: that wait to be encoded, with their numbers.
-        siblings: the proposer's state in the first session of each prompt that others wait with.
+        siblings: what the first session of each prompt that others wait with has learned.
         waiting: how many requests of each prompt wait.
         live: branches that are encoded and have not ended.
         added: requests so far.
@@ -338,7 +340,8 @@ class _Run:
         """Draft what waits until the rounds are closed."""
         rounds, device = self.rounds, self.decoder.target.device
         with torch.no_grad(), native_team(threads), _own_stream(device):
-            while waiting := rounds.take(rounds.to_draft, everything=self.joined):
+            # verdicts may take as long as a caller or a prompt needs
+            while waiting := rounds.take(rounds.to_draft, everything=self.joined, patience=math.inf):
                 self.draft(waiting, name, cores)
 
     # what they consist of
@@ -377,10 +380,9 @@ class _Run:
         if decoder.shares_ngrams:
             for prompt, session, branch in zip(map(tuple, prompts), sessions, branches):
                 self.waiting[prompt] -= 1
-                if branch.is_drafted:
-                    first = self.siblings.setdefault(prompt, session.state)
-                    if first is not session.state:
-                        decoder.proposer.share(session.state, first)
+                own = decoder.proposer.learned(session.state) if branch.is_drafted else None
+                if own is not None and self.siblings.setdefault(prompt, own) is not own:
+                    decoder.proposer.share(session.state, self.siblings[prompt])
                 if not self.waiting[prompt]:
                     del self.waiting[prompt]
                     self.siblings.pop(prompt, None)
@@ -411,7 +413,9 @@ class _Run:
                         began = clock()
                         self._propose(drafted)
                     self.decoder.pace.drafted(began, drafted)
-                except Exception as error:  # of any kind: the branches that are not in this forward go on
+                except BaseException as error:  # of any kind: the branches that are not in this forward go on
+                    if cores is None and not isinstance(error, Exception):  # Ctrl-C, in the main thread
+                        raise
                     for branch in drafted:
                         branch.fail(error)
         self.rounds.put(self.rounds.ready, branches)

@@ -49,7 +49,7 @@ def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, An
         UserError: as `reason_from`.
     """
     from drafttrain.reasoning.picture import summary, to_html
-    from drafttrain.reasoning.reason import reason_from, trace_file
+    from drafttrain.reasoning.reason import SUMMARY, reason_from, trace_file
     from drafttrain.reasoning.trace import Trace, totals
     from drafttrain.utils.writing import write_json, write_text
 
@@ -73,7 +73,7 @@ def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, An
     finally:  # also of a run that is ended
         sums = totals(traces)
         if traces:
-            write_json(Path(config.out) / "summary.json", sums)
+            write_json(Path(config.out) / SUMMARY, sums)
     print(", ".join(f"{key.replace('_', ' ')} {value:.6g}" for key, value in sums.items()))
     return sums
 

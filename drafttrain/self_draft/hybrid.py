@@ -80,8 +80,11 @@ class HybridProposer(Proposer):
     def split(self, joined: tuple[list, Any], states: Sequence[tuple[list, Any]]) -> None:
         self.drafter.split(joined[1], [drafts for _, drafts in states])
 
-    def share(self, state: tuple[list, Any], other: tuple[list, Any]) -> None:
-        self.ngrams.share(state[0], other[0])
+    def learned(self, state: tuple[list, Any]) -> Any:
+        return self.ngrams.learned(state[0])
+
+    def share(self, state: tuple[list, Any], learned: Any) -> None:
+        self.ngrams.share(state[0], learned)
 
     def update(
         self, state: tuple[list, Any], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

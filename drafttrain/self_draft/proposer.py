@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 
@@ -156,8 +156,11 @@ class SelfDraft(PerSequence):
         self._observe(fresh, state[0].text[:length])
         return twin
 
-    def share(self, state: list[_Sequence], other: list[_Sequence]) -> None:
-        state[0].sources = other[0].sources
+    def learned(self, state: list[_Sequence]) -> Any:
+        return state[0].sources
+
+    def share(self, state: list[_Sequence], learned: Any) -> None:
+        state[0].sources = learned
 
     def update(
         self, state: list[_Sequence], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor

@@ -146,6 +146,8 @@ def test_description():
         ("(unstack b a)", ("unstack", "b", "a")),
         ("1. Unstack block b from on top of block a", ("unstack", "b", "a")),
         ("stack the block c on top of the block d, then stop", ("stack", "c", "d")),
+        ("unstack block b from the top of block a", ("unstack", "b", "a")),
+        ("stack block c on the top of the block d", ("stack", "c", "d")),
         ("stack c onto d", ("stack", "c", "d")),
         ("(put-down c)\n(pick-up d)", ("put-down", "c")),
         ("I would wait.", None),

@@ -148,3 +148,6 @@ def test_ids_that_name_one_file_are_refused(tmp_path):
     values = MINIMAL | {"task": {"name": "gsm8k", "path": str(problems)}, "out": str(tmp_path)}
     with pytest.raises(UserError, match="ids must differ, also as names of files, got a_b twice"):
         reason_from(load(values, tmp_path), lambda problems, finished: None, print)
+    problems.write_text(json.dumps(rows[1] | {"id": "summary"}) + "\n")  # the file of all results
+    with pytest.raises(UserError, match="no id may be summary, the results' name; rename it"):
+        reason_from(load(values, tmp_path), lambda problems, finished: None, print)

@@ -64,6 +64,9 @@ BLOCKS = {"prompt": "p", "pddl": bw.TURNED, "plan": "(unstack a b)\n(put-down a)
             "answer must end with #### and",
         ),
         ("gsm8k", {"question": "How many?", "answer": "#### many"}, "answer must end with #### and"),
+        ("gsm8k", {"question": "How many?", "answer": "2 * 3 = 6\n####"}, "answer must end with #### and"),
+        ("gsm8k", {"question": "How many?", "answer": "It is 5.\n#### five"}, "answer must end with ####"),
+        ("gsm8k", {"id": "a\0b", "question": "?", "answer": "#### 1"}, "id must be the name of a file"),
         (
             "gsm8k",
             {"question": "", "answer": "#### 1"},
@@ -92,6 +95,21 @@ def test_damaged_problems(name, row, message, tmp_path):
     with pytest.raises(UserError) as error:
         TASKS[name]().read(path)
     assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name, row",
+    [
+        ("gsm8k", {"id": "a\ud83d", "question": "How many \ud83d?", "answer": "#### 3"}),
+        ("writing", {"id": "\ud83d", "prompt": "\ud83d", "end_sentences": ["One \ud83d."] * 4}),
+    ],
+)
+def test_broken_characters_are_replaced(name, row, tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    [problem] = TASKS[name]().read(path)
+    assert "\ufffd" in problem.id and "\ufffd" in problem.text
+    assert f"{problem.id} {problem.text} {problem.reference}".encode()
 
 
 def test_an_empty_file(tmp_path):
@@ -246,7 +264,13 @@ def test_demonstrations_are_right():
         assert (blocks.read_action(action) == plans[number][taken]) == (verdict == "good")
 
 
-@pytest.mark.parametrize("text, score", [("Good.", 1), ("verdict: bad", 0), ("goodness", None), ("", None)])
+@pytest.mark.parametrize(
+    "text, score",
+    [
+        *(("Good.", 1), ("verdict: bad", 0), ("goodness", None), ("", None)),
+        *(("Not good, block a is on it.", 0), ("not a bad one", 1), ("Bad, not good.", 0)),
+    ],
+)
 def test_verdicts(text, score):
     assert bw.Blocksworld().score(text) == score
 

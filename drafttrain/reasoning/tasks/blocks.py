@@ -28,7 +28,7 @@ PHRASES = {
     "stack": "stack block {} on block {}",
 }
 _BLOCK = r"\s+(?:the\s+)?(?:block\s+)?(\w+)"
-_ONTO = r"(?:\s+(?:from|off|onto|on|top|of))*"
+_ONTO = r"(?:\s+(?:from|off|onto|on|(?:the\s+)?top|of))*"
 _SPOKEN = re.compile(
     rf"\(?\b(?:(pick[- ]?up|put[- ]?down){_BLOCK}|(unstack|stack){_BLOCK}{_ONTO}{_BLOCK})", re.IGNORECASE
 )

@@ -84,8 +84,8 @@ class Blocksworld(Task):
         return Ask(evaluator_prompt(problem, thoughts), 16, ("\n\n",), VERDICT)
 
     def score(self, text: str) -> float | None:
-        word = re.search(r"\b(good|bad)\b", text, re.IGNORECASE)
-        return None if word is None else float(word[1].lower() == "good")
+        word = re.search(r"\b(not\s+(?:a\s+)?)?(good|bad)\b", text, re.IGNORECASE)
+        return None if word is None else float((word[2].lower() == "good") != bool(word[1]))
 
     def render(self, thought: Thought) -> str:
         return thought["action"]

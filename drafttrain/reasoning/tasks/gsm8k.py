@@ -43,7 +43,8 @@ class Gsm8k(Task):
     keys = {"question": str, "answer": str}
 
     def problem(self, id: str, row: dict[str, Any], source: str) -> Problem:
-        reference = final_number(row["answer"]) if MARK in row["answer"] else None
+        _, mark, last = row["answer"].rpartition(MARK)
+        reference = final_number(last) if mark else None
         if reference is None:
             raise UserError(
                 f"{source}: answer must end with {MARK} and a number, got {row['answer'][-40:]!r}"

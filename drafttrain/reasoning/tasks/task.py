@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from drafttrain.data.prompts import read_rows, spread
+from drafttrain.data.rows import well_formed
 from drafttrain.utils.errors import UserError
 
 T = TypeVar("T")
@@ -82,8 +83,10 @@ class Task(ABC):
                     f"{source}: must be a problem of {self.name} with {' and '.join(self.keys)}, got {given}"
                     "; name a file of this task"
                 )
-            name = row.get("id", number)
-            problems.append(self.problem(str(name), row, source))
+            name = well_formed(str(row.get("id", number)))
+            if "\0" in name:
+                raise UserError(f"{source}: id must be the name of a file, got {name!r}; rename it")
+            problems.append(self.problem(name, _repaired(row), source))
         if not problems:
             raise UserError(f"{path}: must hold problems of {self.name}, got none")
         return spread(problems, limit)
@@ -138,3 +141,12 @@ def number_within(text: str, low: float, high: float) -> float | None:
     """Return the first number of a text if it is within limits ("8", "8/10", "Number: 8."); else None."""
     match = re.search(r"-?\d+(?:\.\d+)?", text)
     return float(match[0]) if match and low <= float(match[0]) <= high else None
+
+
+def _repaired(value: Any) -> Any:
+    """Return a JSON value whose texts UTF-8 can encode."""
+    if isinstance(value, dict):
+        return {key: _repaired(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_repaired(one) for one in value]
+    return well_formed(value) if isinstance(value, str) else value
