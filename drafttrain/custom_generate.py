@@ -10,8 +10,10 @@ import inspect
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -20,7 +22,6 @@ from transformers import (
     GenerationMixin,
     LogitsProcessorList,
     MaxLengthCriteria,
-    MaxTimeCriteria,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
@@ -33,7 +34,7 @@ from transformers.generation import (
 
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
-from drafttrain.inference.as_transformers import AsTransformers, ends_here, require
+from drafttrain.inference.as_transformers import AsTransformers, criteria_of_rows, ends_here, require
 from drafttrain.inference.decode import Request, Row, decode_requests
 from drafttrain.inference.text import shown
 from drafttrain.target_lm import attention
@@ -47,6 +48,7 @@ from drafttrain.utils.errors import UserError
 LOADED = "_drafttrain"  # attribute of a model: what has been loaded for it
 GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
+HUB = "token", "cache_dir", "force_download", "local_files_only", "proxies"
 CACHES = None, "dynamic", "dynamic_full"
 STRETCHING = "dynamic", "longrope"  # kinds of rope that turn keys otherwise beyond some positions
 TAKEN = {"attention_mask", "position_ids", CACHE_ARGUMENT, "use_cache", "logits_to_keep", "cache_position"}
@@ -89,15 +91,17 @@ def generate(
     Raises:
         UserError: something is asked for that drafted decoding does not do.
     """
-    streamer = _of_caller("streamer")
+    began, streamer = time.time(), _of_caller("streamer")
     _refuse(model, input_ids, stopping_criteria, generation_config, model_kwargs, streamer)
     loaded: Loaded = model.__dict__.setdefault(LOADED, Loaded())
     with loaded.lock, _own_attention(model):
         decoder = loaded.decoder(model, native, drafter, tree, ngrams, calibration)
-        texts = list(input_ids)  # of each row: padding, prompt, output so far
+        texts = list(input_ids.long())  # of each row: padding, prompt, output so far
+        criteria = criteria_of_rows(stopping_criteria, texts, time.time() - began)
         rule: AcceptanceRule = accept_greedy
         if logits_processor or generation_config.do_sample or generation_config.return_dict_in_generate:
-            rule = AsTransformers.of(texts, logits_processor, stopping_criteria, generation_config)
+            size = decoder.target.vocab_size
+            rule = AsTransformers.of(texts, logits_processor, criteria, generation_config, size)
         # a caller's own length criterion takes the place of the config's
         longest = stopping_criteria.max_length or generation_config.max_length
         limit = max(1, longest - input_ids.shape[1])
@@ -116,7 +120,7 @@ def generate(
             for row in rows:
                 if row.finish_reason == "not_finite":
                     raise UserError(f"{decoder.target.name}: logits must be finite, got NaN or infinity")
-                texts[row.number] = _emit(row, texts[row.number], stopping_criteria, rule, streamer)
+                texts[row.number] = _emit(row, texts[row.number], criteria[row.number], rule, streamer)
     if streamer is not None:
         streamer.end()
     return _output(texts, rule, generation_config)
@@ -126,15 +130,18 @@ def generate_of_repository(
     model: PreTrainedModel,
     drafter: str | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    stop_strings: str | Sequence[str] | None = None,
+    stop_strings: str | Sequence[str] | None | EllipsisType = ...,
     stopping_criteria: StoppingCriteriaList | None = None,
+    revision: str | None = None,
     **arguments: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Run the whole of `generate` for `custom_generate="user/drafter"`, as a published drafter's own
     `custom_generate/generate.py` does.
 
     Args:
-        stop_strings: end an output, and need the tokenizer; transformers passes neither to a callable.
+        stop_strings: end an output, and need the tokenizer; transformers passes neither to a callable. Left
+            out: those of the generation config.
+        revision: of the drafter on the Hub.
         arguments: all others of `generate`.
 
     Raises:
@@ -142,14 +149,25 @@ def generate_of_repository(
     """
     if drafter is None:
         raise UserError('drafter: must be given, got none; add drafter="FOLDER or user/name"')
+    for name in HUB:  # transformers has loaded this code with them, and hands them on
+        if arguments.pop(name, None):
+            raise UserError(
+                f"{name}: must be left out with a drafter, got it; set HF_TOKEN, HF_HOME or "
+                "HF_HUB_OFFLINE in the environment"
+            )
+    if revision is not None and "@" not in drafter:
+        drafter = f"{drafter}@{revision}"
     criteria = StoppingCriteriaList(stopping_criteria or [])
-    given = arguments.get("generation_config")
-    stop_strings = stop_strings or (given and given.stop_strings) or model.generation_config.stop_strings
-    if stop_strings:
+    configs = [arguments.get("generation_config"), model.generation_config]
+    healing = arguments.get("token_healing", any(one and one.token_healing for one in configs))
+    require(not healing, "token_healing", "off", True)
+    if stop_strings is ...:
+        stop_strings = next((one.stop_strings for one in configs if one and one.stop_strings), None)
+    arguments["stop_strings"] = None  # else transformers asks for the tokenizer
+    if stop_strings and not any(type(one) is StopStringCriteria for one in criteria):  # a caller's own counts
         if tokenizer is None:
             raise UserError("tokenizer: must be given with stop_strings, got none")
         criteria.append(StopStringCriteria(tokenizer, stop_strings))
-        arguments["stop_strings"] = None  # else transformers asks for the tokenizer
     return model.generate(custom_generate=generate, drafter=drafter, stopping_criteria=criteria, **arguments)
 
 
@@ -313,6 +331,8 @@ def _refuse(
     require(not model.config.is_encoder_decoder, "model", "decoder-only", "an encoder-decoder model")
     require(not _of_caller("synced_gpus"), "synced_gpus", "off", True)
     require(config.use_cache, "use_cache", "on", config.use_cache)
+    chunk = config.prefill_chunk_size
+    require(chunk is None, "prefill_chunk_size", "null, as prompts are encoded whole", chunk)
     require(
         config.cache_implementation in CACHES, "cache_implementation", "dynamic", config.cache_implementation
     )
@@ -325,7 +345,7 @@ def _refuse(
     require(one or streamer is None, "streamer", "left out with several rows", len(input_ids))
     # without a stop token transformers goes on with rows that have ended until all have
     ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-    alike = all(isinstance(criterion, MaxLengthCriteria | MaxTimeCriteria) for criterion in criteria)
+    alike = all(isinstance(criterion, MaxLengthCriteria) for criterion in criteria)
     require(one or ends or alike, "eos_token_id", "given with stopping criteria and several rows", None)
     require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
     text = model.config.get_text_config()

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
     TextIteratorStreamer,
 )
 from transformers.generation import BaseStreamer
 
 import drafttrain
+from drafttrain import custom_generate
 from drafttrain.custom_generate import LOADED
 from drafttrain.kernels.linear import is_available
 from drafttrain.trees.chain import ChainPolicy
@@ -77,6 +80,42 @@ class EndsByRow(StoppingCriteria):
         return torch.zeros(2, dtype=torch.bool)
 
 
+class AnyEnds(StoppingCriteria):
+    """One answer for all rows."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return bool(input_ids[0, -1] % 3 == 0)
+
+
+class BanOfRow(LogitsProcessor):
+    """Keeps something else for each row."""
+
+    def __call__(self, input_ids, scores):
+        for row in range(len(scores)):
+            scores[row, 5 * row : 200 * (row + 1)] = -torch.inf
+        return scores
+
+
+class Countdown(StoppingCriteria):
+    def __init__(self, left):
+        self.left = left
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.left -= 1
+        return torch.full((len(input_ids),), self.left <= 0)
+
+
+class Seen(LogitsProcessor):
+    """Counts its calls in a list."""
+
+    def __init__(self):
+        self.calls = [0]
+
+    def __call__(self, input_ids, scores):
+        self.calls[0] += 1
+        return scores.scatter(1, input_ids[:, -1:] * 0 + 100 + self.calls[0], torch.inf)
+
+
 OPTIONS = {
     "greedy": {},
     "limit of the whole": {"max_length": 20},
@@ -95,6 +134,60 @@ OPTIONS = {
     "no n-grams of the prompt": {"encoder_no_repeat_ngram_size": 2},
     "one token": {"max_new_tokens": 1},
 }
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_what_a_callers_own_keep_is_kept_for_each_row(n, model, tokenizer, tiny_bundle):
+    """A criterion that ends all rows after some tokens, a processor that counts."""
+    given = inputs(tokenizer, n)
+    found = []
+    for drafted in ({}, call(tiny_bundle)):
+        own = {
+            "stopping_criteria": StoppingCriteriaList([Countdown(7)]),
+            "logits_processor": LogitsProcessorList([Seen()]),
+        }
+        found.append(model.generate(**given, **{**drafted, "do_sample": False, "max_new_tokens": 24, **own}))
+    assert torch.equal(*found) and found[0].shape[1] == given["input_ids"].shape[1] + 7
+
+
+def test_loading_the_drafter_is_not_in_max_time(tiny_target_folder, tokenizer, tiny_bundle, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    loading = custom_generate._load
+
+    def slow(*args):
+        time.sleep(2.0)
+        return loading(*args)
+
+    monkeypatch.setattr(custom_generate, "_load", slow)
+    plain = model.generate(**inputs(tokenizer), do_sample=False, max_new_tokens=12)
+    assert torch.equal(model.generate(**inputs(tokenizer), **call(tiny_bundle, max_time=2.0)), plain)
+
+
+def test_samples_are_drawn_where_an_unused_logit_is_not_finite(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.get_input_embeddings().weight)
+        model.lm_head.bias.zero_()
+        model.generate(**inputs(tokenizer), **call(tiny_bundle, native=False))  # which checks the model
+        model.lm_head.bias[7] = torch.inf
+    options = {"do_sample": True, "max_new_tokens": 12, "suppress_tokens": [7], "top_k": 40}
+    texts = []
+    for seed in (0, 1):
+        pair = []
+        for drafted in ({}, call(tiny_bundle, native=False)):
+            torch.manual_seed(seed)
+            pair.append(model.generate(**inputs(tokenizer), **drafted | options))
+        assert torch.equal(*pair)
+        texts.append(pair[0].tolist())
+    assert texts[0] != texts[1]
+
+
+def test_ids_of_32_bits_give_ids_of_64(model, tokenizer, tiny_bundle):
+    given = inputs(tokenizer, 2)
+    expected = model.generate(**given, do_sample=False, max_new_tokens=12)
+    found = model.generate(**given | {"input_ids": given["input_ids"].int()}, **call(tiny_bundle))
+    assert found.dtype == torch.long and torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("tree, native", [(TREES[0], True), (TREES[1], True), (TREES[1], False)])
@@ -427,6 +520,21 @@ def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
         own, tiny_bundle, **given, generation_config=config, tokenizer=tokenizer
     )
     assert torch.equal(found, expected)
+    whole = {"do_sample": False, "max_new_tokens": 30}
+    found = drafttrain.generate_of_repository(own, tiny_bundle, **given, **whole, stop_strings=None)
+    assert torch.equal(found, plain)  # those of the model are off
+    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, ["never said"])])
+    found = drafttrain.generate_of_repository(
+        own, tiny_bundle, **given, **whole, tokenizer=tokenizer, stopping_criteria=criteria
+    )
+    assert torch.equal(found, plain)  # a caller's own take their place
+    for name, value in (("token", "x"), ("cache_dir", "here"), ("local_files_only", True)):
+        with pytest.raises(UserError, match=f"{name}: must be left out with a drafter"):
+            drafttrain.generate_of_repository(model, tiny_bundle, **given, **{name: value})
+    with pytest.raises(UserError, match="token_healing: must be off"):
+        drafttrain.generate_of_repository(model, tiny_bundle, **given, token_healing=True)
+    with pytest.raises(UserError, match="nobody/nothing@v2: no such folder"):
+        drafttrain.generate_of_repository(model, "nobody/nothing", **given, revision="v2")
     with pytest.raises(UserError, match="drafter: must be given"):
         drafttrain.generate_of_repository(model, None, **given)
     with pytest.raises(UserError, match="tokenizer: must be given with stop_strings"):
@@ -470,8 +578,12 @@ def test_rope_that_stretches_is_refused_beyond_its_limit(tiny_target_folder, tok
         ({"past_key_values": DynamicCache()}, ": must be left out, got DynamicCache"),
         (
             {"n": 2, "logits_processor": [ByRow()]},
-            r"logits_processor: must be of one row at .* \[2,",
+            "logits_processor: must be of one row at a time with several rows, got ByRow",
         ),
+        ({"n": 2, "logits_processor": [BanOfRow()]}, "logits_processor: must be of one row at a time"),
+        ({"n": 2, "stopping_criteria": [AnyEnds()]}, "of one row at a time with several rows, got AnyEnds"),
+        ({"n": 2, "endless": True, "max_time": 9.0}, "eos_token_id: must be given with stopping criteria"),
+        ({"prefill_chunk_size": 2}, "prefill_chunk_size: must be null"),
         (
             {"n": 2, "stopping_criteria": [EndsByRow()]},
             "stopping_criteria: must be of one row at a time",

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from torch import nn
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import (
     PrefixConstrainedLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -14,7 +22,7 @@ from transformers.generation import (
 
 from drafttrain.inference.acceptance import AcceptanceRule, Accepted
 from drafttrain.trees.tree import TokenTree
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
 BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # what processors keep for each row
 
@@ -30,7 +38,7 @@ class AsTransformers(AcceptanceRule):
     Attributes:
         texts: of each row, int64 [L], padding and prompt first; they grow with what is chosen.
         processors: of each row.
-        criteria: that end a row.
+        criteria: that end it, of each row.
         samples: draw, or take the best.
         scores, logits: of the only row's tokens, processed and not, fp32 [1, V]; None: not asked for.
         ended: of each row.
@@ -38,7 +46,7 @@ class AsTransformers(AcceptanceRule):
 
     texts: list[torch.Tensor]
     processors: list[LogitsProcessorList]
-    criteria: StoppingCriteriaList
+    criteria: list[StoppingCriteriaList]
     samples: bool
     scores: tuple[torch.Tensor, ...] | None
     logits: tuple[torch.Tensor, ...] | None
@@ -50,10 +58,25 @@ class AsTransformers(AcceptanceRule):
         cls,
         texts: Sequence[torch.Tensor],
         processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
+        criteria: list[StoppingCriteriaList],
         config: GenerationConfig,
+        vocab_size: int,
     ) -> "AsTransformers":
-        """Return the rule for texts int64 [L] with what transformers has prepared for them together."""
+        """Return the rule for texts int64 [L] with what transformers has prepared for them together.
+
+        Args:
+            criteria: of each row (`criteria_of_rows`).
+
+        Raises:
+            UserError: a processor runs the model itself, or does not treat each of several rows by itself.
+        """
+        if len(texts) > 1:
+            noise = torch.randn(len(texts), vocab_size, generator=torch.Generator().manual_seed(0))
+            noise = noise.to(texts[0].device)  # [B, V]
+            for one in processors:
+                _require_rows(
+                    one, "logits_processor", texts, lambda own, ids, rows: own(ids, noise[rows].clone())
+                )
         own = [_of_row(processors, row, len(texts)) for row in range(len(texts))]
         scores, logits = (
             () if config.return_dict_in_generate and asked else None
@@ -91,7 +114,8 @@ class AsTransformers(AcceptanceRule):
         raw = logits[None].to(text.device, torch.float32, copy=True)
         scores = self.processors[number](text, raw.clone())  # [1, V]
         require(scores.shape == raw.shape, "logits_processor", "of one row at a time", list(scores.shape))
-        if self.samples and raw.max().isfinite():
+        best = scores.max()
+        if self.samples and (best.isfinite() or best == -torch.inf):  # with no token allowed: torch's error
             token = torch.multinomial(scores.softmax(-1), 1)[0]  # [1]
         else:
             token = scores.argmax(-1)  # [1]
@@ -100,8 +124,32 @@ class AsTransformers(AcceptanceRule):
             self.scores += (scores,)
         if self.logits is not None:
             self.logits += (raw,)
-        self.ended[number] = ends_here(self.criteria, self.texts[number], self.scores)
+        self.ended[number] = ends_here(self.criteria[number], self.texts[number], self.scores)
         return int(token)
+
+
+def criteria_of_rows(
+    criteria: StoppingCriteriaList, texts: Sequence[torch.Tensor], loading: float
+) -> list[StoppingCriteriaList]:
+    """Return the criteria for each row of texts int64 [L] alone, as a caller's own may keep what they have
+    seen.
+
+    Args:
+        loading: seconds since transformers made them, which are not the output's.
+
+    Raises:
+        UserError: one does not judge each of several rows by itself.
+    """
+    for one in criteria if len(texts) > 1 else ():
+        _require_rows(one, "stopping_criteria", texts, lambda own, ids, rows: own(ids, None))
+
+    def for_row(one: StoppingCriteria) -> StoppingCriteria:
+        if isinstance(one, MaxTimeCriteria):
+            one = copy.copy(one)
+            one.initial_timestamp += loading
+        return _copied(one) if len(texts) > 1 and not _is_known(one) else one
+
+    return [StoppingCriteriaList(map(for_row, criteria)) for _ in texts]
 
 
 def ends_here(
@@ -111,6 +159,50 @@ def ends_here(
     ended = criteria(text[None], scores)  # [1]
     require(ended.numel() == 1, "stopping_criteria", "of one row at a time", list(ended.shape))
     return bool(ended)
+
+
+def _is_known(one: Callable) -> bool:
+    """Return whether a processor or criterion is of transformers, where each treats its rows apart."""
+    return type(one).__module__.startswith("transformers.")
+
+
+def _copied(one: Callable) -> Callable:
+    """Return a copy of a caller's processor or criterion with everything that it keeps, but for models and
+    tokenizers; a shallow one of what cannot be copied so."""
+    heavy = nn.Module | PreTrainedTokenizerBase
+    try:
+        shared = {id(value): value for value in vars(one).values() if isinstance(value, heavy)}
+        return copy.deepcopy(one, shared)
+    except Exception:  # a lock, a generator: any of many kinds
+        return copy.copy(one)
+
+
+def _require_rows(
+    one: Callable, what: str, texts: Sequence[torch.Tensor], call: Callable[..., torch.Tensor]
+) -> None:
+    """Require a caller's processor or criterion to give for each of several rows what it gives for the row
+    alone.
+
+    Args:
+        what: it is, for the error.
+        texts: int64 [L] each.
+        call: `call(copy, ids [b, L], rows)`.
+
+    Raises:
+        UserError: it does not.
+    """
+    if _is_known(one):
+        return
+    ids, problem = torch.stack(list(texts)), type(one).__name__  # [B, L]
+    try:
+        with torch.random.fork_rng():
+            whole = call(_copied(one), ids, slice(None))  # [B, …]
+            parts = [call(_copied(one), ids[i : i + 1], slice(i, i + 1)) for i in range(len(ids))]
+        alike = whole.shape[0] == len(ids) and all(part.shape[0] == 1 for part in parts)
+        alike = alike and torch.allclose(whole.float(), torch.cat(parts).float(), equal_nan=True)
+    except Exception as error:  # of the caller's code
+        alike, problem = False, f"{problem} ({brief(error)})"
+    require(alike, what, "of one row at a time with several rows", problem)
 
 
 def require(is_so: bool, what: str, constraint: str, got: object) -> None:
@@ -134,7 +226,7 @@ def _of_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProce
         if isinstance(one, UnbatchedClassifierFreeGuidanceLogitsProcessor):
             require(False, "guidance_scale", "null", one.guidance_scale)
         if rows > 1:
-            one = copy.copy(one)  # some keep what they have seen
+            one = copy.copy(one) if _is_known(one) else _copied(one)  # some keep what they have seen
             if isinstance(one, PrefixConstrainedLogitsProcessor):
                 # its function takes the number of the prompt, which may have several rows
                 prompt, one._num_beams = row // one._num_beams, 1
