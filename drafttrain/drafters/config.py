@@ -28,7 +28,7 @@ class Kind(NamedTuple):
 
 
 # of a decoder layer of the target's shape
-LAYER = ("kv_heads", "init", "train_embeddings", "train_head", "head_dtype")
+LAYER = ("kv_heads", "init", "train_embeddings", "train_head", "head_dtype", "layers_dtype")
 KINDS = {
     "edd": Kind("edd.EddModel", ("tapped_blocks", "layers", "anchor", *LAYER)),
     "vdm": Kind("vdm.VdmModel", LAYER),
@@ -63,6 +63,7 @@ class DrafterConfig:
         train_head: train the LM head, which starts from the target's.
         head_dtype: of the LM head in the bundle. int8: half as large as in bfloat16, with a scale for
             each token; `AutoModel` alone cannot read it. null: as the other weights.
+        layers_dtype: of the layers' and projections' matrices in the bundle, as `head_dtype`.
         heads: MEDUSA's heads, one for each draft token.
         noise: EAGLE's noise, uniform within this distance, on the states it is trained with.
         input_norms: EAGLE with RMS norms on embedding, state and output, as in an MTP layer (C2T, Appendix
@@ -82,6 +83,7 @@ class DrafterConfig:
     train_embeddings: bool = False
     train_head: bool = True
     head_dtype: Literal["int8"] | None = None
+    layers_dtype: Literal["int8"] | None = None
     heads: int = setting(5, ge=1, le=100)
     noise: float = setting(0.1, ge=0)
     input_norms: bool = False

@@ -144,12 +144,11 @@ class DraftModel(PreTrainedModel, ABC):
             pack_linears(self, self._same_input)
 
     def finish(self) -> None:
-        """Prepare for saving, once training has ended: an int8 head gets the numbers that are stored."""
-        if self.config.head_dtype:
-            from drafttrain.drafters.int8 import int8_rows
+        """Prepare for saving, once training has ended: int8 matrices get the numbers that are stored."""
+        if self.config.head_dtype or self.config.layers_dtype:
+            from drafttrain.drafters.int8 import round_weights
 
-            numbers, scales = int8_rows(self.lm_head.weight.detach())  # [D, H], [D]
-            self.lm_head.weight = nn.Parameter(numbers.float() * scales[:, None])
+            round_weights(self)
 
     @classmethod
     def load(

@@ -61,6 +61,7 @@ class DraftModelConfig(PreTrainedConfig):
     train_embeddings: bool = False
     train_head: bool = True
     head_dtype: str | None = None
+    layers_dtype: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self, **kwargs: Any):

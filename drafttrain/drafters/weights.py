@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 
 from drafttrain.utils.files import require_file
 
-HEAD, NUMBERS, SCALES = "lm_head.weight", "lm_head.int8", "lm_head.scales"
+WEIGHT, NUMBERS, SCALES = ".weight", ".int8", ".scales"  # of a matrix; of one in int8
 
 
 def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Return the tensors of a drafter's file; an int8 head as what it stands for, in fp32.
+    """Return the tensors of a drafter's file; int8 matrices as what they stand for, in fp32.
 
     Raises:
         OSError, SafetensorError: there is no such file, or it is damaged.
@@ -20,9 +20,9 @@ def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:
     """
     require_file(file)
     tensors = load_file(file)
-    if NUMBERS in tensors:
-        numbers, scales = tensors.pop(NUMBERS), tensors.pop(SCALES, torch.empty(0))  # [D, H], [D]
-        if numbers.ndim != 2 or scales.shape != numbers.shape[:1]:
-            raise SafetensorError(f"{NUMBERS} without {SCALES} for its rows")
-        tensors[HEAD] = numbers.float() * scales.float()[:, None]  # [D, H]
+    for name in [name.removesuffix(NUMBERS) for name in tensors if name.endswith(NUMBERS)]:
+        numbers, scales = tensors.pop(name + NUMBERS), tensors.pop(name + SCALES, torch.empty(0))
+        if numbers.ndim != 2 or scales.shape != numbers.shape[:1]:  # [D, H], [D]
+            raise SafetensorError(f"{name}{NUMBERS} without {name}{SCALES} for its rows")
+        tensors[name + WEIGHT] = numbers.float() * scales.float()[:, None]  # [D, H]
     return tensors

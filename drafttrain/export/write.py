@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from drafttrain.bundle_files import CLASSIFIER, CLASSIFIER_WEIGHTS, CONFIG, LOG, WEIGHTS, read_evaluation
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.drafters.config import read_config
-from drafttrain.drafters.int8 import with_int8_head
-from drafttrain.drafters.weights import HEAD, read_tensors
+from drafttrain.drafters.int8 import HEAD, int8_names, with_int8
+from drafttrain.drafters.weights import read_tensors
 from drafttrain.export.card import missing_facts, write_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.remote import remote_files
@@ -73,7 +73,7 @@ def export(
     files = _results(drafter, evaluation, calibration, classifier) + bundled_files(config)
     with new_folder(out) as folder:
         dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
-        tensors = with_int8_head(tensors, dtype) if settings.get("head_dtype") else tensors
+        tensors = with_int8(tensors, int8_names(tensors, settings), dtype)
         tensors = {k: v.to(dtype) if v.is_floating_point() else v for k, v in tensors.items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody but the owner read

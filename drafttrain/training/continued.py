@@ -35,6 +35,7 @@ def continued_drafter(
         drafter = add_anchor(drafter).attach(target)
     drafter.config.target = identity(target)  # what it learns from now on
     drafter.config.head_dtype = drafter_config.head_dtype
+    drafter.config.layers_dtype = drafter_config.layers_dtype
     if config.init_draft_vocab_size is not None:
         counts = count_trained_tokens(corpus, target.vocab_size)
         known, size = drafter.draft_to_target.tolist(), config.init_draft_vocab_size

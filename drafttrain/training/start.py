@@ -32,7 +32,7 @@ def check_continued(config: TrainingConfig, stored: dict[str, Any], drafter_conf
             f"drafter.head_dtype: must be null where training.init_from has the target's head, got "
             f"{drafter_config.head_dtype}; leave it out"
         )
-    for key in ("anchor", "head_dtype"):
+    for key in ("anchor", "head_dtype", "layers_dtype"):
         if config.max_steps == 0 and (value := getattr(drafter_config, key)) and value != stored.get(key):
             raise UserError(
                 f"drafter.{key}: must be that of training.init_from, {stored.get(key)}, without training "

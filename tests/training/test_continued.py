@@ -78,6 +78,7 @@ def test_the_vocabulary_of_medusa_stays():
     [
         ({"anchor": True}, {}, "drafter.anchor: must be that of training.init_from, None, without training"),
         ({"head_dtype": "int8"}, {}, "drafter.head_dtype: must be that of training.init_from, None"),
+        ({"layers_dtype": "int8"}, {}, "drafter.layers_dtype: must be that of training.init_from, None"),
         (
             {"head_dtype": "int8"},
             {"train_head": False},
@@ -91,17 +92,22 @@ def test_what_a_drafter_that_is_taken_cannot_become(settings, stored, message):
         check_continued(config, {"model_type": "drafttrain_edd", **stored}, DrafterConfig(**settings))
 
 
-def test_a_head_becomes_int8_and_wide_again(run_training):
-    first = run_training("first", drafter=replace(PLAIN, head_dtype="int8"), max_steps=3)
-    head = weights(first)["lm_head.weight"]
-    numbers, scales = int8_rows(head)
-    assert torch.equal(head, numbers.float() * scales[:, None])
-    assert read_json(first / "drafter" / "config.json")["head_dtype"] == "int8"
+def test_matrices_become_int8_and_wide_again(run_training):
+    def are_rounded(folder) -> list[bool]:
+        found, rounded = weights(folder), []
+        for name in ("lm_head.weight", "layers.0.k_proj.weight"):
+            numbers, scales = int8_rows(found[name])
+            rounded.append(torch.equal(found[name], numbers.float() * scales[:, None]))
+        return rounded
+
+    int8 = {"head_dtype": "int8", "layers_dtype": "int8"}
+    first = run_training("first", drafter=replace(PLAIN, **int8), max_steps=3)
+    assert are_rounded(first) == [True, True]
+    assert read_json(first / "drafter" / "config.json").items() >= int8.items()
     wide = run_training("wide", max_steps=1, init_from=str(first / "drafter"))
-    head = weights(wide)["lm_head.weight"]
-    numbers, scales = int8_rows(head)
-    assert not torch.equal(head, numbers.float() * scales[:, None])
-    assert read_json(wide / "drafter" / "config.json").get("head_dtype") is None
+    assert are_rounded(wide) == [False, False]
+    stored = read_json(wide / "drafter" / "config.json")
+    assert [stored.get(name) for name in int8] == [None, None]
 
 
 def test_a_vocabulary_shrinks(run_training, target_folder):

@@ -73,7 +73,7 @@ def export_to(
     config = read_config(folder)
     _check_kind(config, format, folder)
     tensors = layout.read_tensors(folder / layout.WEIGHTS)
-    dtype = dtype or config.get("dtype")  # one for all tensors, also where the head was int8
+    dtype = dtype or config.get("dtype")  # one for all tensors, also where matrices were int8
     if dtype in DTYPES:
         wide = getattr(torch, dtype)
         tensors = {n: t.to(wide) if t.is_floating_point() else t for n, t in tensors.items()}
