@@ -111,13 +111,16 @@ def collect_states(
     `loss_mask` where states were recorded."""
     out, begun = Path(out), time.monotonic()
     console = console or Console(quiet=_rank() > 0, soft_wrap=True)
+    lengths = {name: _checked_lengths(target, split, name) for name, split in splits.items()}
     recorded = RecordedStates({})
     if recorded_folder is not None:
         stored = "float32" if config.dtype == "float32" else "bfloat16"
         made_of = recording_of(target, target.tapped_blocks, stored)
-        recorded = RecordedStates.open(recorded_folder, made_of)
+        longest = max((n for one in lengths.values() for n in one), default=0)
+        recorded = RecordedStates.open(recorded_folder, made_of, longest)
     parts = [
-        _Collection(config, target, recorded, split, out / name, console) for name, split in splits.items()
+        _Collection(config, target, recorded, split, lengths[name], out / name, console)
+        for name, split in splits.items()
     ]
     if _rank() == 0:
         for part in parts:
@@ -184,12 +187,13 @@ class _Collection:
         target: FrozenTarget,
         recorded: RecordedStates,
         split: Dataset,
+        lengths: list[int],
         folder: Path,
         console: Console,
     ):
         self.config, self.target, self.recorded = config, target, recorded
         self.split, self.folder, self.console = split, folder, console
-        self.lengths, self.reused = _checked_lengths(target, split, folder.name), 0
+        self.lengths, self.reused = lengths, 0
         self.manifest = Manifest(
             target_name=target.name,
             target=target_info(target),

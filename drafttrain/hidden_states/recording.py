@@ -165,12 +165,17 @@ class RecordedStates:
     places: dict[bytes, tuple[Shard, int, int]]
 
     @classmethod
-    def open(cls, folder: Path, manifest: Manifest) -> "RecordedStates":
-        """Index a folder's shards; there are none if it is absent or of another target, blocks or dtypes."""
+    def open(cls, folder: Path, manifest: Manifest, longest: int) -> "RecordedStates":
+        """Index a folder's shards; there are none if it is absent or of another target, blocks or dtypes.
+
+        Args:
+            longest: tokens in a document of the corpus, which has cut what was longer.
+        """
         places = {}
         for shard in _shards(folder, manifest):
             tokens = shard.read("tokens", 0, int(shard.offsets[-1])).numpy()  # [T]
             for first, last in zip(shard.offsets.tolist(), shard.offsets[1:].tolist()):
+                last = min(last, first + longest)
                 places[_hash(tokens[first:last])] = (shard, first, last)
         return cls(places)
 

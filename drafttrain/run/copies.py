@@ -31,7 +31,7 @@ def find_twin(
 
 
 def share_folder(twin: Path, folder: Path, links: bool) -> float:
-    """Copy a finished folder; return the seconds. Kept hidden states stay where they are: they are large.
+    """Copy a finished folder; return the seconds. Kept hidden states are linked or left out: they are large.
 
     Args:
         links: by hard links where the disk has them; not for stages that go on in a finished folder's files.
@@ -40,6 +40,8 @@ def share_folder(twin: Path, folder: Path, links: bool) -> float:
     with new_folder(folder) as copy:
         how = {"copy_function": _link if links else shutil.copy2, "ignore": shutil.ignore_patterns(".states")}
         shutil.copytree(twin, copy, dirs_exist_ok=True, **how)
+        with contextlib.suppress(OSError):  # there are none, or the disk has no links
+            shutil.copytree(twin / ".states", copy / ".states", copy_function=os.link)
         (copy / RECORD).unlink()
         spent = round(time.monotonic() - begun, 3)
         write_json(copy / RECORD, {**record, "wall_seconds": spent, "shared": str(twin)})
@@ -59,12 +61,30 @@ def _free(folder: Path, place: Path) -> Path:
     return next(path for path in kept if not path.exists())
 
 
-def set_aside(folder: Path, names: Sequence[str], place: Path) -> Iterator[tuple[str, Path]]:
-    """Move files of a folder to a free name below `place`, as somebody may have changed them on purpose.
+def seconds_killed(folder: Path, marker: Path) -> float:
+    """Return the seconds that a killed attempt at a folder is known to have worked: until it wrote last.
+
+    Args:
+        marker: as old as the attempt, or as its orderly end.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    last = max((path.stat().st_mtime for path in files), default=0.0)
+    return max(0.0, last - marker.stat().st_mtime)
+
+
+def set_aside(folder: Path, names: Sequence[str], place: Path, marker: Path) -> Iterator[tuple[str, Path]]:
+    """Turn a finished folder into an unfinished one without some files; these go to a free name below
+    `place`, as somebody may have changed them on purpose.
+
+    Args:
+        marker: gets the note of the unfinished folder.
 
     Yields:
         name and new place of each that exists.
     """
+    record = read_record(folder)
+    write_json(marker, {name: record[name] for name in ("made_from", "wall_seconds")})
+    (folder / RECORD).unlink()
     free = _free(folder, place)
     for name in names:
         if (folder / name).exists():

@@ -132,7 +132,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     memory = teacher + OPTIMIZER_BYTES * trained + 4 * frozen + logits + activations
     estimate["memory"] = f"about {_bytes(memory)}{fits(recipe.plan, memory)}"
     checkpoint = 12 * trained + 4 * frozen
-    estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 8 * stored)  # the best one, too
+    estimate["disk"] = _bytes((config.save_total_limit + 1) * checkpoint + 12 * stored)  # the best, too
     return estimate
 
 
@@ -145,7 +145,10 @@ def export(recipe: Recipe, folders: Folders) -> Estimate:
         return {}
     size = 4 if recipe.export.dtype.replace("auto", recipe.target.dtype) == "float32" else 2
     tokens = min(shape.draft_vocab_size or target.vocab_size, target.vocab_size)
-    int8 = tokens * target.hidden_size if shape.head_dtype else 0
+    head = tokens * target.hidden_size if shape.train_head else 0
+    embeddings = target.vocab_size * target.hidden_size if shape.train_embeddings else 0
+    int8 = head if shape.head_dtype else 0
+    int8 += sizes[1] - tokens - head - embeddings if shape.layers_dtype else 0  # all but a few norms
     return {"disk": _bytes(size * (sizes[1] - int8) + int8)}
 
 

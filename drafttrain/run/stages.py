@@ -83,7 +83,8 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     if "anchor" in shape.settings:
         shape = dataclasses.replace(shape, anchor=shape.anchor or recipe.drafter.anchor)
     if "head_dtype" in shape.settings and recipe.training.max_steps != 0:
-        shape = dataclasses.replace(shape, head_dtype=recipe.drafter.head_dtype)
+        own = {name: getattr(recipe.drafter, name) for name in ("head_dtype", "layers_dtype")}
+        shape = dataclasses.replace(shape, **own)
     if "model" in shape.settings:  # adapters it once had are merged, and it is trained whole
         shape = dataclasses.replace(shape, model=recipe.training.init_from, lora_rank=None)
     grown = recipe.training.init_draft_vocab_size
@@ -339,6 +340,7 @@ STAGES = [
         resumes=True,
         keep=True,
         shared=True,
+        appends=True,
     ),
     Stage(
         name="corpus",

@@ -39,7 +39,6 @@ from drafttrain.utils.provenance import (
 from drafttrain.utils.writing import write_json
 
 STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from
-WAITS = 6000  # of a tenth of a second, for what the first rank writes
 PREVIOUS = "previous"  # <output>/previous/<folder>-<n>: outdated folders that took hours to make
 
 
@@ -61,6 +60,7 @@ class Stage:
         resumes: it continues from its own unfinished folder; otherwise such a folder is removed first.
         keep: an outdated folder is moved to `previous/`, not removed.
         shared: a folder of another run beside this one, made from the same, is taken over.
+        appends: it may go on in the files of a finished folder, which another run's therefore cannot be.
         ranks: several processes (deepspeed, torchrun) may run it together.
         summary: those of its figures that are in the run's `summary.json`.
         show: prints the result in its folder, when it is skipped.
@@ -77,6 +77,7 @@ class Stage:
     resumes: bool = False
     keep: bool = False
     shared: bool = False
+    appends: bool = False
     ranks: bool = False
     summary: Sequence[str] = ()
     show: Callable[[Path], None] = lambda folder: None
@@ -145,7 +146,9 @@ class Workflow:
                 self._warn_of_outdated(selected)
                 for before, stage in zip([None, *selected], selected):
                     if before is not None and before.enabled(self.recipe) and not self.is_first_rank:
-                        self._await(self.output / before.folder / RECORD)
+                        from drafttrain.run.ranks import wait_for_file
+
+                        wait_for_file(self.output / before.folder / RECORD)
                     self._run_if_needed(stage)
             self._write_summary()
         except Exception as error:
@@ -214,12 +217,16 @@ class Workflow:
         if decision.damaged and self.is_first_rank:
             self._set_aside(decision)
         if decision.action == "resume" and self.is_first_rank:
-            spent = self._begun(stage)["wall_seconds"] + self._killed_after(stage)
+            from drafttrain.run.copies import seconds_killed
+
+            spent = self._begun(stage)["wall_seconds"] + seconds_killed(self.output / stage.folder, marker)
             begun = self._begun(stage)["made_from"]["section"]
         elif self.is_first_rank:
             self._clear(stage)
         if not self.is_first_rank:
-            begun = self._await_first_rank(marker, decision)
+            from drafttrain.run.ranks import wait_for
+
+            begun = wait_for(marker, lambda: self._noted(decision))
         recipe = stage.settle(self.recipe, begun)
         section = as_json(plain(stage.section(recipe)))
         decision = dataclasses.replace(decision, made_from={**decision.made_from, "section": section})
@@ -261,35 +268,14 @@ class Workflow:
         from drafttrain.run.copies import share_folder
 
         self._clear(stage)
-        spent = share_folder(decision.twin, folder, links=not stage.resumes)
+        spent = share_folder(decision.twin, folder, links=not stage.appends)
         self._marker(stage).unlink(missing_ok=True)
         self._say("green", stage, "done", _seconds(spent))
 
-    def _killed_after(self, stage: Stage) -> float:
-        """Return the seconds that a killed attempt is known to have worked: until it last wrote into its
-        folder. The marker is as old as the attempt, or as its orderly end."""
-        files = [path for path in (self.output / stage.folder).rglob("*") if path.is_file()]
-        last = max((path.stat().st_mtime for path in files), default=0.0)
-        return max(0.0, last - self._marker(stage).stat().st_mtime)
-
-    def _await(self, record: Path) -> None:
-        """Wait for a file of the first rank."""
-        for _ in range(WAITS):
-            if record.exists():
-                return
-            time.sleep(0.1)
-        raise UserError(f"{record}: the first process did not write it within ten minutes; see its messages")
-
-    def _await_first_rank(self, marker: Path, decision: Decision) -> dict[str, Any]:
-        """Wait until the first rank has cleared the folder and noted what it will be made from; returns the
-        settings, which it has settled for all."""
-        for _ in range(WAITS):
-            with contextlib.suppress(UserError):
-                noted = self._begun(decision.stage)["made_from"]
-                if not self._changes(decision.stage, noted, decision.made_from):
-                    return noted["section"]
-            time.sleep(0.1)
-        raise UserError(f"{marker}: the first process did not write it within ten minutes; see its messages")
+    def _noted(self, decision: Decision) -> dict[str, Any] | None:
+        """Return the settings that the first rank has settled for all, once it has cleared the folder."""
+        noted = self._begun(decision.stage)["made_from"]
+        return None if self._changes(decision.stage, noted, decision.made_from) else noted["section"]
 
     def _warn_of_outdated(self, selected: Sequence[Stage]) -> None:
         """Warn when a selected stage reads a folder that the present recipe would make otherwise."""
@@ -352,10 +338,7 @@ class Workflow:
         from drafttrain.run.copies import set_aside
 
         stage, folder = decision.stage, self.output / decision.stage.folder
-        record = read_record(folder)
-        write_json(self._marker(stage), {name: record[name] for name in ("made_from", "wall_seconds")})
-        (folder / RECORD).unlink()
-        for name, kept in set_aside(folder, decision.damaged, self.output / PREVIOUS):
+        for name, kept in set_aside(folder, decision.damaged, self.output / PREVIOUS, self._marker(stage)):
             self._say("yellow", stage, "kept", f"the damaged {folder / name} is now {kept}")
 
     def _begun(self, stage: Stage) -> dict[str, Any]:

@@ -48,8 +48,13 @@ class KeepBest(TrainerCallback):
             return
         with new_folder(self._place(best["step"])) as folder:
             model.save_pretrained(folder)
-        for other in set(self.folder.glob("best-*")) - {self._place(best["step"])}:
-            shutil.rmtree(other, ignore_errors=True)
+
+    def on_save(self, args, state, control, **kwargs):
+        """Remove the drafters that were the best before: a resumed training now knows of the better one."""
+        best = best_evaluation(state, self.after)
+        if best is not None and state.is_world_process_zero and self._place(best["step"]).exists():
+            for other in set(self.folder.glob("best-*")) - {self._place(best["step"])}:
+                shutil.rmtree(other, ignore_errors=True)
 
     def restore(self, drafter: DraftModel, state: TrainerState) -> int:
         """Load the best drafter's weights where a later one is at hand; return the step of the result."""

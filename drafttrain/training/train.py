@@ -223,6 +223,7 @@ def train(
         drafter.finish()
         with new_folder(out / "drafter") as folder:
             drafter.save_pretrained(folder)
+        keeper.on_save(arguments, trainer.state, trainer.control)
     trainer.accelerator.wait_for_everyone()  # no process returns before the folder is there
     if run:
         run.finish()
@@ -374,7 +375,11 @@ def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> Non
     kept = [p for name, p in drafter.named_parameters() if name not in drafter._keys_to_ignore_on_save]
     stored, trained = sum(p.numel() for p in kept), sum(p.numel() for p in kept if p.requires_grad)
     checkpoint = 4 * stored + 2 * 4 * trained  # weights and two moments, fp32
-    require_free_disk(out, (config.save_total_limit + 1) * checkpoint + 8 * stored, "saving checkpoints")
+    needed = (
+        config.save_total_limit + 1
+    ) * checkpoint + 12 * stored  # the drafter, the best one and a better
+    there = sum(file.stat().st_size for file in (out / "checkpoints").rglob("*") if file.is_file())
+    require_free_disk(out, max(needed - there, 0), "saving checkpoints")
 
 
 def training_summary(

@@ -75,11 +75,12 @@ def draft_loss(
     with torch.autocast(wanted.device.type, torch.bfloat16, enabled=bf16):
         attend = block_attention(layout) if drafter.attends else None
         predictions = drafter.predictions(model, batch, attend, wanted)
-    draft_rows = target.lm_head.weight[drafter.draft_to_target]  # [D, H]
+    draft_rows, bias = target.lm_head.weight[drafter.draft_to_target], target.lm_head.bias  # [D, H], [V]
+    bias = None if bias is None else bias[drafter.draft_to_target]  # [D]
     next_ids = _draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)] if labels else None
 
     def teacher_logits(final: torch.Tensor) -> torch.Tensor:
-        return target.scale_logits(final @ draft_rows.T)  # [c, D]
+        return target.scale_logits(F.linear(final, draft_rows, bias))  # [c, D]
 
     parts = []
     for prediction in predictions:

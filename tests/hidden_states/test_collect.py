@@ -320,6 +320,14 @@ def test_corpus_that_does_not_fit_the_target(target, tmp_path):
         collect_states(CONFIG, target, foreign, tmp_path)
 
 
+def test_an_empty_split_has_an_empty_store(target, tmp_path):
+    """As of a corpus with one document: training says what is missing."""
+    rows = split_of([[5] * 10])
+    splits = DatasetDict(train=rows, validation=rows.select([]))
+    report = collect_states(CONFIG, target, splits, tmp_path / "out", recorded_folder=tmp_path / "none")
+    assert report.tokens == 10 and read_manifest(tmp_path / "out" / "validation").complete
+
+
 def test_processes_that_wait_in_vain_stop(target, splits, tmp_path, monkeypatch):
     monkeypatch.setattr(collect_module, "PATIENCE_S", 0.5)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -71,8 +71,9 @@ def answer(config: RegenerateConfig, target: FrozenTarget, out: Path, kept: Kept
     return states_folder(out)
 
 
-def corpus_of(target: FrozenTarget, responses: Path, folder: Path) -> DatasetDict:
-    config = CorpusConfig([Source(str(responses / "responses.jsonl"))], validation_fraction=0.2)
+def corpus_of(target: FrozenTarget, responses: Path, folder: Path, **settings) -> DatasetDict:
+    sources = [Source(str(responses / "responses.jsonl"))]
+    config = CorpusConfig(sources, validation_fraction=0.2, **settings)
     build_corpus(config, target.tokenizer, folder)
     return load_corpus(folder, target.tokenizer)[0]
 
@@ -86,7 +87,7 @@ def collected(
 
 
 def opened(target: FrozenTarget, folder: Path) -> RecordedStates:
-    return RecordedStates.open(folder, recording_of(target, BLOCKS, "float32"))
+    return RecordedStates.open(folder, recording_of(target, BLOCKS, "float32"), 1 << 20)
 
 
 def test_recorded_states_are_the_computed_ones_where_they_are_read(target, config, tmp_path):
@@ -184,13 +185,13 @@ def test_an_interrupted_run_keeps_its_states_and_goes_on(target, config, tmp_pat
 def test_states_of_other_blocks_or_dtypes_are_not_read_and_make_room(target, config, tmp_path):
     folder = answer(config, target, tmp_path / "out")
     for blocks, dtype in (([-1], "float32"), (BLOCKS, "bfloat16")):
-        assert not RecordedStates.open(folder, recording_of(target, blocks, dtype)).places
+        assert not RecordedStates.open(folder, recording_of(target, blocks, dtype), 1 << 20).places
     first = replace(config, max_rows=4)
     answer(first, target, tmp_path / "other")
     answer(config, target, tmp_path / "other", KeptStates([-1], "float32", 1e9, 128))
     folder = states_folder(tmp_path / "other")
     assert not opened(target, folder).places
-    assert len(RecordedStates.open(folder, recording_of(target, [-1], "float32")).places) == 8
+    assert len(RecordedStates.open(folder, recording_of(target, [-1], "float32"), 1 << 20).places) == 8
 
 
 def test_no_more_is_kept_than_there_is_room_for(target, config, tmp_path):
@@ -216,6 +217,21 @@ def test_a_document_that_goes_on_after_its_recording_is_computed(target, config,
     assert recorded.find([*ids, *[7] * TAIL], untrained) is not None
     assert recorded.find([*ids, *[7] * (TAIL + 1)], [*untrained, 0]) is None
     assert recorded.find([*ids[:-1], 7], untrained) is None
+
+
+def test_a_document_that_the_corpus_has_cut_has_its_states(target, config, tmp_path):
+    folder = answer(config, target, tmp_path / "out")
+    whole = corpus_of(target, tmp_path / "out", tmp_path / "whole")
+    most = min(len(row["input_ids"]) for row in whole["train"]) + 3
+    splits = corpus_of(target, tmp_path / "out", tmp_path / "cut", max_length=most)
+    lengths = [len(row["input_ids"]) for split in splits.values() for row in split]
+    assert max(lengths) == most and lengths.count(most) > len(lengths) / 2
+    report, found = collected(target, splits, tmp_path / "found", folder)
+    assert report.reused > report.tokens / 2
+    computed = collected(target, splits, tmp_path / "computed")[1]
+    for i, row in enumerate(splits["train"]):
+        n = len(row["input_ids"]) if len(row["input_ids"]) == most else 1
+        torch.testing.assert_close(found[i].final[:n], computed[i].final[:n], atol=1e-4, rtol=1e-4)
 
 
 def test_a_full_disk_ends_the_recording_and_nothing_else(target, config, tmp_path, monkeypatch):

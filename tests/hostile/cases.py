@@ -168,6 +168,7 @@ FULL_RECIPE = {  # of all stages, with the world as working folder
         "max_new_tokens": 6,
         "max_turns": 1,
         "batch_rows": 2,
+        "keep_states": True,
     },
     "corpus": {
         "sources": [{"path": "chats.jsonl"}],

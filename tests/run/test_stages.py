@@ -101,8 +101,10 @@ def test_states_kept_by_regeneration_are_not_computed_again(folder, capsys):
     assert cli.main([*command, "--output", str(runs[1])]) == 0
     assert ran(capsys.readouterr().out) == []  # the answers are the same without
     assert cli.main([*command, "--output", "kept/other", "--until", "regenerate"]) == 0
-    copied = {path.name for path in Path("kept/other/regenerated").iterdir()}
-    assert "responses.jsonl" in copied and ".states" not in copied
+    other = Path("kept/other/regenerated")
+    assert (other / "responses.jsonl").exists()
+    shards = sorted((runs[1] / "regenerated/.states").glob("shard-*"))
+    assert shards and all(shard.samefile(other / ".states" / shard.name) for shard in shards)
     words = ["--hidden_states.mode", "online", "--regenerate.keep_states", "true", "--until", "regenerate"]
     assert cli.main([*command, "--output", "online/run", *words]) == 0
     assert not Path("online/run/regenerated/.states").exists()
@@ -319,8 +321,8 @@ def test_a_small_lm_from_recipe_to_decoding(rank, small_recipe):
     folders = {name: run / name for name in ("fetch-target", "corpus")}
     planned = estimates.train(load_recipe(small_recipe, words), folders)["disk"]
     assert planned.endswith(" MB")  # of two checkpoints: one is written before the other is deleted
-    best = weights  # the same numbers
-    assert float(planned.split()[0]) * 1e6 == pytest.approx(2 * real + best + weights, rel=0.1)
+    best = weights  # the same numbers; a better one is written before the other is deleted, too
+    assert float(planned.split()[0]) * 1e6 == pytest.approx(2 * real + 2 * best + weights, rel=0.1)
 
 
 def test_auto_is_settled_for_each_stage(folder, capsys, monkeypatch):
@@ -568,7 +570,7 @@ def test_estimates_of_a_small_lm_are_those_of_the_model(rank, small_recipe, tiny
     memory = target_bytes + 16 * trained + 4 * frozen + logits + activations
     near = pytest.approx(memory, abs=4 * 100)  # the map of the vocabulary
     assert float(estimate["memory"].removeprefix("about ")) == near
-    disk = 2 * (4 * (trained + frozen) + 8 * trained) + 8 * stored
+    disk = 2 * (4 * (trained + frozen) + 8 * trained) + 12 * stored
     assert float(estimate["disk"]) == pytest.approx(disk, abs=4 * 3 * 100)
 
     if rank is not None:  # a drafter that is trained further has its adapters merged, and is trained whole

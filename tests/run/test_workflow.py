@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from drafttrain.run import workflow
+from drafttrain.run import ranks, workflow
 from drafttrain.run.plan import plan, print_plan
 from drafttrain.run.workflow import Stage, Workflow
 from drafttrain.utils import provenance
@@ -191,9 +191,10 @@ def test_a_stage_is_repeated_when_asked(recipe, fakes):
             run(recipe, fakes, again=again, last="upper")
 
 
-def test_what_another_run_made_from_the_same_is_taken_over(recipe, fakes):
+@pytest.mark.parametrize("appends", [False, True])
+def test_what_another_run_made_from_the_same_is_taken_over(appends, recipe, fakes):
     """With its "auto"; not where settings differ, nor where the stage is asked for again."""
-    fakes.stages[1] = dataclasses.replace(fakes.stages[1], shared=True)
+    fakes.stages[1] = dataclasses.replace(fakes.stages[1], shared=True, appends=appends)
     run(recipe, fakes)
     other = dataclasses.replace(recipe, output=f"{recipe.output}-2")
     assert actions(other, fakes) == {
@@ -207,11 +208,13 @@ def test_what_another_run_made_from_the_same_is_taken_over(recipe, fakes):
     folder = Path(other.output) / "upper_made"
     assert (folder / "upper.txt").read_text() == "HELLO WORLD!"
     # a stage that goes on in its files must not do so in another run's
-    assert not (folder / "upper.txt").samefile(Path(recipe.output) / "upper_made" / "upper.txt")
+    theirs = Path(recipe.output) / "upper_made" / "upper.txt"
+    assert (folder / "upper.txt").samefile(theirs) != appends
     record = json.loads((folder / "stage.json").read_text())
     assert record["shared"] == f"{recipe.output}/upper_made" and record["figures"]["letters"] == 12
     assert run(other, fakes)[0] == []
     assert run(other, fakes, again=["upper"])[0] == ["upper"]
+    assert theirs.read_text() == "HELLO WORLD!"
     changed = dataclasses.replace(other, upper=Upper("?"))
     assert run(changed, fakes)[0] == ["upper", "last"]
     assert actions(dataclasses.replace(changed, upper=Upper()), fakes)["upper"] == "share"
@@ -616,7 +619,7 @@ def test_a_second_rank_waits_for_the_record_of_a_stage(recipe, fakes, monkeypatc
     assert run(recipe, fakes, first="upper")[0] == ["upper", "last"]
     records[0].unlink()
     fakes.stages[1] = dataclasses.replace(fakes.stages[1], run=make)
-    monkeypatch.setattr(workflow, "WAITS", 2)
+    monkeypatch.setattr(ranks, "WAITS", 2)
     with pytest.raises(UserError, match="the first process did not write it"):
         run(recipe, fakes, first="upper")
 

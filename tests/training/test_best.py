@@ -75,6 +75,32 @@ def test_an_interrupted_training_knows_its_best(run_training, monkeypatch, capsy
     assert read_json(robbed / "drafter" / "config.json")["training"]["chosen_step"] == 6
 
 
+def test_a_best_that_no_checkpoint_knows_of_takes_no_other_s_place(run_training, monkeypatch, capsys):
+    """Killed between a better evaluation and the checkpoint after it."""
+    between = {"max_steps": 8, "eval_steps": 2, "save_steps": 4}
+    judge_by(monkeypatch, 1.0, 2.0)
+    early = run_training("early", **{**between, "max_steps": 4})
+    lengths = iter([1.0, 2.0, 2.5])
+
+    def killed(self, drafter):
+        try:
+            return {"accept_len": next(lengths)}
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(Validation, "acceptance", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_training("out", **between)
+    kept = early.parent / "out" / "checkpoints"
+    assert {path.name for path in kept.glob("best-*")} == {"best-4", "best-6"}
+    judge_by(monkeypatch, 1.5, 1.0)
+    capsys.readouterr()
+    out = run_training("out", **between)
+    assert "must hold the best drafter" not in capsys.readouterr().out
+    assert are_equal(weights(out), weights(early))
+    assert [path.name for path in kept.glob("best-*")] == ["best-4"]
+
+
 def test_a_damaged_best_is_not_taken(run_training, monkeypatch, capsys):
     judge_by(monkeypatch, 2.0, 1.9)
     out = run_training("out", **{**EVERY_TWO, "max_steps": 4})

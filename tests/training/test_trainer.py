@@ -117,6 +117,22 @@ def test_loss_is_the_kl_of_the_next_tokens_distribution(documents, target, draft
     assert agree == same
 
 
+def test_the_bias_of_a_target_s_head_counts(documents, target, drafter):
+    batch = with_states(target, batch_of(PackedRows(documents, 192, 0)))
+    layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
+    before = draft_loss(drafter, drafter, target, batch, layout, chunk=7, bf16=False).total
+    head = torch.nn.Linear(*target.lm_head.weight.T.shape)
+    with torch.no_grad():
+        head.weight.copy_(target.lm_head.weight)
+        head.bias.fill_(3.0)  # for all tokens alike, which changes no probability
+        target.lm_head = head
+        same = draft_loss(drafter, drafter, target, batch, layout, chunk=7, bf16=False).total
+        head.bias[150] = 30.0
+        other = draft_loss(drafter, drafter, target, batch, layout, chunk=7, bf16=False).total
+    torch.testing.assert_close(before, same, atol=1e-3, rtol=1e-5)
+    assert other > 2 * same
+
+
 def test_gradients_reach_what_is_trained_and_nothing_else(documents, target, drafter):
     loss_of(drafter, target, batch_of(PackedRows(documents, 192, 0))).backward()
     for name, parameter in drafter.named_parameters():
