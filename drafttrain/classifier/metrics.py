@@ -19,12 +19,12 @@ class Quality(Reliability):
     """A confidence over some nodes, beside the figures of `Reliability`.
 
     Attributes:
-        recall: share of the accepted nodes whose confidence is above the threshold.
+        recall: share of the accepted nodes whose confidence is above the threshold; None without any.
         theta: share of all nodes that are above it, the positive rate.
         auprc: area under precision against recall; None if there are only nodes of one kind.
     """
 
-    recall: float
+    recall: float | None
     theta: float
     auprc: float | None
 
@@ -36,7 +36,7 @@ def quality(confidence: np.ndarray, accepted: np.ndarray, threshold: float) -> Q
     both = 0 < positives < len(accepted)
     return Quality(
         **asdict(reliability(confidence, accepted)),
-        recall=float((above & accepted).sum()) / max(positives, 1),
+        recall=float((above & accepted).sum()) / positives if positives else None,
         theta=float(above.mean()),
         auprc=float(average_precision_score(accepted, confidence)) if both else None,
     )

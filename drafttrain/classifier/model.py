@@ -45,10 +45,16 @@ class Classifier(nn.Module):
         )
 
     def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
-        """Takes mean and spread of the features from rows x [N, F], and starts at the share accepted."""
+        """Takes mean and spread of the features from rows x [N, F], and starts at the share accepted.
+
+        A feature that is the same in all rows counts for nothing, also where it will be another.
+        """
         self.mean.copy_(x.mean(0))
-        self.std.copy_(x.std(0, correction=0).clamp(min=1e-6))
+        std = x.std(0, correction=0)
+        is_same = std < 1e-6
+        self.std.copy_(std.masked_fill(is_same, 1.0))
         with torch.no_grad():
+            self.inner.weight[:, is_same] = 0.0  # where it stays: its scaled input is 0
             self.outer.bias.fill_(math.log(accepted_share / (1 - accepted_share)))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

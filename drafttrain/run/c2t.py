@@ -16,6 +16,7 @@ from drafttrain.classifier.train import train_classifier
 from drafttrain.data.prompts import read_prompts
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.report.pictures import draw_classifier
+from drafttrain.trees.interface import LARGEST
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.provenance import content_hash, files_hash
 
@@ -55,6 +56,11 @@ def dump_trees(
     if reach is not None and config.max_depth > reach:
         raise UserError(
             f"max_depth: must be <= {reach}, as deep as the drafter {bundle} drafts, got {config.max_depth}"
+        )
+    if (nodes := config.nodes(loaded.drafter.draft_vocab_size)) > LARGEST:  # masks grow with their square
+        raise UserError(
+            f"top_k: must grow trees of at most {LARGEST} nodes, got {nodes} with {config.top_k} and "
+            f"max_depth {config.max_depth}; lower one of them"
         )
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):

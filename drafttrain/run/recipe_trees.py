@@ -43,12 +43,18 @@ def _check_medusa(recipe: "Recipe") -> None:
             f"evaluate.trees: must not depend on costs for medusa, got {trees[0]}; its heads cost the same "
             "at any depth"
         )
-    if recipe.training.init_from or not recipe.evaluate.prompts:  # as many heads as that drafter has
+    from drafttrain.trees.c2t import Plain
+
+    heads, classifier = recipe.drafter.heads, recipe.classifier
+    if recipe.training.init_from:  # as many heads as that drafter has
         return
-    heads = recipe.drafter.heads
-    for tree in recipe.evaluate.trees:
-        # a classifier is not there yet
-        if not takes_classifier(tree) and (depth := parse_policy(tree).max_depth) > heads:
+    if classifier.prompts is not None and classifier.max_depth > heads:
+        raise UserError(
+            f"classifier.max_depth: must be <= drafter.heads {heads}, got {classifier.max_depth}; set it"
+        )
+    for tree in recipe.evaluate.trees if recipe.evaluate.prompts else ():
+        stand_in = Plain("P") if takes_classifier(tree) else None  # the classifier is not there yet
+        if (depth := parse_policy(tree, None, stand_in).max_depth) > heads:
             raise UserError(
                 f"evaluate.trees: must be at most drafter.heads {heads} tokens deep, got {tree} with {depth}"
             )

@@ -10,6 +10,7 @@ from drafttrain.trees.expand import add_children
 from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST, TreePolicy
 from drafttrain.trees.native import grow_natively
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
 
 
@@ -28,10 +29,18 @@ class Eagle2Policy(TreePolicy):
     max_depth: int = setting(6, ge=0, le=DEEPEST)
     total: int | None = setting(50, ge=0, le=LARGEST)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        grown = self.top_k * (1 + self.top_k * max(self.max_depth - 1, 0)) if self.max_depth else 0
+        if grown > LARGEST:
+            raise UserError(
+                f"top_k: must grow at most {LARGEST} nodes, got {grown} with {self.top_k} and max_depth "
+                f"{self.max_depth}; lower one of them"
+            )
+
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
-        grown_nodes = 1 + self.top_k * (1 + self.top_k * max(self.max_depth - 1, 0))
-        if self.top_k <= drafter.draft_vocab_size and grown_nodes <= LARGEST:
+        if self.top_k <= drafter.draft_vocab_size:
             limits = self.top_k, self.top_k, self.max_depth, LARGEST if self.total is None else self.total
             if (grown := grow_natively(drafter, grow_best, state, root, *limits)) is not None:
                 return grown

@@ -81,8 +81,9 @@ def _parameters(make: Callable[..., TreePolicy]) -> dict[str, Any]:
 
 
 def _given(text: str) -> set[str]:
-    """Return the names of the settings that a text writes out."""
-    return {part.partition("=")[0] for part in text.partition(":")[2].split(",")}
+    """Return the names of the settings that a text writes out, but for those that it sets to none."""
+    parts = (part.partition("=") for part in text.partition(":")[2].split(","))
+    return {name for name, _, value in parts if value != "none"}
 
 
 def _calibrated(text: str, costs: Costs | None) -> dict[str, Any]:

@@ -77,7 +77,11 @@ class PctPolicy(TreePolicy):
         tree = TokenTree.root_only(root)
         for depth in range(self.max_depth):
             # padding nodes have probability 0
-            pays = (tree.joint_log_probs().exp() >= self.ratio) & (tree.depths == depth)  # [B, n]
+            joint, room = tree.joint_log_probs(), (LARGEST - tree.width) // self.width  # [B, n]
+            pays = (joint.exp() >= self.ratio) & (tree.depths == depth)  # [B, n]
+            if pays.shape[1] > room:  # the best ones, if too many pay
+                best = joint.masked_fill(~pays, -torch.inf).topk(max(room, 0)).indices  # [B, room]
+                pays &= torch.zeros_like(pays).scatter(1, best, True)
             frontier, counts = marked_nodes(pays)
             if not frontier.shape[1]:
                 break

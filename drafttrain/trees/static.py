@@ -56,8 +56,8 @@ class StaticPolicy(TreePolicy):
     @classmethod
     def vanilla(cls, width: int = 3, depth: int = 5) -> "StaticPolicy":
         """VCT of the EDD paper: every node has `width` children, `depth` layers deep (363 drafted nodes)."""
-        if depth > DEEPEST:
-            raise UserError(f"depth: must be at most {DEEPEST}, got {depth}")
+        if not 0 <= depth <= DEEPEST:
+            raise UserError(f"depth: must be >= 0 and at most {DEEPEST}, got {depth}")
         return cls.from_k_config((width,) * depth)
 
     @classmethod

@@ -151,6 +151,7 @@ def test_trees_stay_together(trees):
 def test_metrics():
     c = np.array([0.9, 0.8, 0.3, 0.2, 0.1], np.float32)
     hit = np.array([True, False, True, False, False])
+    assert quality(c, hit & ~hit, 0.25).recall is None  # there is nothing to recall
     found = quality(c, hit, 0.25)
     assert (found.recall, found.theta) == (1.0, 0.6) and found.auroc == pytest.approx(5 / 6)
     assert found.auprc == pytest.approx((1 + 2 / 3) / 2) and quality(c, ~hit | hit, 0.5).auprc is None
@@ -256,3 +257,19 @@ def test_other_classifiers_are_refused(trained, tmp_path):
     (tmp_path / "classifier.safetensors").write_bytes(b"x" * 40)
     with pytest.raises(UserError, match="classifier.safetensors: cannot be read"):
         Classifier.load(tmp_path)
+
+
+def test_a_feature_that_never_varied_counts_for_nothing():
+    """Trees of one layer have one depth; the classifier may grow deeper ones."""
+    torch.manual_seed(0)
+    classifier = Classifier(["P", "d"], 8)
+    x = torch.stack([torch.rand(50), torch.ones(50)], 1)  # [N, 2]
+    classifier.fit_scale(x, 0.3)
+    deeper = torch.stack([x[:, 0], torch.full((50,), 7.0)], 1)
+    assert torch.equal(classifier.logits(x), classifier.logits(deeper))
+    loss = classifier.logits(x).square().sum()
+    loss.backward()
+    assert classifier.inner.weight.grad[:, 1].eq(0).all() and classifier.inner.weight.grad[:, 0].any()
+    torch.testing.assert_close(
+        torch.from_numpy(classifier.predict(deeper.numpy())), classifier.logits(x).sigmoid().detach()
+    )

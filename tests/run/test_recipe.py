@@ -165,6 +165,15 @@ def test_one_seed_for_all_sections_that_set_none(write):
             "must be at most drafter.heads 3 tokens deep, got pct:threshold=0.2,max_depth=4 with 4",
         ),
         (
+            "drafter: {kind: medusa, heads: 3}\nclassifier: {prompts: {name: a, path: b}}",
+            "classifier.max_depth: must be <= drafter.heads 3, got 11; set it",
+        ),
+        (
+            "drafter: {kind: medusa, heads: 3}\nclassifier: {prompts: {name: a, path: c}, max_depth: 3}\n"
+            "evaluate: {prompts: [{name: a, path: b}], trees: [c2t]}",
+            "must be at most drafter.heads 3 tokens deep, got c2t with 10",
+        ),
+        (
             "evaluate: {trees: ['pct:draft_seconds=0.01']}",
             "must come with calibrate.prompts or calibrate.quick for pct:draft_seconds=0.01, got none",
         ),

@@ -7,7 +7,7 @@ import pytest
 from drafttrain.trees.c2t import C2tPolicy, Plain
 from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
+from drafttrain.trees.costs import EXAMPLE_COSTS, AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.parse import parse_policy, uses_calibration
 from drafttrain.trees.pct import PctPolicy
@@ -66,6 +66,16 @@ def test_thresholds_of_c2t(text, settings, calibrated):
     assert uses_calibration(text, costs) == calibrated
 
 
+def test_a_threshold_of_none_is_that_of_the_costs():
+    assert parse_policy("pct:threshold=none", COSTS) == parse_policy("pct", COSTS)
+    assert uses_calibration("pct:threshold=none", COSTS) and not uses_calibration("pct:threshold=0.2", COSTS)
+
+
+@pytest.mark.parametrize("text", ["pct:draft_seconds=3", "pct:verify_seconds=1e-6"])
+def test_what_is_written_out_is_compared_with_real_costs_alone(text):
+    assert isinstance(parse_policy(text, EXAMPLE_COSTS), PctPolicy)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -82,7 +92,9 @@ def test_thresholds_of_c2t(text, settings, calibrated):
         ("eagle2:top_k", "must have settings of .* got 'top_k'"),
         ("chain:length=x", "length: must be int, got 'x'"),
         ("pct:draft_seconds=inf", "draft_seconds: must be"),
-        ("vct:width=1,depth=100000", "depth: must be at most 128, got 100000"),
+        ("vct:width=1,depth=100000", "depth: must be >= 0 and at most 128, got 100000"),
+        ("vct:depth=-5", "depth: must be >= 0 and at most 128, got -5"),
+        ("eagle2:top_k=128", "top_k: must grow at most 4096 nodes, got 82048 with 128 and max_depth 6"),
         ("vct:width=8,depth=5", "k_config: must be .* at most 4096 nodes"),
         ("drawn:k_config=128-128-128", "k_config: must be at most 4096 nodes, got 2113665"),
         ("chain:length=-1", "length: must be >= 0 and <= 128, got -1"),

@@ -14,7 +14,7 @@ from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy, keep_best
-from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.interface import LARGEST, TreePolicy
 from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.static import StaticPolicy
@@ -231,6 +231,14 @@ def test_pct_expands_and_keeps_by_confidence(drafter, roots, ratio):
         parents = {tokens[:-1] for tokens in expected if len(tokens) > 1}
         assert all(expected[path] >= policy.ratio - 1e-6 for path in parents)
         assert min(expected.values()) >= policy.min_confidence
+
+
+def test_pct_grows_no_more_nodes_than_a_tree_may_have():
+    """The best of those that pay."""
+    for roots in ([5], [5, 7]):
+        policy = PctPolicy(threshold=1e-30, width=16, max_depth=6, min_confidence=0.0)
+        tree = policy.grow(TableDrafter("flat", 0), None, torch.tensor(roots))
+        assert LARGEST / 2 < tree.width <= LARGEST
 
 
 def test_pct_drafts_one_layer_at_least_and_refuses_a_slow_drafter():
