@@ -22,7 +22,8 @@ class _Native(threading.local):
 
 
 _native, _lock = _Native(), threading.Lock()
-_outside = [0, 1]  # teams, and torch's threads outside of them: a Python thread begun inside inherits 1
+# teams, and torch's threads outside of them: a Python thread whose first operator runs inside inherits 1
+_outside = [0, 1]
 cores = Cores()
 
 
@@ -41,7 +42,9 @@ def native_team(threads: int | None = None) -> Iterator[None]:
     outer, own = _native.size, torch.get_num_threads()
     if outer is None:
         with _lock:
-            _outside[:] = _outside[0] + 1, _outside[1] if _outside[0] else own
+            if not _outside[0] and (own > 1 or threading.current_thread() is threading.main_thread()):
+                _outside[1] = own
+            _outside[0] += 1
             own = _outside[1] if own == 1 else own
         torch.set_num_threads(1)
     _native.size = threads or outer or own

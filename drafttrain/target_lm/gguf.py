@@ -7,10 +7,12 @@ transformers reads the file. This module corrects what comes out wrong and refus
   older versions of transformers, the rule whether BOS is put in front;
 - the rows that pad the vocabulary become tokens called `[PAD151665]` and so on;
 - a tied model whose file stores the output matrix a second time comes out untied;
-- scaled rotary frequencies (`rope_freqs.weight`, `rope.scaling.*`) are ignored.
+- scaled rotary frequencies (`rope_freqs.weight`, `rope_factors_*`, `rope.scaling.*`) are ignored, of some
+  architectures also their base, the attention's scale of Gemma 2 27B and the biases of Llama's layers.
 """
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -43,6 +45,8 @@ KNOWN_PRE_TOKENIZERS = SINGLE_DIGITS | LLAMA3 | QWEN2 | {"gpt-2"}
 # Rows of two quantizations of one matrix differ by 4 % (Q8_0 and Q5_0) to 9 % (Q6_K and Q4_K) of their norm,
 # rows of an untied model's input and output matrices by more than 100 %.
 SAME_ROW_TOLERANCE = 0.25
+
+GEMMA2_27B = 46  # blocks: the only Gemma 2 whose attention is not scaled by its head size
 
 ELSEWHERE = "use the model's original folder or Hub id instead"
 
@@ -122,6 +126,11 @@ def _check_sizes(path: Path, metadata: dict[str, Any], tensors: dict[str, Reader
 
 def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     kind, pre = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
+    own = kind == "llama" and metadata["general.architecture"] == "llama"  # others have readers of their own
+    if own and metadata.get("tokenizer.ggml.add_space_prefix") is False:
+        raise UserError(
+            f"{path}: its texts would begin with a space (add_space_prefix is false); {ELSEWHERE}"
+        )
     if kind == "gpt2" and pre not in KNOWN_PRE_TOKENIZERS:
         raise UserError(
             f"{path}: token ids could come out wrong with the pre-tokenizer {pre!r} "
@@ -180,8 +189,12 @@ def _without_padding(backend: Tokenizer, tokens: list[str], types: list[int] | N
 
 
 def _load_model(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderTensor]) -> PreTrainedModel:
-    scaling = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type", "none")
-    if scaling != "none":
+    kind = metadata["general.architecture"]
+    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
+    for key in ("scale_linear", "scaling.factor", "scaling.attn_factor"):
+        if scaling == "none" and (factor := metadata.get(f"{kind}.rope.{key}", 1.0)) not in (0.0, 1.0):
+            scaling = f"{key} {factor:g}"
+    if scaling != "none" or any(name.startswith("rope_factors") for name in tensors):
         raise UserError(f"{path}: its rope scaling ({scaling}) would be lost; {ELSEWHERE}")
     with _linked_alone(path) as folder:
         try:
@@ -198,6 +211,15 @@ def _load_model(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderT
             ) from None
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{path}: no weights for {', '.join(missing[:3])}; {ELSEWHERE}")
+    rope, base = model.config.rope_parameters or {}, metadata.get(f"{kind}.rope.freq_base")
+    found = rope.get("full_attention", rope).get("rope_theta") or 0.0
+    if base is not None and not math.isclose(found, base, rel_tol=1e-5):
+        raise UserError(f"{path}: its rope.freq_base ({base:g}) would be lost; {ELSEWHERE}")
+    has_biases = any(name.endswith(".bias") for name, _ in model.named_parameters())
+    if not has_biases and (lost := next((name for name in tensors if name.endswith(".bias")), None)):
+        raise UserError(f"{path}: its biases ({lost}) would be lost; {ELSEWHERE}")
+    if kind == "gemma2" and metadata["gemma2.block_count"] == GEMMA2_27B:
+        model.config.query_pre_attn_scalar = model.config.hidden_size // model.config.num_attention_heads
     if "rope_freqs.weight" in tensors:
         _restore_llama3_rope(path, model, tensors["rope_freqs.weight"])
     if not model.config.tie_word_embeddings:

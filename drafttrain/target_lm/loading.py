@@ -59,7 +59,8 @@ def load_target(
             "put the model's own tokenizer files into the folder"
         )
     record = read_record(place)
-    return FrozenTarget(language_model, tokenizer, record["name"] if record else model)
+    name = record.get("name") if isinstance(record, dict) else None  # or a file of somebody else's
+    return FrozenTarget(language_model, tokenizer, name or model)
 
 
 def choose_dtype(model: str, dtype: str, device: str = "auto", work: Work = "products") -> torch.dtype:
@@ -77,8 +78,9 @@ def choose_dtype(model: str, dtype: str, device: str = "auto", work: Work = "pro
 def dtype_for(config: PreTrainedConfig, dtype: str, device: torch.device, work: Work) -> torch.dtype:
     """As `choose_dtype`, for a target's config."""
     text = config.get_text_config()
-    hidden = text.hidden_size
-    return resolve_dtype(dtype, work, device, hidden, getattr(text, "intermediate_size", None) or 4 * hidden)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    inner = max(inner) if isinstance(inner, list) else inner  # of each block
+    return resolve_dtype(dtype, work, device, text.hidden_size, inner)
 
 
 def load_for_decoding(model: str, dtype: str | torch.dtype = "auto", device: str = "auto") -> FrozenTarget:
@@ -124,7 +126,7 @@ def resolve_target(model: str) -> str:
     Raises:
         UserError: a path that does not exist, a folder without `config.json`, or a misspelt known name.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if is_known(model) or path.suffix.lower() == ".gguf":
         from drafttrain.target_lm.fetch import fetch_target  # for targets that are not a folder yet
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from drafttrain.target_lm import gguf
 from drafttrain.target_lm.gguf import convert_gguf, read_gguf
 from drafttrain.utils.errors import UserError
 
@@ -138,6 +139,41 @@ def test_other_scaled_rope_is_refused(tiny_llama, convert, tmp_path, write_gguf)
     path = write_gguf(tmp_path / "yarn.gguf", *tiny_llama, metadata={"llama.rope.scaling.type": "yarn"})
     with pytest.raises(UserError, match=r"yarn.gguf: its rope scaling \(yarn\) would be lost"):
         convert_gguf(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "metadata, lost",
+    [
+        ({"llama.rope.scaling.factor": 4.0}, r"rope scaling \(scaling.factor 4\)"),
+        ({"llama.rope.scale_linear": 2.0}, r"rope scaling \(scale_linear 2\)"),
+        ({"llama.rope.scaling.attn_factor": 1.19}, r"rope scaling \(scaling.attn_factor 1.19\)"),
+    ],
+)
+def test_what_scales_rope_without_a_type_is_refused(metadata, lost, tiny_llama, tmp_path, write_gguf):
+    path = write_gguf(tmp_path / "old.gguf", *tiny_llama, metadata=metadata)
+    with pytest.raises(UserError, match=f"old.gguf: its {lost} would be lost"):
+        convert_gguf(path, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rope_factors_long.weight", "blk.0.attn_q.bias"])
+def test_tensors_that_have_no_place_are_refused(name, tiny_llama, convert):
+    """Longrope's factors, and biases where Llama has none."""
+    with pytest.raises(UserError, match="(rope scaling|biases .blk.0.attn_q.bias.).* would be lost"):
+        convert(*tiny_llama, replace={name: numpy.ones(64, dtype=numpy.float32)})
+
+
+def test_a_base_of_rope_that_is_not_read_is_refused(tiny_llama, convert, monkeypatch):
+    """As transformers reads none of StarCoder 2's."""
+    real = gguf.AutoModelForCausalLM.from_pretrained
+
+    def without_base(*args, **options):
+        model, info = real(*args, **options)
+        model.config.rope_parameters["rope_theta"] = 10000.0
+        return model, info
+
+    monkeypatch.setattr(gguf.AutoModelForCausalLM, "from_pretrained", without_base)
+    with pytest.raises(UserError, match=r"its rope.freq_base \(500000\) would be lost"):
+        convert(with_rope(tiny_llama[0], rope_theta=5e5), tiny_llama[1])
 
 
 # head and embedding
