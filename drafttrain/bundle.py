@@ -229,7 +229,12 @@ def load_bundle(
                 f"{folder}: its target cannot be loaded ({error}); name one with `target` (--target on the "
                 "command line)"
             ) from None
-    drafter = _small_lm(path, target) if small else load_drafter(folder, target, dtype=target.dtype)
+    if small:
+        from drafttrain.drafters.causal_lm import as_drafter  # for LMs that draft unchanged
+
+        drafter = as_drafter(path, target)
+    else:
+        drafter = load_drafter(folder, target, dtype=target.dtype)
     fingerprints = {"target": target.fingerprint, "drafter": weights_hash(drafter)[:16]}
     drafter.pack()
     is_given = calibration is not None
@@ -237,34 +242,22 @@ def load_bundle(
     if calibration is None and own_calibration and (folder / CALIBRATION).exists():
         calibration = folder
     if isinstance(calibration, str | os.PathLike):
-        calibration = _calibration(calibration)
+        from drafttrain.calibration.calibration import Calibration  # for bundles that have one
+
+        calibration = Calibration.load(calibration)
     if classifier is None and own_classifier and (folder / CLASSIFIER).exists():
         classifier = folder
-    loaded = None if classifier is None else _classifier(classifier).to(target.device)
+    loaded = None
+    if classifier is not None:
+        from drafttrain.classifier.model import Classifier  # for bundles that have one
+
+        loaded = Classifier.load(classifier).to(target.device)
     if ngrams is None and any((folder / name).is_file() for name in SELF_DRAFT):
         ngrams = folder
     self_draft = None if ngrams is None else _self_draft(target, ngrams)
     tree = results.get("tree") or DEFAULT_TREE
     parts = target, drafter, tree, calibration, fingerprints, loaded, self_draft
     return Bundle(*parts, str(path), is_given)
-
-
-def _small_lm(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
-    from drafttrain.drafters.causal_lm import as_drafter  # for LMs that draft unchanged
-
-    return as_drafter(path, target)
-
-
-def _calibration(path: str | os.PathLike) -> "Calibration":
-    from drafttrain.calibration.calibration import Calibration  # for bundles that have one
-
-    return Calibration.load(path)
-
-
-def _classifier(folder: str | os.PathLike) -> "Classifier":
-    from drafttrain.classifier.model import Classifier  # for bundles that have one
-
-    return Classifier.load(folder)
 
 
 def _self_draft(target: FrozenTarget, folder: str | os.PathLike | None = None) -> "SelfDraft":

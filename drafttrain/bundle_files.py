@@ -51,8 +51,8 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     results = read_json(path)
-    if not isinstance(results, dict):
-        raise UserError(
-            f"{path}: must hold the results of an evaluation; give what drafttrain benchmark RECIPE wrote"
-        )
+    is_object = isinstance(results, dict)
+    if not is_object or not isinstance(results.get("tree"), str | None):
+        wrong = f"tree: must be a text, got {results['tree']!r}" if is_object else "must be an object"
+        raise UserError(f"{path}: {wrong}; give what drafttrain benchmark RECIPE wrote")
     return results

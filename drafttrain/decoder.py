@@ -21,7 +21,6 @@ from drafttrain.inference.text import OutputText, Prompt, encode, is_batch, show
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.threads import limit_threads
 
 GREEDY = SamplingParams()
 
@@ -116,8 +115,13 @@ class SpeculativeDecoder:
         for name, place in places.items():
             if not isinstance(place, str | os.PathLike):
                 raise UserError(f"{name}: must be a folder or Hub id, got {shown(place)}")
-        _check_tree(tree)
-        target = None if target is None else _as_target(target)
+        if not isinstance(tree, str | TreePolicy | None):
+            remedy = "give ChainPolicy(4) or chain:length=4"
+            raise UserError(f"tree: must be a policy or its name, got {shown(tree)}; {remedy}")
+        if target is not None:
+            from drafttrain.inference.given import as_target
+
+            target = as_target(target)
         bundle = load_bundle(
             path, target=target, dtype=dtype, device=device, calibration=calibration, ngrams=ngrams
         )
@@ -145,10 +149,11 @@ class SpeculativeDecoder:
         Raises:
             UserError: no such target or cache, or they do not fit each other.
         """
+        from drafttrain.inference.given import as_target
         from drafttrain.self_draft.settings import load_self_draft
         from drafttrain.target_lm.loading import load_for_decoding
 
-        target = _as_target(target)
+        target = as_target(target)
         if not isinstance(target, FrozenTarget):
             target = load_for_decoding(target, dtype=dtype, device=device)
         proposer = load_self_draft(target, ngrams)
@@ -285,8 +290,8 @@ class SpeculativeDecoder:
     ) -> Iterator[Piece]:
         ids = [self.encode(prompt) for prompt in prompts]
         strings, max_new_tokens = _strings(stop), _limit(max_new_tokens)
-        texts = [OutputText(self.target.tokenizer, strings) for _ in ids]
-        draws = [sampling] * len(ids)
+        stats, draws = stats or DecodeStats(), [sampling] * len(ids)
+        texts = [OutputText(self.target.tokenizer, strings, stats) for _ in ids]
         for step in decode(self.target, proposer, ids, max_new_tokens, stats=stats, sampling=draws):
             for row in step.rows:
                 text, tokens = texts[row.number].push(row)
@@ -305,36 +310,6 @@ def _limit(max_new_tokens: object) -> int:
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise UserError(f"max_new_tokens: must be a whole number >= 1, got {max_new_tokens!r}")
     return max_new_tokens
-
-
-def _check_tree(tree: object) -> None:
-    if not isinstance(tree, str | TreePolicy | None):
-        raise UserError(
-            f"tree: must be a policy or its name, got {shown(tree)}; give ChainPolicy(4) or chain:length=4"
-        )
-
-
-def _as_target(target: object) -> FrozenTarget | str:
-    """Return a target as `load_bundle` takes it; a model loaded with transformers is checked to verify trees.
-
-    Raises:
-        UserError: it is no target, has no name to find its tokenizer by, or does not verify trees.
-    """
-    from drafttrain.target_lm.loading import load_tokenizer
-    from drafttrain.target_lm.tree_check import check_tree_support
-
-    if isinstance(target, FrozenTarget):
-        return copy.copy(target)  # which may be another decoder's, whose taps stay as they are
-    if isinstance(target, str | os.PathLike):
-        return str(target)
-    if not isinstance(target, PreTrainedModel):
-        raise UserError(f"target: must be a folder, a Hub id or a loaded model, got {shown(target)}")
-    if not target.name_or_path:
-        raise UserError("target: must know where its tokenizer is, got a model without name_or_path; set it")
-    frozen = FrozenTarget(target, load_tokenizer(target.name_or_path), target.name_or_path)
-    limit_threads()
-    check_tree_support(frozen)
-    return frozen
 
 
 def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> SamplingParams:

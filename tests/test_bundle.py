@@ -277,10 +277,13 @@ def test_a_bundle_that_names_no_target_needs_one(bundle, target):
 
 def test_damaged_results_and_configs_are_errors(bundle, trained_folder, target, tmp_path):
     (tmp_path / "eval.json").write_text("[]")
-    with pytest.raises(UserError, match="eval.json: must hold the results of an evaluation"):
+    with pytest.raises(UserError, match="eval.json: must be an object"):
         export(ExportConfig(), trained_folder / "drafter", tmp_path / "other", tmp_path / "eval.json")
+    (bundle / "eval.json").write_text('{"tree": 5}')
+    with pytest.raises(UserError, match="eval.json: tree: must be a text, got 5; give what"):
+        load_bundle(bundle)
     (bundle / "eval.json").write_text("[]")
-    with pytest.raises(UserError, match="eval.json: must hold the results of an evaluation"):
+    with pytest.raises(UserError, match="eval.json: must be an object"):
         load_bundle(bundle, target=target)
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps({**config, "target": None}))

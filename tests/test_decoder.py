@@ -1,5 +1,7 @@
 """SpeculativeDecoder: prompts in every form, text out piece by piece, the same with and without drafts."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -74,6 +76,18 @@ def test_text_is_given_out_as_soon_as_it_is_certain(tiny_llama):
     assert stream.push([*the, first]) == "The"  # the whole token does not wait for the half one
     assert stream.push(others) == "é"
     assert stream.push([first]) == "" and stream.flush() == "\ufffd"
+
+
+@given(st.lists(st.integers(0, 7), max_size=12), st.integers(1, 5))
+def test_bytes_of_sentencepiece(ids, size):
+    """A run of them is decoded at once: if a part of it is no character, none of its bytes is."""
+    pieces = ["a", "<0xE4>", "<0xBD>", "<0xA0>", "<0xE5>", "b", "<s>", "é"]
+    made = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="a"))
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
+    stream = TextStream(tokenizer)
+    found = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join(found) + stream.flush() == decode_text(tokenizer, ids)
 
 
 @pytest.fixture
@@ -294,7 +308,7 @@ def test_samples_by_seed(target):
 )
 def test_stop_strings_cut_where_the_first_is_complete(text, strings, size):
     """Against a search in every beginning of the text, in any pieces."""
-    stops = StopStrings(strings)
+    stops = StopStrings(strings, tokenizer=object())
     given_out = ""
     for i in range(0, len(text), size):
         given_out += stops.push(text[i : i + size])
@@ -330,6 +344,64 @@ def test_a_stop_string_ends_the_text(decoder):
     assert decoder.generate(PROMPT, 40, stop=["\ufffd never \ufffd"]).text == whole.text
     with pytest.raises(UserError, match="stop: must not hold an empty text"):
         decoder.generate(PROMPT, 4, stop=[""])
+
+
+def test_what_follows_a_stop_string_is_not_counted(decoder):
+    """In the middle of a step, and where the step ends the output by its length as well."""
+    whole = decoder.generate(PROMPT, 40)
+    for limit in (40, 12, 11, 10):
+        text = decoder.autoregressive(PROMPT, limit).text
+        for start in range(2, len(text) - 3, 3):
+            stop = text[start : start + 3]
+            result = decoder.generate(PROMPT, limit, stop=[stop])
+            assert (
+                result.finish_reason == "stop"
+                and result.token_ids == whole.token_ids[: len(result.token_ids)]
+            )
+            stats, emitted = result.stats, len(result.token_ids)
+            assert stats.new_tokens == emitted and sum(stats.granted) <= emitted - 1
+            assert (
+                all(a <= b for a, b in zip(stats.granted, stats.offered))
+                and min(stats.granted, default=0) >= 0
+            )
+            assert stats.repeated_tokens + stats.fresh_tokens == emitted - 1
+            plain = decoder.autoregressive(PROMPT, limit, stop=[stop])
+            assert plain.stats.new_tokens == len(plain.token_ids) and plain.stats.accept_len in (0, 1)
+
+
+def test_a_target_without_a_tokenizer_has_no_stop_strings(tiny_llama):
+    decoder = SpeculativeDecoder(FrozenTarget(tiny_llama[0], None, "llama"), NoProposer())
+    with pytest.raises(UserError, match="stop: must be left out for a target without a tokenizer"):
+        decoder.generate([5, 6, 7], 4, stop=["a"])
+
+
+@pytest.mark.parametrize("prompt", ["caf\udce9", [{"role": "user", "content": "half \ud83d"}]])
+def test_half_characters_are_refused(decoder, prompt):
+    with pytest.raises(UserError, match="prompt: must be whole characters, got .*; correct its encoding"):
+        decoder.generate(prompt, 4)
+
+
+def test_each_prompt_has_parameters_for_sampling(decoder):
+    with pytest.raises(UserError, match="sampling: must be SamplingParams for each prompt, got {'temp"):
+        decoder.generate_many([PROMPT] * 2, 4, sampling=[{"temperature": 1.0}] * 2)
+
+
+def test_n_grams_are_in_a_folder(target):
+    with pytest.raises(UserError, match="ngrams: must be a folder, got 5"):
+        SpeculativeDecoder.self_draft(target, ngrams=5)
+
+
+def test_longrope_is_not_decoded_beyond_its_original_positions(tiny_llama):
+    """There it turns the keys of all texts of a forward otherwise."""
+    target = FrozenTarget(*tiny_llama, "llama")
+    target.config = copy.deepcopy(target.config)
+    assert target.positions == target.config.max_position_embeddings == 512
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    for parameters in (rope, {"full_attention": rope}):
+        target.config.rope_parameters = parameters
+        assert target.positions == 40
+        with pytest.raises(UserError, match="must fit into the 40 positions of llama, got 30 [+] 11"):
+            SpeculativeDecoder(target, NoProposer()).generate(list(range(3, 33)), 11)
 
 
 def test_decoders_of_one_target_keep_their_taps(tiny_target, tiny_bundle):

@@ -64,7 +64,7 @@ def measure_costs(
     if not fitting:
         raise UserError(
             f"{target.name}: must have {min(contexts) + max(verified)} positions to be calibrated, got "
-            f"{target.config.max_position_embeddings}"
+            f"{target.positions}"
         )
     curves = []
     with target.own_cores():  # as in decoding
@@ -96,7 +96,7 @@ def fitting_context(target: FrozenTarget, context: int, verified: Sequence[int])
     Raises:
         UserError: not a token fits.
     """
-    positions = getattr(target.config, "max_position_embeddings", None) or math.inf
+    positions = target.positions
     if positions <= max(verified):
         raise UserError(
             f"{target.name}: must have more than {max(verified)} positions to be timed, got {positions}"

@@ -343,11 +343,11 @@ def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[in
         UserError: a document has an id that the target does not know, or more tokens than it has positions.
     """
     lengths: list[int] = []
-    longest = getattr(target.config, "max_position_embeddings", None)
+    longest = target.positions
     for batch in split.select_columns("input_ids").with_format("arrow").iter(batch_size=1000):
         column = batch["input_ids"].combine_chunks()
         rows = column.value_lengths().to_pylist()
-        if longest and max(rows) > longest:
+        if max(rows) > longest:
             row = len(lengths) + rows.index(max(rows))
             raise UserError(
                 f"corpus, {name} row {row}: {max(rows)} tokens, and {target.name} has {longest} positions; "

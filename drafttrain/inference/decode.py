@@ -55,7 +55,7 @@ class Row:
         number: of the request, in the order in which they were taken.
         output: its tokens so far.
         tokens: those of the last forward; the drafted ones come first.
-        drafted: how many of `tokens` were drafted.
+        drafted, rejected: how many of `tokens` were drafted, and whether a draft after those was refused.
         verified: draft tokens that the last forward had of it.
         finish_reason: "stop" (a stop token was emitted), "length", or "not_finite" (the logits are NaN or
             infinite; `output` is what came before) once the output has ended, else None. A caller may set it
@@ -68,6 +68,7 @@ class Row:
     output: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     drafted: int = 0
+    rejected: bool = False
     verified: int = 0
     finish_reason: str | None = None
     step_sizes: list[int] = field(default_factory=list)
@@ -409,8 +410,8 @@ def _count(
     emitted = len(row.tokens)
     row.drafted, row.verified = min(emitted, drafted), verified
     # a draft was refused if there are any after the path, and the output has not ended in the draft
-    rejected = has_children and emitted == len(tokens)
-    stats.count_step(emitted, row.drafted, rejected, verified, depth)
+    row.rejected = has_children and emitted == len(tokens)
+    stats.count_step(emitted, row.drafted, row.rejected, verified, depth)
     if emitted:
         row.step_sizes.append(emitted)
     if row.finish_reason:

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
+
 from drafttrain.inference.decode import Row
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import TextStream
 from drafttrain.utils.errors import UserError
 
@@ -10,14 +13,24 @@ from drafttrain.utils.errors import UserError
 class StopStrings:
     """Pass text through up to the stop string that is complete first; hold back a possible beginning of one.
 
+    Args:
+        stats: count the output where a string ends it; None: the caller does.
+
     Raises:
-        UserError: a string is empty.
+        UserError: a string is empty, or there is no tokenizer, and so no text.
     """
 
-    def __init__(self, strings: Sequence[str]):
+    def __init__(
+        self,
+        strings: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase | None,
+        stats: DecodeStats | None = None,
+    ):
         if not all(strings):
             raise UserError("stop: must not hold an empty text; leave it out")
-        self.strings, self.found = list(strings), False
+        if tokenizer is None:
+            raise UserError("stop: must be left out for a target without a tokenizer; its output has no text")
+        self.strings, self.stats, self.found = list(strings), stats, False
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -49,6 +62,8 @@ class StopStrings:
         for i, token in enumerate(row.tokens, 1):
             text += self.push(stream.push([token]))
             if self.found:
+                if self.stats is not None:
+                    count_end(row, i, self.stats)
                 row.finish_reason = "stop"
                 return text, row.tokens[:i]
         if row.finish_reason:
@@ -58,3 +73,28 @@ class StopStrings:
             else:
                 text += self.flush()
         return text, row.tokens
+
+
+def count_end(row: Row, kept: int, stats: DecodeStats) -> None:
+    """Count an output that a stop string has ended. The tokens after it never were, though the step that
+    emitted them has counted them, and the output, if it ended with them.
+
+    Args:
+        kept: tokens of the last forward that are part of the output.
+    """
+    if row.finish_reason is not None:
+        whole = DecodeStats()
+        whole.count_repetition(row.output, row.step_sizes)
+        stats.repeated_tokens -= whole.repeated_tokens
+        stats.fresh_tokens -= whole.fresh_tokens
+        stats.fresh_steps -= whole.fresh_steps
+    if cut := len(row.tokens) - kept:
+        del row.output[-cut:]
+        row.step_sizes[-1] = kept
+        stats.new_tokens -= cut
+        accepted = min(kept, row.drafted)
+        for depth in range(accepted, row.drafted):
+            stats.granted[depth] -= 1
+        for depth in range(accepted, row.drafted + row.rejected):
+            stats.offered[depth] -= 1
+    stats.count_repetition(row.output, row.step_sizes)

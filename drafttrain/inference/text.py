@@ -1,7 +1,7 @@
 """Prompts to tokens, and tokens to text as they arrive."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -46,11 +46,14 @@ def encode(target: Vocabulary, prompt: Prompt) -> list[int]:
         raise _no_prompt(prompt)
     if tokenizer is None:
         raise UserError(f"prompt: must be token ids, as {target.name} has no tokenizer, got {shown(prompt)}")
-    if not isinstance(prompt, str):
+    if isinstance(prompt, str):
+        _require_unicode(prompt)
+    else:
         for turn in prompt:
             fields = dict(turn) if isinstance(turn, Mapping) else vars(turn)
             if not all(isinstance(fields.get(name), str) for name in ("role", "content")):
                 raise UserError(f"prompt: a turn's role and content must be texts, got {shown(fields)}")
+            _require_unicode(fields["content"])
         return encode_prompt(tokenizer, prompt)
     if tokenizer.chat_template:
         return encode_prompt(tokenizer, [Message("user", prompt)])
@@ -64,6 +67,11 @@ def is_batch(prompt: Prompt | Sequence[Prompt]) -> bool:
     if isinstance(prompt, str | Mapping) or not isinstance(prompt, Sequence) or not len(prompt):
         return False
     return all(isinstance(one, str | list | tuple | torch.Tensor) for one in prompt)
+
+
+def _require_unicode(text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):  # half of one that JSON or a shell broke
+        raise UserError(f"prompt: must be whole characters, got {shown(text)}; correct its encoding")
 
 
 def _no_prompt(prompt: object) -> UserError:
@@ -84,7 +92,7 @@ class TextStream:
 
     A token may hold part of a character, and its text may depend on the token before it. So new tokens are
     decoded together with some of those before, and no text is returned while it ends in a replacement
-    character.
+    character or in a token for a byte: such bytes are decoded with those that follow.
 
     Args:
         tokenizer: None gives no text.
@@ -103,10 +111,11 @@ class TextStream:
         if not token_ids:
             return ""
         whole = self._decode([*self._given, *self._waiting, *token_ids])
-        if whole.endswith("\ufffd") and len(token_ids) > 1:
+        is_open = whole.endswith("\ufffd") or self._is_byte(token_ids[-1])
+        if len(token_ids) > 1 and (is_open or any(map(self._is_byte, token_ids))):
             return "".join(self.push([token]) for token in token_ids)
         self._waiting += token_ids
-        return "" if whole.endswith("\ufffd") else self._give(whole)
+        return "" if is_open else self._give(whole)
 
     def flush(self) -> str:
         """Return the text of the remaining tokens, including an incomplete character."""
@@ -122,6 +131,11 @@ class TextStream:
         self._waiting = []
         return text
 
+    def _is_byte(self, token: int) -> bool:
+        """Return whether a token is a byte of SentencePiece's, such as <0xE4>."""
+        piece = None if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(token)
+        return isinstance(piece, str) and len(piece) == 6 and piece.startswith("<0x")
+
     def _decode(self, token_ids: list[int]) -> str:
         if self.tokenizer is None:
             return ""
@@ -129,14 +143,14 @@ class TextStream:
 
 
 class OutputText:
-    """The text of one output, up to the first of its stop strings."""
+    """The text of one output, up to the first of its stop strings; `stats`, if any, count it up to there."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str]):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str], stats: Any = None):
         self.stream, self.stops = TextStream(tokenizer), None
         if stop:
             from drafttrain.inference.stop import StopStrings  # for outputs that have some
 
-            self.stops = StopStrings(stop)
+            self.stops = StopStrings(stop, tokenizer, stats)
 
     def push(self, row: Row) -> tuple[str, list[int]]:
         """Return the text that a row's last forward adds, and its tokens; a stop string ends the row."""

@@ -27,7 +27,7 @@ from drafttrain.inference.many import propose_many, update_many, verify_many
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.inference.text import OutputText, Prompt, encode
+from drafttrain.inference.text import OutputText, Prompt, encode, shown
 from drafttrain.kernels.team import native_team
 from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
@@ -131,6 +131,8 @@ class ScheduledDecoder:
         if isinstance(prompts, str):
             raise UserError("prompts: must be a list, got a single text; put it in brackets")
         draws = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        if wrong := [one for one in draws if not isinstance(one, SamplingParams)]:
+            raise UserError(f"sampling: must be SamplingParams for each prompt, got {shown(wrong[0])}")
         if len(draws) != len(prompts):
             raise UserError(f"sampling: must be one or {len(prompts)}, as many as prompts, got {len(draws)}")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -16,6 +16,7 @@ from drafttrain.self_draft.context_cache import ContextCache
 from drafttrain.self_draft.corpus_cache import CorpusCache
 
 CORPUS = "corpus"
+MOST = 60.0  # log-odds: more are certainty, and their exponential may have no number
 RANKS = 3  # ranks of the followers of a context prefix; further ones have the last rank
 SHARES = 5  # classes of the share of a corpus prefix, by halves
 
@@ -52,7 +53,7 @@ class CandidateModel:
     def __call__(self, evidence: Features) -> float:
         """Return the probability that such a candidate is accepted."""
         odds = self.bias + self.agreement.get(len(evidence), 0.0) + sum(map(self.weight, evidence))
-        return 1 / (1 + math.exp(-odds))
+        return 1 / (1 + math.exp(-max(-MOST, min(MOST, odds))))
 
     def learn(self, evidence: Features, accepted: bool) -> None:
         """Take a step of gradient descent on the log-loss of a verified candidate."""

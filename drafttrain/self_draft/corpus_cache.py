@@ -189,7 +189,7 @@ class CorpusCache:
                 shorter one.
 
         Raises:
-            UserError: an offset is invalid, because the file is damaged.
+            UserError: an offset or a count is invalid, because the file is damaged.
         """
         longest = self.max_prefix if longest is None else min(longest, self.max_prefix)
         if longest < 1 or limit < 1:
@@ -201,13 +201,18 @@ class CorpusCache:
                 if node is not None:
                     level = len(known)
                     tokens, counts = self._best(level, node, limit)
+                    total = self._counts[level][node]
                     if not tokens or max(tokens) >= self.shape.vocabulary:
                         raise IndexError
-                    return Matches(tokens, counts, level, self._counts[level][node])
+                    if not 0 < min(counts) <= max(counts) <= total:
+                        raise IndexError
+                    return Matches(tokens, counts, level, total)
                 del known[0]
             return NO_MATCHES
         except IndexError:
-            raise UserError(f"{self.path / DATA}: damaged (an offset leads nowhere); {_REMEDY}") from None
+            raise UserError(
+                f"{self.path / DATA}: damaged (an offset or a count is none); {_REMEDY}"
+            ) from None
 
     def _find(self, prefix: list[int]) -> int | None:
         """Return the entry of an n-gram, if it is there and has children."""
@@ -279,6 +284,7 @@ def _shape(path: Path, header: dict[str, Any]) -> Shape:
         numbers = [shape.vocabulary, shape.top, *sizes, *heavy]
         is_whole = (
             isinstance(header["tokenizer_hash"], str)
+            and isinstance(header["sha256"], str)
             and all(type(number) is int and 0 <= number < 1 << 32 for number in numbers)
             and len(sizes) == header["gram"] == len(heavy) + 1 >= 2
             and sizes[0] == shape.vocabulary

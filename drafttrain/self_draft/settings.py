@@ -1,5 +1,6 @@
 """Self-Draft from files: an n-gram cache, tuned settings, or neither."""
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -66,6 +67,12 @@ class SelfDraftSettings:
             "calibrate --target MODEL --ngrams DIR --prompts FILE"
         )
 
+    def numbers(self) -> list[float]:
+        """Return all numbers that candidates and trees are judged by."""
+        model, verify = self.odds, self.verify
+        found = [model.bias, model.rate, *model.weights.values(), *model.agreement.values(), self.rate]
+        return found if verify is None else [*found, *verify.sizes, *verify.seconds]
+
     def save(self, folder: str | os.PathLike) -> None:
         """Write `self_draft.json`."""
         value = {"format_version": FORMAT_VERSION, **asdict(self)}
@@ -94,11 +101,20 @@ class SelfDraftSettings:
             if value["verify"] is not None:
                 value["verify"] = CostCurve(*(tuple(value["verify"][name]) for name in ("sizes", "seconds")))
                 value["verify"](1)
-            return cls(**value)
+            found = cls(**value)
+            if not all(isinstance(getattr(found, name), str) for name in ("dtype", "made_for", "corpus")):
+                raise ValueError
+            if not isinstance(found.machine, dict) or not all(map(_is_number, found.numbers())):
+                raise ValueError
+            return found
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise UserError(
                 f"{path}: damaged, or of another version; write it again with drafttrain calibrate"
             ) from None
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def holds_self_draft(folder: str | os.PathLike) -> bool:
@@ -118,6 +134,8 @@ def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = Non
     """
     if folder is None:
         return SelfDraftSettings().proposer(target, None)
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"ngrams: must be a folder, got {folder!r}")
     if not holds_self_draft(folder):
         raise UserError(
             f"{folder}: neither an n-gram cache nor settings of Self-Draft; make them with drafttrain "

@@ -5,6 +5,7 @@ an explicit mask and explicit positions, and the LM head is applied by us to the
 """
 
 import hashlib
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -222,10 +223,20 @@ class FrozenTarget:
 
     # lengths
 
+    @property
+    def positions(self) -> float:
+        """Return how many tokens a text may have. Beyond its original positions longrope turns all keys of a
+        forward otherwise, also those of shorter texts and of drafts that go no further than that."""
+        limit = getattr(self.config, "max_position_embeddings", None) or math.inf
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+            if one.get("rope_type") == "longrope":
+                limit = min(limit, one.get("original_max_position_embeddings") or limit)
+        return limit
+
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
         """Return whether prompt and new tokens keep within the target's positions."""
-        limit = getattr(self.config, "max_position_embeddings", None)
-        return not limit or len(prompt_ids) + max_new_tokens <= limit
+        return len(prompt_ids) + max_new_tokens <= self.positions
 
     def check_length(self, prompt_ids: Sequence[int], max_new_tokens: int, which: str) -> None:
         """Require that prompt and new tokens keep within the target's positions.
@@ -235,7 +246,7 @@ class FrozenTarget:
         """
         if not self.fits(prompt_ids, max_new_tokens):
             raise UserError(
-                f"{which}: prompt and new tokens must fit into the {self.config.max_position_embeddings} "
+                f"{which}: prompt and new tokens must fit into the {self.positions} "
                 f"positions of {self.name}, got {len(prompt_ids)} + {max_new_tokens}; remove it or lower "
                 "max_new_tokens"
             )

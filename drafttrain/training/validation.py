@@ -1,7 +1,6 @@
 """Validation while a drafter trains: its loss on held-out text and, with the decode loop, its accept_len on
 fixed prompts of no benchmark."""
 
-import math
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -112,7 +111,7 @@ def validation_prompts(
         prompts = (prompt.token_ids(target.tokenizer) for prompt in read_prompts(config.eval_prompts))
     else:
         prompts = (_beginning(document) for document in rows.corpus.with_format(None))
-    limit = getattr(target.config, "max_position_embeddings", None) or math.inf
+    limit = target.positions
     fitting = (prompt for prompt in prompts if len(prompt) + config.eval_new_tokens <= limit)
     chosen = list(islice(fitting, config.eval_prompt_limit))
     if not chosen:

@@ -208,10 +208,25 @@ def test_arrays_that_lead_nowhere(cache):
     (cache.path / DATA).write_bytes(data)
     damaged = CorpusCache.open(cache.path)
     for suffix in ([3], [3, 4]):
-        with pytest.raises(UserError, match="damaged .an offset leads nowhere.; build it again"):
+        with pytest.raises(UserError, match="damaged .an offset or a count is none.; build it again"):
             damaged.next_tokens(suffix, 4)
     with pytest.raises(UserError, match="damaged .its checksum differs.; build it again"):
         damaged.verify()
+
+
+def test_counts_that_are_none(cache):
+    """Such as a hole that a lost power left, without its checksum being looked at."""
+    whole = (cache.path / DATA).read_bytes()
+    for at in range(0, len(whole), 4):
+        (cache.path / DATA).write_bytes(whole[:at] + bytes(4) + whole[at + 4 :])
+        damaged = CorpusCache.open(cache.path)
+        for suffix in ([1, 2], [3], [3, 4]):
+            try:
+                found = damaged.next_tokens(suffix, 4)
+            except UserError as error:
+                assert "damaged (an offset or a count is none)" in str(error)
+            else:
+                assert all(0 < count <= found.total for count in found.counts)
 
 
 @settings(max_examples=60)
