@@ -62,12 +62,13 @@ class EvaluationPrompts:
         return cls(turn for path in paths for row in _rows_of(path) for turn in row)
 
     def overlap(self, text: str) -> bool:
-        """Return whether a turn or its first paragraph is a prompt, or contains one of at least ten words.
+        """Return whether a turn or one of its paragraphs is a prompt, or contains one of at least ten words.
 
-        Benchmarks have Alpaca's prompts without their input, which is the second paragraph here.
+        Benchmarks have Alpaca's prompts without their input, which is the second paragraph here; and turns of
+        a user that follow each other are paragraphs of one.
         """
         folded = fold(text)
-        if folded in self._whole or fold(_PARAGRAPHS.split(text.strip(), 1)[0]) in self._whole:
+        if folded in self._whole or any(fold(p) in self._whole for p in _PARAGRAPHS.split(text.strip())):
             return True
         words = folded.split(" ")
         openings = self._by_opening.keys() & set(zip(*(words[i:] for i in range(_OPENING)), strict=False))
@@ -126,8 +127,11 @@ def _rows_of(path: str | Path) -> list[list[str]]:
     Raises:
         UserError: it is unreadable or empty, or has a row without a prompt.
     """
+    lines: list[str] = []
     if Path(path).is_file() and not _has_rows(path):
-        rows = [[line] for stream in open_streams(path) for _, line in read_lines(stream)]
+        lines = [line for stream in open_streams(path) for _, line in read_lines(stream)]
+    if lines and not lines[0].lstrip().startswith(("{", "[")):  # else JSON of an unusual suffix
+        rows = [[line] for line in lines]
     else:
         rows = [_prompts_of(value, source) for _, source, value in read_rows(path)]
     if not any(rows):

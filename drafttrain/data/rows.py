@@ -100,17 +100,30 @@ def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Mes
         if format in (name, "auto"):
             for key in keys:
                 if isinstance(row.get(key), list):
-                    system = [Message("system", row["system"])] if isinstance(row.get("system"), str) else []
-                    return system + _turns(row[key], source, repairs)
+                    return _system(row) + _turns(row[key], source, repairs)
     if format in ("sharegpt", "auto") and isinstance(row.get("chat"), dict):
         return _moss_turns(row["chat"], source)
     if format in ("alpaca", "auto"):
         for question, answers in _EXCHANGE_KEYS:
             if isinstance(row.get(question), str):
-                return _exchange(row, question, answers)
+                return _system(row) + _history(row, source) + _exchange(row, question, answers)
     if format in ("text", "oanc", "auto") and isinstance(row.get("text"), str):
         return [Message("text", row["text"])]
     return None
+
+
+def _system(row: dict) -> list[Message]:
+    return [Message("system", row["system"])] if isinstance(row.get("system"), str) else []
+
+
+def _history(row: dict, source: str) -> list[Message]:
+    """Return the exchanges before the last one, of Alpaca's rows as LLaMA-Factory has them."""
+    messages = []
+    for pair in row.get("history") or ():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise _wrong(f"{source}: history", "a list of pairs of texts", pair)
+        messages += [Message("user", pair[0]), Message("assistant", pair[1])]
+    return messages
 
 
 def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:

@@ -175,7 +175,7 @@ def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:
         Message("assistant", "…") if message.role == "assistant" else message
         for message in conversation.messages
     ]
-    spoken = [message for message in turns if message.content.strip()]
+    spoken = [message for message in turns if message.content.strip() or message.role == "tool"]
     if spoken and spoken[-1].role == "user":
         spoken.append(Message("assistant", "…"))  # a question at the end is to be answered as well
     mended = tidy(replace(conversation, messages=spoken), Counter())

@@ -44,8 +44,7 @@ def in_process(
         UserError: the target's context or the memory has no room for one answer.
     """
     max_len = max_prompt_tokens + max_new_tokens
-    context = getattr(target.config, "max_position_embeddings", None)
-    if context is not None and max_len > context:
+    if max_len > (context := target.positions):
         raise UserError(
             f"regenerate: max_prompt_tokens + max_new_tokens must be at most the {context} positions of "
             f"{target.name}, got {max_len}; lower one of them"

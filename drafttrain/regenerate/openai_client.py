@@ -22,7 +22,7 @@ from drafttrain.regenerate.dialogues import ChatRequest, Completion
 from drafttrain.utils.errors import UserError, brief
 
 CONNECT_TIMEOUT_S = 10.0
-LONGEST_WAIT_S = 60.0
+LONGEST_WAIT_S, LONGEST_ADVISED_S = 60.0, 3600.0  # by our own choice, and by the server's
 PROBE_RETRIES = 2
 CHECK = "check regenerate.server (another endpoint? seeds: false?)"
 WORTH_A_RETRY = (408, 409, 425, 429)  # and everything from 500 on
@@ -248,8 +248,8 @@ class OpenAIClient:
                 reason, lost = f"the connection was lost ({type(error).__name__})", error
             if attempt < retries:
                 # half of the wait is random, so that requests that failed together are not repeated together
-                pause = wait * random.uniform(0.5, 1.0) if advised is None else advised
-                self._closing.wait(min(pause, LONGEST_WAIT_S))
+                own = min(wait * random.uniform(0.5, 1.0), LONGEST_WAIT_S)
+                self._closing.wait(own if advised is None else min(advised, LONGEST_ADVISED_S))
                 wait *= 2
             if self._closing.is_set():
                 break
@@ -327,7 +327,10 @@ class OpenAIClient:
 
 def _base_url(url: str) -> str:
     """Return `http://host/v1` for `http://host`, `http://host/v1/` and `http://host/v1/chat/completions`."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that do not close
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UserError(f"regenerate.server.url: must be a URL such as http://localhost:8000/v1, got {url!r}")
     path = parts.path.rstrip("/")

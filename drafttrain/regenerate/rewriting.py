@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,16 @@ class Rewriting:
                 break
             dialogue = self.pending.get(row["id"])
             if dialogue is not None and dialogue.matches(row):
-                self.write(dialogue, row)
+                turns = [turn for turn in row["conversations"] if turn["from"] == "gpt"]
+                said = [Message("assistant", turn["value"], turn.get("token_ids")) for turn in turns]
+                if len(said) == len(dialogue.questions) or self._is_too_long(replace(dialogue, answers=said)):
+                    self.write(dialogue, row)
+                else:  # there are questions that the other run did not have
+                    dialogue.answers, dialogue.retokenized = said, row.get("retokenized", False)
+
+    def _is_too_long(self, dialogue: Dialogue) -> bool:
+        """Return whether the next question of a dialogue cannot be asked."""
+        return len(encode_prompt(self.tokenizer, dialogue.prompt())) > self.config.max_prompt_tokens
 
     def answer(self, engine: Engine, console: Console) -> None:
         """Run until nothing is pending or a limit is reached, whose name is then in `limit`.

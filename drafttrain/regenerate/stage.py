@@ -6,6 +6,7 @@ target runs here (`inference.decode`) or on any OpenAI-compatible server. What i
 are appended as they come, and the same command goes on where it was stopped.
 """
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -62,6 +63,7 @@ def regenerate(
     device: str = "auto",
     earlier: Iterable[str | Path] = (),
     kept: KeptStates | None = None,
+    is_own: bool = False,
 ) -> RegenerateReport:
     """Load the target, or its tokenizer alone where a server generates, and call `answer_conversations`.
 
@@ -70,9 +72,9 @@ def regenerate(
     """
     config.check()
     if config.server is not None:
-        return answer_conversations(config, out, None, load_tokenizer(model), earlier)
+        return answer_conversations(config, out, None, load_tokenizer(model), earlier, is_own=is_own)
     target = load_for_decoding(model, dtype, device)
-    return answer_conversations(config, out, target, target.tokenizer, earlier, kept=kept)
+    return answer_conversations(config, out, target, target.tokenizer, earlier, kept=kept, is_own=is_own)
 
 
 def answer_conversations(
@@ -83,6 +85,7 @@ def answer_conversations(
     earlier: Iterable[str | Path] = (),
     console: Console | None = None,
     kept: KeptStates | None = None,
+    is_own: bool = False,
 ) -> RegenerateReport:
     """Answer conversations with the target and write `responses.jsonl` (ShareGPT rows with token ids).
 
@@ -96,6 +99,8 @@ def answer_conversations(
         earlier: folders of earlier runs, finished or not: answers made with the same settings are taken over.
         console: for the progress bar and the counts; default: standard error.
         kept: the states to keep in `states_folder(out)`, which the target is tapped for. None: no states.
+        is_own: what is in the folder is known to have been made with these settings, also if its record is
+            lost.
 
     Raises:
         UserError: sources that cannot be read, a folder made with other settings, a prompt limit for which
@@ -104,7 +109,8 @@ def answer_conversations(
     config.check()
     console, out, earlier = console or Console(stderr=True), Path(out), [Path(folder) for folder in earlier]
     settings = _settings(config, target, tokenizer)
-    _refuse_other_settings(out, settings)
+    if not (is_own and _recorded(out) is None):
+        _refuse_other_settings(out, settings)
     recorder = recordings = None
     if target is not None and kept is not None:
         recordings = _recordings(kept, target, out, earlier)
@@ -115,7 +121,7 @@ def answer_conversations(
     try:
         run.recover()
         for folder in earlier:
-            if (folder / RECORD).exists() and _difference(folder, settings) is None:
+            if _recorded(folder) is not None and _difference(folder, settings) is None:
                 run.take_over(read_rows(folder))
         if run.pending:
             run.answer(_engine(config, target, tokenizer, len(run.pending), console, recorder), console)
@@ -206,6 +212,14 @@ def _refuse_other_settings(out: Path, settings: dict[str, Any]) -> None:
             f"{out}: made with {name} {before}, and now it is {settings.get(name)}; go back to that, choose "
             "another folder or remove this one"
         )
+
+
+def _recorded(folder: Path) -> dict[str, Any] | None:
+    """Return what a folder's answers were made with; None where the record is missing or damaged."""
+    with contextlib.suppress(UserError):
+        if (folder / RECORD).exists() and isinstance(found := read_json(folder / RECORD), dict):
+            return found
+    return None
 
 
 def _difference(folder: Path, settings: dict[str, Any]) -> tuple[str, Any] | None:

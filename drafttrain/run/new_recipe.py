@@ -60,13 +60,15 @@ def new_recipe(
     _refuse_existing(file, file)
     _require_target(target)
     prompts, n = _read(chats)
-    taken = spread(prompts, min(MOST_HELD_OUT, len(prompts) // SPACING))
+    length = min(LENGTH, _positions(target))
+    short = [prompt for prompt in prompts if len(prompt.encode()) <= length // 2]  # bytes are tokens at worst
+    taken = spread(short, min(MOST_HELD_OUT, len(short) // SPACING))
     text = _render(
         target=target,
         chats=chats,
         file=shlex.quote(str(file)),
         kind=kind,
-        length=min(LENGTH, _positions(target)),
+        length=length,
         keep_answers=keep_answers or not prompts,  # documents have nothing to answer
         prompts=str(held_out) if taken else None,
         epochs=3 if n >= FEW else 10,

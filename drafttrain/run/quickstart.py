@@ -34,6 +34,7 @@ from drafttrain.run.stages import STAGES, target_model
 from drafttrain.run.workflow import Workflow
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
+from drafttrain.utils.locks import locked
 from drafttrain.utils.writing import write_json
 
 RECORD = "quickstart.json"  # in the run's folder: speeds and plan, from which the same command continues
@@ -155,25 +156,26 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
     file = Path(recipe.output) / RECORD
     machine = {**describe_machine(torch.device("cpu")), "device": recipe.target.device}
     made_for = {"minutes": minutes, "target": asdict(recipe.target), "machine": machine}
-    record = read_json(file) if file.exists() else {}
-    if record.get("made_for") == made_for:
-        speeds, seconds = Speeds(**record["speeds"]), record["seconds"]
-    else:
-        console.print("measuring this machine", highlight=False)
-        from drafttrain.run.speeds import measure_speeds  # and with it what trains and decodes
+    with locked(recipe.output):  # a second one would measure beside the first, and change its plan
+        record = read_json(file) if file.exists() else {}
+        if record.get("made_for") == made_for:
+            speeds, seconds = Speeds(**record["speeds"]), record["seconds"]
+        else:
+            console.print("measuring this machine", highlight=False)
+            from drafttrain.run.speeds import measure_speeds  # and with it what trains and decodes
 
-        speeds = measure_speeds(recipe, target_model(recipe))
-        seconds = 60 * minutes - (time.monotonic() - begun)
-    planned = plan(speeds, seconds, recipe)
-    for line in describe(speeds, planned, minutes):
-        console.print(line, highlight=False, soft_wrap=True)
-    for line in notices_of(planned, recipe, seconds):
-        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    overrides = untouched(overrides_of(planned, speeds, recipe), words)
-    measured = {"made_for": made_for, "speeds": asdict(speeds), "seconds": seconds}
-    write_json(file, {**measured, "plan": asdict(planned), "overrides": overrides})
-    planned_words = [word for key, value in overrides.items() for word in (f"--{key}", json.dumps(value))]
-    Workflow(load_recipe(path, [*planned_words, *words]), STAGES).run()
+            speeds = measure_speeds(recipe, target_model(recipe))
+            seconds = 60 * minutes - (time.monotonic() - begun)
+        planned = plan(speeds, seconds, recipe)
+        for line in describe(speeds, planned, minutes):
+            console.print(line, highlight=False, soft_wrap=True)
+        for line in notices_of(planned, recipe, seconds):
+            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        overrides = untouched(overrides_of(planned, speeds, recipe), words)
+        measured = {"made_for": made_for, "speeds": asdict(speeds), "seconds": seconds}
+        write_json(file, {**measured, "plan": asdict(planned), "overrides": overrides})
+        planned_words = [word for key, value in overrides.items() for word in (f"--{key}", json.dumps(value))]
+        Workflow(load_recipe(path, [*planned_words, *words]), STAGES).run()
 
 
 def untouched(overrides: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:

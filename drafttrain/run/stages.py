@@ -153,7 +153,8 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     if recipe.regenerate.keep_states and config.mode == "offline":
         limits = 1e9 * config.max_disk_gb, config.shard_tokens
         kept = KeptStates(stored_blocks(recipe), config.dtype, *limits)
-    return regenerate(recipe.regenerate, model, out, **_place(recipe), earlier=earlier, kept=kept)
+    given = {"earlier": earlier, "kept": kept, "is_own": True}  # the run resumes nothing else
+    return regenerate(recipe.regenerate, model, out, **_place(recipe), **given)
 
 
 def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from drafttrain.data.overlap import EvaluationPrompts, fold
-from drafttrain.data.prompts import read_rows
+from drafttrain.data.prompts import read_prompts, read_rows
 from drafttrain.utils.errors import UserError
 
 DATA = Path(__file__).parents[2] / "data"
@@ -25,6 +25,8 @@ def test_whole_and_contained_prompts():
         LONG.upper().replace("'", "’"),
         f"Solve this:\n{LONG}\nThink!",
         "Continue.\n\nthe second paragraph",
+        "Hi\n\nContinue.",
+        "Hi\n\nContinue.\n\nthe third paragraph",
     ):
         assert prompts.overlap(text)
     for text in (
@@ -92,6 +94,15 @@ def test_the_words_of_a_row_count_not_the_request_around_them(tmp_path):
         assert prompts.overlap(f"Please: {sentence.format(end)}!")
     assert prompts.overlap("Who was it?") and prompts.overlap("When?") and prompts.overlap("Eleven lines")
     assert not prompts.overlap("x") and not prompts.overlap(sentence.format("midnight"))
+
+
+@pytest.mark.parametrize("name", ["bench.jl", "bench.jsonlines", "bench"])
+def test_rows_of_an_unusual_suffix_are_read_as_the_benchmark_reads_them(name, tmp_path):
+    rows = [{"question_id": 81, "turns": ["one", "two"]}, {"question_id": 82, "turns": ["three"]}]
+    (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [prompt.turns for prompt in read_prompts(tmp_path / name)] == [["one", "two"], ["three"]]
+    prompts = EvaluationPrompts.read([tmp_path / name])
+    assert all(prompts.overlap(word) for word in ("one", "two", "three")) and len(prompts) == 3
 
 
 def test_bad_files(tmp_path):

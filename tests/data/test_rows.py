@@ -97,6 +97,20 @@ def test_alpaca_without_input(empty):
     assert turns(row) == [("user", "Do."), ("assistant", "Done.")]
 
 
+def test_alpaca_with_system_and_history():
+    row = {"instruction": "And now?", "output": "Three.", "system": "Count."}
+    row["history"] = [["Begin.", "One."], ["Go on.", "Two."]]
+    assert turns(row) == [
+        ("system", "Count."),
+        *[("user", "Begin."), ("assistant", "One."), ("user", "Go on."), ("assistant", "Two.")],
+        *[("user", "And now?"), ("assistant", "Three.")],
+    ]
+    assert turns(row | {"history": []})[1:] == [("user", "And now?"), ("assistant", "Three.")]
+    for wrong in ([["Begin."]], ["Begin."], [["Begin.", 3]]):
+        with pytest.raises(UserError, match="history: must be a list of pairs of texts"):
+            turns(row | {"history": wrong})
+
+
 def test_single_exchanges():
     row = {"instruction": "Add.", "input": "no inputs here: 1, 2", "response": "3"}
     assert turns(row) == [("user", "Add.\n\nno inputs here: 1, 2"), ("assistant", "3")]

@@ -364,6 +364,8 @@ def test_no_server_at_all(target, source, tmp_path):
         run(config_for(source, "http://127.0.0.1:9"), tmp_path / "out", target)
     with pytest.raises(UserError, match="regenerate.server.url: must be a URL such as"):
         run(config_for(source, "localhost:8000"), tmp_path / "out", target)
+    with pytest.raises(UserError, match="regenerate.server.url: must be a URL such as"):
+        run(config_for(source, "http://[::1:8000/v1"), tmp_path / "out", target)
 
 
 def test_the_key_is_sent(target, server, source, tmp_path, expected, monkeypatch):

@@ -251,7 +251,13 @@ def test_every_row_is_accounted_for(target, tmp_path):
         {"id": "chat-0", "conversations": [{"from": "human", "value": "An id that is there already"}, gpt]},
         {
             "id": "tools",
-            "conversations": [{**human, "value": "Look it up"}, gpt, {"from": "tool", "value": "42"}, gpt],
+            "conversations": [
+                {**human, "value": "Look it up"},
+                gpt,
+                {"from": "tool", "value": ""},
+                gpt,
+                human,
+            ],
         },
         {"id": "text", "text": "The quick brown fox."},
     ]
@@ -399,6 +405,45 @@ def test_answers_of_an_earlier_run_are_taken_over(target, source, tmp_path):
     # other settings, other answers
     run(config_for(more, max_new_tokens=11), tmp_path / "short", target, earlier)
     assert read_jsonl(tmp_path / "short" / "responses.jsonl")[0]["conversations"][1]["value"] != "MARK"
+
+
+def test_a_chat_that_goes_on_is_answered_from_where_it_was(target, source, tmp_path):
+    run(config_for(source), tmp_path / "old", target)
+    old = read_jsonl(tmp_path / "old" / "responses.jsonl")
+    longer = [*QUESTIONS[:2], [*QUESTIONS[2], "Why?"], *QUESTIONS[3:]]
+    assert len(QUESTIONS[2]) < SMALL["max_turns"]
+    more = write_jsonl(tmp_path / "more.jsonl", chats(longer))
+    report = run(config_for(more), tmp_path / "new", target, [tmp_path / "old"])
+    new = read_jsonl(tmp_path / "new" / "responses.jsonl")
+    alone = run(config_for(more), tmp_path / "alone", target)
+    assert new == read_jsonl(tmp_path / "alone" / "responses.jsonl") and report.written == alone.written
+    before = old[2]["conversations"]
+    assert (
+        new[2]["conversations"][: len(before)] == before and len(new[2]["conversations"]) == len(before) + 2
+    )
+    # where the next prompt is too long it stays as it was
+    chat = chats([["a", "word " * 200, "b"]])
+    long = write_jsonl(tmp_path / "long.jsonl", chat)
+    run(config_for(long), tmp_path / "first", target)
+    assert run(config_for(long), tmp_path / "second", target, [tmp_path / "first"]).written == 1
+    found = [read_jsonl(tmp_path / name / "responses.jsonl") for name in ("first", "second")]
+    assert found[0] == found[1] and len(found[0][0]["conversations"]) == 2
+
+
+@pytest.mark.parametrize("damage", [None, "{", "[]"])
+def test_a_record_that_is_lost_is_written_again_where_the_folder_is_known(damage, target, source, tmp_path):
+    interrupt(config_for(source), tmp_path / "out", target, rows=3)
+    record = tmp_path / "out" / "regenerate.json"
+    record.unlink() if damage is None else record.write_text(damage)
+    quiet = Console(quiet=True)
+    arguments = config_for(source), tmp_path / "out", target, target.tokenizer
+    report = answer_conversations(*arguments, [tmp_path / "out"], quiet, is_own=True)
+    assert report.written == 8 and json.loads(record.read_text())["report"]["written"] == 8
+    run(config_for(source), tmp_path / "alone", target)
+    assert read_jsonl(tmp_path / "out/responses.jsonl") == read_jsonl(tmp_path / "alone/responses.jsonl")
+    # answers of another folder whose record is damaged are not taken
+    record.write_text(damage or "{")
+    assert run(config_for(source), tmp_path / "new", target, [tmp_path / "out"]).written == 8
 
 
 def test_what_was_made_otherwise_is_not_continued(target, source, tmp_path):

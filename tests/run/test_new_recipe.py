@@ -82,6 +82,17 @@ def test_documents_and_few_chats_leave_nothing_to_hold_out(chats):
         Path("own.yaml").unlink()
 
 
+def test_prompts_that_may_not_fit_are_not_held_out(chats):
+    rows = json.loads(Path("chats.json").read_text())
+    for i, row in enumerate(rows[::2]):
+        turn = next(turn for turn in row["conversations"] if turn["from"] == "human")
+        turn["value"] = f"{i} " + "word " * 2000
+    Path("long.json").write_text(json.dumps(rows))
+    assert main(["new-recipe", "--target", "org/x", "--chats", "long.json", "--out", "own.yaml"]) == 0
+    held = [json.loads(line) for line in Path("own.prompts.jsonl").read_text().splitlines()]
+    assert held and all(len(row["prompt"]) < 1000 for row in held)
+
+
 @pytest.mark.parametrize(
     "words, expected",
     [
