@@ -21,7 +21,8 @@ from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.stock import load_stock_model
 
-METHODS = (AUTOREGRESSIVE, TRANSFORMERS, "drafting")
+DRAFTING = "drafting"
+METHODS = (AUTOREGRESSIVE, TRANSFORMERS, DRAFTING)
 BATCH = 8
 WIDTHS = (1, 4, 8)  # tokens per forward, for the rounding of the same token
 AT_LEAST = 16  # tokens that are forwarded so
@@ -122,11 +123,12 @@ def check_lossless(
     batch (`batch_mismatches`).
 
     Returns:
-        `prompts`, `mismatches` (prompts on which not all three agree), `dtype`, and `differences` with the
-        place of each and the target's top-2 logit gap there.
+        `prompts`, `mismatches` (prompts that drafting decodes otherwise than plain decoding),
+        `transformers_mismatches` (that `generate` does), `dtype`, and `differences` with the place of each
+        and the target's top-2 logit gap there.
     """
     model = load_stock_model(target)
-    prompts, mismatched, differences = 0, 0, []
+    prompts, mismatched, differences = 0, dict.fromkeys((TRANSFORMERS, DRAFTING), 0), []
     for task in tasks:
         for first in range(0, len(task.prompts), BATCH):
             group = task.prompts[first : first + BATCH]
@@ -150,11 +152,18 @@ def check_lossless(
                 texts = {name: run.token_ids for name, run in measurement.runs.items()}
                 expected = texts.pop(AUTOREGRESSIVE)
                 prompts += 1
-                mismatched += any(text != expected for text in texts.values())
+                for name, text in texts.items():
+                    mismatched[name] += text != expected
                 for name, text in texts.items():
                     if difference := first_difference(target, prompt_ids, expected, text):
                         where = {"task": task.name, "prompt": measurement.prompt, "method": name}
                         differences.append(where | asdict(difference))
                 on_turn()
     dtype = dtype_name(target.dtype)
-    return {"prompts": prompts, "mismatches": mismatched, "dtype": dtype, "differences": differences}
+    return {
+        "prompts": prompts,
+        "mismatches": mismatched[DRAFTING],
+        "transformers_mismatches": mismatched[TRANSFORMERS],
+        "dtype": dtype,
+        "differences": differences,
+    }

@@ -127,6 +127,8 @@ def generate_batch(
         eos_token_id=stop or None,
         pad_token_id=pad,
         # all of them, because checkpoints bring defaults of their own (Qwen: a repetition penalty)
+        use_cache=True,
+        return_dict_in_generate=False,
         do_sample=sampled,
         num_beams=1,
         repetition_penalty=1.0,

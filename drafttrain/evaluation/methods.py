@@ -101,6 +101,12 @@ class Methods:
         model, tokenizer = load_model_like(source, self.target), load_tokenizer(source)
         if tokenizer_hash(tokenizer) != tokenizer_hash(self.target.tokenizer):
             raise UserError(f"{source}: has another tokenizer than {self.target.name}; it cannot assist it")
+        own, theirs = (one.config.get_text_config().vocab_size for one in (model, self.target.model))
+        if own != theirs:  # transformers takes them for other tokenizers
+            raise UserError(
+                f"{source}: must have {theirs} rows of embeddings as {self.target.name}, got {own}; "
+                "transformers cannot assist with it"
+            )
         return convert(model, self.stock.dtype)
 
     def _load_bundle(self, source: str) -> tuple[Bundle, list[int], str]:

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from drafttrain.evaluation.config import ALL, AUTOREGRESSIVE, TRANSFORMERS
+from drafttrain.utils.shares import below_all
 
 Rows = dict[str, dict[str, Any]]  # `metrics.Row` as a dictionary, by method
 COLUMNS = (  # heading, key of the row, format
@@ -115,6 +116,8 @@ def task_table(title: str, rows: Rows) -> Table:
     for method, row in rows.items():
         peak = row.get("peak_bytes")  # not recorded by older evaluations
         values = {**row, "peak_gb": None if peak is None else peak / 1e9}
+        if values.get("identical") is not None:
+            values["identical"] = below_all(values["identical"])
         cells = (MISSING if values.get(key) is None else form.format(values[key]) for _, key, form in COLUMNS)
         name = NAMES.get(method) or method.replace(":", "\n").replace(",", "\n")
         table.add_row(escape(name), *cells)

@@ -18,6 +18,7 @@ from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.export.config import ExportConfig
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
+from drafttrain.utils.shares import below_all
 from drafttrain.utils.writing import write_json, write_text
 
 # numbers of a task; all but `prompts` are null, or missing, where they were not measured
@@ -145,6 +146,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         megabytes=round(sum(present.values()) / 1e6, 1),
         weights=round(present.get(WEIGHTS, 0) / 1e6, 1),
         papers=_papers(kind, evaluation.get("tree"), present),
+        below_all=below_all,
     ).content
 
 
@@ -177,9 +179,8 @@ def _read_results(path: Path) -> dict[str, Any]:
         UserError: a value is missing or of a type that no card can show.
     """
     evaluation = read_evaluation(path) or {}
-    tasks, tree = evaluation.get("tasks", {}), evaluation.get("tree")
+    tasks = evaluation.get("tasks", {})
     wrong = [] if isinstance(tasks, dict) else [("tasks", "an object", tasks)]
-    wrong += [] if isinstance(tree, str | None) else [("tree", "a text", tree)]
     for task, row in tasks.items() if not wrong else ():
         row = row if isinstance(row, dict) else {}
         for name in NUMBERS:

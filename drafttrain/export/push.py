@@ -41,6 +41,7 @@ from drafttrain.utils.manifest import is_ours, write_manifest
 MAIN = "main"
 # as `git check-ref-format` has it
 BRANCH = re.compile(r"(?!/|-|\.)(?!.*(?:\.\.|//|/\.|@\{))[^\s\x00-\x1f\x7f~^:?*\[\\]+(?<![/.])(?<!\.lock)")
+BY_HAND = {"LICENSE", "NOTICE"}  # nothing here writes them, so that a bundle without them removes none
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 
@@ -180,7 +181,7 @@ def push(publication: Publication, private: bool = False, revision: str = MAIN) 
             )
         with _branch(api, repo, revision):
             there = set(api.list_repo_files(repo, revision=revision))
-            gone = sorted(there & CONTENTS.keys() - publication.files.keys())
+            gone = sorted(there & CONTENTS.keys() - publication.files.keys() - BY_HAND)
             operations = [
                 *(CommitOperationAdd(name, content) for name, content in publication.files.items()),
                 *(CommitOperationDelete(name) for name in gone),

@@ -33,6 +33,7 @@ from drafttrain.report.trace import Trace
 from drafttrain.report.traced import text_section, tree_section
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.provenance import versions
+from drafttrain.utils.shares import below_all
 from drafttrain.utils.writing import write_text
 
 
@@ -201,7 +202,7 @@ def _tiles(head: Headline) -> list[Tile]:
     tiles.append(Tile("tokens per second", f"{row.tokens_per_second:.1f}", "prompts included"))
     if row.identical is not None:
         note = f"of {row.prompts} texts, to plain decoding in the timed dtype"
-        tiles.append(Tile("identical texts", f"{row.identical:.0%}", note))
+        tiles.append(Tile("identical texts", f"{below_all(row.identical):.0%}", note))
     if row.peak_bytes is not None:
         tiles.append(Tile("peak memory", f"{row.peak_bytes / 1e9:.2f} GB", "all loaded models included"))
     return tiles

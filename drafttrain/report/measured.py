@@ -8,6 +8,7 @@ from drafttrain.evaluation.metrics import AUTOREGRESSIVE, BASELINES, Row, by_con
 from drafttrain.evaluation.sweep import Point, pareto_front
 from drafttrain.report.panels import FEW, Bar, Bars, Chart, Section, Series, Table, span
 from drafttrain.report.raw import Benchmark, Group
+from drafttrain.utils.shares import below_all
 
 COLUMNS = (  # heading, key of the row, format
     ("tokens/s", "tokens_per_second", "{:.1f}"),
@@ -142,6 +143,8 @@ def rows_table(task: Group) -> tuple[Table, dict[str, list[int]]]:
     rows = []
     for name, row in task.rows.items():
         cells = {key: cell(getattr(row, key), form) for _, key, form in COLUMNS}
+        if row.identical is not None:
+            cells["identical"] = f"{below_all(row.identical):.0%}"
         if row.speedup is not None:
             cells["speedup"] += _bounds(row)
         rows.append([name, *cells.values(), " ".join(f"⚑{n}" for n in numbers[name])])

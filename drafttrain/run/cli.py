@@ -66,7 +66,7 @@ GROUPS = {
         "collect": Command("commands", "recipes/quickstart.yaml"),
         "train": Command("commands", "recipes/quickstart.yaml --training.lr 1e-3"),
         "export": Command(
-            "commands",
+            "exporting",
             "runs/eagle/bundle --to eagle --out runs/eagle/vllm",
             (RECIPE, "BUNDLE --to FORMAT --out DIR", "DIR --check FORMAT", "DIR --from FORMAT --out DIR"),
             ("to", "back", "check"),

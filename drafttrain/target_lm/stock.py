@@ -1,6 +1,6 @@
 """Models as transformers loads them, without what drafttrain does to its own for speed."""
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.target_lm.loading import load_model, resolve_target
 from drafttrain.target_lm.model import FrozenTarget
@@ -18,7 +18,8 @@ def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
 
 
 def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
-    """Any causal LM as transformers loads it, in a target's type and on its device.
+    """Any causal LM as transformers loads it, in a target's type and on its device, without the defaults of
+    its checkpoint for `generate`: a penalty, a cache that is off.
 
     Args:
         model: what `load_target` takes.
@@ -26,4 +27,6 @@ def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
     Raises:
         UserError: as `load_target`.
     """
-    return load_model(resolve_target(model), target.dtype).to(target.device).eval()
+    loaded = load_model(resolve_target(model), target.dtype).to(target.device).eval()
+    loaded.generation_config = GenerationConfig()
+    return loaded

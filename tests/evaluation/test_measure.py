@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import shutil
 import time
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from drafttrain.data.prompts import Prompt, Task
 from drafttrain.evaluation import measure as module
@@ -20,6 +22,7 @@ from drafttrain.evaluation.measure import (
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, MethodRun, tabulate
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.per_sequence import PerSequence
+from drafttrain.target_lm.stock import load_model_like
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -95,6 +98,21 @@ def test_generate_ignores_the_defaults_of_a_checkpoint(tiny_target, log, monkeyp
     for name, value in (("repetition_penalty", 5.0), ("do_sample", True), ("temperature", 3.0)):
         monkeypatch.setattr(tiny_target.model.generation_config, name, value)
     assert transformers_generate(tiny_target)([5, 6, 7], 8).token_ids == expected
+
+
+def test_the_defaults_of_a_folder_for_generate_are_left_out(tiny_target_folder, tiny_target, tmp_path):
+    """Such as a cache that is off: the baseline would encode the whole text for each token."""
+    shutil.copytree(tiny_target_folder, tmp_path / "own")
+    given = {"use_cache": False, "no_repeat_ngram_size": 1, "return_dict_in_generate": True}
+    GenerationConfig(**given, stop_strings=["a"], min_new_tokens=9).save_pretrained(tmp_path / "own")
+    stock = load_model_like(str(tmp_path / "own"), tiny_target)
+    calls = []
+    stock.model.register_forward_pre_hook(
+        lambda module, args, given: calls.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    found = transformers_generate(tiny_target, stock)([5, 6, 7], 8).token_ids
+    assert found == transformers_generate(tiny_target)([5, 6, 7], 8).token_ids
+    assert calls == [3, *[1] * (len(calls) - 1)]
 
 
 def test_order_rotates_from_turn_to_turn_and_repeat_to_repeat(tiny_target, log):

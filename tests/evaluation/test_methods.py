@@ -1,6 +1,7 @@
 """Which methods a benchmark compares, as the command line names them, and what each decodes with."""
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from drafttrain.evaluation import methods as module
 from drafttrain.evaluation.benchmark_config import MethodSpec
@@ -112,3 +113,17 @@ def test_an_assistant_with_another_tokenizer_is_refused(tiny_target, stock, tiny
     monkeypatch.setattr(module, "tokenizer_hash", lambda tokenizer: next(hashes))
     with pytest.raises(UserError, match="has another tokenizer"):
         Methods(tiny_target, [MethodSpec("assistant", str(tiny_target_folder))], stock)
+
+
+def test_an_assistant_with_other_rows_of_embeddings_is_refused(
+    tiny_target, stock, tiny_target_folder, tmp_path
+):
+    """transformers takes it for one with another tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder)
+    model.resize_token_embeddings(576)
+    model.save_pretrained(tmp_path)
+    tiny_target.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match="must have 512 rows of embeddings as .*, got 576; transformers cannot"
+    ):
+        Methods(tiny_target, [MethodSpec("assistant", str(tmp_path))], stock)

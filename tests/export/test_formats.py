@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    MistralConfig,
+    MistralForCausalLM,
+)
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from drafttrain.drafters.auto import load_drafter
@@ -242,6 +249,25 @@ def test_a_small_lm_comes_back(llama, tmp_path):
     import_from("causal-lm", tmp_path / "out", tmp_path / "back")
     ours, back = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "back"))
     assert ours.keys() == back.keys() and all(torch.equal(ours[name], back[name]) for name in ours)
+
+
+def test_null_is_kept_where_it_is_not_the_default(llama, tmp_path):
+    """Mistral's window is 4096 tokens unless it is null; and a class is named where the LM names none."""
+    config = MistralConfig(
+        **dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=1),
+        **dict(
+            num_attention_heads=4, num_key_value_heads=2, sliding_window=None, max_position_embeddings=512
+        ),
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path / "mistral")
+    llama.tokenizer.save_pretrained(tmp_path / "mistral")
+    stored = json.loads((tmp_path / "mistral" / "config.json").read_text())
+    del stored["architectures"]
+    (tmp_path / "mistral" / "config.json").write_text(json.dumps(stored))
+    folder = make(tmp_path / "lm", llama, "causal_lm", model=str(tmp_path / "mistral"))
+    export_to("causal-lm", folder, tmp_path / "out", llama)
+    exported = AutoConfig.from_pretrained(tmp_path / "out")
+    assert exported.sliding_window is None and exported.architectures == ["MistralForCausalLM"]
 
 
 def test_a_small_lm_with_a_tied_head_comes_back(tiny_llama, llama, tmp_path):
@@ -672,6 +698,12 @@ def test_nothing_is_replaced_but_an_export(llama, tmp_path):
     with pytest.raises(UserError, match="holds something else than an export"):
         export_to("eagle", folder, tmp_path / "out")
     assert (tmp_path / "out" / "notes.md").read_text() == "mine"
+    # an export that was loaded, trained and saved again: its config is still ours, its weights are not
+    shutil.copytree(tmp_path / "out", tmp_path / "tuned")
+    for name in (".files.json", "notes.md"):
+        (tmp_path / "tuned" / name).unlink()
+    with pytest.raises(UserError, match="holds something else than an export"):
+        export_to("eagle", folder, tmp_path / "tuned")
 
 
 def test_an_import_replaces_nothing(llama, tmp_path):

@@ -145,7 +145,14 @@ def problems(config: Config, tensors: Tensors) -> list[str]:
 def _small_lm(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return a small LM in its own layout, with the trained weights."""
     ids, inner = layout.check_drafter(config, tensors), layout.without_ids(tensors)
-    fields = {key: value for key, value in config["lm"].items() if value is not None}
+    # null is the default of most fields, and none of Mistral's window
+    defaults = AutoConfig.for_model(config["lm"]["model_type"])
+    fields = {
+        key: value
+        for key, value in config["lm"].items()
+        if value is not None or getattr(defaults, key, None) is not None
+    }
+    fields["architectures"] = [type(_model(fields)).__name__]
     rope = fields.get("rope_parameters", {})
     if "rope_theta" in rope:  # else there are none, or several by layer
         fields |= layout.rope_fields(rope)

@@ -127,9 +127,9 @@ def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
         return
     if not replace:
         raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
-    names = set() if (folder / MANIFEST).is_file() else None  # an export of an earlier version lists no files
+    is_listed = (folder / MANIFEST).is_file()  # not so where an export was loaded, changed and saved again
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    if not isinstance(config, dict) or OWN not in config or not is_ours(folder, names):
+    if not isinstance(config, dict) or OWN not in config or not (is_listed and is_ours(folder, ())):
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
 
 
