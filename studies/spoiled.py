@@ -25,6 +25,7 @@ from drafttrain.evaluation.diagnose import NAMED, diagnose
 from drafttrain.run.recipe import load_recipe
 from drafttrain.run.stages import STAGES
 from drafttrain.run.workflow import Workflow
+from drafttrain.target_lm.loading import resolve_target
 from drafttrain.utils.writing import write_json
 from studies import arguments
 
@@ -90,7 +91,7 @@ SPOILED: dict[str, tuple[Callable[[Path, Path, Path], Spoiled], set[str]]] = {  
 def diagnosed(bundle: Path, out: Path, limit: int | None) -> list[dict[str, Any]]:
     """Spoil and diagnose each; return rows of `cause`, the `named` ones, `hit`, accept_len and prompts."""
     loaded = load_bundle(bundle)
-    target, console = Path(loaded.target.name), Console(file=sys.stderr, highlight=False)
+    target, console = Path(resolve_target(loaded.target.name)), Console(file=sys.stderr, highlight=False)
     del loaded
     rows = []
     for name, (spoil, causes) in SPOILED.items():

@@ -103,13 +103,20 @@ def test_hits_are_counted_where_a_cause_is_among_the_first(tiny_bundle, tmp_path
         file.write_text(json.dumps({"changes": changes, "accept_len": 1.5, "prompts": limit}))
 
     monkeypatch.setattr(spoiled, "diagnose", diagnose)
-    nothing = {
-        name: ((lambda bundle, target, out: (bundle, target)), causes)
-        for name, (_, causes) in SPOILED.items()
-    }
+    folders = []
+
+    def left_alone(bundle, target, out):
+        folders.append(target)
+        return bundle, target
+
+    nothing = {name: (left_alone, causes) for name, (_, causes) in SPOILED.items()}
+    monkeypatch.setattr(
+        spoiled, "resolve_target", lambda name: f"{name}/fetched"
+    )  # a known name is no folder
     monkeypatch.setattr(spoiled, "SPOILED", nothing)
     rows = spoiled.diagnosed(tiny_bundle, tmp_path, 2)
     assert [row["cause"] for row in rows if row["hit"]] == ["stale weights", "small vocabulary"]
+    assert {folder.name for folder in folders} == {"fetched"}
     assert len(seen) == 5 and spoiled.diagnosed(tiny_bundle, tmp_path, 2) == rows and len(seen) == 5
     assert spoiled.main(["--bundle", str(tiny_bundle), "--out", str(tmp_path), "--limit", "2"]) == 0
     assert json.loads((tmp_path / "causes.json").read_text()) == rows
