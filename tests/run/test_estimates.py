@@ -129,3 +129,20 @@ def test_a_small_lm_that_was_trained_before(tiny_target_folder, tmp_path):
     CausalLmConfig(lm=lm.to_dict()).save_pretrained(tmp_path)
     found, plain = (estimates._small_lm(str(place)) for place in (tmp_path, tiny_target_folder))
     assert found.num_parameters() == plain.num_parameters() > 0
+
+
+def test_answers_that_are_still_to_be_given_count(tmp_path):
+    """Of prompts alone they are nearly all of a corpus; once they are there, their file says how many."""
+    sources = "[{path: data/train/self_prompts.jsonl.gz, max_conversations: 150}]"
+    words = [*overrides(TINY), "--plan.corpus_tokens", "null", "--corpus.sources", "[]"]
+    words += ["--regenerate.sources", sources, "--regenerate.max_new_tokens", "100", "--regenerate.max_rows"]
+    folders = {"regenerate": tmp_path / "regenerated", "corpus": tmp_path / "corpus"}
+    for rows, expected in (("null", 150), ("40", 40)):
+        recipe = load_recipe("recipes/large/llama-8b-8gpu.yaml", [*words, rows])
+        found = estimates.corpus(recipe, folders)["tokens"]
+        asked, most = estimates._recipe_tokens(recipe, folders)
+        assert most == "at most " and 100 * expected < asked < 200 * expected and found.startswith(most)
+    folders["regenerate"].mkdir()
+    (folders["regenerate"] / "responses.jsonl").write_text("x" * 11_000)
+    assert estimates.corpus(recipe, folders)["tokens"] == "about 1,000"
+    assert estimates._corpus_tokens(recipe, {"corpus": tmp_path / "corpus"}) == (1000, "about ")

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import random
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.config import PromptSet, Source
+from drafttrain.data.readers import read_conversations
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode_all
@@ -517,10 +519,16 @@ def test_all_stages_estimate_the_same_corpus(folder):
     corpus, collected = (
         stage(recipe, {"corpus": Path("no")}) for stage in (estimates.corpus, estimates.collect)
     )
-    sources = recipe.corpus.sources + recipe.regenerate.sources
-    about = f"about {estimates._count(estimates._source_tokens(sources))}"
-    assert corpus["tokens"] == collected["tokens"] == about
-    assert estimates._source_tokens(sources) > estimates._source_tokens(recipe.corpus.sources)
+    own, config = estimates._source_tokens(recipe.corpus.sources), recipe.regenerate
+    [source] = config.sources
+    turns = sum(
+        min(sum(message.role == "user" for message in chat.messages), config.max_turns)
+        for chat in islice(read_conversations(source.path, source.format), source.max_conversations)
+    )
+    most = estimates._count(estimates._recipe_tokens(recipe, {"corpus": Path("no")})[0])
+    assert corpus["tokens"] == collected["tokens"] == f"at most {most}"
+    found = estimates._recipe_tokens(recipe, {"corpus": Path("no")})[0] - own
+    assert turns * config.max_new_tokens < found < turns * (config.max_new_tokens + 60)
 
 
 def test_estimated_trees(folder):
