@@ -1,14 +1,13 @@
 """The kinds of drafters, their settings, and the `config.json` in a drafter's folder."""
 
-import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
-from drafttrain.utils.ranges import check_ranges, setting
+from drafttrain.utils.ranges import setting
 
 FORMAT_VERSION = 1
 FILES = ("config.json", "model.safetensors")  # of a drafter, without results and calibrations
@@ -28,7 +27,15 @@ class Kind(NamedTuple):
 
 
 # of a decoder layer of the target's shape
-LAYER = ("kv_heads", "init", "train_embeddings", "train_head", "head_dtype", "layers_dtype")
+LAYER = (
+    "kv_heads",
+    "intermediate_size",
+    "init",
+    "train_embeddings",
+    "train_head",
+    "head_dtype",
+    "layers_dtype",
+)
 KINDS = {
     "edd": Kind("edd.EddModel", ("tapped_blocks", "layers", "anchor", *LAYER)),
     "vdm": Kind("vdm.VdmModel", LAYER),
@@ -58,6 +65,8 @@ class DrafterConfig:
         kv_heads: heads of keys and values of EDD, VDM and EAGLE. null: as many as the target has. EDD reads
             states through nothing else, and where the target shares them among queries (GQA) most of a state
             is lost: the EDD paper's targets share none.
+        intermediate_size: of the layers' MLPs, in EDD, VDM and EAGLE. null: the target's. Most of a layer's
+            weights are there, so fewer train and draft faster.
         init: "random", or the number of the target block that the layers start from (negative from the end).
         train_embeddings: train the token embeddings instead of reading the target's.
         train_head: train the LM head, which starts from the target's.
@@ -78,6 +87,7 @@ class DrafterConfig:
     layers: int = setting(1, ge=1, le=1000)
     anchor: bool = False
     kv_heads: int | None = setting(None, ge=1)
+    intermediate_size: int | None = setting(None, ge=1)
     draft_vocab_size: int | None = setting(8192, ge=1)
     init: str | int = "random"
     train_embeddings: bool = False
@@ -101,33 +111,9 @@ class DrafterConfig:
         Raises:
             UserError: an unknown kind, a value out of range, or a setting of another kind.
         """
-        if self.kind not in KINDS:
-            raise UserError(f"drafter.kind: must be one of {', '.join(KINDS)}, got {self.kind}")
-        check_ranges(self, "drafter")
-        default = DrafterConfig()
-        for name in (item.name for item in fields(self) if item.name not in (*COMMON, *self.settings)):
-            if (value := getattr(self, name)) != getattr(default, name):
-                owners = [kind for kind in KINDS if name in KINDS[kind].settings]
-                raise UserError(
-                    f"drafter.{name}: must be {json.dumps(getattr(default, name))} for kind {self.kind}, got "
-                    f"{json.dumps(value)}; it is for {', '.join(owners)}, leave it out"
-                )
-        if "model" in self.settings and self.model is None:
-            raise UserError(f"drafter.model: must be a folder or Hub id for kind {self.kind}, got null")
-        if "tapped_blocks" in self.settings and not self.tapped_blocks:
-            raise UserError("drafter.tapped_blocks: must name at least one block, such as [-4], got []")
-        if self.head_dtype and not self.train_head:
-            raise UserError(
-                f"drafter.head_dtype: must be null without train_head, whose head is not stored, got "
-                f"{self.head_dtype}; leave it out"
-            )
-        if isinstance(self.init, str) and self.init != "random":
-            raise UserError(f"drafter.init: must be random or a block's number, got {self.init}")
-        if self.kv_heads is not None and self.init != "random":
-            raise UserError(
-                f"drafter.kv_heads: must be null where init names a block, whose heads the layer has, got "
-                f"{self.kv_heads}; leave out one of the two"
-            )
+        from drafttrain.drafters.settings import check_settings  # nothing that decodes does
+
+        check_settings(self)
 
 
 def drafter_folder(path: str | os.PathLike) -> Path:

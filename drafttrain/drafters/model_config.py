@@ -113,9 +113,9 @@ class DraftModelConfig(PreTrainedConfig):
             "tapped_blocks": [block_number(block, target.n_blocks) for block in drafter.tapped_blocks],
         }[cls.reads]
         settings["draft_vocab_size"] = draft_vocab_size
+        settings["intermediate_size"] = drafter.intermediate_size or config.intermediate_size
         return cls(
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=drafter.kv_heads or target_kv_heads(config),
             head_dim=getattr(config, "head_dim", None),

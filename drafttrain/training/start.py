@@ -38,8 +38,9 @@ def check_continued(config: TrainingConfig, stored: dict[str, Any], drafter_conf
                 f"drafter.{key}: must be that of training.init_from, {stored.get(key)}, without training "
                 f"(training.max_steps: 0), got {value}; leave it out"
             )
-    asked, there = drafter_config.kv_heads, stored.get("num_key_value_heads")
-    if asked and asked != there:
-        raise UserError(
-            f"drafter.kv_heads: must be {there} as in training.init_from, got {asked}; leave it out"
-        )
+    for key, own in (("kv_heads", "num_key_value_heads"), ("intermediate_size", "intermediate_size")):
+        if (asked := getattr(drafter_config, key)) and asked != stored.get(own):
+            there = stored.get(own)
+            raise UserError(
+                f"drafter.{key}: must be {there} as in training.init_from, got {asked}; leave it out"
+            )

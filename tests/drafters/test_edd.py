@@ -90,6 +90,13 @@ def test_heads_of_keys_and_values(kv_heads, make_target, make_drafter):
         make_drafter(target, kv_heads=3)
 
 
+def test_a_narrower_mlp(make_target, make_drafter):
+    target = make_target("llama")
+    layer = make_drafter(target, intermediate_size=24).layers[0]
+    assert layer.gate_proj.out_features == layer.up_proj.out_features == layer.down_proj.in_features == 24
+    assert make_drafter(target).layers[0].gate_proj.out_features == target.config.intermediate_size
+
+
 @pytest.mark.parametrize("taps", [[-2], [-2, 4]])
 @torch.no_grad()
 def test_an_added_anchor_changes_no_draft(taps, make_target, make_drafter):

@@ -20,6 +20,7 @@ DRAFTERS |= {
     "edd-two-layers": dict(layers=2, tapped_blocks=[-2, 1]),
     "edd-anchor": dict(anchor=True),
     "edd-heads": dict(kv_heads=4),
+    "edd-narrow": dict(intermediate_size=40),
     "eagle-norms": dict(kind="eagle", input_norms=True),
 }
 

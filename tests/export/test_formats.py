@@ -106,8 +106,17 @@ TEXT = torch.tensor([5, 301, 44, 7, 480, 12, 99, 3])
         {"vocabulary": 512},
         {"kv_heads": 1},
         {"kv_heads": 4},
+        {"intermediate_size": 40},
     ],
-    ids=["trained head", "frozen head", "trained embeddings", "all tokens", "1 kv head", "4 kv heads"],
+    ids=[
+        "trained head",
+        "frozen head",
+        "trained embeddings",
+        "all tokens",
+        "1 kv head",
+        "4 kv heads",
+        "narrow",
+    ],
 )
 def test_causal_lm_gives_our_logits(family, settings, request, tmp_path):
     target = request.getfixturevalue(family)

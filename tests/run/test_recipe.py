@@ -139,6 +139,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("drafter: {tapped_blocks: []}", "drafter.tapped_blocks: must name at least one block"),
         ("drafter: {draft_vocab_size: 0}", "drafter.draft_vocab_size: must be >= 1, got 0"),
         ("drafter: {kv_heads: 0}", "drafter.kv_heads: must be >= 1, got 0"),
+        ("drafter: {intermediate_size: 0}", "drafter.intermediate_size: must be >= 1, got 0"),
         ("drafter: {kind: vdm, kv_heads: -1}", "drafter.kv_heads: must be >= 1, got -1"),
         ("drafter: {init: zork}", "drafter.init: must be random or a block"),
         ("hidden_states: {shard_tokens: 0}", "hidden_states.shard_tokens: must be > 0, got 0"),
@@ -330,12 +331,16 @@ def test_a_drafter_to_start_from_has_the_shape_asked_for(write):
     words = ["--training.init_from", "old"]
     Path("old").mkdir()
     config = {"model_type": "drafttrain_edd", "format_version": 1, "target": {}, "num_key_value_heads": 3}
+    config["intermediate_size"] = 40
     for anchor in (None, False, True):  # None: of a version that did not know it
         there = {} if anchor is None else {"anchor": anchor}
         Path("old/config.json").write_text(json.dumps(config | there), encoding="utf-8")
         load_recipe(path, [*words, "--drafter.kv_heads", "3"])
         wrong = error_of(path, *words, "--drafter.kv_heads", "9")
         assert wrong.endswith("drafter.kv_heads: must be 3 as in training.init_from, got 9; leave it out")
+        load_recipe(path, [*words, "--drafter.intermediate_size", "40"])
+        wrong = error_of(path, *words, "--drafter.intermediate_size", "41")
+        assert "drafter.intermediate_size: must be 40 as in training.init_from, got 41" in wrong
         load_recipe(path, [*words, "--drafter.anchor", "true"])  # which is added where there is none
 
 
