@@ -142,3 +142,30 @@ def test_a_thread_that_begins_inside_a_team_has_as_many_cores():
             assert team._native.size == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not is_available(), reason="no native library")
+def test_a_thread_that_was_born_inside_a_team_has_its_cores_also_after_it():
+    """As a server's, whose first operator runs during somebody else's request and whose own comes later."""
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    born, ended = threading.Event(), threading.Event()
+
+    def other():
+        found.append(torch.get_num_threads())
+        born.set()
+        ended.wait(10)
+        with native_team():
+            found.append(team._native.size)
+        found.append(torch.get_num_threads())
+
+    try:
+        thread = threading.Thread(target=other)
+        with native_team():
+            thread.start()
+            assert born.wait(10)
+        ended.set()
+        thread.join()
+        assert found == [1, 3, 3] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
