@@ -1,5 +1,6 @@
 """Loading a target by each kind of name, and one line for everything that can be wrong with it."""
 
+import copy
 import json
 
 import pytest
@@ -275,3 +276,26 @@ def test_each_process_of_a_launch_has_a_gpu_of_its_own(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert loading._device(device) == torch.device("cuda", 1)
+
+
+def test_the_home_of_nobody_is_no_folder():
+    with pytest.raises(UserError, match="~nobody-here/model"):
+        resolve_target("~nobody-here/model")
+
+
+def test_sizes_of_each_block_count_as_the_largest(tiny_llama, monkeypatch):
+    """Gemma 3n's config has a list of them."""
+    config, asked = copy.deepcopy(tiny_llama[0].config), []
+    config.__dict__["intermediate_size"] = [32, 64, 48]
+    monkeypatch.setattr(loading, "resolve_dtype", lambda *given: asked.append(given))
+    loading.dtype_for(config, "auto", torch.device("cpu"), "products")
+    assert asked[0][-2:] == (config.hidden_size, 64)
+
+
+@pytest.mark.parametrize("record", [["somebody's"], {"kind": "somebody's"}])
+def test_a_record_of_somebody_else_names_no_target(record, tiny_llama, tmp_path):
+    model, tokenizer = tiny_llama
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "target.json").write_text(json.dumps(record))
+    assert load_target(str(tmp_path), dtype="float32", device="cpu").name == str(tmp_path)
