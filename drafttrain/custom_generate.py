@@ -155,7 +155,7 @@ def generate_of_repository(
                 f"{name}: must be left out with a drafter, got it; set HF_TOKEN, HF_HOME or "
                 "HF_HUB_OFFLINE in the environment"
             )
-    if revision is not None and "@" not in drafter:
+    if revision is not None and not os.path.isdir(drafter) and "@" not in drafter:
         drafter = f"{drafter}@{revision}"
     criteria = StoppingCriteriaList(stopping_criteria or [])
     configs = [arguments.get("generation_config"), model.generation_config]

@@ -150,6 +150,40 @@ def test_what_a_callers_own_keep_is_kept_for_each_row(n, model, tokenizer, tiny_
     assert torch.equal(*found) and found[0].shape[1] == given["input_ids"].shape[1] + 7
 
 
+class Noise(LogitsProcessor):
+    """Draws, each row for itself."""
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.rand_like(scores)
+
+
+class Guided(LogitsProcessor):
+    """Holds a model in a list; `deepcopy` would copy its weights for each row."""
+
+    def __init__(self, model):
+        self.models, self.calls = [model], []
+
+    def __call__(self, input_ids, scores):
+        self.calls.append(len(input_ids))
+        return scores + self.models[0](input_ids).logits[:, -1]
+
+
+def test_processors_that_draw_or_hold_a_model_work_with_several_rows(
+    tiny_target_folder, tokenizer, tiny_bundle
+):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    given = inputs(tokenizer, 3)
+    found = model.generate(**given, **call(tiny_bundle, logits_processor=LogitsProcessorList([Noise()])))
+    assert found.shape[0] == 3
+    guide = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    copies, texts = [], []
+    guide.__deepcopy__ = lambda memo: copies.append(1) or guide
+    for drafted in ({}, call(tiny_bundle)):
+        own = {"logits_processor": LogitsProcessorList([Guided(guide)])}
+        texts.append(model.generate(**given, **{**drafted, "do_sample": False, "max_new_tokens": 8, **own}))
+    assert torch.equal(*texts) and not copies
+
+
 def test_loading_the_drafter_is_not_in_max_time(tiny_target_folder, tokenizer, tiny_bundle, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
     loading = custom_generate._load

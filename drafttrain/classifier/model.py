@@ -49,12 +49,12 @@ class Classifier(nn.Module):
 
         A feature that is the same in all rows counts for nothing, also where it will be another.
         """
-        self.mean.copy_(x.mean(0))
         std = x.std(0, correction=0)
         is_same = std < 1e-6
+        self.mean.copy_(torch.where(is_same, x[0], x.mean(0)))  # their scaled input is 0 exactly
         self.std.copy_(std.masked_fill(is_same, 1.0))
         with torch.no_grad():
-            self.inner.weight[:, is_same] = 0.0  # where it stays: its scaled input is 0
+            self.inner.weight[:, is_same] = 0.0  # and stays
             self.outer.bias.fill_(math.log(accepted_share / (1 - accepted_share)))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

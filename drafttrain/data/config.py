@@ -89,7 +89,7 @@ class ServerConfig:
         retries: how often a request is sent again after a temporary failure (429, 5xx, timeout, malformed
             reply).
         retry_wait_s: wait before the first retry; it doubles each time. A server's Retry-After is obeyed,
-            up to an hour.
+            up to ten minutes.
         timeout_s: longest time for one reply.
         seeds: send each request's seed. false for servers that refuse them (vLLM on CPU); sampled replies
             then differ if they are repeated.

@@ -3,6 +3,7 @@
 Texts are compared with case and punctuation folded, because copies in chats differ in quotes and line ends.
 """
 
+import json
 import re
 import unicodedata
 from collections import defaultdict
@@ -130,13 +131,23 @@ def _rows_of(path: str | Path) -> list[list[str]]:
     lines: list[str] = []
     if Path(path).is_file() and not _has_rows(path):
         lines = [line for stream in open_streams(path) for _, line in read_lines(stream)]
-    if lines and not lines[0].lstrip().startswith(("{", "[")):  # else JSON of an unusual suffix
+    if lines and not _is_json(lines[0]):  # else JSON of an unusual suffix
         rows = [[line] for line in lines]
     else:
         rows = [_prompts_of(value, source) for _, source, value in read_rows(path)]
     if not any(rows):
         raise UserError(f"{path}: no prompts in it; give .jsonl, .json or .txt files")
     return rows
+
+
+def _is_json(line: str) -> bool:
+    """Return whether a file that begins with this line holds JSON objects, one by one or in a list."""
+    if line.strip() in ("[", "{"):
+        return True
+    try:
+        return isinstance(json.loads(line), dict | list)
+    except ValueError:
+        return False
 
 
 def _has_rows(path: str | Path) -> bool:

@@ -106,7 +106,7 @@ def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Mes
     if format in ("alpaca", "auto"):
         for question, answers in _EXCHANGE_KEYS:
             if isinstance(row.get(question), str):
-                return _system(row) + _history(row, source) + _exchange(row, question, answers)
+                return _system(row) + _history(row) + _exchange(row, question, answers)
     if format in ("text", "oanc", "auto") and isinstance(row.get("text"), str):
         return [Message("text", row["text"])]
     return None
@@ -116,14 +116,14 @@ def _system(row: dict) -> list[Message]:
     return [Message("system", row["system"])] if isinstance(row.get("system"), str) else []
 
 
-def _history(row: dict, source: str) -> list[Message]:
-    """Return the exchanges before the last one, of Alpaca's rows as LLaMA-Factory has them."""
-    messages = []
-    for pair in row.get("history") or ():
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise _wrong(f"{source}: history", "a list of pairs of texts", pair)
-        messages += [Message("user", pair[0]), Message("assistant", pair[1])]
-    return messages
+def _history(row: dict) -> list[Message]:
+    """Return the exchanges before the last one, of Alpaca's rows as LLaMA-Factory has them: pairs of texts. A
+    key of this name that holds something else is another format's."""
+    pairs = row.get("history")
+    is_pairs = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if not is_pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
+        return []
+    return [Message(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair)]
 
 
 def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:

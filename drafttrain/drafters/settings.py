@@ -4,20 +4,14 @@ import json
 from dataclasses import fields
 
 from drafttrain.drafters.config import COMMON, KINDS, DrafterConfig
-from drafttrain.utils.choices import check_choices
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges
 
 
 def check_settings(drafter: DrafterConfig) -> None:
-    """Validate the settings that do not depend on the target.
-
-    Raises:
-        UserError: an unknown kind, a value out of range, or a setting of another kind.
-    """
+    """Validate settings, as `DrafterConfig.check` says."""
     if drafter.kind not in KINDS:
         raise UserError(f"drafter.kind: must be one of {', '.join(KINDS)}, got {drafter.kind}")
-    check_choices(drafter, "drafter")
     check_ranges(drafter, "drafter")
     default = DrafterConfig()
     for name in (item.name for item in fields(drafter) if item.name not in (*COMMON, *drafter.settings)):

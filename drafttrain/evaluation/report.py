@@ -45,6 +45,8 @@ def print_tables(summary: dict[str, Any], console: Console) -> None:
     if lossless := summary["lossless"]:
         same = lossless["prompts"] - lossless["mismatches"]
         lines.append(f"fp32: {same} of {lossless['prompts']} outputs equal plain decoding token by token")
+        if others := lossless.get("transformers_mismatches"):
+            lines.append(f"`generate` of transformers differs from it in {others}")
         lines += [f"  {describe_difference(difference)}" for difference in lossless["differences"]]
     _print_lines(lines, console)
 

@@ -132,9 +132,9 @@ class TextStream:
         return text
 
     def _is_byte(self, token: int) -> bool:
-        """Return whether a token is a byte of SentencePiece's, such as <0xE4>."""
+        """Return whether a token is a byte of SentencePiece's that is part of a character, such as <0xE4>."""
         piece = None if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(token)
-        return isinstance(piece, str) and len(piece) == 6 and piece.startswith("<0x")
+        return isinstance(piece, str) and len(piece) == 6 and piece[:3] == "<0x" and piece[3] > "7"
 
     def _decode(self, token_ids: list[int]) -> str:
         if self.tokenizer is None:

@@ -32,6 +32,15 @@ def team_size() -> int:
     return cores.fit(min(_native.size or torch.get_num_threads(), MOST))
 
 
+def _threads_of_others() -> int:
+    """Return torch's threads in a Python thread that begins now."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 @contextmanager
 def native_team(threads: int | None = None) -> Iterator[None]:
     """Give the cores to this thread's native calls: inside, torch's operators run on one thread.
@@ -42,7 +51,7 @@ def native_team(threads: int | None = None) -> Iterator[None]:
     outer, own = _native.size, torch.get_num_threads()
     if outer is None:
         with _lock:
-            if not _outside[0] and (own > 1 or threading.current_thread() is threading.main_thread()):
+            if not _outside[0] and (own > 1 or _threads_of_others() == 1):  # chosen, not inherited
                 _outside[1] = own
             _outside[0] += 1
             own = _outside[1] if own == 1 else own

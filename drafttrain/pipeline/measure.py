@@ -125,7 +125,7 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
 
     hop, (broadcast, sync, waiting) = of(layout.stages[0], 5), rows[layout.drafter][-3:]
     within = max(len(members) - 1 for members in layout.groups)  # messages, which a group's curve has
-    waiting = max(waiting - within * hop[0], 0.0)
+    waiting = max(waiting - within * hop[0], 1e-9)  # 0 is for what was not measured
 
     def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
         parts = [of(rank, part) for rank in members]

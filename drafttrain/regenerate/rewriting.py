@@ -88,6 +88,7 @@ class Rewriting:
         self.report = RegenerateReport(read=n_read)
         self.file = ResponseFile(out)
         self.tried = 0
+        self.taken: set[str] = set()  # dialogues that go on from another run's answers
         self.limit = ""  # the setting that ended it early
 
     def recover(self) -> None:
@@ -112,8 +113,10 @@ class Rewriting:
                 said = [Message("assistant", turn["value"], turn.get("token_ids")) for turn in turns]
                 if len(said) == len(dialogue.questions) or self._is_too_long(replace(dialogue, answers=said)):
                     self.write(dialogue, row)
-                else:  # there are questions that the other run did not have
+                elif len(said) > len(dialogue.answers):  # there are questions that the other run did not have
                     dialogue.answers, dialogue.retokenized = said, row.get("retokenized", False)
+                    dialogue.finish_reason = row.get("finish_reason", "")
+                    self.taken.add(dialogue.id)
 
     def _is_too_long(self, dialogue: Dialogue) -> bool:
         """Return whether the next question of a dialogue cannot be asked."""
@@ -151,6 +154,8 @@ class Rewriting:
             except BaseException:
                 console.print(escape(self.state()), highlight=False, soft_wrap=True)
                 raise
+        for dialogue in [one for one in self.pending.values() if one.id in self.taken]:
+            self.write(dialogue, dialogue.to_row())  # without the answers that were not reached
         if self.pending:
             self.skipped[f"not reached before {self.limit}"] += len(self.pending)
 
@@ -239,6 +244,8 @@ class Rewriting:
         self.file.close()
 
     def fail(self, dialogue: Dialogue, completion: Completion) -> None:
+        if dialogue.id in self.taken:  # its other answers are there
+            return self.write(dialogue, dialogue.to_row())
         reason = "the target's logits are not finite; try another dtype"
         if isinstance(completion, Reply):
             reason = completion.error

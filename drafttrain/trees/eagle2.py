@@ -34,8 +34,8 @@ class Eagle2Policy(TreePolicy):
         grown = self.top_k * (1 + self.top_k * max(self.max_depth - 1, 0)) if self.max_depth else 0
         if grown > LARGEST:
             raise UserError(
-                f"top_k: must grow at most {LARGEST} nodes, got {grown} with {self.top_k} and max_depth "
-                f"{self.max_depth}; lower one of them"
+                f"top_k: must grow at most {LARGEST} nodes before the best are kept, got {grown} with top_k "
+                f"{self.top_k} and max_depth {self.max_depth}; lower one of them"
             )
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:

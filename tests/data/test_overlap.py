@@ -105,6 +105,12 @@ def test_rows_of_an_unusual_suffix_are_read_as_the_benchmark_reads_them(name, tm
     assert all(prompts.overlap(word) for word in ("one", "two", "three")) and len(prompts) == 3
 
 
+@pytest.mark.parametrize("line", ["[INST] Who was it?", "{{name}}, who are you?", "[1] a footnote"])
+def test_lines_that_begin_like_json_are_lines(line, tmp_path):
+    (tmp_path / "prompts.md").write_text(f"{line}\nAnother line\n")
+    assert EvaluationPrompts.read([tmp_path / "prompts.md"]).overlap(line)
+
+
 def test_bad_files(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"turns": ["x"]}\n{"other": 1}\n')
     with pytest.raises(UserError, match="a.jsonl:row 2: no text under turns, question or prompt"):

@@ -54,7 +54,6 @@ def test_saves_and_loads(kind, make_target, make_drafter, tmp_path):
         ({"kind": "causal_lm", "model": "x", "lora_rank": 0}, "lora_rank: must be >= 1 and <= 65536, got 0"),
         ({"kind": "medusa", "kv_heads": 2}, "kv_heads: must be null .*; it is for edd, vdm, eagle, leave"),
         ({"kv_heads": 2, "init": -1}, "kv_heads: .* leave out one of the two"),
-        ({"layers_dtype": "int4"}, "layers_dtype: must be one of int8, got int4"),
         ({"intermediate_size": 9, "init": -1}, "intermediate_size: .* leave out one of the two"),
         (
             {"kind": "medusa", "intermediate_size": 9},

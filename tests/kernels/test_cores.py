@@ -169,3 +169,26 @@ def test_a_thread_that_was_born_inside_a_team_has_its_cores_also_after_it():
         assert found == [1, 3, 3] and torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not is_available(), reason="no native library")
+def test_one_thread_that_is_chosen_stays_in_workers_too():
+    """After a decode of the main thread on more of them."""
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+
+    def worker():
+        torch.set_num_threads(1)
+        with native_team():
+            found.append(team._native.size)
+        found.append(torch.get_num_threads())
+
+    try:
+        with native_team():
+            pass
+        thread = threading.Thread(target=worker)
+        thread.start()
+        thread.join()
+        assert found == [1, 1]
+    finally:
+        torch.set_num_threads(before)

@@ -94,7 +94,7 @@ def test_what_is_written_out_is_compared_with_real_costs_alone(text):
         ("pct:draft_seconds=inf", "draft_seconds: must be"),
         ("vct:width=1,depth=100000", "depth: must be >= 0 and at most 128, got 100000"),
         ("vct:depth=-5", "depth: must be >= 0 and at most 128, got -5"),
-        ("eagle2:top_k=128", "top_k: must grow at most 4096 nodes, got 82048 with 128 and max_depth 6"),
+        ("eagle2:top_k=128", "top_k: must grow at most 4096 nodes .* got 82048 with top_k 128 and"),
         ("vct:width=8,depth=5", "k_config: must be .* at most 4096 nodes"),
         ("drawn:k_config=128-128-128", "k_config: must be at most 4096 nodes, got 2113665"),
         ("chain:length=-1", "length: must be >= 0 and <= 128, got -1"),
