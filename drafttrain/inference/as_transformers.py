@@ -68,7 +68,7 @@ class AsTransformers(AcceptanceRule):
             criteria: of each row (`criteria_of_rows`).
 
         Raises:
-            UserError: a processor runs the model itself, or does not treat each of several rows by itself.
+            UserError: a processor runs the model itself, or its scores for a row depend on the other rows.
         """
         if len(texts) > 1:
             noise = torch.randn(len(texts), vocab_size, generator=torch.Generator().manual_seed(0))
@@ -138,7 +138,7 @@ def criteria_of_rows(
         loading: seconds since transformers made them, which are not the output's.
 
     Raises:
-        UserError: one does not judge each of several rows by itself.
+        UserError: whether a criterion ends a row depends on the other rows.
     """
     for one in criteria if len(texts) > 1 else ():
         _require_rows(one, "stopping_criteria", texts, lambda own, ids, rows: own(ids, None))
@@ -184,13 +184,8 @@ def _heavy(value: object, seen: set[int]) -> Iterator[object]:
         yield value
         return
     inner = list(value.values()) if isinstance(value, dict) else []
-    inner += (
-        value
-        if isinstance(value, list | tuple | set)
-        else vars(value).values()
-        if hasattr(value, "__dict__")
-        else ()
-    )
+    inner += value if isinstance(value, list | tuple | set) else ()
+    inner += getattr(value, "__dict__", {}).values()
     for one in (*inner, getattr(value, "__self__", None)):  # of a bound method
         yield from _heavy(one, seen)
 

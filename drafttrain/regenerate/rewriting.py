@@ -155,6 +155,8 @@ class Rewriting:
                 console.print(escape(self.state()), highlight=False, soft_wrap=True)
                 raise
         for dialogue in [one for one in self.pending.values() if one.id in self.taken]:
+            if self.is_full():
+                break
             self.write(dialogue, dialogue.to_row())  # without the answers that were not reached
         if self.pending:
             self.skipped[f"not reached before {self.limit}"] += len(self.pending)

@@ -120,36 +120,46 @@ def test_the_library_counts_how_long_its_teams_work():
     assert worked > 0 and 0 < had < 1.1 * worked
 
 
+@pytest.fixture
+def three_threads():
+    """Let torch take three threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_a_thread(work) -> None:
+    """Run a function in a thread of its own, to its end."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
 @pytest.mark.skipif(not is_available(), reason="no native library")
+@pytest.mark.usefixtures("three_threads")
 def test_a_thread_that_begins_inside_a_team_has_as_many_cores():
     """It inherits the one of torch's operators there; afterwards all have what they had."""
-    before, found = torch.get_num_threads(), []
-    torch.set_num_threads(3)
+    found = []
 
     def other():
         with native_team():
             found.append(team._native.size)
         found.append(torch.get_num_threads())
 
-    try:
-        with native_team():
-            thread = threading.Thread(target=other)
-            thread.start()
-            thread.join()
-        assert found == [3, 3] and torch.get_num_threads() == 3
-        torch.set_num_threads(1)  # chosen
-        with native_team():
-            assert team._native.size == 1
-    finally:
-        torch.set_num_threads(before)
+    with native_team():
+        in_a_thread(other)
+    assert found == [3, 3] and torch.get_num_threads() == 3
+    torch.set_num_threads(1)  # chosen
+    with native_team():
+        assert team._native.size == 1
 
 
 @pytest.mark.skipif(not is_available(), reason="no native library")
+@pytest.mark.usefixtures("three_threads")
 def test_a_thread_that_was_born_inside_a_team_has_its_cores_also_after_it():
     """As a server's, whose first operator runs during somebody else's request and whose own comes later."""
-    before, found = torch.get_num_threads(), []
-    torch.set_num_threads(3)
-    born, ended = threading.Event(), threading.Event()
+    found, born, ended = [], threading.Event(), threading.Event()
 
     def other():
         found.append(torch.get_num_threads())
@@ -159,23 +169,20 @@ def test_a_thread_that_was_born_inside_a_team_has_its_cores_also_after_it():
             found.append(team._native.size)
         found.append(torch.get_num_threads())
 
-    try:
-        thread = threading.Thread(target=other)
-        with native_team():
-            thread.start()
-            assert born.wait(10)
-        ended.set()
-        thread.join()
-        assert found == [1, 3, 3] and torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+    thread = threading.Thread(target=other)
+    with native_team():
+        thread.start()
+        assert born.wait(10)
+    ended.set()
+    thread.join()
+    assert found == [1, 3, 3] and torch.get_num_threads() == 3
 
 
 @pytest.mark.skipif(not is_available(), reason="no native library")
+@pytest.mark.usefixtures("three_threads")
 def test_one_thread_that_is_chosen_stays_in_workers_too():
     """After a decode of the main thread on more of them."""
-    before, found = torch.get_num_threads(), []
-    torch.set_num_threads(3)
+    found = []
 
     def worker():
         torch.set_num_threads(1)
@@ -183,12 +190,7 @@ def test_one_thread_that_is_chosen_stays_in_workers_too():
             found.append(team._native.size)
         found.append(torch.get_num_threads())
 
-    try:
-        with native_team():
-            pass
-        thread = threading.Thread(target=worker)
-        thread.start()
-        thread.join()
-        assert found == [1, 1]
-    finally:
-        torch.set_num_threads(before)
+    with native_team():
+        pass
+    in_a_thread(worker)
+    assert found == [1, 1]
