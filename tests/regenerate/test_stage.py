@@ -533,3 +533,14 @@ def test_no_more_answers_are_taken_over_than_asked_for(target, source, tmp_path)
     old = read_jsonl(tmp_path / "old" / "responses.jsonl")
     assert read_jsonl(tmp_path / "new" / "responses.jsonl") == old[:3]
     assert report.written == 3 and report.skipped["not reached before max_rows"] == len(old) - 3
+
+
+def test_longer_chats_that_are_not_reached_keep_to_the_rows_asked_for(target, tmp_path):
+    """Their earlier answers are written in their place, but no more of them than `max_rows`."""
+    long = [turns for turns in QUESTIONS if len(turns) > 1]
+    short = write_jsonl(tmp_path / "short.jsonl", chats([turns[:1] for turns in long]))
+    run(config_for(short), tmp_path / "old", target)
+    config = config_for(write_jsonl(tmp_path / "long.jsonl", chats(long)), max_rows=2)
+    report = run(config, tmp_path / "new", target, [tmp_path / "old"])
+    assert report.written == len(read_jsonl(tmp_path / "new" / "responses.jsonl")) == 2 < len(long)
+    assert report.is_balanced
