@@ -55,7 +55,7 @@ def stpp(me: Member, request: Request) -> Program:
         flow = None
         if me.drafter is not None:
             with me.device:
-                started = time.perf_counter()
+                clock, started = me.clock(), time.perf_counter()
                 drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
                 steps = int(drafts.depths.max())  # one for each layer
                 if isinstance(me.policy, Eagle2Policy):  # of those too that it leaves out in the end
@@ -63,6 +63,7 @@ def stpp(me: Member, request: Request) -> Program:
                 for _ in range(steps):
                     me.draft_pace.wait(started)
                     started = time.perf_counter()
+                me.done("C", "dec", 0, output.timesteps, clock)
             flow = Flow(drafts.tokens[0], drafts.parents[0])
             if me.rank != layout.stages[0]:
                 yield Send(layout.stages[0], flow)
@@ -73,11 +74,13 @@ def stpp(me: Member, request: Request) -> Program:
             elif me.rank != layout.stages[0]:
                 flow = yield Receive(layout.before(me.rank))
             with me.device:
-                started = time.perf_counter()
+                clock, started = me.clock(), time.perf_counter()
                 out = me.stage.compute_tree(flow)
+                logits = me.stage.part.logits(out.x)[None] if me.is_last else None  # [1, n, V]
                 me.stage_pace.wait(started)
+                me.done("C", "dec", me.node, output.timesteps, clock)
                 if me.is_last:
-                    found = _judge(me.stage, out, accept, request.depth)
+                    found = _judge(me.stage, logits, accept, request.depth)
             if not me.is_last:
                 yield Send(layout.after(me.rank), out)
         token, count, *rest = yield Broadcast(layout.stages[-1], found, 2 + 2 * (request.depth + 1))
@@ -95,14 +98,18 @@ def stpp(me: Member, request: Request) -> Program:
             verified = drafts.tokens[:, path]  # [1, m]
             with me.device:
                 me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
+        me.done("V", "finish", me.node, output.timesteps, me.clock())
     output.seconds = me.clock() - began
     return output
 
 
-def _judge(stage: Stage, out: Flow, accept: AcceptanceRule, depth: int) -> list[int]:
+def _judge(stage: Stage, logits: torch.Tensor, accept: AcceptanceRule, depth: int) -> list[int]:
     """Return the target's token after the accepted path, the number of its nodes, the nodes, and the tokens
-    of all but the root; both lists have room for a path of `depth` drafts."""
-    logits = stage.part.logits(out.x)[None]  # [1, n, V]
+    of all but the root; both lists have room for a path of `depth` drafts.
+
+    Args:
+        logits: of all nodes, [1, n, V].
+    """
     found = accept(stage.tree, logits.float())
     count, token = int(found.counts), int(found.next_token)
     path = found.path[0, :count].tolist()

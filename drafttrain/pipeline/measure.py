@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from drafttrain.pipeline.baselines import stpp
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member, Request
 from drafttrain.pipeline.prediction import PredictionTree
@@ -46,6 +47,8 @@ class PipelineCosts:
         beside: whether the drafter is on the first stage's rank.
         waiting: of a timestep besides what the busiest group or the drafter computes, head and growing
             included: the broadcast, the update of trees and caches, and sending.
+        round: of a round with a static tree besides what drafter and stages compute: messages, acceptance,
+            and the drafter's reading of the path.
     """
 
     sizes: list[int]
@@ -59,6 +62,7 @@ class PipelineCosts:
     sync: float
     beside: bool
     waiting: float = 0.0
+    round: float = 0.0
 
     def machines(self, mode: str) -> Machines:
         """Describe the machines for a mode."""
@@ -68,8 +72,10 @@ class PipelineCosts:
             return Machines(groups, links, self._curve(self.draft), self.end, beside=self.beside)
         last = self.judging if mode == "stpp" else self.alone[-1]
         groups = [self._curve(one) for one in (*self.alone[:-1], last)]
-        links = [self._curve(self.hop)] * (len(groups) - 1)
-        return Machines(groups, links, self._curve(self.draft_alone), broadcast=self.broadcast)
+        links, broadcast = [self._curve(self.hop)] * (len(groups) - 1), self.broadcast
+        if mode == "stpp" and self.round:  # earlier versions did not measure it
+            links, broadcast = [lambda tokens: 0.0] * len(links), self.round
+        return Machines(groups, links, self._curve(self.draft_alone), broadcast=broadcast)
 
     @property
     def end(self) -> float:
@@ -117,15 +123,17 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
             "ones; raise it, or name other prompts"
         )
     sync, waiting = (statistics.fmean(one) for one in zip(*ends))
+    rounds = [seconds for one in requests for seconds in _rounds(me, ranks, one)]
     own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
-    rows = ranks.gather([*own, broadcast, sync, waiting])
+    rows = ranks.gather([*own, broadcast, sync, waiting, statistics.fmean(rounds) if rounds else 0.0])
 
     def of(rank: int, part: int) -> list[float]:
         return rows[rank][part * n : (part + 1) * n]
 
-    hop, (broadcast, sync, waiting) = of(layout.stages[0], 5), rows[layout.drafter][-3:]
+    hop, (broadcast, sync, waiting, round_) = of(layout.stages[0], 5), rows[layout.drafter][-4:]
     within = max(len(members) - 1 for members in layout.groups)  # messages, which a group's curve has
     waiting = max(waiting - within * hop[0], 1e-9)  # 0 is for what was not measured
+    round_ = max(round_ - (len(layout.stages) - len(layout.groups)) * hop[0], 0.0)
 
     def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
         parts = [of(rank, part) for rank in members]
@@ -145,6 +153,7 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         sync,
         layout.drafter in layout.stages,
         waiting,
+        round_,
     )
 
 
@@ -270,6 +279,21 @@ def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float
         (ended[i] - ended[i - 1] - slowest[i], ended[i] - ended[i - 1] - busiest[i])
         for i in range(2, output.timesteps)
     ]
+
+
+def _rounds(me: Member, ranks: Ranks, request: Request) -> list[float]:
+    """Decode a prompt with static trees; return the seconds of each round but the first and the last, besides
+    what drafter and stages computed one after the other."""
+    output = ranks.channel().run(stpp(me, request))
+    each = len(me.layout.groups)  # timesteps of a round
+    computed, ended = ([0.0] * (output.timesteps // each + 1) for _ in range(2))
+    for task in me.log:
+        if task.kind == "V":
+            ended[task.seq // each] = task.end
+        elif task.kind == "C" and task.what == "dec":
+            computed[task.seq // each] += task.end - task.start
+    worked = [sum(one) for one in zip(*ranks.gather(computed))]
+    return [ended[i] - ended[i - 1] - worked[i] for i in range(2, len(ended) - 1)]
 
 
 def _states(tokens: bool, n: int, hidden: int) -> torch.Tensor:

@@ -144,7 +144,7 @@ class Member:
 
     Attributes:
         stage_pace, draft_pace: of its stage and of a drafting step.
-        log: what it has done for the last request in mode pipedec.
+        log: what it has done for the last request in mode pipedec, and its computing in mode stpp.
         clock: seconds, the same for all ranks of a machine.
         device: held while something is computed: members of several requests share it.
         policy: how static trees grow, for `stpp`.

@@ -4,7 +4,7 @@ Texts are decoded once. Trees in flight and static trees are then grown against 
 and their time is simulated for given machines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,12 +71,21 @@ def known_texts(
 ) -> list[KnownText]:
     """Decode prompts with the target alone, and encode the texts for a drafter that reads blocks `taps`."""
     answers, _ = decode_all(target, NoProposer(), prompts, new_tokens, sampling=[sampling] * len(prompts))
+    return list(encoded(target, taps, prompts, answers))
+
+
+@torch.no_grad()
+def encoded(
+    target: FrozenTarget, taps: Sequence[int], prompts: Iterable[Sequence[int]], answers: Iterable[list[int]]
+) -> Iterator[KnownText]:
+    """Yield texts with the target's states at blocks `taps`, as a drafter reads them."""
     target.tap(taps)
-    found = []
-    for prompt, answer in zip(prompts, answers):
+    for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([[*prompt, *answer]], device=target.device)  # [1, n]
-        found.append(KnownText(list(prompt), answer, target.encode(ids, torch.zeros_like(ids)).tapped[0]))
-    return found
+        tapped = torch.zeros(ids.shape[1], 0, device=target.device)
+        if taps:
+            tapped = target.encode(ids, torch.zeros_like(ids)).tapped[0]
+        yield KnownText(list(prompt), answer, tapped)
 
 
 def machines(stages: int, target: CostCurve, draft: CostCurve, link: Link, sync: float) -> Machines:

@@ -8,7 +8,8 @@ tied matrix is in both).
 import copy
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -83,8 +84,22 @@ class TargetPart:
             if self.is_last:
                 self.head = NativeLinear(self.head.weight, self.head.bias)
 
-    def new_cache(self, max_len: int) -> TreeCache:
-        cache = TreeCache(len(self.blocks), 1, max_len, self.dtype, self.device)
+    @contextmanager
+    def unrounded(self) -> Iterator[None]:
+        """Compute in fp32 inside, with the weights as they are; stock modules compute in their dtype."""
+        layers = [self.native] if self.native else []
+        layers += [self.head] if isinstance(self.head, NativeLinear) else []
+        rounds = [layer.round_inputs for layer in layers]
+        for layer in layers:
+            layer.round_inputs = False
+        try:
+            yield
+        finally:
+            for layer, before in zip(layers, rounds):
+                layer.round_inputs = before
+
+    def new_cache(self, max_len: int, dtype: torch.dtype | None = None) -> TreeCache:
+        cache = TreeCache(len(self.blocks), 1, max_len, dtype or self.dtype, self.device)
         cache.allocate(self.config.num_key_value_heads, self.base.layers[0].self_attn.head_dim)
         return cache
 
@@ -161,8 +176,12 @@ def load_part(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     taps: Sequence[int] = (),
+    rounded: torch.dtype | None = None,
 ) -> TargetPart:
     """Load some blocks of a target from its folder. Only their tensors are read.
+
+    Args:
+        rounded: dtype that weights are rounded to before they become `dtype`; None: they are not.
 
     Raises:
         UserError: the target cannot be cut, has no such blocks, or its weights are missing, damaged or no
@@ -183,7 +202,9 @@ def load_part(
     }
     tensors = _read(Path(place), sources, tied=bool(config.tie_word_embeddings))
     model.load_state_dict(
-        {name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True, strict=False
+        {name: tensor.to(rounded or dtype).to(dtype) for name, tensor in tensors.items()},
+        assign=True,
+        strict=False,
     )
     return TargetPart(model.to(device), blocks, n_blocks, taps)
 

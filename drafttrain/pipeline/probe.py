@@ -31,26 +31,36 @@ def probe(me: Member, ids: torch.Tensor) -> Program:
     if me.stage is None:
         return None
     prefix, tree = Flow(ids[:PREFIX], ids[:PREFIX]), Flow(ids[PREFIX:], torch.tensor(PARENTS))
-    me.stage.reset()
+    part = me.stage.part
+    me.stage.reset(_dtype(part))
     if (before := me.layout.before(me.rank)) is not None:
         prefix, tree = (yield Receive(before)), (yield Receive(before))
-    states, _ = me.stage.prefill(prefix.tokens if prefix.x is None else prefix.x)
-    out = me.stage.compute_tree(tree)
+    with part.unrounded():
+        states, _ = me.stage.prefill(prefix.tokens if prefix.x is None else prefix.x)
+        out = me.stage.compute_tree(tree)
+        logits = part.logits(out.x).float() if me.is_last else None
+    me.stage.reset()
     if me.is_last:
-        return me.stage.part.logits(out.x).float()
+        return logits
     yield Send(me.layout.after(me.rank), Flow(prefix.tokens, prefix.parents, states))
     yield Send(me.layout.after(me.rank), out)
     return None
 
 
 @torch.no_grad()
-def whole_logits(place: str, ids: torch.Tensor, after_block: Callable[[], None]) -> torch.Tensor:
-    """Return the logits of the probe [n, V] by the stock blocks in fp32, each loaded for itself."""
+def whole_logits(
+    place: str, ids: torch.Tensor, after_block: Callable[[], None], rounded: torch.dtype
+) -> torch.Tensor:
+    """Return the logits of the probe [n, V] by the stock blocks in fp32, each loaded for itself.
+
+    Args:
+        rounded: dtype of the stages' weights.
+    """
     tree = tree_of_lists([ids[PREFIX:].tolist()], [list(PARENTS)], ids.device)
     x, y, order = ids[None, :PREFIX], tree.tokens, torch.arange(PREFIX)
     part: TargetPart | None = None
     for block in range(_blocks(place)):
-        part = load_part(place, range(block, block + 1), torch.float)
+        part = load_part(place, range(block, block + 1), torch.float, rounded=rounded)
         cache = part.new_cache(PREFIX + tree.width)
         x, _ = part.run(cache, x, order, causal(PREFIX, ids.device))
         cache.commit(order[None], order.new_tensor([PREFIX]))
@@ -58,6 +68,11 @@ def whole_logits(place: str, ids: torch.Tensor, after_block: Callable[[], None])
         y, _ = part.run(cache, y, tree.depths[0], tree.ancestors()[0])
         after_block()
     return part.logits(y[0])
+
+
+def _dtype(part: TargetPart) -> torch.dtype:
+    """Return the dtype in which the probe computes: stock modules take their own."""
+    return part.dtype if part.native is None else torch.float
 
 
 def _blocks(place: str) -> int:
@@ -85,11 +100,9 @@ def check_cut(
         for _ in range(_blocks(place)):
             after_block()
         return
-    expected = whole_logits(place, ids, after_block)  # [n, V]
+    expected = whole_logits(place, ids, after_block, me.stage.part.dtype)  # [n, V]
     error = float((found - expected).square().mean(-1).sqrt().max() / expected.std())
-    part = me.stage.part  # bf16 products round inputs, and stock modules in bf16 everything
-    rounds = part.dtype != torch.float if part.native is None else part.native.round_inputs
-    tolerance = ROUNDED_TOLERANCE if rounds else TOLERANCE
+    tolerance = TOLERANCE if _dtype(me.stage.part) == torch.float else ROUNDED_TOLERANCE
     if not error <= tolerance:  # NaN fails too
         raise UserError(
             f"rank {me.rank}: {place}: its stages must give the logits of the whole target, got ones that "

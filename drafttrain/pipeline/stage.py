@@ -43,9 +43,13 @@ class Stage:
         self.part, self.room = part, room
         self.reset()
 
-    def reset(self) -> None:
-        """Begin a new sequence."""
-        self.cache = self.part.new_cache(self.room)
+    def reset(self, dtype: torch.dtype | None = None) -> None:
+        """Begin a new sequence.
+
+        Args:
+            dtype: of keys and values; None: that of the weights.
+        """
+        self.cache = self.part.new_cache(self.room, dtype)
         self.tree: TokenTree | None = None  # None until the root has come
         self.tapped: torch.Tensor | None = None  # at the tree's nodes [1, n, taps · H]
 

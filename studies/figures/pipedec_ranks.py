@@ -10,7 +10,7 @@ from typing import Any
 from drafttrain import SpeculativeDecoder
 from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.params import SamplingParams
-from drafttrain.pipeline.outlook import KnownText, known_texts
+from drafttrain.pipeline.outlook import KnownText, encoded, known_texts
 from drafttrain.pipeline.replay import replay, replay_policy
 from drafttrain.pipeline.simulate import pipedec_jobs, pp_jobs, stpp_jobs, total_seconds
 from drafttrain.pipeline.simulate import run as simulated
@@ -21,7 +21,7 @@ from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies import ROOT, arguments
 from studies.goals import Measured, Run
-from studies.pipedec import counts, modes, pacing, tasks, tuning
+from studies.pipedec import modes, pacing, tasks, tuning
 from studies.pipedec.ratios import Name, ratio
 from studies.seed.pairs import load_pair
 
@@ -216,7 +216,9 @@ def sim_error(run: Run) -> Measured:
         rows = read_json(place / modes.RAW)["rows"]
         prompts = tasks.read_written(place / "prompts.jsonl", pair.target.tokenizer)
         texts = {tuple(row["prompt"].split("/", 1)): row["tokens"] for row in rows}
-        known = dict(zip(prompts, counts.encoded(pair, prompts.values(), [texts[one] for one in prompts])))
+        taps = pair.drafter.config.tapped_blocks
+        answers = [texts[one] for one in prompts]
+        known = dict(zip(prompts, encoded(pair.target, taps, prompts.values(), answers)))
         for mode in wanted:
             measured = modes.per_token(rows, mode, "decoding")
             times = predicted(pair, known, mode, keys, costs, int(keys.get("stages.ranks", 2)))

@@ -3,17 +3,15 @@ of each timestep, from which times are simulated. Every prompt is written to a f
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.params import SamplingParams
-from drafttrain.pipeline.outlook import STATIC, KnownText, known_texts
+from drafttrain.pipeline.outlook import STATIC, KnownText, encoded, known_texts
 from drafttrain.pipeline.replay import Timestep, Trace, replay, replay_static
 from drafttrain.pipeline.simulate import Machines, pipedec_jobs, pp_jobs, run, stpp_jobs, total_seconds
 from studies.seed.pairs import Pair
@@ -78,25 +76,13 @@ def texts(
         texts by task and prompt.
     """
     prompts = {(name, p.id): p.token_ids(pair.target.tokenizer) for name, ps in tasks.items() for p in ps}
-    if path.exists():
-        return dict(zip(prompts, encoded(pair, prompts.values(), json.loads(path.read_text())), strict=True))
     taps = getattr(pair.drafter.config, "tapped_blocks", [])
+    if path.exists():
+        known = encoded(pair.target, taps, prompts.values(), json.loads(path.read_text()))
+        return dict(zip(prompts, known, strict=True))
     found = known_texts(pair.target, taps, list(prompts.values()), new_tokens, sampling)
     path.write_text(json.dumps([text.answer for text in found]))
     return dict(zip(prompts, found, strict=True))
-
-
-@torch.no_grad()
-def encoded(pair: Pair, prompts: Iterable[list[int]], answers: Iterable[list[int]]) -> Iterator[KnownText]:
-    """Yield texts with the target's tapped states, as the drafter reads them."""
-    taps = getattr(pair.drafter.config, "tapped_blocks", [])
-    pair.target.tap(taps)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        ids = torch.tensor([[*prompt, *answer]], device=pair.target.device)  # [1, n]
-        tapped = torch.zeros(ids.shape[1], 0)
-        if taps:
-            tapped = pair.target.encode(ids, torch.zeros_like(ids)).tapped[0]
-        yield KnownText(prompt, answer, tapped)
 
 
 def count(

@@ -55,14 +55,22 @@ def members(folders) -> Callable[..., list[Member]]:
     group. The drafter is on rank 0, beside the first stage unless it is `alone`."""
 
     def make(
-        family, cuts, drafter=None, taps=(), groups=None, native=False, alone=False, policy=None
+        family,
+        cuts,
+        drafter=None,
+        taps=(),
+        groups=None,
+        native=False,
+        alone=False,
+        policy=None,
+        dtype=torch.float,
     ) -> list[Member]:
         ranks = list(range(alone, len(cuts) + alone))
         sizes, parts = list(groups or [1] * len(cuts)), []
         grouped = tuple(tuple(ranks[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes)))
         layout, first = Layout(grouped), 0
         for n in cuts:
-            part = load_part(str(folders[family]), range(first, first + n), torch.float, taps=taps)
+            part = load_part(str(folders[family]), range(first, first + n), dtype, taps=taps)
             if native:
                 part.pack()
             parts.append(part)

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mistral3Config, Olmo2Confi
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline.config import PipelineConfig
 from drafttrain.pipeline.part import load_part, load_shell, part_bytes, stop_tokens
-from drafttrain.pipeline.probe import check_cut, probe, probe_ids
+from drafttrain.pipeline.probe import check_cut, probe, probe_ids, whole_logits
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.pipeline_decoder import cut
 from drafttrain.target_lm.loading import load_target
@@ -109,6 +109,23 @@ def test_the_probe_compares_the_stages_with_the_whole(folders, members, native):
     if not native:  # whose weights are copies
         with pytest.raises(UserError, match="its stages must give the logits of the whole target, got ones"):
             check_cut(pipeline[-1], logits()[-1], place, ids)
+
+
+@pytest.mark.skipif(variant() is None, reason="no native kernels here")
+@pytest.mark.parametrize("rounds", [False, True])
+def test_the_probe_is_exact_in_bf16(folders, members, rounds):
+    """Products that round their inputs, and keys and values in bf16, hide no error and are none."""
+    place = str(folders["qwen2"])
+    ids, pipeline = probe_ids(place), members("qwen2", (1, 3), native=True, dtype=torch.bfloat16)
+    for member in pipeline:
+        member.stage.part.native.round_inputs = rounds
+    head = pipeline[-1].stage.part.head.round_inputs
+    whole = whole_logits(place, ids, lambda: None, torch.bfloat16)
+    found = run_locally([probe(member, ids) for member in pipeline])[-1]
+    assert (found - whole).square().mean(-1).sqrt().max() < 1e-4 * whole.std()
+    assert pipeline[0].stage.part.native.round_inputs == rounds
+    assert pipeline[-1].stage.part.head.round_inputs == head
+    assert pipeline[-1].stage.cache.dtype == torch.bfloat16  # of what is decoded next
 
 
 def copied(folder, place):

@@ -120,6 +120,9 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     assert costs.machines("pipedec").sync == costs.waiting > 0
     assert replace(costs, waiting=0.0).end == costs.sync  # a file of an earlier version
     assert costs.machines("pp").broadcast == costs.broadcast
+    assert costs.machines("stpp").broadcast == costs.round > 0  # messages are part of it
+    assert costs.machines("stpp").sending(0, 1) == 0 < costs.machines("pp").sending(0, 1)
+    assert replace(costs, round=0.0).machines("stpp").broadcast == costs.broadcast
     assert costs.target()(1) == pytest.approx(sum(group[0] for group in costs.groups))
 
     simulated = ["recipes/tiny/pipeline/simulate.yaml", *words[1:-2], "--out", str(tmp_path / "simulated")]
