@@ -27,15 +27,16 @@ for space in "${spaces[@]}"; do
     ip netns add "$space" || fail "network namespaces: must be allowed, got none; use link.gbit and link.ms"
     ip -n "$space" link set lo up
 done
-ip link add link netns "${spaces[0]}" type veth peer name link netns "${spaces[1]}"
+ip link add name slow netns "${spaces[0]}" type veth peer name slow netns "${spaces[1]}" ||
+    fail "veth: must be in the kernel, got none; use the recipe's keys link.gbit and link.ms"
 for rank in 0 1; do
-    ip -n "${spaces[rank]}" address add "10.199.0.$((rank + 1))/24" dev link
-    ip -n "${spaces[rank]}" link set link up
-    ip netns exec "${spaces[rank]}" tc qdisc add dev link root netem rate "${gbit}gbit" delay "${ms}ms" ||
+    ip -n "${spaces[rank]}" address add "10.199.0.$((rank + 1))/24" dev slow
+    ip -n "${spaces[rank]}" link set slow up
+    ip netns exec "${spaces[rank]}" tc qdisc add dev slow root netem rate "${gbit}gbit" delay "${ms}ms" ||
         fail "tc netem: must be in the kernel, got none; use the recipe's keys link.gbit and link.ms"
 done
 
-export MASTER_ADDR=10.199.0.1 MASTER_PORT=29500 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 GLOO_SOCKET_IFNAME=link
+export MASTER_ADDR=10.199.0.1 MASTER_PORT=29500 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 GLOO_SOCKET_IFNAME=slow
 ranks=()
 for rank in 0 1; do
     RANK=$rank ip netns exec "${spaces[rank]}" drafttrain pipeline "$@" &
