@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drafttrain.data.prompts import Prompt
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import machines
 from drafttrain.pipeline.simulate import Link, Machines
@@ -21,8 +22,10 @@ NEW_TOKENS = 64
 DRAFT_MS = 30.0  # of accelerators; a stage of fourteen takes as long, for up to WIDTH tokens
 GBIT, LATENCY, SYNC = 10.0, 1e-4, 5e-4  # 10^9 bits a second, seconds
 SAMPLED, SEEDS = {"temperature": 0.6, "top_p": 0.9, "top_k": 80}, range(5)
+Tasks = Mapping[str, Sequence[Prompt]]
 NO_PAIR = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
-FIGURES = ("sim14_vs_pp", "sim14_vs_stpp", "hits_vs_static", "deep_hits", "sampling_slowdown")
+GREEDY_FIGURES = ("sim14_vs_pp", "sim14_vs_stpp", "hits_vs_static", "deep_hits")
+RAW = "pipedec_counts"
 
 
 def accelerators(stages: int, hidden: int) -> Machines:
@@ -32,29 +35,52 @@ def accelerators(stages: int, hidden: int) -> Machines:
     return machines(stages, target, draft, Link(GBIT, LATENCY, 2 * hidden), SYNC)
 
 
-def pair_figures(run: Run) -> Measured:
-    """Count the hits of the larger pair, and simulate accelerators with them."""
+def greedy_figures(run: Run) -> Measured:
+    """Count the hits of the larger pair in greedy texts, and simulate accelerators with them."""
     if not run.pair:
-        return dict.fromkeys(FIGURES, NO_PAIR)
-    pair = load_pair("A", *run.pair)
+        return dict.fromkeys(GREEDY_FIGURES, NO_PAIR)
+    return figures(*_asked(run), NEW_TOKENS)
+
+
+def sampled_figure(run: Run) -> Measured:
+    """Simulate accelerators with the hits of the larger pair in sampled texts and in greedy ones."""
+    if not run.pair:
+        return {"sampling_slowdown": NO_PAIR}
+    return slowdown(*_asked(run), NEW_TOKENS)
+
+
+def _asked(run: Run) -> tuple[Pair, Tasks, Path]:
     prompts = tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
-    return figures(pair, prompts, run.folder("pipedec_counts", pair=run.pair), NEW_TOKENS)
+    return load_pair("A", *run.pair), prompts, run.folder(RAW, pair=run.pair)
 
 
-def figures(pair: Pair, prompts: Mapping[str, Sequence[Any]], folder: Path, new_tokens: int) -> Measured:
-    """Grow all trees, and return the figures; what the folder has is not done again."""
+def grown(
+    pair: Pair,
+    prompts: Tasks,
+    folder: Path,
+    new_tokens: int,
+    shapes: Sequence[Shape],
+    seed: int | None = None,
+) -> list[Counted]:
+    """Grow trees of these shapes against greedy texts, or those of a seed; what the folder has is not done
+    again."""
+    sampling = counts.GREEDY if seed is None else SamplingParams(**SAMPLED, seed=seed)
+    file = folder / ("greedy.json" if seed is None else f"sampled_{seed}.json")
+    known = counts.texts(pair, prompts, new_tokens, sampling, file)
+    return counts.count(pair.drafter, known, shapes, folder / "counts.jsonl", _note)
 
-    def note(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def figures(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
+    """Return the figures of greedy texts."""
     flights, statics = counts.flights(STAGES, WIDTH, CHILDREN), counts.statics(CHILDREN)
-    known = counts.texts(pair, prompts, new_tokens, counts.GREEDY, folder / "greedy.json")
+    rows = grown(pair, prompts, folder, new_tokens, [*flights, *statics])
     of_14 = flights[STAGES.index(14)]
-    others = [shape for shape in (*flights, *statics) if shape != of_14]
-    rows = counts.count(pair.drafter, known, others, folder / "counts.jsonl", note, skip_lost=True)
-    rows += counts.count(pair.drafter, known, [of_14], folder / "counts.jsonl", note)  # its nodes are counted
-    wide = [counts.equal_nodes(rows, of_14, CHILDREN)]
-    rows += counts.count(pair.drafter, known, wide, folder / "counts.jsonl", note)
+    wide = counts.equal_nodes(rows, of_14, CHILDREN)
+    rows += grown(pair, prompts, folder, new_tokens, [wide])
     speeds = {n: speed(rows, pair, n, flight, statics) for n, flight in zip(STAGES, flights)}
     hits = {n: counts.hit_rate(rows, flight) for n, flight in zip(STAGES, flights)}
     notes = {
@@ -67,33 +93,40 @@ def figures(pair: Pair, prompts: Mapping[str, Sequence[Any]], folder: Path, new_
             }
             for n, own in speeds.items()
         },
-        "size": {"prompts": tasks.sizes(prompts)},
-        "texts": {"new_tokens": new_tokens, "target": pair.target.name},
+        **_size(pair, prompts, new_tokens),
     }
-    greedy = counts.seconds(rows, "pipedec", of_14, accelerators(14, pair.target.hidden_size))
-    found = {
+    return {
         "sim14_vs_pp": speeds[14]["pp"] | notes,
         "sim14_vs_stpp": speeds[14]["stpp"] | notes,
         "deep_hits": {"value": hits[21] / hits[7], **notes},
         "hits_vs_static": {
-            "value": hits[14] / counts.hit_rate(rows, wide[0]),
-            "nodes": [counts.nodes_each(rows, of_14), counts.nodes_each(rows, wide[0])],
-            "static": wide[0],
+            "value": hits[14] / counts.hit_rate(rows, wide),
+            "nodes": [counts.nodes_each(rows, of_14), counts.nodes_each(rows, wide)],
+            "static": wide,
             **notes,
         },
     }
-    sampled: list[dict[Name, float]] = []
-    for seed in SEEDS:
-        texts = counts.texts(
-            pair, prompts, new_tokens, SamplingParams(**SAMPLED, seed=seed), folder / f"sampled_{seed}.json"
-        )
-        own = counts.flights([14], WIDTH, CHILDREN, seed)
-        rows = counts.count(pair.drafter, texts, own, folder / "counts.jsonl", note, skip_lost=True)
-        sampled.append(counts.seconds(rows, "pipedec", own[0], accelerators(14, pair.target.hidden_size)))
+
+
+def slowdown(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
+    """Return the seconds per token of sampled texts over those of greedy ones."""
+    described = accelerators(14, pair.target.hidden_size)
+
+    def seconds(seed: int | None) -> dict[Name, float]:
+        [shape] = counts.flights([14], WIDTH, CHILDREN, seed)
+        rows = grown(pair, prompts, folder, new_tokens, [shape], seed)
+        return counts.seconds(rows, "pipedec", shape, described)
+
+    greedy, sampled = seconds(None), [seconds(seed) for seed in SEEDS]
     names = [name for name in greedy if all(name in one for one in sampled)]
     mean = {name: sum(one[name] for one in sampled) / len(sampled) for name in names}
     slower = ratio(mean, {name: greedy[name] for name in names})
-    return found | {"sampling_slowdown": {**slower, **notes}}
+    return {"sampling_slowdown": {**slower, **_size(pair, prompts, new_tokens)}}
+
+
+def _size(pair: Pair, prompts: Tasks, new_tokens: int) -> dict[str, Any]:
+    texts = {"new_tokens": new_tokens, "target": pair.target.name}
+    return {"size": {"prompts": tasks.sizes(prompts)}, "texts": texts}
 
 
 def speed(

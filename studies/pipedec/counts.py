@@ -91,20 +91,16 @@ def count(
     shapes: Sequence[Shape],
     raw: Path,
     note: Callable[[str], None] = lambda line: None,
-    skip_lost: bool = False,
 ) -> list[Counted]:
-    """Grow trees of all shapes against all texts; those that the file has are not grown again.
-
-    Args:
-        skip_lost: of trees in flight, as `replay` has it: nodes of layers that a miss discards are not exact.
-    """
+    """Grow trees of all shapes against all texts; those that the file has are not grown again. The nodes of
+    layers in flight that a miss discards are estimated (`skip_lost` of `replay`)."""
     lines = raw.read_text().splitlines() if raw.exists() else []
     found = [Counted(**json.loads(line)) for line in lines]
     done = {(one.task, one.prompt, one.shape) for one in found}
     wanted = [(name, shape) for shape in shapes for name in known if (*name, shape) not in done]
     with open(raw, "a", encoding="utf-8") as file:
         for i, (name, shape) in enumerate(wanted):
-            one = _grow(drafter, known[name], name, shape, skip_lost)
+            one = _grow(drafter, known[name], name, shape)
             found.append(one)
             file.write(json.dumps(asdict(one)) + "\n")
             file.flush()
@@ -113,16 +109,14 @@ def count(
     return [one for one in found if (one.task, one.prompt, one.shape) in kept]
 
 
-def _grow(
-    drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Shape, skip_lost: bool
-) -> Counted:
+def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Shape) -> Counted:
     kind, _, groups, width, children = shape
     known, tokens = (text.prompt, text.answer, text.tapped), len(text.answer) - 1
     if kind == "static":
         rounds = replay_static(drafter, *known, groups, width, children)
         hits = sum(one.hits for one in rounds)
         return Counted(*name, *shape, tokens, hits, [[one.drafted, one.nodes] for one in rounds])
-    trace = replay(drafter, *known, groups, width, children, skip_lost=skip_lost)
+    trace = replay(drafter, *known, groups, width, children, skip_lost=True)
     steps = [[step.drafted, step.nodes, step.tokens, step.hits] for step in trace.steps]
     return Counted(*name, *shape, tokens, trace.hits, steps)
 

@@ -239,7 +239,7 @@ def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
         sampling = counts.GREEDY if seed is None else SamplingParams(**SAMPLED, seed=seed)
         path = args.out / f"texts_{pair.name}_{'greedy' if seed is None else seed}.json"
         known = counts.texts(pair, prompts, args.new_tokens, sampling, path)
-        rows += counts.count(pair.drafter, known, shapes, raw, note, skip_lost=True)
+        rows += counts.count(pair.drafter, known, shapes, raw, note)
     return rows
 
 

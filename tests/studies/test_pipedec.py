@@ -142,8 +142,13 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
 ):
     monkeypatch.setattr(pipedec_counts, "SEEDS", range(2))
     pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
-    found = pipedec_counts.figures(pair, some_tasks, tmp_path, 12)
-    assert set(found) == set(pipedec_counts.FIGURES)
+
+    def measured():
+        asked = pair, some_tasks, tmp_path, 12
+        return pipedec_counts.figures(*asked) | pipedec_counts.slowdown(*asked)
+
+    found = measured()
+    assert set(found) == {*pipedec_counts.GREEDY_FIGURES, "sampling_slowdown"}
     for name, row in found.items():
         assert row["value"] > 0, name
     shape = ("flight", None, 14, pipedec_counts.WIDTH, pipedec_counts.CHILDREN)
@@ -153,12 +158,13 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     [own] = [one for one in rows if one.shape == shape and (one.task, one.prompt) == ("b", "0")]
     text = counts.texts(pair, some_tasks, 12, counts.GREEDY, tmp_path / "greedy.json")["b", "0"]
     trace = replay(pair.drafter, text.prompt, text.answer, text.tapped, 14, *shape[3:])
-    assert own.trace() == trace and own.hits == trace.hits and own.tokens == len(text.answer) - 1
+    assert [(s.tokens, s.hits) for s in own.trace().steps] == [(s.tokens, s.hits) for s in trace.steps]
+    assert own.hits == trace.hits and own.tokens == len(text.answer) - 1
     hits = sum(one.hits for one in rows if one.shape == shape)
     looked_for = sum(one.tokens - 1 for one in rows if one.shape == shape)
     assert counts.hit_rate(rows, shape) == pytest.approx(hits / looked_for)
     monkeypatch.setattr(counts, "_grow", None)  # everything is there
-    assert pipedec_counts.figures(pair, some_tasks, tmp_path, 12) == found
+    assert measured() == found
 
 
 def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path, monkeypatch):
