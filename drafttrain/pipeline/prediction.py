@@ -123,7 +123,7 @@ class PredictionTree:
         return True
 
     def _run(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Return those of the nodes of which the drafter's state has something."""
+        """Return those of the nodes for which the drafter's state has room."""
         return nodes
 
     def _restart(self, token: int) -> None:

@@ -19,7 +19,7 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
-_NO_TOKEN = -1
+_NO_TOKEN, _TOGETHER = -1, 16  # of the nodes about which a drafter is asked at once
 
 
 @dataclass
@@ -90,15 +90,71 @@ class _Foreseen(PredictionTree):
 
     ahead: Sequence[int] = ()  # tokens of the text after the root
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the text is not in the deepest layer."""
+        return _followed(self.tree, self.ahead[: self.depth]) < self.depth
+
     def expand(self) -> int:
         nodes = self.frontier()
-        if self._known[nodes[0]] or _followed(self.tree, self.ahead[: self.depth]) == self.depth:
+        if self._known[nodes[0]] or not self.is_lost:
             return super().expand()
         self._tokens[nodes], self._log_probs[nodes], self._known[nodes] = _NO_TOKEN, 0.0, True
         return len(nodes)
 
+    def advance(self, token: int, tapped: torch.Tensor) -> bool:
+        self.ahead = self.ahead[1:]
+        return super().advance(token, tapped)
+
     def _run(self, nodes: torch.Tensor) -> torch.Tensor:
-        return nodes[self._tokens[nodes, 0] != _NO_TOKEN]
+        places = (self._tokens[nodes, 0] != _NO_TOKEN).nonzero()[:, 0]
+        return nodes[: int(places[-1]) + 1 if len(places) else 0]  # as all before the last have slots
+
+
+class _Late(_Foreseen):
+    """For a drafter that reads tokens alone, whose answers do not depend on when it is asked: when a layer is
+    grown, and only about nodes whose children may be among its `width` most probable candidates. A child is
+    no more probable than its parent."""
+
+    def expand(self) -> int:
+        nodes = self.frontier()
+        if self._known[nodes[0]]:
+            return 0
+        self._tokens[nodes], self._log_probs[nodes], self._known[nodes] = _NO_TOKEN, -torch.inf, True
+        return len(nodes)
+
+    def grow(self, max_depth: int) -> bool:
+        nodes = self.frontier()
+        if self.depth < max_depth and self._known[nodes[0]]:
+            if self.is_lost:
+                self._log_probs[nodes] = 0.0
+            else:
+                self._ask(nodes)
+        return super().grow(max_depth)
+
+    def advance(self, token: int, tapped: torch.Tensor) -> bool:
+        self._ask(torch.tensor([0]))  # its keys are committed
+        return super().advance(token, tapped)
+
+    def _ask(self, nodes: torch.Tensor) -> None:
+        joint = self.tree.joint_log_probs()[0, nodes]  # [f]
+        order = joint.argsort(descending=True)  # [f]
+        nodes, joint = nodes[order], joint[order]
+        for first in range(0, len(nodes), _TOGETHER):
+            best = (joint[:first, None] + self._log_probs[nodes[:first]]).flatten()  # [n]
+            if len(best) >= self.width and best.topk(self.width).values[-1] > joint[first]:
+                return
+            asked = nodes[first : first + _TOGETHER]
+            asked = asked[self._tokens[asked, 0] == _NO_TOKEN].sort().values  # [m]
+            if len(asked):
+                log_probs, ids = self.drafter.top(self.state, self.tree, asked[None], self.children)
+                self._log_probs[asked] = log_probs[0]  # [m, c]
+                self._tokens[asked] = self.drafter.to_target(ids)[0]  # [m, c]
+
+
+def _foreseen(tapped: torch.Tensor) -> type[_Foreseen]:
+    """Return the tree that spares the most forwards of a drafter that reads these states."""
+    return _Foreseen if tapped.shape[1] else _Late
 
 
 class _Counting:
@@ -149,8 +205,8 @@ def replay_static(
     `replay`. Layers that the text is not in have as many nodes, whichever these are."""
 
     def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
-        tree, drafted = _Foreseen(drafter, state, root, width, children, tapped.device), []
-        tree.ahead = text[len(text) - left :]
+        tree = _foreseen(tapped)(drafter, state, root, width, children, tapped.device)
+        tree.ahead, drafted = text[len(text) - left :], []
         for _ in range(min(depth, left)):
             drafted.append(tree.expand())
             tree.grow(depth)
@@ -224,20 +280,20 @@ def replay(
         tapped: the target's tapped states at all tokens of both but the last, [n, K·H].
         width, children: of the tree.
         layers: that the drafter adds in a timestep.
-        skip_lost: do not run the drafter for layers that a miss will discard, several times faster with many
-            stages. Hits and timesteps are the same; how many nodes of such layers outlive the hits before
-            the miss is not.
+        skip_lost: run the drafter neither for layers that a miss will discard nor, if it reads tokens alone,
+            for nodes without children, several times faster with many stages. Hits and timesteps are the
+            same; how many nodes of such layers outlive the hits before the miss is not.
     """
     n, trace, place, entered = len(prompt), Trace(), 0, deque([1])  # entered: the timestep of each layer
     state = drafter.new_state(1, n + len(text) + groups * layers)
     ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
     drafter.update(state, ids, tapped[None, :n], torch.tensor([n], device=tapped.device))
-    kind = _Foreseen if skip_lost else PredictionTree
+    kind = _foreseen(tapped) if skip_lost else PredictionTree
     tree = kind(drafter, state, text[0], width, children, tapped.device)
+    if skip_lost:
+        tree.ahead = text[1:]
     tree.take()  # the root is the first to enter
     while place + 1 < len(text):
-        if skip_lost:
-            tree.ahead = text[place + 1 :]
         now = len(trace.steps) + 1
         sizes = tree.tree.depths[0].bincount().tolist()
         nodes = [0] * groups
