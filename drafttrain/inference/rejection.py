@@ -190,7 +190,9 @@ class _Cut:
         return np.where(self.tokens[places] == ids, self.probs[places], 0.0)
 
     def without(self, ids: np.ndarray, uniform: float) -> int:
-        others = np.where(np.isin(self.tokens, ids), 0.0, self.probs)  # [m]
+        others = self.probs.copy()  # [m]
+        places = self.tokens.searchsorted(ids).clip(max=len(self.tokens) - 1)
+        others[places[self.tokens[places] == ids]] = 0.0
         # of no others, rounding alone has left something to draw
         return _Cut(self.tokens, others if others.any() else self.probs, uniform).token
 

@@ -1,12 +1,15 @@
 """Draws follow the distribution they should, belong to seed and position, and give with drafts what they give
 without."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.inference import rejection
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer, TreeProposer
@@ -254,6 +257,19 @@ class LastToken(Drafter):
         return self.draft[tree.tokens.gather(1, frontier)]
 
 
+def remembered_tokens() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """Return `kept_tokens` which computes those of the same logits and cut once: `LastToken` has six rows."""
+    known = {}
+
+    def kept(logits: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+        key = logits.numpy().tobytes(), params.temperature, params.top_p, params.top_k
+        if key not in known:
+            known[key] = kept_tokens(logits, params)
+        return known[key]
+
+    return kept
+
+
 @pytest.mark.parametrize(
     ("k_config", "candidates", "threshold"),
     [((1, 1), 5, 0.0), ((3, 2), 5, 0.0), ((3, 2), 3, 0.25)],
@@ -261,8 +277,9 @@ class LastToken(Drafter):
 )
 @pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
 @pytest.mark.parametrize("top_p", [0.97, 1.0])  # which leaves some out, or nothing
-def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top_p):
+def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top_p, monkeypatch):
     """20000 texts of two tokens against the enumerated distribution of all 36."""
+    monkeypatch.setattr(rejection, "kept_tokens", remembered_tokens())
     model, n, batch, root = LastToken(kind), 20000, 1000, 2
     settings = dict(temperature=0.9, top_p=top_p)
     counts = torch.zeros(6, 6)
@@ -270,15 +287,16 @@ def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top
         seeds = range(start, start + batch)
         rule = RejectionSampling([SamplingParams(**settings, seed=seed) for seed in seeds])
         policy = drawn(k_config, seeds, candidates=candidates, threshold=threshold)
-        texts, last = [[] for _ in seeds], torch.full((batch,), root)
-        while min(map(len, texts)) < 2:
-            policy.set_active(seeds, [len(text) for text in texts])
+        texts: list[list[int]] = [[] for _ in seeds]
+        while going := [number for number, text in enumerate(texts) if len(text) < 2]:
+            rule.set_active(going)
+            policy.set_active([seeds[number] for number in going], [len(texts[number]) for number in going])
+            last = torch.tensor([texts[number][-1] if texts[number] else root for number in going])
             tree = policy.grow(model, None, last)
             accepted = rule(tree, model.target[tree.tokens])
             found = accepted.path, accepted.counts, accepted.next_token, tree.tokens
-            for text, path, count, token, tokens in zip(texts, *(part.tolist() for part in found)):
-                text += [*(tokens[node] for node in path[1:count]), token]
-            last = accepted.next_token
+            for number, path, count, token, tokens in zip(going, *(part.tolist() for part in found)):
+                texts[number] += [*(tokens[node] for node in path[1:count]), token]
         for text in texts:
             counts[text[0], text[1]] += 1
     rows = torch.stack([token_probs(logits, SamplingParams(**settings)) for logits in model.target])
