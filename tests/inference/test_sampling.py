@@ -170,6 +170,23 @@ def test_a_draw_belongs_to_seed_and_position():
             assert alone.item() == tokens[row, i]
 
 
+MIXED = (
+    SamplingParams(1.0, seed=1),
+    SamplingParams(0.8, top_p=0.9, seed=2),
+    SamplingParams(0.0),
+    SamplingParams(1.2, top_k=20, seed=3),
+)
+
+
+@pytest.fixture(scope="module")
+def plain_texts(target, prompts) -> list[list[int]]:
+    """Texts of plain sampling of a batch of unequal rows, which are those of each row alone."""
+    found, _ = decode_all(target, NoProposer(), prompts, 24, (), AcceptMatching(MIXED))
+    for text, prompt, params in zip(found, prompts, MIXED):
+        assert decode_all(target, NoProposer(), [prompt], 24, (), AcceptMatching([params]))[0] == [text]
+    return found
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -181,22 +198,13 @@ def test_a_draw_belongs_to_seed_and_position():
     ids=lambda policy: type(policy).__name__,
 )
 @pytest.mark.parametrize("quality", [lambda row, position: True, lambda row, position: position % 3 == 0])
-def test_drafting_gives_the_text_of_plain_sampling(target, prompts, replay, policy, quality):
+def test_drafting_gives_the_text_of_plain_sampling(target, prompts, plain_texts, replay, policy, quality):
     """For every seed, in fp32, token by token; a batch of unequal rows, one of them greedy."""
-    params = [
-        SamplingParams(1.0, seed=1),
-        SamplingParams(0.8, top_p=0.9, seed=2),
-        SamplingParams(0.0),
-        SamplingParams(1.2, top_k=20, seed=3),
-    ]
-    plain, _ = decode_all(target, NoProposer(), prompts, 24, (), AcceptMatching(params))
-    for row, (prompt, param) in enumerate(zip(prompts, params)):
-        assert decode_all(target, NoProposer(), [prompt], 24, (), AcceptMatching([param]))[0] == [plain[row]]
-    texts = [prompt + output for prompt, output in zip(prompts, plain)]
+    texts = [prompt + output for prompt, output in zip(prompts, plain_texts)]
     drafter = replay(target, texts, quality)
     proposer = TreeProposer(drafter, policy)
-    drafted, stats = decode_all(target, proposer, prompts, 24, (), AcceptMatching(params))
-    assert drafted == plain
+    drafted, stats = decode_all(target, proposer, prompts, 24, (), AcceptMatching(MIXED))
+    assert drafted == plain_texts
     assert stats.accept_len > 1.1
 
 
