@@ -14,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
+import gc
 import json
 import random
 from pathlib import Path
@@ -101,6 +102,13 @@ def tiny_model(config_class: type, model_class: type, tokenizer: PreTrainedToken
             if parameter.ndim == 1:  # norms start at 1 and biases at 0: losing either would go unnoticed
                 parameter += 0.2 * torch.randn_like(parameter)
     return model
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the imports have made out of later garbage collections: one follows each training, and to
+    look through a million objects of modules takes longer than most trainings here."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

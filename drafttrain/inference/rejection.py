@@ -186,13 +186,20 @@ class _Cut:
         return int(self.tokens[min(place, self.probs.nonzero()[0].max())])  # rounding may reach the end
 
     def at(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        places = self.tokens.searchsorted(ids).clip(max=len(self.tokens) - 1)
-        return np.where(self.tokens[places] == ids, self.probs[places], 0.0)
+        places, is_kept = self._find(ids)
+        return np.where(is_kept, self.probs[places], 0.0)
 
     def without(self, ids: np.ndarray, uniform: float) -> int:
-        others = np.where(np.isin(self.tokens, ids), 0.0, self.probs)  # [m]
+        others, (places, is_kept) = self.probs.copy(), self._find(ids)
+        others[places[is_kept]] = 0.0
         # of no others, rounding alone has left something to draw
         return _Cut(self.tokens, others if others.any() else self.probs, uniform).token
+
+    def _find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of tokens [K] among those kept, and whether each is one of them."""
+        # not `clip`, whose look at the limits of the dtype takes longer than all the rest
+        places = np.minimum(self.tokens.searchsorted(ids), len(self.tokens) - 1)
+        return places, self.tokens[places] == ids
 
 
 def _distribution(logits: torch.Tensor, params: SamplingParams, uniform: float) -> _Whole | _Cut:

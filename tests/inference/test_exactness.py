@@ -21,6 +21,7 @@ TREES = (
     "ngram",
     "ngram+chain:length=2",
 )
+NEW = 14  # in which every tree has drafts accepted
 PROMPTS = ("Why is the sky blue?", "Write a haiku about rivers.", "What is 12 * 13?", "def fib(n):")
 
 
@@ -45,9 +46,9 @@ def sampled() -> AcceptMatching:
 @pytest.fixture(scope="module")
 def plain(bundle, ids):
     """Texts of plain decoding, each prompt alone: greedy, and seeded."""
-    greedy = [decode_all(bundle.target, NoProposer(), [prompt], 24)[0][0] for prompt in ids]
+    greedy = [decode_all(bundle.target, NoProposer(), [prompt], NEW)[0][0] for prompt in ids]
     rules = [AcceptMatching([params]) for params in sampled().params]
-    seeded = [decode_all(bundle.target, NoProposer(), [p], 24, accept=r)[0][0] for p, r in zip(ids, rules)]
+    seeded = [decode_all(bundle.target, NoProposer(), [p], NEW, accept=r)[0][0] for p, r in zip(ids, rules)]
     return greedy, seeded
 
 
@@ -56,4 +57,5 @@ def plain(bundle, ids):
 def test_drafted_text_is_plain_text(bundle, ids, plain, tree, max_rows):
     proposer = bundle.proposer(tree)
     for rule, expected in ((accept_greedy, plain[0]), (sampled(), plain[1])):
-        assert decode_all(bundle.target, proposer, ids, 24, accept=rule, max_rows=max_rows)[0] == expected
+        found, stats = decode_all(bundle.target, proposer, ids, NEW, accept=rule, max_rows=max_rows)
+        assert found == expected and stats.accept_len > 1.5

@@ -1,12 +1,15 @@
 """Draws follow the distribution they should, belong to seed and position, and give with drafts what they give
 without."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.inference import rejection
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer, TreeProposer
@@ -167,6 +170,23 @@ def test_a_draw_belongs_to_seed_and_position():
             assert alone.item() == tokens[row, i]
 
 
+MIXED = (
+    SamplingParams(1.0, seed=1),
+    SamplingParams(0.8, top_p=0.9, seed=2),
+    SamplingParams(0.0),
+    SamplingParams(1.2, top_k=20, seed=3),
+)
+
+
+@pytest.fixture(scope="module")
+def plain_texts(target, prompts) -> list[list[int]]:
+    """Texts of plain sampling of a batch of unequal rows, which are those of each row alone."""
+    found, _ = decode_all(target, NoProposer(), prompts, 24, (), AcceptMatching(MIXED))
+    for text, prompt, params in zip(found, prompts, MIXED):
+        assert decode_all(target, NoProposer(), [prompt], 24, (), AcceptMatching([params]))[0] == [text]
+    return found
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -178,22 +198,13 @@ def test_a_draw_belongs_to_seed_and_position():
     ids=lambda policy: type(policy).__name__,
 )
 @pytest.mark.parametrize("quality", [lambda row, position: True, lambda row, position: position % 3 == 0])
-def test_drafting_gives_the_text_of_plain_sampling(target, prompts, replay, policy, quality):
+def test_drafting_gives_the_text_of_plain_sampling(target, prompts, plain_texts, replay, policy, quality):
     """For every seed, in fp32, token by token; a batch of unequal rows, one of them greedy."""
-    params = [
-        SamplingParams(1.0, seed=1),
-        SamplingParams(0.8, top_p=0.9, seed=2),
-        SamplingParams(0.0),
-        SamplingParams(1.2, top_k=20, seed=3),
-    ]
-    plain, _ = decode_all(target, NoProposer(), prompts, 24, (), AcceptMatching(params))
-    for row, (prompt, param) in enumerate(zip(prompts, params)):
-        assert decode_all(target, NoProposer(), [prompt], 24, (), AcceptMatching([param]))[0] == [plain[row]]
-    texts = [prompt + output for prompt, output in zip(prompts, plain)]
+    texts = [prompt + output for prompt, output in zip(prompts, plain_texts)]
     drafter = replay(target, texts, quality)
     proposer = TreeProposer(drafter, policy)
-    drafted, stats = decode_all(target, proposer, prompts, 24, (), AcceptMatching(params))
-    assert drafted == plain
+    drafted, stats = decode_all(target, proposer, prompts, 24, (), AcceptMatching(MIXED))
+    assert drafted == plain_texts
     assert stats.accept_len > 1.1
 
 
@@ -254,6 +265,19 @@ class LastToken(Drafter):
         return self.draft[tree.tokens.gather(1, frontier)]
 
 
+def remembered_tokens() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """Return `kept_tokens` which computes those of the same logits and cut once: `LastToken` has six rows."""
+    known = {}
+
+    def kept(logits: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+        key = logits.numpy().tobytes(), params.temperature, params.top_p, params.top_k
+        if key not in known:
+            known[key] = kept_tokens(logits, params)
+        return known[key]
+
+    return kept
+
+
 @pytest.mark.parametrize(
     ("k_config", "candidates", "threshold"),
     [((1, 1), 5, 0.0), ((3, 2), 5, 0.0), ((3, 2), 3, 0.25)],
@@ -261,8 +285,9 @@ class LastToken(Drafter):
 )
 @pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
 @pytest.mark.parametrize("top_p", [0.97, 1.0])  # which leaves some out, or nothing
-def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top_p):
+def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top_p, monkeypatch):
     """20000 texts of two tokens against the enumerated distribution of all 36."""
+    monkeypatch.setattr(rejection, "kept_tokens", remembered_tokens())
     model, n, batch, root = LastToken(kind), 20000, 1000, 2
     settings = dict(temperature=0.9, top_p=top_p)
     counts = torch.zeros(6, 6)
@@ -270,15 +295,16 @@ def test_recursive_rejection_is_exact(kind, k_config, candidates, threshold, top
         seeds = range(start, start + batch)
         rule = RejectionSampling([SamplingParams(**settings, seed=seed) for seed in seeds])
         policy = drawn(k_config, seeds, candidates=candidates, threshold=threshold)
-        texts, last = [[] for _ in seeds], torch.full((batch,), root)
-        while min(map(len, texts)) < 2:
-            policy.set_active(seeds, [len(text) for text in texts])
+        texts: list[list[int]] = [[] for _ in seeds]
+        while going := [number for number, text in enumerate(texts) if len(text) < 2]:
+            rule.set_active(going)
+            policy.set_active([seeds[number] for number in going], [len(texts[number]) for number in going])
+            last = torch.tensor([texts[number][-1] if texts[number] else root for number in going])
             tree = policy.grow(model, None, last)
             accepted = rule(tree, model.target[tree.tokens])
             found = accepted.path, accepted.counts, accepted.next_token, tree.tokens
-            for text, path, count, token, tokens in zip(texts, *(part.tolist() for part in found)):
-                text += [*(tokens[node] for node in path[1:count]), token]
-            last = accepted.next_token
+            for number, path, count, token, tokens in zip(going, *(part.tolist() for part in found)):
+                texts[number] += [*(tokens[node] for node in path[1:count]), token]
         for text in texts:
             counts[text[0], text[1]] += 1
     rows = torch.stack([token_probs(logits, SamplingParams(**settings)) for logits in model.target])

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from drafttrain.pipeline.member import Layout, Member
-from drafttrain.pipeline.part import load_part
+from drafttrain.pipeline.part import TargetPart, load_part
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.model import FrozenTarget
 from tests.conftest import tiny_model, tiny_tokenizer
@@ -49,10 +49,23 @@ def whole(folders) -> Callable[..., FrozenTarget]:
     return load
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def members(folders) -> Callable[..., list[Member]]:
     """All ranks of a pipeline: `cuts` has the number of blocks of each stage, `groups` that of stages in each
-    group. The drafter is on rank 0, beside the first stage unless it is `alone`."""
+    group. The drafter is on rank 0, beside the first stage unless it is `alone`.
+
+    Pipelines of one test that are cut alike have the same weights, and caches of their own.
+    """
+    known: dict[tuple, list[TargetPart]] = {}
+
+    def load(family, cuts, taps, native, dtype) -> list[TargetPart]:
+        firsts = (sum(cuts[:i]) for i in range(len(cuts)))
+        blocks = [range(first, first + n) for first, n in zip(firsts, cuts)]
+        parts = [load_part(str(folders[family]), some, dtype, taps=taps) for some in blocks]
+        if native:
+            for part in parts:
+                part.pack()
+        return parts
 
     def make(
         family,
@@ -66,15 +79,12 @@ def members(folders) -> Callable[..., list[Member]]:
         dtype=torch.float,
     ) -> list[Member]:
         ranks = list(range(alone, len(cuts) + alone))
-        sizes, parts = list(groups or [1] * len(cuts)), []
+        sizes = list(groups or [1] * len(cuts))
         grouped = tuple(tuple(ranks[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes)))
-        layout, first = Layout(grouped), 0
-        for n in cuts:
-            part = load_part(str(folders[family]), range(first, first + n), dtype, taps=taps)
-            if native:
-                part.pack()
-            parts.append(part)
-            first += n
+        layout, key = Layout(grouped), (family, cuts, tuple(taps), native, dtype)
+        if key not in known:
+            known[key] = load(*key)
+        parts = known[key]
         owners = [next(r for r, p in zip(ranks, parts) if tap in p.taps) for tap in taps]
         places = [None] * alone + [Stage(part, ROOM) for part in parts]
         return [

@@ -24,7 +24,7 @@ from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
 from tests.decoding import ReplayDrafter
 
-NEW = 24
+NEW = 14  # more than twice the 6 positions that Mistral sees here
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=3)
 
@@ -81,24 +81,25 @@ def test_one_token_at_a_time(members, texts, prompts, family, cuts):
 @pytest.mark.parametrize("quality", ["right", "wrong", "half"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_tree_in_flight(members, whole, texts, prompts, family, cuts, quality, alone):
-    taps = [0, 2]
+    taps, n = [0, 2], len(cuts)
     target, rng = whole(family, taps), random.Random(1)
     for number, prompt in enumerate(prompts):
-        for sampling in (GREEDY, SAMPLED):
-            expected = texts(family, number, sampling)
-            coin = [rng.random() < 0.5 for _ in range(200)]
-            right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
-            drafter = replaying(target, [*prompt, *expected], right)
-            pipeline = members(family, cuts, drafter, taps, alone=alone)
-            found = decode(
-                pipedec, pipeline, prompt, sampling, width=rng.choice([1, 3]), children=rng.choice([1, 4])
-            )
-            assert found.tokens == expected
-            n = len(cuts)
-            if quality == "right" and n > 1:  # a hit is a timestep
-                assert found.hits == NEW - 2 and found.timesteps == n + NEW - 2
-            if quality == "wrong":  # a miss is n
-                assert found.hits == 0 and found.timesteps == n * (NEW - 1)
+        sampling = (GREEDY, SAMPLED)[(number + alone) % 2]
+        expected = texts(family, number, sampling)
+        coin = [rng.random() < 0.5 for _ in range(200)]
+        right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
+        drafter = replaying(target, [*prompt, *expected], right)
+        pipeline = members(family, cuts, drafter, taps, alone=alone)
+        found = decode(
+            pipedec, pipeline, prompt, sampling, width=rng.choice([1, 3]), children=rng.choice([1, 4])
+        )
+        assert found.tokens == expected
+        if quality == "right" and n > 1:  # a hit is a timestep
+            assert found.hits == NEW - 2 and found.timesteps == n + NEW - 2
+        if quality == "wrong":  # a miss is n
+            assert found.hits == 0 and found.timesteps == n * (NEW - 1)
+        if quality == "half" and n > 1:  # with one stage the next layer is not there yet
+            assert 0 < found.hits < NEW - 2
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -108,23 +109,24 @@ def test_a_tree_in_flight(members, whole, texts, prompts, family, cuts, quality,
 def test_several_layers_in_a_timestep(members, whole, texts, prompts, family, cuts, quality, layers):
     target, rng, n = whole(family, [0, 2]), random.Random(3), len(cuts)
     for number, prompt in enumerate(prompts):
-        for sampling in (GREEDY, SAMPLED):
-            expected = texts(family, number, sampling)
-            coin = [rng.random() < 0.7 for _ in range(200)]
-            right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
-            drafter = replaying(target, [*prompt, *expected], right)
-            pipeline = members(family, cuts, drafter, [0, 2], alone=rng.random() < 0.5)
-            tree = {"width": rng.choice([1, 3]), "children": rng.choice([1, 4])}
-            found = decode(pipedec, pipeline, prompt, sampling, layers=layers, **tree)
-            assert found.tokens == expected
-            if quality == "right":  # the root, then all layers that were added while it was in a stage
-                assert found.hits == NEW - 2 and found.timesteps == n + math.ceil((NEW - 2) / layers)
-            if quality == "wrong":
-                assert found.hits == 0 and found.timesteps == n * (NEW - 1)
-            if quality == "half":
-                stop = rng.choice(expected[1:])
-                ended = decode(pipedec, pipeline, prompt, sampling, layers=layers, stop=(stop,), **tree)
-                assert ended.tokens == expected[: expected.index(stop) + 1]
+        sampling = (GREEDY, SAMPLED)[(number + layers) % 2]
+        expected = texts(family, number, sampling)
+        coin = [rng.random() < 0.7 for _ in range(200)]
+        right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
+        drafter = replaying(target, [*prompt, *expected], right)
+        pipeline = members(family, cuts, drafter, [0, 2], alone=rng.random() < 0.5)
+        tree = {"width": rng.choice([1, 3]), "children": rng.choice([1, 4])}
+        found = decode(pipedec, pipeline, prompt, sampling, layers=layers, **tree)
+        assert found.tokens == expected
+        if quality == "right":  # the root, then all layers that were added while it was in a stage
+            assert found.hits == NEW - 2 and found.timesteps == n + math.ceil((NEW - 2) / layers)
+        if quality == "wrong":
+            assert found.hits == 0 and found.timesteps == n * (NEW - 1)
+        if quality == "half":
+            assert 0 < found.hits < NEW - 2
+            stop = rng.choice(expected[1:])
+            ended = decode(pipedec, pipeline, prompt, sampling, layers=layers, stop=(stop,), **tree)
+            assert ended.tokens == expected[: expected.index(stop) + 1]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -140,7 +142,8 @@ def test_a_static_tree(members, whole, texts, prompts, family, cuts, policy, alo
             drafter = replaying(target, [*prompt, *expected], coin)
             pipeline = members(family, cuts, drafter, [0, 2], alone=alone, policy=policy)
             found = decode(stpp, pipeline, prompt, sampling, depth=policy.max_depth)
-            assert found.tokens == expected and found.timesteps < len(cuts) * NEW and found.hits > 0
+            assert found.tokens == expected and found.timesteps < len(cuts) * NEW
+            assert 0 < found.hits < NEW - 2
 
 
 @pytest.mark.parametrize("groups", [(2, 2), (1, 3), (3, 1), (4,)])

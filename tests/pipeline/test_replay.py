@@ -23,7 +23,7 @@ from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.tree import TokenTree
 
-NEW = 24
+NEW = 14
 
 
 @pytest.mark.parametrize("kind", ["edd", "eagle", "causal_lm", "noisy_lm"])

@@ -54,7 +54,10 @@ def test_it_decodes_what_the_whole_target_decodes(
 @pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
     """One line on every other rank, and no process is left."""
-    more = ["--stages.ranks", "2", "--max_new_tokens", "400", "--timeout_s", "4", "--pace.stage_ms", "50"]
+    prompts = tmp_path / "many.jsonl"  # a minute's work, of which each has its line
+    prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": "Why?"}) + "\n" for i in range(200)))
+    more = ["--stages.ranks", "2", "--max_new_tokens", "4", "--timeout_s", "4", "--pace.stage_ms", "50"]
+    more += ["--prompts", str(prompts), "--limit", "null"]
     command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, *more]
     import socket
 
@@ -68,8 +71,10 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         for rank, file in enumerate(files)
     ]
     try:
-        time.sleep(15)  # they decode by now: 400 tokens of 100 ms
-        assert all(rank.poll() is None for rank in ranks)
+        limit = time.monotonic() + 120
+        while "p0: " not in (tmp_path / "0.txt").read_text():  # from then on they decode
+            assert all(rank.poll() is None for rank in ranks) and time.monotonic() < limit
+            time.sleep(0.05)
         ranks[1].send_signal(lost)
         began = time.monotonic()
         assert ranks[0].wait(timeout=30) == 2 and time.monotonic() - began < 4 + 5

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +17,33 @@ from studies.goals import Run
 from studies.policies import tune
 
 
+@pytest.fixture(scope="module")
+def calibrate_once(tmp_path_factory):
+    """The calibration of the first test that asks, in few rounds, copied for the others."""
+    known = tmp_path_factory.mktemp("known") / "calibration"
+
+    def calibrate(config, drafter, place, dtype) -> None:
+        if not known.exists():
+            with pytest.MonkeyPatch.context() as patch:
+                # PCT is refused where a drafting step takes longer than a forward, as it may with so small a
+                # target
+                patch.setattr(timing._Clock, "draft", lambda clock, f, width: 1e-5)
+                patch.setattr(timing._Clock, "grow", lambda clock, f, width: None)
+                stage.calibrate(replace(config, rounds=5), drafter, known, dtype=dtype)
+        shutil.copytree(known, place)
+
+    return calibrate
+
+
 @pytest.fixture
-def script(tmp_path, monkeypatch, tiny_bundle, questions):
+def script(tmp_path, monkeypatch, tiny_bundle, questions, calibrate_once):
     """The topic's module over the tiny bundle and four chats instead of benchmarks, in an empty folder."""
     module = importlib.import_module("studies.figures.trees")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "QUICKSTART_DRAFTER", tiny_bundle)
     monkeypatch.setattr(module, "PROMPTS", dict.fromkeys(("mt_bench", "gsm8k"), str(questions)))
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
+    monkeypatch.setattr(module, "calibrate", calibrate_once)
     monkeypatch.setattr(module, "OTHER_TASKS", {"gsm8k": str(questions)})
     monkeypatch.setattr(module, "TUNING", str(questions))
     monkeypatch.setattr(goals, "check_quiet", lambda refuse: None)
@@ -31,9 +52,6 @@ def script(tmp_path, monkeypatch, tiny_bundle, questions):
 
 
 def test_trees_are_tuned_and_compared(script, monkeypatch):
-    # PCT is refused where a drafting step takes longer than a forward, as it may with so small a target
-    monkeypatch.setattr(timing._Clock, "draft", lambda clock, f, width: 1e-5)
-    monkeypatch.setattr(timing._Clock, "grow", lambda clock, f, width: None)
     monkeypatch.setattr(
         script,
         "GRIDS",

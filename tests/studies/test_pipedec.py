@@ -222,26 +222,22 @@ def recipe(tiny_target_folder, tiny_bundle, some_tasks, tmp_path):
     ]
 
 
-def run(study, *words, rank=None):
-    place = {**os.environ} | ({} if rank is None else {"RANK": str(rank)})
-    subprocess.run(
-        [sys.executable, "-m", f"studies.pipedec.{study}", *map(str, words)], check=True, env=place
-    )
+def test_modes_are_measured_in_turn_and_gone_on_with(recipe, tmp_path, monkeypatch):
+    def rows(*words):
+        words = [*recipe, *map(str, words), "--out", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", ["modes", *words])  # with which the ranks are started
+        assert modes.main(words) == 0
+        return json.loads((tmp_path / "modes.json").read_text())["rows"]
 
-
-def test_modes_are_measured_in_turn_and_gone_on_with(recipe, tmp_path):
-    words = [*recipe, "--repeats", 1, "--cut", "pp=1,3", "--out", tmp_path / "modes"]
-    run("modes", *words)
-    found = json.loads((tmp_path / "modes" / "modes.json").read_text())
-    assert len(found["rows"]) == 3 * 3 and modes.same_texts(found["rows"])
-    assert all(0 < row["decoding"] < row["seconds"] for row in found["rows"])
-    run("modes", *words[:-4], "--repeats", 2, "--out", tmp_path / "modes", "--resume")
-    more = json.loads((tmp_path / "modes" / "modes.json").read_text())
-    assert more["rows"][:9] == found["rows"] and len(more["rows"]) == 18
-    few = ["--limit", 1, "--repeats", 1, "--mode", "stpp", "--mode", "pipedec", "--set", "layers=2"]
-    run("modes", *recipe, *few, "--out", tmp_path / "few")
-    rows = json.loads((tmp_path / "few" / "modes.json").read_text())["rows"]
-    assert [row["mode"] for row in rows] == ["stpp", "pipedec"] and modes.same_texts([*rows, *more["rows"]])
+    first = rows("--repeats", 1, "--cut", "pp=1,3")
+    turns = [modes.MODES[(turn + number) % 3] for number in range(3) for turn in range(3)]
+    assert [row["mode"] for row in first] == turns and modes.same_texts(first)
+    assert all(0 < row["decoding"] < row["seconds"] for row in first)
+    few = ["--limit", 2, "--mode", "stpp", "--mode", "pipedec", "--set", "layers=2"]
+    more = rows("--repeats", 2, "--resume", *few)
+    assert more[:9] == first and modes.same_texts(more)
+    assert [row["mode"] for row in more[9:]] == ["pipedec", "stpp", "stpp", "pipedec"]
+    assert [row["repeat"] for row in more[9:]] == [1] * 4
 
 
 def test_memory_of_a_rank_is_about_its_share(recipe):

@@ -1,11 +1,12 @@
-"""Trains one drafter after another in this process, alone or as a rank: starting processes takes longer than
-these trainings.
+"""Trains one drafter after another in this process, alone or as a rank, after a script with its arguments:
+starting processes takes longer than these trainings.
 
-    torchrun --nproc-per-node 2 several.py JOBS.json
+    torchrun --nproc-per-node 2 several.py JOBS.json SCRIPT --config RECIPE
 """
 
 import json
 import os
+import runpy
 import sys
 from pathlib import Path
 from unittest import mock
@@ -49,4 +50,10 @@ def run(jobs: dict) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    _, jobs, *sys.argv = sys.argv
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    run(json.loads(Path(jobs).read_text(encoding="utf-8")))

@@ -77,40 +77,6 @@ def one_rank(recipe) -> dict[str, torch.Tensor]:
     return weights(path)
 
 
-def launch(launcher: str, script: list[str], folder: Path) -> None:
-    """Runs a script on two ranks, in a folder; under DeepSpeed with what its launcher appends."""
-    if launcher == "deepspeed":
-        driver = folder / "driver.py"
-        driver.write_text(f"import sys; sys.argv = sys.argv[1:]\n{LAUNCHED}")
-        script = [str(driver), *script, "--deepspeed", ZERO2, "--local_rank=0"]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        *script,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
-def test_two_ranks_equal_one_with_doubled_accumulation(launcher, one_rank, recipe, tmp_path):
-    path = recipe(launcher)
-    launch(launcher, [str(ROOT / "scripts" / "train_drafter.py"), "--config", str(path)], tmp_path)
-    got = weights(path)
-    assert got.keys() == one_rank.keys()
-    for name, expected in one_rank.items():
-        torch.testing.assert_close(got[name], expected, atol=1e-5, rtol=0, msg=name)
-    assert (got["layers.0.input_layernorm.weight"] - 1).abs().max() > 0.01  # they have gone somewhere
-
-
-# the other kinds
-
-
 @pytest.fixture(scope="module")
 def jobs(target_folder, corpus_folder, small_lm_folder, tmp_path_factory):
     """The training of `several.py`; `one` is trained by this process."""
@@ -134,15 +100,53 @@ def jobs(target_folder, corpus_folder, small_lm_folder, tmp_path_factory):
     return jobs
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
-def test_every_kind_on_two_ranks_equals_one_with_doubled_accumulation(launcher, jobs, tmp_path):
-    """EAGLE sees the noise that one process sees on the same rows, so it has the same weights in the end."""
-    training = {**jobs["training"], "gradient_accumulation_steps": 1}
+def launch(launcher: str, script: list[str], folder: Path) -> None:
+    """Runs a script on two ranks, in a folder; under DeepSpeed with what its launcher appends."""
     if launcher == "deepspeed":
+        driver = folder / "driver.py"
+        driver.write_text(f"import sys; sys.argv = sys.argv[1:]\n{LAUNCHED}")
+        script = [str(driver), *script, "--deepspeed", ZERO2, "--local_rank=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *script,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module", params=["torchrun", "deepspeed"])
+def two_ranks(request, recipe, jobs, tmp_path_factory) -> tuple[Path, Path]:
+    """The recipe that the script has trained on two ranks, and the folder of what `several.py` has trained
+    there."""
+    path, folder = recipe(request.param), tmp_path_factory.mktemp(request.param)
+    training = {**jobs["training"], "gradient_accumulation_steps": 1}
+    if request.param == "deepspeed":
         training["deepspeed"] = ZERO2
-    out = tmp_path / "two"
-    (tmp_path / "jobs.json").write_text(json.dumps({**jobs, "training": training, "out": str(out)}))
-    launch(launcher, [str(Path(__file__).with_name("several.py")), str(tmp_path / "jobs.json")], tmp_path)
+    out = folder / "two"
+    (folder / "jobs.json").write_text(json.dumps({**jobs, "training": training, "out": str(out)}))
+    script = [str(ROOT / "scripts" / "train_drafter.py"), "--config", str(path)]
+    several = [str(Path(__file__).with_name("several.py")), str(folder / "jobs.json")]
+    launch(request.param, [*several, *script], folder)
+    return path, out
+
+
+def test_two_ranks_equal_one_with_doubled_accumulation(two_ranks, one_rank):
+    got = weights(two_ranks[0])
+    assert got.keys() == one_rank.keys()
+    for name, expected in one_rank.items():
+        torch.testing.assert_close(got[name], expected, atol=1e-5, rtol=0, msg=name)
+    assert (got["layers.0.input_layernorm.weight"] - 1).abs().max() > 0.01  # they have gone somewhere
+
+
+def test_every_kind_on_two_ranks_equals_one_with_doubled_accumulation(two_ranks, jobs):
+    """EAGLE sees the noise that one process sees on the same rows, so it has the same weights in the end."""
+    out = two_ranks[1]
     for name in jobs["drafters"]:
         got, expected = (
             load_file(folder / name / "drafter" / "model.safetensors") for folder in (out, Path(jobs["out"]))
