@@ -5,16 +5,13 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import yaml
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from drafttrain.calibration import quick
 from drafttrain.classifier.model import Classifier
 from drafttrain.run.cli import main
 from studies import ROOT
@@ -210,12 +207,6 @@ FULL_RECIPE = {  # of all stages, with the world as working folder
     "output": FULL,
 }
 UNUSED = ("embed",)  # of a tensor's name: one wrong value of it may never be read
-
-
-def hasty_calibrations() -> AbstractContextManager:
-    """Let short calibrations measure as little as they can, also in forks: no case depends on costs."""
-    nothing = dict.fromkeys(("CURVE_SECONDS", "TREE_SECONDS", "CHAIN_SECONDS"), 0.0)
-    return patch.multiple(quick, **nothing, is_disturbed=lambda found: False)
 
 
 def make(folder: Path) -> None:

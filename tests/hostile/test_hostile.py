@@ -9,8 +9,9 @@ import time
 import pytest
 
 from studies import ROOT
+from tests.hasty import hasty_calibrations
 from tests.hostile import faults, mutations, results, runner
-from tests.hostile.cases import COMMANDS, READ, hasty_calibrations, make
+from tests.hostile.cases import COMMANDS, READ, make
 from tests.hostile.every_case import every_case
 from tests.hostile.mutations import Mutation
 
