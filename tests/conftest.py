@@ -17,6 +17,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 import gc
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -33,6 +34,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from tests.hasty import hasty_calibrations, short_looks
 
 pytest_plugins = ["tests.decoding", "tests.gguf_files", "tests.templates"]  # fixtures of several folders
 
@@ -123,6 +126,13 @@ def steady_dtype():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_look():
+    """No test waits for two seconds to see whether the machine is busy."""
+    with short_looks():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Every test starts from the same random state, independent of what ran before it."""
@@ -192,14 +202,13 @@ def calibrations(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def hasty_calibration(calibrations, monkeypatch) -> None:
+def hasty_calibration(calibrations, monkeypatch) -> Iterator[None]:
     """Short calibrations are shorter still, on any machine, and not kept in the user's cache."""
     from drafttrain.calibration import quick
 
-    for name in ("CURVE_SECONDS", "TREE_SECONDS", "CHAIN_SECONDS"):
-        monkeypatch.setattr(quick, name, 0.0)
-    monkeypatch.setattr(quick, "is_disturbed", lambda found: False)
     monkeypatch.setattr(quick, "cache_dir", lambda: calibrations)
+    with hasty_calibrations():
+        yield
 
 
 def write_jsonl(path: Path, rows: list[dict]) -> Path:

@@ -1,5 +1,6 @@
 """The imports before anything runs: by names of modules, as seconds depend on the machine."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,12 @@ ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/tiny/quickstart.yaml"
 # only what trains, calibrates or reads corpora may take seconds to import these
 HEAVY = {"datasets", "deepspeed", "matplotlib", "pandas", "peft", "pyarrow", "sklearn", "wandb"}
+QUICK = "import drafttrain.calibration.quick"
+MEASURING = [
+    f"import drafttrain.{name}" for name in ("run.stages", "evaluation.evaluate", "evaluation.benchmark")
+]
+COLLECTING = "import drafttrain.regenerate.stage, drafttrain.hidden_states.collect"
+AFTER_TORCH = (QUICK, *MEASURING, COLLECTING)
 LIBRARIES = HEAVY | {"accelerate", "jsonargparse", "numpy", "rich", "torch", "transformers", "yaml"}
 
 
@@ -23,6 +30,45 @@ def imported(code: str) -> set[str]:
     )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rpartition("\nmodules ")[2].split())
+
+
+IN_FORKS = """
+import json, os, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationMixin, PreTrainedModel
+found = {}
+for code in sys.argv[1:]:
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.close(reader)
+        try:
+            exec(code, {})
+            os.write(writer, " ".join(sys.modules).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        found[code] = answer.read().split()
+    os.wait()
+print("modules", json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported_after_torch() -> dict[str, set[str]]:
+    """Names of the modules after each of some imports, each the first of the package in its process; torch
+    and transformers, which all of them take, are there before."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_FORKS, *AFTER_TORCH],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    found = json.loads(done.stdout.rpartition("modules ")[2])
+    assert done.returncode == 0 and all(found.values()), done.stderr
+    return {code: set(modules) for code, modules in found.items()}
 
 
 def ends(*words: str) -> str:
@@ -66,14 +112,16 @@ def test_generate_imports_what_decodes(tiny_bundle):
     assert not {f"drafttrain.{name}" for name in packages} & modules
 
 
-def test_a_kept_calibration_is_found_without_what_makes_one():
+def test_a_kept_calibration_is_found_without_what_makes_one(imported_after_torch):
     """Trees that use costs look for it before the first token."""
-    assert not imported("import drafttrain.calibration.quick") & HEAVY
+    assert "drafttrain.calibration.quick" in imported_after_torch[QUICK]
+    assert not imported_after_torch[QUICK] & HEAVY
 
 
-@pytest.mark.parametrize("module", ["run.stages", "evaluation.evaluate", "evaluation.benchmark"])
-def test_what_measures_takes_neither_training_nor_calibration(module):
-    modules = imported(f"import drafttrain.{module}")
+@pytest.mark.parametrize("code", MEASURING)
+def test_what_measures_takes_neither_training_nor_calibration(code, imported_after_torch):
+    modules = imported_after_torch[code]
+    assert code.split()[1] in modules
     assert not modules & HEAVY
     assert not {"drafttrain.training.train", "drafttrain.run.calibrate"} & modules
 
@@ -94,7 +142,8 @@ def test_decoding_needs_no_compiler(tiny_bundle, tmp_path):
     assert done.returncode == 0 and "accept_len" in done.stdout, done.stderr
 
 
-def test_collecting_and_regenerating_take_no_deepspeed():
+def test_collecting_and_regenerating_take_no_deepspeed(imported_after_torch):
     """Its operators are built with a compiler, and wandb starts a process."""
-    modules = imported("import drafttrain.regenerate.stage, drafttrain.hidden_states.collect")
+    modules = imported_after_torch[COLLECTING]
+    assert "drafttrain.hidden_states.collect" in modules
     assert not modules & {"deepspeed", "peft", "sklearn", "wandb"}

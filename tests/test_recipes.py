@@ -1,12 +1,13 @@
 """Every recipe is read strictly, has a tiny twin of the same stages, and the twin runs from end to end."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from drafttrain import SpeculativeDecoder
 from drafttrain.run.cli import main
-from drafttrain.run.recipe import load_recipe
+from drafttrain.run.recipe import Recipe, load_recipe
 from drafttrain.run.stages import STAGES
 from drafttrain.utils.files import read_json
 
@@ -23,13 +24,19 @@ def tiny_target(tiny_llama, tmp_path_factory) -> Path:
     return folder
 
 
+@cache
+def loaded(path: Path) -> Recipe:
+    """Read a recipe once for all tests, which change nothing of it."""
+    return load_recipe(path)
+
+
 def stages(recipe) -> list[str]:
     return [stage.name for stage in STAGES if stage.enabled(recipe)]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_and_twin_run_the_same_stages(path):
-    recipe, twin = load_recipe(path), load_recipe(path.parent / "tiny" / path.name)
+    recipe, twin = loaded(path), loaded(path.parent / "tiny" / path.name)
     assert stages(recipe) == stages(twin)
     assert recipe.drafter.tapped_blocks == twin.drafter.tapped_blocks
     assert recipe.corpus.exclude == twin.corpus.exclude
@@ -37,7 +44,7 @@ def test_recipe_and_twin_run_the_same_stages(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_file_a_recipe_names_is_in_the_repository(path):
-    recipe = load_recipe(path)
+    recipe = loaded(path)
     named = [source.path for source in recipe.corpus.sources] + recipe.corpus.exclude
     named += [prompts.path for prompts in recipe.evaluate.prompts]
     sets = [recipe.classifier.prompts, recipe.calibrate.prompts, recipe.evaluate.tune_prompts]
@@ -47,12 +54,13 @@ def test_every_file_a_recipe_names_is_in_the_repository(path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("hasty_calibration")
 def test_the_twin_runs_and_its_bundle_decodes(path, tiny_target, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     out = tmp_path / "run"
     command = ["run", f"recipes/tiny/{path.name}", "--target.model", str(tiny_target), "--output", str(out)]
     assert main(command) == 0
-    if "evaluate" in stages(load_recipe(path)):
+    if "evaluate" in stages(loaded(path)):
         assert read_json(out / "summary.json")["lossless"] is True
     decoder = SpeculativeDecoder.from_pretrained(str(out / "bundle"), dtype="float32")
     prompt = "Could you please explain"

@@ -4,6 +4,7 @@ import math
 import os
 import re
 from dataclasses import asdict
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -11,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from jinja2 import Template
 
 from drafttrain.bundle_files import CARD, CONFIG, CONTENTS, EVALUATION, LOG, README, WEIGHTS, read_evaluation
 from drafttrain.calibration.calibration import CONTEXT, Calibration
@@ -123,9 +125,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         model_name=name,
         eval_results=_eval_results(tasks, evaluation.get("dtype")) or None,
     )
-    return ModelCard.from_template(
-        data,
-        template_str=_resource("card.md"),
+    values = data.to_dict() | dict(
         name=name,
         kind=kind,
         repo=repo or "PATH_OR_HUB_ID",
@@ -147,7 +147,14 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         weights=round(present.get(WEIGHTS, 0) / 1e6, 1),
         papers=_papers(kind, evaluation.get("tree"), present),
         below_all=below_all,
-    ).content
+    )
+    return ModelCard(_template().render(card_data=data.to_yaml(), **values)).content
+
+
+@cache
+def _template() -> Template:
+    """Compile the card's template; `ModelCard.from_template` would do so for every card."""
+    return Template(_resource("card.md"))
 
 
 def drafter_kind(settings: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from drafttrain.utils.errors import UserError
 
 STAT = Path("/proc/stat")
 BUSY = 0.25  # cores taken by other processes above which timings mean little
+LOOK = 2.0  # seconds in which to see whether others are there
 
 
 class OtherLoad:
@@ -58,11 +59,12 @@ class OtherLoad:
         return time.monotonic(), busy, own
 
 
-def check_quiet(refuse: bool, seconds: float = 2.0) -> str | None:
+def check_quiet(refuse: bool, seconds: float | None = None) -> str | None:
     """Looks for `seconds` whether other processes would spoil timings.
 
     Args:
         refuse: raise if they would, instead of returning a warning.
+        seconds: LOOK if None.
 
     Returns:
         a warning in one line, or None.
@@ -71,7 +73,7 @@ def check_quiet(refuse: bool, seconds: float = 2.0) -> str | None:
         UserError: `refuse`, and the machine is busy.
     """
     load = OtherLoad()
-    time.sleep(seconds)
+    time.sleep(LOOK if seconds is None else seconds)
     taken = load.lap()
     if taken is None or taken <= BUSY:
         return None

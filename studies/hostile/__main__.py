@@ -28,6 +28,7 @@ from drafttrain.trees.policies import POLICIES
 from studies import arguments
 from studies.hostile import faults, files, together
 from studies.hostile.share import Share
+from tests.hasty import hasty_calibrations, short_looks
 from tests.hostile.cases import make
 from tests.hostile.faults import OF, is_loaded, restart
 
@@ -99,7 +100,7 @@ def run_lane(parts: Sequence[str], folder: Path, out: Path, share: Share) -> Non
 def study(args: Namespace) -> None:
     torch.set_num_threads(1)
     parts = args.part or list(PARTS)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, hasty_calibrations(), short_looks():
         folder = Path(name)
         make(folder / "world")
         forks = multiprocessing.get_context("fork")

@@ -52,7 +52,8 @@ class Hub:
         self.lock = threading.RLock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        # an interval as short as a test: `close` waits for the end of one
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def fail(self, step: str, status: int, after: int = 0, done: bool = False) -> None:
         """From its `after`-th call on, a step answers with `status`; 0 breaks the connection off.
@@ -75,6 +76,7 @@ class Hub:
 class Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # which holds an answer's body back for 40 ms after its headers
 
     def log_message(self, *args) -> None:
         pass

@@ -23,7 +23,17 @@ from drafttrain.utils.files import read_json
 ROOT = Path(__file__).parents[2]
 FAST = Speeds(0.1, 5000.0, 8, 5000.0, 5000.0, 500.0, 500.0, 500.0)
 SLOW = Speeds(0.1, 1.0, 8, 1.0, 1.0, 1.0, 1.0, 1.0)
+HASTY = """
+import sys
+from drafttrain.run.cli import main
+from tests.hasty import hasty_calibrations, short_looks
+with hasty_calibrations(), short_looks():
+    sys.exit(main(sys.argv[1:]))
+"""  # the command line in a process of its own
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+pytestmark = pytest.mark.usefixtures("hasty_calibration")
 
 
 @pytest.fixture
@@ -92,7 +102,7 @@ def test_measured_planned_and_run(words, capsys, monkeypatch):
 
 
 def test_with_the_instructions_of_an_older_processor(words):
-    command = [sys.executable, "-m", "drafttrain.run.cli", *words]
+    command = [sys.executable, "-c", HASTY, *words]
     environment = {**os.environ, **OLDER, "PYTHONPATH": str(ROOT)}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
@@ -133,7 +143,7 @@ def test_regeneration_out_of_time_falls_back_on_the_bundled_answers(words, speed
 
 
 def test_a_killed_quickstart_goes_on_with_its_plan(words, speeds, capsys):
-    command = [sys.executable, "-m", "drafttrain.run.cli", *words]
+    command = [sys.executable, "-c", HASTY, *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         line = next(line for line in process.stdout if line.startswith(("train ", "evaluate ")))

@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -70,21 +71,33 @@ def self_draft(target, config, corpus=None) -> SelfDraft:
     return SelfDraft(config, target.vocab_size, (0, 1, 2), corpus)
 
 
+def run_all(target, prompts, temperature, proposer, **options):
+    rule = accept_greedy
+    if temperature:
+        rule = AcceptMatching([SamplingParams(temperature, seed=i) for i in range(4)])
+    return decode_all(target, proposer, prompts, NEW, accept=rule, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(prompts):
+    """Gives a token that stops the first prompt, and plain decoding that stops there: once for all modes."""
+
+    @cache
+    def decoded(target: FrozenTarget, temperature: float) -> tuple[int, list[list[int]]]:
+        stop = run_all(target, prompts, temperature, NoProposer(), stop=())[0][0][7]
+        return stop, run_all(target, prompts, temperature, NoProposer(), stop={stop})[0]
+
+    return decoded
+
+
 @pytest.mark.parametrize("max_rows", [1, 2, 4])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_is_exact(target, prompts, corpus, mode, temperature, max_rows):
+def test_every_mode_is_exact(target, prompts, corpus, plain, mode, temperature, max_rows):
     """Alone, in batches, and in the places of prompts that have ended, at a stop token or the limit."""
-
-    def run(proposer, **options):
-        rule = accept_greedy
-        if temperature:
-            rule = AcceptMatching([SamplingParams(temperature, seed=i) for i in range(4)])
-        return decode_all(target, proposer, prompts, NEW, accept=rule, **options)
-
-    stop = run(NoProposer(), stop=())[0][0][7]
-    wanted, _ = run(NoProposer(), stop={stop})
-    outputs, stats = run(self_draft(target, MODES[mode], corpus(target)), stop={stop}, max_rows=max_rows)
+    stop, wanted = plain(target, temperature)
+    proposer = self_draft(target, MODES[mode], corpus(target))
+    outputs, stats = run_all(target, prompts, temperature, proposer, stop={stop}, max_rows=max_rows)
     assert outputs == wanted
     if temperature == 0 and MODES[mode].budget:
         assert stats.accept_len > 1.3
