@@ -92,7 +92,7 @@ class _Foreseen(PredictionTree):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the text is not in the deepest layer."""
+        """Return whether the text is not in the deepest layer."""
         return _followed(self.tree, self.ahead[: self.depth]) < self.depth
 
     def expand(self) -> int:

@@ -323,7 +323,11 @@ def _check_values(recipe: Recipe) -> None:
             raise UserError(
                 f"{key}: must not be among evaluate.prompts, got {prompts.path}; choose on others"
             )
-    _check_start(recipe.training, recipe.drafter)
+    start = recipe.training.init_from
+    if start is not None and (Path(start) / "config.json").is_file():  # else the stage's to miss
+        from drafttrain.training.start import check_continued  # for trainings with one
+
+        check_continued(recipe.training, read_config(start), recipe.drafter)
     if recipe.corpus.validation_fraction == 0:
         raise UserError(
             "corpus.validation_fraction: must be > 0, got 0; training reports the loss on what is held out"
@@ -355,16 +359,6 @@ def _check_policies(trees: Sequence[str]) -> None:
             raise UserError(
                 f"evaluate.trees: must be policies out of {', '.join(POLICIES)}, got {name}; {remedy}"
             )
-
-
-def _check_start(training: TrainingConfig, drafter: DrafterConfig) -> None:
-    """Refuse to start from a drafter of another kind or shape. One that is not there is the stage's to
-    miss."""
-    start = training.init_from
-    if start is not None and (Path(start) / "config.json").is_file():
-        from drafttrain.training.start import check_continued  # for trainings with one
-
-        check_continued(training, read_config(start), drafter)
 
 
 def _build(cls: type, values: dict, where: str) -> Any:

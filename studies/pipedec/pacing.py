@@ -55,7 +55,7 @@ def choose(
     tokens, ms = sum(len(text.answer) - 1 for text in texts), {}
     shapes = [(*shape, count) for count in layers for shape in SHAPES if count * shape[0] <= NODES]
     for shape in shapes:
-        traces = [  # whatever the number of nodes, a stage takes as long
+        traces = [  # a stage takes as long for any number of nodes
             replay(drafter, t.prompt, t.answer, t.tapped, stages, *shape, skip_lost=True) for t in texts
         ]
         seconds = sum(total_seconds(run([pipedec_jobs(machines, trace)])) for trace in traces)
