@@ -2,15 +2,22 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from drafttrain.calibration.timing import fitting_context, measure_costs
 from drafttrain.data.prompts import Prompt
 from drafttrain.inference.params import SamplingParams
+from drafttrain.kernels.machine import describe_machine
 from drafttrain.pipeline.outlook import machines
 from drafttrain.pipeline.simulate import Link, Machines
 from drafttrain.trees.costs import CostCurve
+from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_json
 from studies.goals import Measured, Run
 from studies.pipedec import counts, tasks, top_k
 from studies.pipedec.counts import Counted, Shape
@@ -25,7 +32,8 @@ SAMPLED, SEEDS = {"temperature": 0.6, "top_p": 0.9, "top_k": 80}, range(5)
 Tasks = Mapping[str, Sequence[Prompt]]
 NO_PAIR = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
 GREEDY_FIGURES = ("sim14_vs_pp", "sim14_vs_stpp", "hits_vs_static", "deep_hits")
-RAW = "pipedec_counts"
+RAW, CURVES = "pipedec_counts", "curves.json"
+CONTEXT, ROUNDS = 256, 7  # of the curves
 
 
 def accelerators(stages: int, hidden: int) -> Machines:
@@ -39,7 +47,11 @@ def greedy_figures(run: Run) -> Measured:
     """Count the hits of the larger pair in greedy texts, and simulate accelerators with them."""
     if not run.pair:
         return dict.fromkeys(GREEDY_FIGURES, NO_PAIR)
-    return figures(*_asked(run), NEW_TOKENS)
+    pair, prompts, folder = _asked(run)
+    if not (folder / CURVES).exists():
+        run.check_quiet()
+        measure_curves(pair, folder)
+    return figures(pair, prompts, folder, NEW_TOKENS)
 
 
 def sampled_figure(run: Run) -> Measured:
@@ -52,6 +64,23 @@ def sampled_figure(run: Run) -> Measured:
 def _asked(run: Run) -> tuple[Pair, Tasks, Path]:
     prompts = tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
     return load_pair("A", *run.pair), prompts, run.folder(RAW, pair=run.pair)
+
+
+def measure_curves(pair: Pair, folder: Path) -> None:
+    """Write the seconds of the target's forward by tokens and of a drafting step by nodes here."""
+    context = fitting_context(pair.target, CONTEXT, [WIDTH])
+    measured = measure_costs(pair.target, pair.drafter, CHILDREN, [context], ROUNDS)[:2]
+    curves = [curve.cost() for [curve] in measured]
+    found = {name: [curve.sizes, curve.seconds] for name, curve in zip(("target", "draft"), curves)}
+    machine = describe_machine(torch.device("cpu"), pair.target.dtype)
+    write_json(folder / CURVES, found | {"context": context, "machine": machine})
+
+
+def machines_here(stages: int, hidden: int, folder: Path) -> Machines:
+    """Describe stages that share this machine's time of a forward equally, with this drafter's own time."""
+    found = read_json(folder / CURVES)
+    target, draft = (CostCurve(*map(tuple, found[name])) for name in ("target", "draft"))
+    return machines(stages, target, draft, Link(GBIT, LATENCY, 2 * hidden), SYNC)
 
 
 def grown(
@@ -81,18 +110,17 @@ def figures(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measur
     of_14 = flights[STAGES.index(14)]
     wide = counts.equal_nodes(rows, of_14, CHILDREN)
     rows += grown(pair, prompts, folder, new_tokens, [wide])
-    speeds = {n: speed(rows, pair, n, flight, statics) for n, flight in zip(STAGES, flights)}
+    hidden = pair.target.hidden_size
+
+    def speeds_of(describe: Callable[[int], Machines]) -> dict[int, dict[str, Any]]:
+        return {n: speed(rows, describe(n), flight, statics) for n, flight in zip(STAGES, flights)}
+
+    speeds = speeds_of(partial(accelerators, hidden=hidden))
+    here = speeds_of(partial(machines_here, hidden=hidden, folder=folder))
     hits = {n: counts.hit_rate(rows, flight) for n, flight in zip(STAGES, flights)}
     notes = {
-        "by_stages": {
-            n: {
-                "pp": own["pp"]["value"],
-                "stpp": own["stpp"]["value"],
-                "hit_rate": hits[n],
-                "static": own["static"],
-            }
-            for n, own in speeds.items()
-        },
+        "by_stages": {n: values(own) | {"hit_rate": hits[n]} for n, own in speeds.items()},
+        "by_stages_with_costs_of_this_machine": {n: values(own) for n, own in here.items()},
         **_size(pair, prompts, new_tokens),
     }
     return {
@@ -130,10 +158,9 @@ def _size(pair: Pair, prompts: Tasks, new_tokens: int) -> dict[str, Any]:
 
 
 def speed(
-    rows: Sequence[Counted], pair: Pair, stages: int, flight: Shape, statics: Sequence[Shape]
+    rows: Sequence[Counted], described: Machines, flight: Shape, statics: Sequence[Shape]
 ) -> dict[str, Any]:
     """Return PipeDec's speed over PP's and over that of the fastest static tree, simulated."""
-    described = accelerators(stages, pair.target.hidden_size)
     static = counts.best_static(rows, statics, described)
     own = counts.seconds(rows, "pipedec", flight, described)
     return {
@@ -141,6 +168,11 @@ def speed(
         "stpp": ratio(counts.seconds(rows, "stpp", static, described), own),
         "static": static,
     }
+
+
+def values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ratios of `speed` without their intervals."""
+    return {"pp": found["pp"]["value"], "stpp": found["stpp"]["value"], "static": found["static"]}
 
 
 def top8(run: Run) -> Measured:

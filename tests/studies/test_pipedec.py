@@ -142,6 +142,8 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
 ):
     monkeypatch.setattr(pipedec_counts, "SEEDS", range(2))
     pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
+    monkeypatch.setattr(pipedec_counts, "ROUNDS", 1)
+    pipedec_counts.measure_curves(pair, tmp_path)
 
     def measured():
         asked = pair, some_tasks, tmp_path, 12
@@ -151,6 +153,7 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     assert set(found) == {*pipedec_counts.GREEDY_FIGURES, "sampling_slowdown"}
     for name, row in found.items():
         assert row["value"] > 0, name
+    assert all(row["pp"] > 0 for row in found["deep_hits"]["by_stages_with_costs_of_this_machine"].values())
     shape = ("flight", None, 14, pipedec_counts.WIDTH, pipedec_counts.CHILDREN)
     rows = [
         counts.Counted(**json.loads(line)) for line in (tmp_path / "counts.jsonl").read_text().splitlines()
