@@ -38,5 +38,6 @@ def _download(name: str, patterns: list[str], what: str, others: Sequence[str] =
         raise UserError(f"{name}: no such folder; give a {what}'s folder or Hub id (user/name)") from None
     except (HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"{name}: no such folder; downloading it from the Hub failed ({brief(error)})"
+            f"{name}: no such folder; downloading it from the Hub failed ({brief(error)}); see "
+            "that the name and the network are right"
         ) from None

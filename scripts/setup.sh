@@ -30,7 +30,8 @@ if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
   # torch alone and first: a machine whose pip knows a CPU build takes that, and nothing later replaces it.
   "${install[@]}" 'torch>=2.8,<2.14' || stop "pip cannot install torch; see its message above"
-  "${install[@]}" -e '.[test]' || stop "pip cannot install drafttrain's dependencies; see its message above"
+  # By path: else Python takes the clone itself for the package where a program is in the folder above it.
+  "${install[@]}" --config-settings editable_mode=compat -e '.[test]' || stop "pip cannot install drafttrain's dependencies; see its message above"
   echo "$wanted" >.venv/installed
 fi
 

@@ -61,6 +61,7 @@ def _write_card(args: argparse.Namespace) -> None:
     from drafttrain.utils.writing import write_text
 
     write_text(args.out, card)
+    print(args.out)
 
 
 def _export_to(args: argparse.Namespace) -> None:
@@ -69,6 +70,8 @@ def _export_to(args: argparse.Namespace) -> None:
 
     from drafttrain.export.formats import FORMATS, export_to
 
+    if args.to not in FORMATS:
+        raise UserError(f"--to: must be one of {', '.join([*FORMATS, 'card'])}, got {args.to}")
     written = export_to(args.to, args.source, args.out, **given(args, "target", "dtype"))
     print(args.out)
     for note in written.notes:

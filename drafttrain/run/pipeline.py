@@ -65,6 +65,11 @@ def pipeline(args: argparse.Namespace) -> int | None:
     if "calibrate" in args and config.drafter is None:
         raise UserError(f"{args.recipe}: drafter: must be set for --calibrate, got null; name a bundle")
     if "RANK" not in os.environ:
+        if config.world_size > (os.cpu_count() or 1):  # whose start takes minutes
+            from drafttrain.pipeline_decoder import cut
+            from drafttrain.target_lm.loading import load_config, resolve_target
+
+            cut(config, load_config(resolve_target(config.target)).get_text_config())
         words = ["-m", "drafttrain.run.cli", "pipeline", args.recipe, *args.overrides]
         words += ["--calibrate"] if "calibrate" in args else []
         with locked(config.out):

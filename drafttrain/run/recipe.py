@@ -180,7 +180,7 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
         key, equals, text = word[2:].partition("=")
         if not equals:
             if not rest or re.match(r"--[A-Za-z]", rest[0]):
-                raise UserError(f"{word}: must be followed by a value, got {rest[0] if rest else 'none'}")
+                raise UserError(f"{word}: must be an option or have a value, got {[*rest, 'none'][0]}")
             text = rest.pop(0)
         try:
             pairs.append((key.replace("-", "_"), yaml.safe_load(text)))

@@ -108,7 +108,7 @@ def write_cache(
     if not sizes[1]:
         raise UserError(
             f"build-ngrams: no two tokens follow each other {config.min_count} times in "
-            f"{int(counts.sum())} tokens; add text, or lower the minimum count"
+            f"{int(counts.sum())} tokens; add text, or lower --min-count"
         )
     require_free_disk(folder, 14 * sum(sizes), "the cache")
     shape = _join(folder / DATA, file, counts, parts, sizes, config.top)

@@ -609,7 +609,7 @@ def test_layers_that_are_off_by_one_are_found(written, tmp_path):
         ),
         ("causal-lm", "medusa", {}, "for causal-lm, got medusa; export it to medusa"),
         ("eagle", "edd", {}, "no other engine gives such drafters what they read"),
-        ("gguf", "vdm", {}, "format: must be one of causal-lm, eagle, medusa, got gguf"),
+        ("gguf", "vdm", {}, "--to: must be one of causal-lm, eagle, medusa, card, got gguf"),
     ],
 )
 def test_refusals_are_one_line(format, kind, settings, message, llama, tmp_path, capsys):

@@ -93,6 +93,7 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         (["--mode", "pipedec"], "drafter: must be set for mode pipedec, got null"),
         (["--width", "0"], "width: must be >= 1, got 0"),
         (["--stages.ranks", "0"], "stages.ranks: must be >= 1, got 0"),
+        (["--stages.ranks", "1000"], "stages.ranks: must be <= 4, the target's blocks, got 1000"),
         (
             ["--stages.blocks", "[1, 2, 1]"],
             "stages.blocks: must have 2 numbers, as stages.ranks, got [1, 2, 1]",

@@ -232,8 +232,8 @@ def test_mistakes_in_overrides(write, words, expected):
     "words, expected",
     [
         (["5"], "5: expected an override such as --training.lr 1e-3, got 5"),
-        (["--training.lr"], "--training.lr: must be followed by a value, got none"),
-        (["--training.lr", "--seed", "3"], "--training.lr: must be followed by a value, got --seed"),
+        (["--training.lr"], "--training.lr: must be an option or have a value, got none"),
+        (["--training.lr", "--seed", "3"], "--training.lr: must be an option or have a value, got --seed"),
         (["--a", "[1"], "cannot be read as a value; quote it"),
     ],
 )
