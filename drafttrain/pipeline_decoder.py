@@ -36,7 +36,7 @@ from drafttrain.pipeline.config import PipelineConfig, balanced
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Layout, Member, Output, Pace, Request
 from drafttrain.pipeline.part import load_part, load_shell, require_frontier, sample_hash, stop_tokens
-from drafttrain.pipeline.probe import check_cut, probe, probe_ids
+from drafttrain.pipeline.probe import check_cut, probe, probe_ids, rounds
 from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Stage
@@ -129,7 +129,8 @@ class PipelineDecoder:
         if config.probe:
             ids = probe_ids(self.place)
             found = self.ranks.channel().run(probe(self.me, ids))
-            check_cut(self.me, found, self.place, ids, lambda: self.ranks.total([0]))
+            [rounding] = self.ranks.total([rounds(self.me)])
+            check_cut(self.me, found, self.place, ids, rounding > 0, lambda: self.ranks.total([0]))
 
     def __enter__(self) -> "PipelineDecoder":
         return self

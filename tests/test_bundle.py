@@ -251,9 +251,7 @@ def test_what_is_no_bundle_is_refused(target_folder, tmp_path):
         load_bundle(target_folder)
     with pytest.raises(UserError, match="no such folder"):
         load_bundle(tmp_path / "nowhere" / "at" / "all")
-    with pytest.raises(
-        UserError, match=r"no such folder; downloading .* failed \(.*(\w|…)\); see that"
-    ):
+    with pytest.raises(UserError, match=r"no such folder; downloading .* failed \(.*(\w|…)\); see that"):
         load_bundle("nobody/nothing-at-all")  # the suite runs offline
 
 

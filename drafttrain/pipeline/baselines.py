@@ -76,8 +76,8 @@ def stpp(me: Member, request: Request) -> Program:
             with me.device:
                 clock, started = me.clock(), time.perf_counter()
                 out = me.stage.compute_tree(flow)
-                logits = me.stage.part.logits(out.x)[None] if me.is_last else None  # [1, n, V]
                 me.stage_pace.wait(started)
+                logits = me.stage.part.logits(out.x)[None] if me.is_last else None  # [1, n, V]
                 me.done("C", "dec", me.node, output.timesteps, clock)
                 if me.is_last:
                     found = _judge(me.stage, logits, accept, request.depth)

@@ -133,7 +133,8 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     hop, (broadcast, sync, waiting, round_) = of(layout.stages[0], 5), rows[layout.drafter][-4:]
     within = max(len(members) - 1 for members in layout.groups)  # messages, which a group's curve has
     waiting = max(waiting - within * hop[0], 1e-9)  # 0 is for what was not measured
-    round_ = max(round_ - (len(layout.stages) - len(layout.groups)) * hop[0], 0.0)
+    within = len(layout.stages) - len(layout.groups)
+    round_ = max(round_ - within * hop[0], 1e-9) if rounds else 0.0
 
     def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
         parts = [of(rank, part) for rank in members]
@@ -189,11 +190,11 @@ def _stage_work(me: Member, hidden: int, judges: bool = False) -> Work | None:
     def run(size: int) -> None:
         started = time.perf_counter()
         out = stage.compute_tree(_star(size, None if stage.part.is_first else inputs[:size]))
+        me.stage_pace.wait(started)  # of the blocks alone, in all modes
         if me.is_last and judges:
             stage.part.logits(out.x)
         elif me.is_last:
             me.pick(out.x[0], request, 0)
-        me.stage_pace.wait(started)
 
     return (lambda size: None), run
 

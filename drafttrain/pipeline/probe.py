@@ -47,6 +47,11 @@ def probe(me: Member, ids: torch.Tensor) -> Program:
     return None
 
 
+def rounds(me: Member) -> bool:
+    """Return whether this rank rounds states in the probe, to 16 bits."""
+    return me.stage is not None and _dtype(me.stage.part) != torch.float
+
+
 @torch.no_grad()
 def whole_logits(
     place: str, ids: torch.Tensor, after_block: Callable[[], None], rounded: torch.dtype
@@ -84,12 +89,14 @@ def check_cut(
     found: torch.Tensor | None,
     place: str,
     ids: torch.Tensor,
+    is_rounded: bool,
     after_block: Callable[[], None] = lambda: None,
 ) -> None:
     """Compare the logits of the stages with those of the whole target; at the last rank.
 
     Args:
         found: None at the others.
+        is_rounded: whether any rank rounds (`rounds`).
         after_block: called at all ranks for each block of the target, by the others as soon as it returns: so
             that a target that takes long to load counts as no lost rank.
 
@@ -102,7 +109,7 @@ def check_cut(
         return
     expected = whole_logits(place, ids, after_block, me.stage.part.dtype)  # [n, V]
     error = float((found - expected).square().mean(-1).sqrt().max() / expected.std())
-    tolerance = TOLERANCE if _dtype(me.stage.part) == torch.float else ROUNDED_TOLERANCE
+    tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
     if not error <= tolerance:  # NaN fails too
         raise UserError(
             f"rank {me.rank}: {place}: its stages must give the logits of the whole target, got ones that "

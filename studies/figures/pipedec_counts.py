@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from drafttrain.calibration.timing import fitting_context, measure_costs
+from drafttrain.calibration.timing import VERIFIED, fitting_context, measure_costs
 from drafttrain.data.prompts import Prompt
 from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.machine import describe_machine
@@ -32,7 +32,7 @@ SAMPLED, SEEDS = {"temperature": 0.6, "top_p": 0.9, "top_k": 80}, range(5)
 Tasks = Mapping[str, Sequence[Prompt]]
 NO_PAIR = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
 GREEDY_FIGURES = ("sim14_vs_pp", "sim14_vs_stpp", "hits_vs_static", "deep_hits")
-RAW, CURVES = "pipedec_counts", "curves.json"
+RAW, SAMPLED_RAW, CURVES = "pipedec_counts", "pipedec_counts_sampled", "curves.json"
 CONTEXT, ROUNDS = 256, 7  # of the curves
 
 
@@ -47,7 +47,8 @@ def greedy_figures(run: Run) -> Measured:
     """Count the hits of the larger pair in greedy texts, and simulate accelerators with them."""
     if not run.pair:
         return dict.fromkeys(GREEDY_FIGURES, NO_PAIR)
-    pair, prompts, folder = _asked(run)
+    folder = run.folder(RAW, pair=run.pair)
+    pair, prompts = _asked(run)
     if not (folder / CURVES).exists():
         run.check_quiet()
         measure_curves(pair, folder)
@@ -58,17 +59,19 @@ def sampled_figure(run: Run) -> Measured:
     """Simulate accelerators with the hits of the larger pair in sampled texts and in greedy ones."""
     if not run.pair:
         return {"sampling_slowdown": NO_PAIR}
-    return slowdown(*_asked(run), NEW_TOKENS)
+    folder, greedy = run.folder(SAMPLED_RAW, pair=run.pair), run.folder_of(RAW)
+    greedy.mkdir(parents=True, exist_ok=True)
+    return slowdown(*_asked(run), folder, greedy, NEW_TOKENS)
 
 
-def _asked(run: Run) -> tuple[Pair, Tasks, Path]:
+def _asked(run: Run) -> tuple[Pair, Tasks]:
     prompts = tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
-    return load_pair("A", *run.pair), prompts, run.folder(RAW, pair=run.pair)
+    return load_pair("A", *run.pair), prompts
 
 
 def measure_curves(pair: Pair, folder: Path) -> None:
     """Write the seconds of the target's forward by tokens and of a drafting step by nodes here."""
-    context = fitting_context(pair.target, CONTEXT, [WIDTH])
+    context = fitting_context(pair.target, CONTEXT, VERIFIED)
     measured = measure_costs(pair.target, pair.drafter, CHILDREN, [context], ROUNDS)[:2]
     curves = [curve.cost() for [curve] in measured]
     found = {name: [curve.sizes, curve.seconds] for name, curve in zip(("target", "draft"), curves)}
@@ -136,13 +139,15 @@ def figures(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measur
     }
 
 
-def slowdown(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
-    """Return the seconds per token of sampled texts over those of greedy ones."""
+def slowdown(pair: Pair, prompts: Tasks, folder: Path, greedy_folder: Path, new_tokens: int) -> Measured:
+    """Return the seconds per token of sampled texts over those of greedy ones, which have a folder of their
+    own."""
     described = accelerators(14, pair.target.hidden_size)
 
     def seconds(seed: int | None) -> dict[Name, float]:
         [shape] = counts.flights([14], WIDTH, CHILDREN, seed)
-        rows = grown(pair, prompts, folder, new_tokens, [shape], seed)
+        place = greedy_folder if seed is None else folder
+        rows = grown(pair, prompts, place, new_tokens, [shape], seed)
         return counts.seconds(rows, "pipedec", shape, described)
 
     greedy, sampled = seconds(None), [seconds(seed) for seed in SEEDS]

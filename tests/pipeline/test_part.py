@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mistral3Config, Olmo2Confi
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline.config import PipelineConfig
 from drafttrain.pipeline.part import load_part, load_shell, part_bytes, stop_tokens
-from drafttrain.pipeline.probe import check_cut, probe, probe_ids, whole_logits
+from drafttrain.pipeline.probe import check_cut, probe, probe_ids, rounds
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.pipeline_decoder import cut
 from drafttrain.target_lm.loading import load_target
@@ -103,27 +103,35 @@ def test_the_probe_compares_the_stages_with_the_whole(folders, members, native):
 
     first, second, found = logits()
     assert first is None and second is None
-    check_cut(pipeline[-1], found, place, ids)
+    check_cut(pipeline[-1], found, place, ids, is_rounded=False)
     pipeline[1].stage.part.model.get_submodule("model.layers.0.input_layernorm").weight.data *= 1.05
     pipeline[1].stage.part.native = None
     if not native:  # whose weights are copies
         with pytest.raises(UserError, match="its stages must give the logits of the whole target, got ones"):
-            check_cut(pipeline[-1], logits()[-1], place, ids)
+            check_cut(pipeline[-1], logits()[-1], place, ids, is_rounded=False)
 
 
 @pytest.mark.skipif(variant() is None, reason="no native kernels here")
-@pytest.mark.parametrize("rounds", [False, True])
-def test_the_probe_is_exact_in_bf16(folders, members, rounds):
+@pytest.mark.parametrize("rounding", [False, True])
+def test_the_probe_is_exact_in_bf16(folders, members, rounding):
     """Products that round their inputs, and keys and values in bf16, hide no error and are none."""
     place = str(folders["qwen2"])
     ids, pipeline = probe_ids(place), members("qwen2", (1, 3), native=True, dtype=torch.bfloat16)
     for member in pipeline:
-        member.stage.part.native.round_inputs = rounds
+        member.stage.part.native.round_inputs = rounding
     head = pipeline[-1].stage.part.head.round_inputs
-    whole = whole_logits(place, ids, lambda: None, torch.bfloat16)
     found = run_locally([probe(member, ids) for member in pipeline])[-1]
-    assert (found - whole).square().mean(-1).sqrt().max() < 1e-4 * whole.std()
-    assert pipeline[0].stage.part.native.round_inputs == rounds
+    assert not any(map(rounds, pipeline))
+    check_cut(pipeline[-1], found, place, ids, is_rounded=False)
+    spoiled = found + 0.01 * found.std() * torch.randn_like(found)
+    with pytest.raises(UserError, match="differ by 0.01 of their standard deviation"):
+        check_cut(pipeline[-1], spoiled, place, ids, is_rounded=False)
+    check_cut(pipeline[-1], spoiled, place, ids, is_rounded=True)
+    stock = members("qwen2", (1, 3), dtype=torch.bfloat16)
+    assert all(map(rounds, stock))
+    found = run_locally([probe(member, ids) for member in stock])[-1]
+    check_cut(stock[-1], found, place, ids, is_rounded=True)
+    assert pipeline[0].stage.part.native.round_inputs == rounding
     assert pipeline[-1].stage.part.head.round_inputs == head
     assert pipeline[-1].stage.cache.dtype == torch.bfloat16  # of what is decoded next
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from drafttrain.bundle import load_bundle
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode_all
@@ -58,11 +59,27 @@ def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, child
             assert trace.tokens == NEW - 1
             skipped = replay(drafter, prompts[2], output.tokens, states.tapped[0], *tree, skip_lost=True)
             assert [(s.tokens, s.hits) for s in skipped.steps] == [(s.tokens, s.hits) for s in trace.steps]
+            assert trace.hits < NEW - 2 or skipped == trace  # no layer was lost
             hits, looked_for = hits + trace.hits, looked_for + NEW - 2
             if len(cuts) == layers == 1:
                 assert trace.hits == 0  # the next layer is not there yet when the root's token is
     assert hits or kind not in ("causal_lm", "noisy_lm")
     assert hits < looked_for or kind != "noisy_lm"
+
+
+@pytest.mark.parametrize(("stages", "width", "children", "layers"), [(8, 8, 4, 1), (5, 4, 3, 3)])
+def test_lost_layers_of_the_committed_drafter(stages, width, children, layers):
+    """Which reads states, and is right now and then."""
+    bundle = load_bundle("model_cards/smollm2-135m-edd", dtype="float32", own_calibration=False)
+    prompt = bundle.target.tokenizer("Why is the sky blue? The sky is")["input_ids"]
+    taps = bundle.drafter.config.tapped_blocks
+    [text] = known_texts(bundle.target, taps, [prompt], 32, SamplingParams())
+    known = bundle.drafter, prompt, text.answer, text.tapped, stages, width, children, layers
+    trace, skipped = replay(*known), replay(*known, skip_lost=True)
+    assert [(s.tokens, s.hits) for s in skipped.steps] == [(s.tokens, s.hits) for s in trace.steps]
+    assert 0.3 * trace.tokens < trace.hits < 0.95 * trace.tokens
+    nodes, estimated = (sum(sum(step.nodes) for step in one.steps) for one in (trace, skipped))
+    assert estimated == pytest.approx(nodes, rel=0.1)
 
 
 @pytest.mark.parametrize(("depth", "width", "children"), [(1, 1, 1), (3, 4, 3), (4, 6, 512)])

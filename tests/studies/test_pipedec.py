@@ -146,8 +146,10 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     pipedec_counts.measure_curves(pair, tmp_path)
 
     def measured():
-        asked = pair, some_tasks, tmp_path, 12
-        return pipedec_counts.figures(*asked) | pipedec_counts.slowdown(*asked)
+        greedy = pipedec_counts.figures(pair, some_tasks, tmp_path, 12)
+        return greedy | pipedec_counts.slowdown(pair, some_tasks, tmp_path / "sampled", tmp_path, 12)
+
+    (tmp_path / "sampled").mkdir()
 
     found = measured()
     assert set(found) == {*pipedec_counts.GREEDY_FIGURES, "sampling_slowdown"}
