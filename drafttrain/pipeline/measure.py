@@ -133,8 +133,8 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     hop, (broadcast, sync, waiting, round_) = of(layout.stages[0], 5), rows[layout.drafter][-4:]
     within = max(len(members) - 1 for members in layout.groups)  # messages, which a group's curve has
     waiting = max(waiting - within * hop[0], 1e-9)  # 0 is for what was not measured
-    within = len(layout.stages) - len(layout.groups)
-    round_ = max(round_ - within * hop[0], 1e-9) if rounds else 0.0
+    all_within = len(layout.stages) - len(layout.groups)  # of all groups, which work one after the other
+    round_ = max(round_ - all_within * hop[0], 1e-9) if rounds else 0.0
 
     def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
         parts = [of(rank, part) for rank in members]

@@ -228,10 +228,6 @@ def needed(statics: Sequence[Shape], seeds: Sequence[int]) -> tuple[list[Shape],
 
 def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
     """Grow all trees that are needed."""
-
-    def note(line: str) -> None:
-        print(line, flush=True)
-
     prompts = tasks.read_tasks({}, args.limit or tasks.PROMPTS)
     greedy, sampled = needed(counts.statics(CHILDREN), seeds)
     raw, rows = args.out / f"counts_{pair.name}.jsonl", []
@@ -239,7 +235,7 @@ def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
         sampling = counts.GREEDY if seed is None else SamplingParams(**SAMPLED, seed=seed)
         path = args.out / f"texts_{pair.name}_{'greedy' if seed is None else seed}.json"
         known = counts.texts(pair, prompts, args.new_tokens, sampling, path)
-        rows += counts.count(pair.drafter, known, shapes, raw, note)
+        rows += counts.count(pair.drafter, known, shapes, raw, lambda line: print(line, flush=True))
     return rows
 
 
