@@ -75,7 +75,8 @@ class ReplayDrafter(Drafter):
         for text in texts:
             ids = torch.tensor([text])
             states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
-            self.tapped.append(torch.cat([states[block + 1] for block in target.tapped_blocks], -1)[0])
+            tapped = [states[0][..., :0], *(states[block + 1] for block in target.tapped_blocks)]
+            self.tapped.append(torch.cat(tapped, -1)[0])
 
     def new_state(self, batch: int, max_len: int) -> dict:
         rows = [next(self.turns) for _ in range(batch)]  # prompts are taken in their order

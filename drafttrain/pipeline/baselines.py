@@ -99,6 +99,7 @@ def stpp(me: Member, request: Request) -> Program:
             with me.device:
                 me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
         me.done("V", "finish", me.node, output.timesteps, me.clock())
+    output.judged = len(output.tokens) - 1
     output.seconds = me.clock() - began
     return output
 

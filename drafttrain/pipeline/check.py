@@ -12,18 +12,22 @@ from itertools import pairwise
 from drafttrain.pipeline.member import Task
 
 
-def problems(logs: Sequence[Sequence[Task]], groups: Sequence[int]) -> list[str]:
+def problems(logs: Sequence[Sequence[Task]], groups: Sequence[int], follows: bool = False) -> list[str]:
     """Return what is wrong in the logs of all ranks for one request, a line each; nothing for a right log.
 
     Args:
         groups: stages of each group.
+        follows: the tree follows the prompt (ours): until its root has reached the last group nothing
+            is verified, and nodes wait for their own prompt and for what they are sent alone.
     """
-    return _Log([task for log in logs for task in log], groups).problems()
+    tasks = [task for log in logs for task in log]
+    return _Log(tasks, groups, len(groups) if follows else 0).problems()
 
 
 class _Log:
-    def __init__(self, tasks: Sequence[Task], groups: Sequence[int]):
+    def __init__(self, tasks: Sequence[Task], groups: Sequence[int], beside: int):
         self.tasks, self.n = tasks, sum(groups)
+        self.beside = beside  # timesteps that need not wait for all nodes
         self.ends = {sum(groups[: i + 1]) for i in range(len(groups))}  # last node of each group
         self.computing = {(task.what, task.node, task.seq): task for task in tasks if task.kind == "C"}
         self.sent = {(task.what, task.seq): task for task in tasks if task.kind == "send"}
@@ -54,7 +58,9 @@ class _Log:
         return self.found
 
     def _decoding(self, task: Task, node: int, seq: int) -> None:
-        if seq > 1:  # [5], [8], [12]
+        if seq <= self.beside:
+            self._needs(task, node > 0 and ("computing", node, 0, "pre"))
+        elif seq > 1:  # [5], [8], [12]
             self._after(task, self.finished.get(seq - 1), f"(V, finish, all, {seq - 1})")
             self._needs(task, ("sync", node, seq - 1) in self.computing and ("own", node, seq - 1, "sync"))
         if node == 0:

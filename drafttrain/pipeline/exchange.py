@@ -16,36 +16,67 @@ NOTHING = -2  # in place of a token: not at the last stage
 
 def is_done(tokens: Sequence[int], request: Request) -> bool:
     """Return whether an output has ended."""
+    if not tokens:
+        return False
     return len(tokens) >= request.max_new_tokens or tokens[-1] in (*request.stop, NOT_FINITE)
 
 
 def prefill(me: Member, request: Request, drafts: bool = True) -> Program:
     """Encode the prompt, stage after stage; return its first token and, at the drafter, the tree."""
-    found, tapped, prompt = NOTHING, None, torch.tensor(request.tokens)
-    me.log.clear()
-    if me.stage is not None:
-        me.stage.reset()
-        x, before = prompt, me.layout.before(me.rank)
-        if before is not None:
-            x = (yield from take(me, before, me.node - 1, 0)).x
+    found, prompt = NOTHING, torch.tensor(request.tokens)
+    out, tapped = yield from _encode(me, prompt)
+    if me.is_last:
         with me.device:
-            started = me.clock()
-            out, tapped = me.stage.prefill(x)
-            me.done("C", "pre", me.node, 0, started)
-            if me.is_last:
-                found = me.pick(out[-1], request, 0)
-        if not me.is_last:
-            yield from give(me, me.layout.after(me.rank), Flow(prompt, prompt, out), me.node, 0)
+            found = me.pick(out[-1], request, 0)
     [token] = yield Broadcast(me.layout.stages[-1], [found])
     if not drafts:
         return token, None
     tapped = yield from collect(me, tapped)
+    return token, _tree(me, request, prompt, tapped, token)
+
+
+def send_ahead(me: Member, request: Request) -> Program:
+    """Encode all but the last token of the prompt, stage after stage; return at the drafter the tree that
+    begins at that token, before the stages after this one have encoded anything."""
+    *begin, root = request.tokens
+    prompt = torch.tensor(begin)
+    yield from _encode(me, prompt)
+    return _tree(me, request, prompt, torch.zeros(len(begin), 0), root)
+
+
+def _encode(me: Member, prompt: torch.Tensor) -> Program:
+    """Run a prompt int64 [n] through this rank's blocks and hand it on; return its states [n, H] and the
+    tapped ones [n, taps · H], None without blocks."""
+    me.log.clear()
+    if me.stage is None:
+        return None, None
+    me.stage.reset()
+    x, before = prompt, me.layout.before(me.rank)
+    if before is not None:
+        x = (yield from take(me, before, me.node - 1, 0)).x
+    with me.device:
+        started = me.clock()
+        out, tapped = me.stage.prefill(x)
+        me.done("C", "pre", me.node, 0, started)
+    if not me.is_last:
+        yield from give(me, me.layout.after(me.rank), Flow(prompt, prompt, out), me.node, 0)
+    return out, tapped
+
+
+def _tree(
+    me: Member, request: Request, prompt: torch.Tensor, tapped: torch.Tensor | None, root: int
+) -> PredictionTree | None:
+    """Return the tree after a prompt at the drafter, None elsewhere.
+
+    Args:
+        tapped: the target's states at the prompt [n, K · H].
+    """
     if me.drafter is None:
-        return token, None
+        return None
     state = me.drafter.new_state(1, me.room)
     with me.device:
         me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
-    return token, PredictionTree(me.drafter, state, token, request.width, request.children)
+    return PredictionTree(me.drafter, state, root, request.width, request.children)
 
 
 def give(me: Member, to: int, flow: Flow | None, source: int, seq: int) -> Program:

@@ -14,7 +14,7 @@ import torch
 from drafttrain.pipeline.baselines import stpp
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member, Request
-from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.prediction import PredictionTree, follows_prompt
 from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.simulate import Machines
 from drafttrain.pipeline.stage import Flow
@@ -266,11 +266,14 @@ def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float
     computed by blocks and drafter, and besides what the busiest group or a drafter alone did, heads and
     growing included."""
     output = ranks.channel().run(pipedec(me, request))
-    computed, did, ended = ([0.0] * (output.timesteps + 1) for _ in range(3))
+    follows = follows_prompt(bool(me.taps), request.tokens)
+    first = len(me.layout.groups) if follows else 1  # before it nobody waits for all others
+    last = first - 1 + output.timesteps
+    computed, did, ended = ([0.0] * (last + 1) for _ in range(3))
     for task in me.log:
         if task.kind == "V":
             ended[task.seq] = task.end
-        elif task.kind in ("C", "own") and task.what != "sync" and task.seq <= output.timesteps:
+        elif task.kind in ("C", "own") and task.what != "sync" and task.seq <= last:
             did[task.seq] += task.end - task.start
             computed[task.seq] += (task.end - task.start) * (task.what == "dec")
     slowest = [max(one) for one in zip(*ranks.gather(computed))]
@@ -278,7 +281,7 @@ def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float
     busiest = [max(sum(one[rank] for rank in unit) for unit in units) for one in zip(*rows)]
     return [
         (ended[i] - ended[i - 1] - slowest[i], ended[i] - ended[i - 1] - busiest[i])
-        for i in range(2, output.timesteps)
+        for i in range(first + 1, last)
     ]
 
 

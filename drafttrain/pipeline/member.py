@@ -83,12 +83,15 @@ class Output:
 
     Attributes:
         tokens: emitted.
-        hits: how many of them were in the tree when they left the last stage.
-        timesteps: after the prompt.
+        judged: how many of them were looked for in the tree: not the first one, unless the tree follows the
+            prompt, nor in mode pipedec the last one.
+        hits: how many of these were in the tree when they left the last stage.
+        timesteps: after the prompt has left the last stage.
         seconds: after the prompt and the first token.
     """
 
     tokens: list[int]
+    judged: int = 0
     hits: int = 0
     timesteps: int = 0
     seconds: float = field(default=0.0, compare=False)

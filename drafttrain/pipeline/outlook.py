@@ -105,7 +105,7 @@ def outlook(
     """Simulate all modes for one number of stages, over all texts."""
     stages = len(described.stages)
     traces = [replay(drafter, *_known(t), stages, width, children, layers) for t in texts]
-    tokens = sum(trace.tokens for trace in traces)
+    tokens = sum(len(text.answer) - 1 for text in texts)
     if not tokens:
         raise UserError("prompts: must give answers of two tokens or more, got none; name others")
     best = None
@@ -118,7 +118,7 @@ def outlook(
         if best is None or seconds < best[0]:
             best = seconds, (size, depth)
     in_flight = sum(total_seconds(run([pipedec_jobs(described, trace)])) for trace in traces)
-    plain = sum(total_seconds(run([pp_jobs(described, trace.tokens)])) for trace in traces)
+    plain = sum(total_seconds(run([pp_jobs(described, len(text.answer) - 1)])) for text in texts)
     return Row(
         stages,
         plain / tokens,

@@ -6,7 +6,7 @@ for each node of the layer above. The target's token after the root either is on
 hit: only what is below that child stays) or is not (a miss: the tree begins again with that token).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,16 @@ class PredictionTree:
         self._log_probs = self._tokens.float()  # [n, c]
         self._known = torch.zeros(1, dtype=torch.bool)  # [n] whether a node has been expanded
         self._taken = 0  # nodes, the first ones, that `take` has returned
+
+
+def follows_prompt(reads_states: bool, prompt: Sequence[int]) -> bool:
+    """Return whether the tree in flight begins at the prompt's last token and follows the others through the
+    stages (ours): a drafter that reads tokens alone need not wait for the target's states.
+
+    Args:
+        reads_states: whether the drafter reads tapped states of the target.
+    """
+    return not reads_states and len(prompt) > 1
 
 
 def draft(tree: PredictionTree, layers: int, max_depth: int) -> Iterator[int]:

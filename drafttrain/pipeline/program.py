@@ -3,7 +3,8 @@ tree, whose root leaves the last stage next (PipeDec, §3.4).
 
 A timestep is computing, a broadcast of the token that follows the root, and sending. A drafter that is faster
 than a stage may add several layers in a timestep (ours): they go through the stages together, and so several
-tokens may leave the last one at once.
+tokens may leave the last one at once. If the drafter reads tokens alone the first layers follow the prompt
+(ours), whose last token is the root: they are in the stages by the time the first token is known.
 """
 
 import time
@@ -12,33 +13,50 @@ from collections.abc import Sequence
 import torch
 
 from drafttrain.inference.session import NOT_FINITE
-from drafttrain.pipeline.exchange import NOTHING, collect, give, is_done, prefill, take
+from drafttrain.pipeline.exchange import (
+    NOTHING,
+    collect,
+    give,
+    is_done,
+    prefill,
+    send_ahead,
+    take,
+)
 from drafttrain.pipeline.member import Member, Output, Request
-from drafttrain.pipeline.prediction import PredictionTree, child_of, draft
+from drafttrain.pipeline.prediction import PredictionTree, child_of, draft, follows_prompt
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program
 
 
 def pipedec(me: Member, request: Request) -> Program:
     """Decode with a tree in flight; return an `Output`."""
-    token, tree = yield from prefill(me, request)
-    output, flow, tapped, began = Output([token]), None, None, me.clock()
+    groups, follows = len(me.layout.groups), follows_prompt(bool(me.taps), request.tokens)
+    if follows:
+        tree = yield from send_ahead(me, request)
+        output, began = Output([]), None
+    else:
+        token, tree = yield from prefill(me, request)
+        output, began = Output([token]), me.clock()
+    flow, tapped, seq = None, None, 0
     left: list[int] = []  # tokens that have left the last stage
     while not is_done(output.tokens, request):
-        growing = _grow(me, tree, left, tapped, request, output)
-        flow = yield from _transmit(me, flow, growing, output.timesteps)
-        output.timesteps += 1
+        growing = _grow(me, tree, left, tapped, request, output, seq)
+        flow = yield from _transmit(me, flow, growing, seq)
+        seq += 1
         if tree is not None:
-            _draft(me, tree, request, output)
-        out = yield from _compute(me, flow, output.timesteps)
-        found, started = [], me.clock()
-        if me.is_last and out is not None:
-            found = _leaving(me, out, request, len(output.tokens))
-            me.done("own", "pick", me.node, output.timesteps, started)
-        message = [len(found), *found, *[NOTHING] * (request.layers - len(found))]
-        count, *left = yield Broadcast(me.layout.stages[-1], message, 1 + request.layers)
+            _draft(me, tree, request, output, seq)
+        out, count = (yield from _compute(me, flow, seq)), 0
+        if not follows or seq >= groups:  # else nothing leaves, and who waits for the prompt stops nobody
+            found, started = [], me.clock()
+            if me.is_last and out is not None:
+                found = _leaving(me, out, request, len(output.tokens))
+                me.done("own", "pick", me.node, seq, started)
+            message = [len(found), *found, *[NOTHING] * (request.layers - len(found))]
+            count, *left = yield Broadcast(me.layout.stages[-1], message, 1 + request.layers)
         flow, left = out if me.stage is not None and me.layout.ends(me.rank) else None, left[:count]
         output.tokens += left
+        if began is None and left:
+            began = me.clock()
         if is_done(output.tokens, request):
             if tree is not None:
                 output.hits += len(left) - 1  # those that others have left the last stage with
@@ -49,8 +67,10 @@ def pipedec(me: Member, request: Request) -> Program:
                 at_roots.append(me.stage.root_tapped())
                 flow = me.stage.advance(token, flow)
             tapped = torch.cat(at_roots)  # [m, taps · H]
-            me.done("C", "sync", me.node, output.timesteps, started)
-        me.done("V", "finish", me.node, output.timesteps, me.clock())
+            me.done("C", "sync", me.node, seq, started)
+        me.done("V", "finish", me.node, seq, me.clock())
+    output.timesteps = seq - (groups - 1 if follows else 0)
+    output.judged = max(len(output.tokens) - (1 if follows else 2), 0)  # not the last one
     output.seconds = me.clock() - began
     return output
 
@@ -80,6 +100,7 @@ def _grow(
     tapped: torch.Tensor | None,
     request: Request,
     output: Output,
+    seq: int,
 ) -> Program:
     """Go on after the tokens that have left the last stage (PipeDec, §3.4.3); return the tree's new nodes at
     the drafter.
@@ -95,21 +116,21 @@ def _grow(
     if left:
         for token, at_root in zip(left, tapped.expand(len(left), -1).split(1)):  # one row without taps
             output.hits += tree.advance(token, at_root)
-        me.done("C", "sync", 0, output.timesteps, started)
+        me.done("C", "sync", 0, seq, started)
         started = me.clock()
     tree.grow(_max_depth(request, output))
     taken = tree.take()
-    me.done("own", "grow", me.node, output.timesteps + 1, started)
+    me.done("own", "grow", me.node, seq + 1, started)
     return None if taken is None else Flow(taken.tokens, taken.parents)
 
 
-def _draft(me: Member, tree: PredictionTree, request: Request, output: Output) -> None:
+def _draft(me: Member, tree: PredictionTree, request: Request, output: Output, seq: int) -> None:
     clock, started, steps = me.clock(), time.perf_counter(), 0
     for _ in draft(tree, request.layers, _max_depth(request, output)):
         me.draft_pace.wait(started)
         started, steps = time.perf_counter(), steps + 1
     if steps:
-        me.done("C", "dec", 0, output.timesteps, clock)
+        me.done("C", "dec", 0, seq, clock)
 
 
 def _max_depth(request: Request, output: Output) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from drafttrain.inference.session import DRAFT_SLOTS
-from drafttrain.pipeline.prediction import PredictionTree, draft
+from drafttrain.pipeline.prediction import PredictionTree, draft, follows_prompt
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
@@ -41,17 +41,19 @@ class Timestep:
 
 @dataclass
 class Trace:
-    """All timesteps of a text, the prompt's encoding excluded.
+    """All timesteps of a text.
 
     Attributes:
-        steps: in order.
+        steps: after the prompt has left the last group, in order.
+        beside: before, while the tree follows the prompt through the groups after the first one.
     """
 
     steps: list[Timestep] = field(default_factory=list)
+    beside: list[Timestep] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
-        """Tokens that left the last group."""
+        """Tokens that left the last group, the first one among them if the tree follows the prompt."""
         return sum(step.tokens for step in self.steps)
 
     @property
@@ -284,6 +286,9 @@ def replay(
             for nodes without children, several times faster with many stages. Hits and timesteps are the
             same; how many nodes of such layers outlive the hits before the miss is not.
     """
+    follows = follows_prompt(tapped.shape[1] > 0, prompt)
+    if follows:
+        prompt, text = prompt[:-1], [prompt[-1], *text]
     n, trace, place, entered = len(prompt), Trace(), 0, deque([1])  # entered: the timestep of each layer
     state = drafter.new_state(1, n + len(text) + groups * layers)
     ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
@@ -294,14 +299,15 @@ def replay(
         tree.ahead = text[1:]
     tree.take()  # the root is the first to enter
     while place + 1 < len(text):
-        now = len(trace.steps) + 1
+        now = len(trace.beside) + len(trace.steps) + 1
         sizes = tree.tree.depths[0].bincount().tolist()
         nodes = [0] * groups
         for size, begun in zip(sizes, entered):
             if now - begun < groups:
                 nodes[now - begun] += size
         drafted = list(draft(tree, layers, len(text) - place - 2))
-        trace.steps.append(step := Timestep(drafted, nodes))
+        own = trace.beside if follows and now < groups else trace.steps
+        own.append(step := Timestep(drafted, nodes))
         while entered and now == entered[0] + groups - 1:
             place, step.tokens = place + 1, step.tokens + 1
             if place + 1 == len(text):

@@ -140,8 +140,17 @@ def timestep_seconds(machines: Machines, drafted: Sequence[int], nodes: Sequence
 
 
 def pipedec_jobs(machines: Machines, trace: Trace) -> Iterator[Job]:
-    """Yield the one job of PipeDec for an output: it has all stages until it ends."""
-    yield PIPELINE, sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
+    """Yield the one job of PipeDec for an output: it has all stages until it ends.
+
+    Timesteps beside the prompt cost what they take longer than a group takes for a prompt of one token.
+    """
+    seconds = sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
+    for group, step in enumerate(trace.beside, 1):  # in which the prompt is meanwhile
+        least = machines.computing(group, 1)
+        least += machines.sending(group, 1) if group < len(machines.links) else 0.0
+        taken = timestep_seconds(machines, step.drafted, step.nodes) - machines.sync  # nobody waits
+        seconds += max(0.0, taken - least)
+    yield PIPELINE, seconds
 
 
 def run(requests: Sequence[Iterable[Job]], at_once: int = 1) -> list[Event]:

@@ -250,6 +250,7 @@ def _row(name: str, output: "Output", seconds: float | None = None) -> dict[str,
         "prompt": name,
         "token_ids": output.tokens,
         "timesteps": output.timesteps,
+        "judged": output.judged,
         "hits": output.hits,
     }
     if seconds is not None:  # of a prompt that was alone
@@ -268,8 +269,7 @@ def _write(
 
     out = Path(config.out)
     tokens = sum(len(row["token_ids"]) for row in rows)
-    apart = 1 if config.mode == "stpp" else 2  # not the first token, nor (in flight, not looked for) the last
-    judged = sum(max(len(row["token_ids"]) - apart, 0) for row in rows)
+    judged = sum(row["judged"] for row in rows)
     summary = {
         "mode": config.mode,
         "prompts": len(rows),

@@ -12,6 +12,7 @@ from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import STATIC, KnownText, encoded, known_texts
+from drafttrain.pipeline.prediction import follows_prompt
 from drafttrain.pipeline.replay import Timestep, Trace, replay, replay_static
 from drafttrain.pipeline.simulate import Machines, pipedec_jobs, pp_jobs, run, stpp_jobs, total_seconds
 from studies.seed.pairs import Pair
@@ -28,9 +29,11 @@ class Counted:
         seed: of the text's draws; None: it is greedy.
         groups, width, children: of the trees.
         tokens: of the text, without the first.
-        hits: of them in the trees.
+        hits: of them, and of the first if it was looked for, in the trees.
         rounds: of trees in flight, for each timestep [nodes of each drafting step, nodes of each group,
             tokens, hits]; of static ones, for each tree [nodes of each drafting step, verified nodes].
+        follows: whether a tree in flight follows the prompt: the first token is looked for, and the first
+            timesteps, one fewer than groups, are beside the prompt.
     """
 
     task: str
@@ -43,6 +46,7 @@ class Counted:
     tokens: int
     hits: int
     rounds: list[list[Any]]
+    follows: bool = False
 
     @property
     def shape(self) -> tuple[str, int | None, int, int, int]:
@@ -51,7 +55,8 @@ class Counted:
 
     def trace(self) -> Trace:
         """Return the timesteps of trees in flight."""
-        return Trace([Timestep(*one) for one in self.rounds])
+        steps, beside = [Timestep(*one) for one in self.rounds], self.groups - 1 if self.follows else 0
+        return Trace(steps[beside:], steps[:beside])
 
 
 Shape = tuple[str, int | None, int, int, int]  # kind, seed, groups, width, children
@@ -96,6 +101,7 @@ def count(
     layers in flight that a miss discards are estimated (`skip_lost` of `replay`)."""
     lines = raw.read_text().splitlines() if raw.exists() else []
     found = [Counted(**json.loads(line)) for line in lines]
+    found = [one for one in found if one.follows == _follows(one.kind, known.get((one.task, one.prompt)))]
     done = {(one.task, one.prompt, one.shape) for one in found}
     wanted = [(name, shape) for shape in shapes for name in known if (*name, shape) not in done]
     with open(raw, "a", encoding="utf-8") as file:
@@ -109,6 +115,11 @@ def count(
     return [one for one in found if (one.task, one.prompt, one.shape) in kept]
 
 
+def _follows(kind: str, text: KnownText | None) -> bool:
+    """Return whether trees of a kind follow the prompt; they once did not."""
+    return kind == "flight" and text is not None and follows_prompt(text.tapped.shape[1] > 0, text.prompt)
+
+
 def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Shape) -> Counted:
     kind, _, groups, width, children = shape
     known, tokens = (text.prompt, text.answer, text.tapped), len(text.answer) - 1
@@ -117,15 +128,15 @@ def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Sh
         hits = sum(one.hits for one in rounds)
         return Counted(*name, *shape, tokens, hits, [[one.drafted, one.nodes] for one in rounds])
     trace = replay(drafter, *known, groups, width, children, skip_lost=True)
-    steps = [[step.drafted, step.nodes, step.tokens, step.hits] for step in trace.steps]
-    return Counted(*name, *shape, tokens, trace.hits, steps)
+    steps = [[step.drafted, step.nodes, step.tokens, step.hits] for step in (*trace.beside, *trace.steps)]
+    return Counted(*name, *shape, tokens, trace.hits, steps, _follows(kind, text))
 
 
 def hit_rate(rows: Sequence[Counted], shape: Shape) -> float:
-    """Return the share of tokens that were in the trees of a shape; the last of a text is not looked for in
-    trees in flight."""
+    """Return the share of tokens that were in the trees of a shape; in trees in flight the last of a text is
+    not looked for, and the first only if they follow the prompt."""
     chosen = [one for one in rows if one.shape == shape]
-    looked_for = sum(max(one.tokens - (one.kind == "flight"), 0) for one in chosen)
+    looked_for = sum(max(one.tokens + one.follows - (one.kind == "flight"), 0) for one in chosen)
     return sum(one.hits for one in chosen) / max(looked_for, 1)
 
 
@@ -136,7 +147,7 @@ def nodes_each(rows: Sequence[Counted], shape: Shape) -> float:
     if shape[0] == "static":
         sizes = [nodes - 1 for one in chosen for _, nodes in one.rounds]
     else:
-        sizes = [sum(nodes) for one in chosen for _, nodes, _, _ in one.rounds]
+        sizes = [sum(step.nodes) for one in chosen for step in one.trace().steps]
     return sum(sizes) / max(len(sizes), 1)
 
 

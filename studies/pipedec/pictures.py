@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from drafttrain.inference.params import SamplingParams
-from drafttrain.pipeline.replay import Trace
+from drafttrain.pipeline.replay import Timestep, Trace
 from drafttrain.pipeline.simulate import (
     Machines,
     pipedec_jobs,
@@ -91,9 +91,15 @@ def static_lanes(one: Counted, machines: Machines, seconds: float) -> list[Lane]
     return found
 
 
+def timesteps(flight: Counted) -> list[Timestep]:
+    """Return all timesteps, those beside the prompt first."""
+    trace = flight.trace()
+    return [*trace.beside, *trace.steps]
+
+
 def figure_1(flight: Counted, static: Counted, machines: Machines) -> str:
     """Draw who works when, with a static tree and with a tree in flight."""
-    trace = Trace(flight.trace().steps[:SHOWN])
+    trace = Trace(timesteps(flight)[:SHOWN])
     end = sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
     return drawing.draw(
         [
@@ -107,7 +113,7 @@ def figure_1(flight: Counted, static: Counted, machines: Machines) -> str:
 
 def figure_2(flight: Counted, machines: Machines) -> str:
     """Draw the first timesteps of three stages."""
-    trace = Trace(flight.trace().steps[: SHOWN // 2])
+    trace = Trace(timesteps(flight)[: SHOWN // 2])
     end = sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
     title = "three stages, two children for each node, layers of three: "
     title += "".join("h" if step.hits else "m" if step.tokens else "." for step in trace.steps)

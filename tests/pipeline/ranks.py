@@ -23,18 +23,23 @@ MODES = {"pipedec": pipedec, "pp": pp, "stpp": stpp}
 BLOCKS = (1, 1, 2)
 
 
-def new_random_drafter(folder):
-    """The drafter of all jobs: a random EDD decoder that reads two blocks."""
+def new_drafters(folder):
+    """The drafters of the jobs: by True a random EDD decoder that reads two blocks, by False the target."""
     target = load_target(str(folder), dtype="float32", device="cpu")
     torch.manual_seed(0)
-    return new_drafter(target, DrafterConfig(tapped_blocks=[0, 2]), torch.arange(512)).eval()
+    edd = DrafterConfig(tapped_blocks=[0, 2])
+    small = DrafterConfig(kind="causal_lm", model=str(folder), draft_vocab_size=None)
+    return {
+        reads: new_drafter(target, config, torch.arange(512)).eval()
+        for reads, config in ((True, edd), (False, small))
+    }
 
 
 def main(folder: Path, jobs: Path) -> None:
     """Run all jobs; rank 0 writes what they give."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    drafter = new_random_drafter(folder) if rank == 0 else None
+    drafters = new_drafters(folder) if rank == 0 else {}
     ranks = Ranks(rank, int(os.environ["WORLD_SIZE"]), 60)
     ranks.agree("folder", "00ff00ff12345678")
     first, results = sum(BLOCKS[: rank - 1]), []
@@ -46,7 +51,11 @@ def main(folder: Path, jobs: Path) -> None:
     stage = part and Stage(part, 128)
     for job in json.loads(jobs.read_text()):
         layout = Layout(tuple(tuple(group) for group in job["groups"]))
-        member = Member(rank, layout, stage, drafter, ChainPolicy(3), [(0, 1), (2, 3)], 128)
+        reads = job["reads_states"]
+        taps = [(0, 1), (2, 3)] if reads else []
+        if stage is not None:
+            stage.part.taps = [block for block, owner in taps if owner == rank]
+        member = Member(rank, layout, stage, drafters.get(reads), ChainPolicy(3), taps, 128)
         sampling = SamplingParams(**job["sampling"])
         request = Request(job["prompt"], job["new"], (), sampling, *job["tree"])
         output = ranks.channel().run(MODES[job["mode"]](member, request))

@@ -17,7 +17,7 @@ from drafttrain.pipeline.member import Layout, Member, Request
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.transport import Broadcast, Receive, run_locally
 from drafttrain.trees.chain import ChainPolicy
-from tests.pipeline.ranks import BLOCKS, MODES, new_random_drafter
+from tests.pipeline.ranks import BLOCKS, MODES, new_drafters
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 2}
 
@@ -29,6 +29,7 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         "sampling": {},
         "tree": [6, 8, 3, 1],  # width, children, depth, layers
         "groups": [[1], [2], [3]],
+        "reads_states": True,  # of the drafter
     }
     jobs = [
         base | {"mode": "pp"},
@@ -38,6 +39,8 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         base | {"mode": "stpp", "sampling": SAMPLED, "prompt": prompts[2]},
         base | {"mode": "pipedec", "tree": [1, 1, 3, 1], "prompt": prompts[1]},
         base | {"mode": "pipedec", "tree": [6, 8, 3, 3], "prompt": prompts[2]},
+        base | {"mode": "pipedec", "reads_states": False},
+        base | {"mode": "pipedec", "reads_states": False, "groups": [[1, 2], [3]], "sampling": SAMPLED},
     ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as free:
@@ -49,10 +52,11 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0, 0]
     found = json.loads((tmp_path / "results.json").read_text())
 
-    drafter, expected = new_random_drafter(folders["llama"]), []
+    drafters, expected = new_drafters(folders["llama"]), []
     for job in jobs:
         layout = Layout(tuple(tuple(group) for group in job["groups"]))
-        local = members("llama", BLOCKS, drafter, [0, 2], alone=True)
+        reads = job["reads_states"]
+        local = members("llama", BLOCKS, drafters[reads], [0, 2] if reads else [], alone=True)
         made = [Member(m.rank, layout, m.stage, m.drafter, ChainPolicy(3), m.taps, m.room) for m in local]
         request = Request(job["prompt"], 20, (), SamplingParams(**job["sampling"]), *job["tree"])
         output = run_locally([MODES[job["mode"]](member, request) for member in made])[0]

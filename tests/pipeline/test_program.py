@@ -103,6 +103,37 @@ def test_a_tree_in_flight(members, whole, texts, prompts, family, cuts, quality,
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize(("cuts", "groups"), [((4,), (1,)), ((2, 2), (1, 1)), ((1, 1, 1, 1), (1, 2, 1))])
+@pytest.mark.parametrize("quality", ["right", "wrong", "half"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_tree_that_follows_the_prompt(
+    members, whole, texts, prompts, family, cuts, groups, quality, layers
+):
+    """Of a drafter that reads no states: the first token costs a timestep, and may be a hit."""
+    target, rng, n = whole(family), random.Random(5), len(groups)
+    for number, prompt in enumerate(prompts):
+        sampling = (GREEDY, SAMPLED)[(number + layers) % 2]
+        expected, follows = texts(family, number, sampling), len(prompt) > 1
+        coin = [rng.random() < 0.6 for _ in range(200)]
+        right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
+        drafter = replaying(target, [*prompt, *expected], right)
+        pipeline = members(family, cuts, drafter, [], groups=groups, alone=rng.random() < 0.5)
+        tree = {"width": rng.choice([1, 3]), "children": rng.choice([1, 4]), "layers": layers}
+        found = decode(pipedec, pipeline, prompt, sampling, **tree)
+        assert found.tokens == expected and found.judged == NEW - 2 + follows
+        if quality == "right" and n > 1 and follows:
+            assert found.hits == NEW - 1 and found.timesteps == 1 + math.ceil((NEW - 1) / layers)
+        if quality == "wrong":
+            assert found.hits == 0 and found.timesteps == n * (NEW - 1) + follows
+        if quality == "half" and n > 1:
+            assert 0 < found.hits < NEW - 2 + follows
+        for new in (1, 2):
+            assert decode(pipedec, pipeline, prompt, sampling, new=new, **tree).tokens == expected[:new]
+        stopped = decode(pipedec, pipeline, prompt, sampling, stop=expected[:1], **tree)
+        assert stopped.tokens == expected[:1]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("cuts", [(4,), (2, 2), (1, 1, 1, 1)])
 @pytest.mark.parametrize("quality", ["right", "wrong", "half"])
 @pytest.mark.parametrize("layers", [2, 3, 30])
@@ -188,21 +219,26 @@ def test_every_kind_of_drafter(members, whole, folders, texts, prompts, kind, na
     if (
         kind == "causal_lm"
     ):  # the target drafts for itself; more layers may lose its path to more probable ones
-        assert hits == 2 * len(prompts) * (NEW - 2)
+        assert hits == 2 * sum(NEW - 1 if len(prompt) > 1 else NEW - 2 for prompt in prompts)
 
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("groups", [(1, 1, 1, 1), (2, 2), (1, 3)])
-def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, groups):
-    rng, clock = random.Random(4), itertools.count()
+@pytest.mark.parametrize("taps", [[0, 2], []])
+def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, groups, taps):
+    rng, clock, follows = random.Random(4), itertools.count(), not taps
     text = [*prompts[0], *texts("llama", 0)]
-    drafter = replaying(whole("llama", [0, 2]), text, [rng.random() < 0.7 for _ in range(200)])
-    pipeline = members("llama", (1, 1, 1, 1), drafter, [0, 2], groups=groups, alone=alone)
+    drafter = replaying(whole("llama", taps), text, [rng.random() < 0.7 for _ in range(200)])
+    pipeline = members("llama", (1, 1, 1, 1), drafter, taps, groups=groups, alone=alone)
     for member in pipeline:
         member.clock = lambda: float(next(clock))
     decode(pipedec, pipeline, prompts[0])
     logs = [member.log for member in pipeline]
-    assert problems(logs, groups) == []
+    assert problems(logs, groups, follows) == []
+    starts = {task[1:4]: task.start for log in logs for task in log if task.kind == "C"}
+    assert (starts["dec", 1, 1] < starts["pre", 4, 0]) == follows  # the root, while the prompt is on its way
+    if follows and len(groups) > 2:
+        assert problems(logs, groups)  # which the paper's order does not have
     tasks = [task for log in logs for task in log]
     assert {task.kind for task in tasks} == {"C", "send", "receive", "V", "own"}
     sent = {(task.what, task.seq) for task in tasks if task.kind == "send"}
@@ -211,9 +247,10 @@ def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, g
         early = [[other._replace(start=-1.0) if other is task else other for other in log] for log in logs]
         is_source = task.what == "dec" and 0 < task.node and (task.node, task.seq) in sent
         if task.kind in ("send", "receive") or is_source:  # others need it
-            assert problems(without, groups), task
-        if task.what in ("dec", "sync") and task.seq > 1:
-            assert problems(early, groups), task
+            assert problems(without, groups, follows), task
+        waits = task.node or not follows or task.seq > len(groups)  # a drafter beside the prompt need not
+        if task.what in ("dec", "sync") and task.seq > 1 and waits:
+            assert problems(early, groups, follows), task
 
 
 def test_a_stop_token_inside_the_tree(members, whole, texts, prompts):

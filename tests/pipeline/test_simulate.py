@@ -47,6 +47,17 @@ def test_every_hit_costs_the_slowest_part(draft):
     )
 
 
+def test_beside_the_prompt_a_timestep_costs_what_it_takes_longer_than_a_token():
+    curve = CostCurve((1, 8), (0.1, 0.1))
+    m = Machines([curve] * 3, [Link(1e9, 0.02, 1)] * 2, CostCurve((1, 8), (0.05, 0.15)), sync=0.01)
+    after = Timestep([1], [1, 1, 1], 1, 1)
+    short, long = Timestep([1], [1, 0, 0]), Timestep([8], [8, 1, 0])
+    [(_, seconds)] = pipedec_jobs(m, Trace([after], [short, short]))
+    assert seconds == pytest.approx(0.13 + 0.02, rel=1e-6)  # the last group sends nothing on
+    [(_, seconds)] = pipedec_jobs(m, Trace([after], [short, long]))
+    assert seconds == pytest.approx(0.13 + 0.05, rel=1e-6)
+
+
 @pytest.mark.parametrize("hit_rate", [0.0, 0.5, 0.9])
 def test_the_gain_over_pp_follows_the_hit_rate(hit_rate):
     """n / (C (h + (1 - h) n)), C the price of a layer over that of a token."""

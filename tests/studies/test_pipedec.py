@@ -166,7 +166,7 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     assert [(s.tokens, s.hits) for s in own.trace().steps] == [(s.tokens, s.hits) for s in trace.steps]
     assert own.hits == trace.hits and own.tokens == len(text.answer) - 1
     hits = sum(one.hits for one in rows if one.shape == shape)
-    looked_for = sum(one.tokens - 1 for one in rows if one.shape == shape)
+    looked_for = sum(one.tokens for one in rows if one.shape == shape)  # the first, and not the last
     assert counts.hit_rate(rows, shape) == pytest.approx(hits / looked_for)
     monkeypatch.setattr(counts, "_grow", None)  # everything is there
     assert measured() == found
