@@ -29,7 +29,7 @@ TAP_PROMPTS, TAP_TOKENS = 4, 24  # of the decode with another tapped block
 # blocks are tried
 SUSPICIOUS, SHORT = 0.5, 0.85
 BETTER = 0.3  # accept_len by which another block has to be better
-COSTS = 0.05  # of accept_len, against the one on validation prompts
+COSTS = 0.05  # of accept_len below that on validation prompts; less is not told from other prompts
 RISING = 0.02  # of accept_len, over the last half of a training
 REMEDIES = {
     "weights": "train it further on this target's answers: drafttrain regenerate, training.init_from",
@@ -89,7 +89,7 @@ def diagnose(
     if min(trained, drafter.max_depth or trained) != length:  # other chains have another accept_len
         expected = None
     diagnosis = diagnose_drafts(drafts, training.get("max_length"), stats.accept_len)
-    gain = max(expected - diagnosis.accept_len, 0.0) if expected else None
+    gain = expected - diagnosis.accept_len if expected else 0.0
     others = [*_identity(drafter, target_lm, gain), *_trend(Path(folder) / "training_log.json")]
     first = next(group for group in diagnosis.tables["depth"] if group.name == "1")
     if first.accepted < SUSPICIOUS or diagnosis.accept_len < SHORT * (expected or 0.0):
@@ -101,17 +101,17 @@ def diagnose(
     return diagnosis
 
 
-def _identity(drafter: DraftModel, target: FrozenTarget, gain: float | None) -> list[Change]:
-    """Compare what the drafter was trained for with what it drafts for.
+def _identity(drafter: DraftModel, target: FrozenTarget, gain: float) -> list[Change]:
+    """Compare what the drafter was trained for with what it drafts for. Any difference is named: prompts that
+    are easier than those of the validation hide what it costs.
 
     Args:
-        gain: in accept_len, to that on validation prompts; None: not known.
+        gain: in accept_len, to that on validation prompts.
     """
     made_for, found = drafter.config.target, identity(target)
     why = "this target has another one than the drafter was trained for"
     different = [key for key in REMEDIES if made_for.get(key) != found[key]]
-    costs = gain is None or gain > COSTS  # fine-tuned copies of a target may keep its drafter
-    return [Change(key, why, REMEDIES[key], gain, is_certain=costs) for key in different]
+    return [Change(key, why, REMEDIES[key], gain if gain > COSTS else None, True) for key in different]
 
 
 def _trend(log: Path) -> list[Change]:
