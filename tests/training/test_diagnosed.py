@@ -59,6 +59,21 @@ def test_another_template(good, taught_folder, prompts, tmp_path):
     assert changes(good, other, prompts, tmp_path).changes[0].cause == "template"
 
 
+def test_easier_prompts_do_not_hide_another_template(good, taught_folder, prompts, tmp_path):
+    """Of which nobody can tell what it costs: accept_len is above the validation's."""
+    easier, other = (
+        shutil.copytree(a, tmp_path / b) for a, b in ((good, "easier"), (taught_folder, "other"))
+    )
+    config = json.loads((easier / "config.json").read_text())
+    config["training"]["final"]["eval_accept_len"] = 1.0
+    (easier / "config.json").write_text(json.dumps(config))
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.chat_template = tokenizer.get_chat_template() + "{# other #}"
+    tokenizer.save_pretrained(other)
+    [found] = changes(easier, other, prompts, tmp_path).changes
+    assert (found.cause, found.gain) == ("template", None)
+
+
 def test_stale_weights_of_the_target(good, taught_folder, prompts, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(taught_folder)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
