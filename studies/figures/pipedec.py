@@ -16,7 +16,14 @@ from drafttrain.data.prompts import read_prompts
 from drafttrain.target_lm.loading import resolve_target
 from drafttrain.utils.writing import write_json
 from studies.arguments import MT_BENCH
-from studies.figures.pipedec_counts import GREEDY_FIGURES, greedy_figures, sampled_figure, top8
+from studies.figures.pipedec_counts import (
+    HIT_FIGURES,
+    SIMULATED_FIGURES,
+    hit_figures,
+    sampled_figure,
+    simulated_figures,
+    top8,
+)
 from studies.figures.pipedec_ranks import (
     RECIPE,
     REPEATS,
@@ -94,7 +101,10 @@ GROUPS = [
     Group({"paced14_vs_pp": ">= 2.0", "paced14_vs_stpp": ">= 1.3"}, paced, long=True, size=Size(ALL_TASKS)),
     Group({"paced14_layers_vs_stpp": ">= 1.3"}, paced_several, long=True, size=Size(ALL_TASKS)),
     Group({"sim_error": "<= 0.10"}, sim_error, long=True),
-    Group({name: GOALS[name] for name in GREEDY_FIGURES}, greedy_figures, long=True, size=Size(ALL_TASKS)),
+    Group(
+        {name: GOALS[name] for name in SIMULATED_FIGURES}, simulated_figures, long=True, size=Size(ALL_TASKS)
+    ),
+    Group({name: GOALS[name] for name in HIT_FIGURES}, hit_figures, long=True, size=Size(ALL_TASKS)),
     Group({"sampling_slowdown": "<= 1.25"}, sampled_figure, long=True, size=Size(ALL_TASKS)),
     Group({"top8_accuracy": ">= 0.95"}, top8, long=True),
 ]

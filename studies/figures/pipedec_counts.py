@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ GBIT, LATENCY, SYNC = 10.0, 1e-4, 5e-4  # 10^9 bits a second, seconds
 SAMPLED, SEEDS = {"temperature": 0.6, "top_p": 0.9, "top_k": 80}, range(5)
 Tasks = Mapping[str, Sequence[Prompt]]
 NO_PAIR = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
-GREEDY_FIGURES = ("sim14_vs_pp", "sim14_vs_stpp", "hits_vs_static", "deep_hits")
+SIMULATED_FIGURES, HIT_FIGURES = ("sim14_vs_pp", "sim14_vs_stpp"), ("hits_vs_static", "deep_hits")
 RAW, SAMPLED_RAW, CURVES = "pipedec_counts", "pipedec_counts_sampled", "curves.json"
 CONTEXT, ROUNDS = 256, 7  # of the curves
 
@@ -43,16 +42,26 @@ def accelerators(stages: int, hidden: int) -> Machines:
     return machines(stages, target, draft, Link(GBIT, LATENCY, 2 * hidden), SYNC)
 
 
-def greedy_figures(run: Run) -> Measured:
-    """Count the hits of the larger pair in greedy texts, and simulate accelerators with them."""
+def simulated_figures(run: Run) -> Measured:
+    """Count the hits of the larger pair in greedy texts at 14 stages, and simulate accelerators with them."""
     if not run.pair:
-        return dict.fromkeys(GREEDY_FIGURES, NO_PAIR)
+        return dict.fromkeys(SIMULATED_FIGURES, NO_PAIR)
     folder = run.folder(RAW, pair=run.pair)
     pair, prompts = _asked(run)
     if not (folder / CURVES).exists():
         run.check_quiet()
         measure_curves(pair, folder)
-    return figures(pair, prompts, folder, NEW_TOKENS)
+    return simulated(pair, prompts, folder, NEW_TOKENS)
+
+
+def hit_figures(run: Run) -> Measured:
+    """Compare the hits of the larger pair in greedy texts by stages and with static trees, beside the counts
+    of `simulated_figures`."""
+    if not run.pair:
+        return dict.fromkeys(HIT_FIGURES, NO_PAIR)
+    folder = run.folder_of(RAW)
+    folder.mkdir(parents=True, exist_ok=True)
+    return hits(*_asked(run), folder, NEW_TOKENS)
 
 
 def sampled_figure(run: Run) -> Measured:
@@ -106,32 +115,38 @@ def _note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def figures(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
-    """Return the figures of greedy texts."""
+def simulated(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
+    """Return the simulated speeds at 14 stages, on accelerators and with this machine's own costs."""
+    [flight], statics = counts.flights([14], WIDTH, CHILDREN), counts.statics(CHILDREN)
+    rows, hidden = grown(pair, prompts, folder, new_tokens, [flight, *statics]), pair.target.hidden_size
+    found = speed(rows, accelerators(14, hidden), flight, statics)
+    here = speed(rows, machines_here(14, hidden, folder), flight, statics)
+    notes = {
+        "hit_rate": counts.hit_rate(rows, flight),
+        "static": found["static"],
+        "with_costs_of_this_machine": values(here),
+        **_size(pair, prompts, new_tokens),
+    }
+    return {"sim14_vs_pp": found["pp"] | notes, "sim14_vs_stpp": found["stpp"] | notes}
+
+
+def hits(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
+    """Return the figures that compare hits."""
     flights, statics = counts.flights(STAGES, WIDTH, CHILDREN), counts.statics(CHILDREN)
     rows = grown(pair, prompts, folder, new_tokens, [*flights, *statics])
-    of_14 = flights[STAGES.index(14)]
+    of_14, hidden = flights[STAGES.index(14)], pair.target.hidden_size
     wide = counts.equal_nodes(rows, of_14, CHILDREN)
     rows += grown(pair, prompts, folder, new_tokens, [wide])
-    hidden = pair.target.hidden_size
-
-    def speeds_of(describe: Callable[[int], Machines]) -> dict[int, dict[str, Any]]:
-        return {n: speed(rows, describe(n), flight, statics) for n, flight in zip(STAGES, flights)}
-
-    speeds = speeds_of(partial(accelerators, hidden=hidden))
-    here = speeds_of(partial(machines_here, hidden=hidden, folder=folder))
-    hits = {n: counts.hit_rate(rows, flight) for n, flight in zip(STAGES, flights)}
+    rates = {n: counts.hit_rate(rows, flight) for n, flight in zip(STAGES, flights)}
+    speeds = {n: speed(rows, accelerators(n, hidden), own, statics) for n, own in zip(STAGES, flights)}
     notes = {
-        "by_stages": {n: values(own) | {"hit_rate": hits[n]} for n, own in speeds.items()},
-        "by_stages_with_costs_of_this_machine": {n: values(own) for n, own in here.items()},
+        "by_stages": {n: values(own) | {"hit_rate": rates[n]} for n, own in speeds.items()},
         **_size(pair, prompts, new_tokens),
     }
     return {
-        "sim14_vs_pp": speeds[14]["pp"] | notes,
-        "sim14_vs_stpp": speeds[14]["stpp"] | notes,
-        "deep_hits": {"value": hits[21] / hits[7], **notes},
+        "deep_hits": {"value": rates[21] / rates[7], **notes},
         "hits_vs_static": {
-            "value": hits[14] / counts.hit_rate(rows, wide),
+            "value": rates[14] / counts.hit_rate(rows, wide),
             "nodes": [counts.nodes_each(rows, of_14), counts.nodes_each(rows, wide)],
             "static": wide,
             **notes,

@@ -146,16 +146,22 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     pipedec_counts.measure_curves(pair, tmp_path)
 
     def measured():
-        greedy = pipedec_counts.figures(pair, some_tasks, tmp_path, 12)
+        greedy = pipedec_counts.simulated(pair, some_tasks, tmp_path, 12)
+        greedy |= pipedec_counts.hits(pair, some_tasks, tmp_path, 12)
         return greedy | pipedec_counts.slowdown(pair, some_tasks, tmp_path / "sampled", tmp_path, 12)
 
     (tmp_path / "sampled").mkdir()
 
     found = measured()
-    assert set(found) == {*pipedec_counts.GREEDY_FIGURES, "sampling_slowdown"}
+    assert set(found) == {
+        *pipedec_counts.SIMULATED_FIGURES,
+        *pipedec_counts.HIT_FIGURES,
+        "sampling_slowdown",
+    }
     for name, row in found.items():
         assert row["value"] > 0, name
-    assert all(row["pp"] > 0 for row in found["deep_hits"]["by_stages_with_costs_of_this_machine"].values())
+    assert found["sim14_vs_pp"]["with_costs_of_this_machine"]["pp"] > 0
+    assert all(row["pp"] > 0 for row in found["deep_hits"]["by_stages"].values())
     shape = ("flight", None, 14, pipedec_counts.WIDTH, pipedec_counts.CHILDREN)
     rows = [
         counts.Counted(**json.loads(line)) for line in (tmp_path / "counts.jsonl").read_text().splitlines()
