@@ -60,7 +60,7 @@ def test_another_template(good, taught_folder, prompts, tmp_path):
 
 
 def test_easier_prompts_do_not_hide_another_template(good, taught_folder, prompts, tmp_path):
-    """What it costs is not known then: accept_len is above that of the validation prompts."""
+    """Its cost is not known then: accept_len is above that of the validation prompts."""
     easier, other = (
         shutil.copytree(a, tmp_path / b) for a, b in ((good, "easier"), (taught_folder, "other"))
     )
