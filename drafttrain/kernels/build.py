@@ -29,6 +29,7 @@ BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
 INTEL = "GenuineIntel"  # among the features that /proc/cpuinfo has
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 BF16_LIMITS = ("BF16", "FP16", "AMX", "AVX10")  # in names of oneDNN's instruction sets that have bf16
+VNNI = {"avx2": ("avx_vnni", "-DAVX_VNNI"), "avx512": ("avx512_vnni", "-mavx512vnni")}  # products of bytes
 ARGUMENTS = {  # of the functions of cpp/: pointers, whole numbers and others
     "pack": "pnnnpn",
     "packed_bytes": "nnn",
@@ -148,9 +149,16 @@ def _may_use_tiles() -> bool:
     return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
+def _vnni(wanted: str) -> list[str]:
+    """Return the flag for products of bytes, where this machine has them and torch may use them."""
+    feature, flag = VNNI.get(wanted.partition("_")[0], ("none", ""))
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    return [flag] * (any(one in limit for one in ("ALL", "VNNI", *BF16_LIMITS)) and _has(feature))
+
+
 def _built(wanted: str) -> Path:
     """Return the path of the compiled library, compiling it if the cache has none of this source."""
-    own = (*FLAGS[wanted], *(["-DFETCH_ALWAYS"] if _has(INTEL) else []))
+    own = (*FLAGS[wanted], *_vnni(wanted), *(["-DFETCH_ALWAYS"] if _has(INTEL) else []))
     name = f"forward-{wanted}-{key(sources_hash(), *PLAIN, *own)}.so"
     folder = cache_dir() / "kernels"
     if (folder / name).exists():

@@ -15,19 +15,24 @@ from drafttrain.kernels.team import team_size
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
 CACHE_LINE, REGION = 64, 32 << 20  # bytes
+ZERO, LARGEST = 64, 63  # the byte of a weight of 0, and the most that one differs from it
+
+
+def to_bytes(weight: torch.Tensor, panel: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round weights [out, in] to 7 bits around ZERO, the largest of each output's to LARGEST from it. Returns
+    bytes, uint8 [out, in], and the outputs' scales, fp32 [out], with zeros up to a multiple of `panel`."""
+    weight = weight.detach().float()
+    scales = weight.abs().amax(1).clamp(min=torch.finfo(torch.float).tiny) / LARGEST  # [out]
+    numbers = (weight / scales[:, None]).round_().add_(ZERO).to(torch.uint8)
+    return numbers, nn.functional.pad(scales, (0, -len(scales) % panel))
 
 
 class LinearStruct(ctypes.Structure):
     """`Linear` of cpp/linear.h; all zeros: no such layer."""
 
-    _fields_ = [
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("inputs", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
-        ("kind", ctypes.c_int64),
-        ("scales", ctypes.c_void_p),
-    ]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("inputs", "outputs", "kind")]
+    _fields_ += [("scales", ctypes.c_void_p)]
 
 
 def is_available() -> bool:
@@ -71,8 +76,8 @@ class NativeLinear(nn.Module):
     Args:
         weight: [out, in], bf16 or fp32; sums are fp32 in both.
         bias: [out] or None.
-        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, where products round inputs
-            to bf16 anyway: for drafters, whose errors cost acceptance alone.
+        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, and round inputs to 8 bits,
+            where the machine multiplies bytes: for drafters, whose errors cost acceptance alone.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, narrow: bool = False):
@@ -80,17 +85,14 @@ class NativeLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.dtype, self.native = weight.dtype, library()
         self.scales, row_major = None, weight.detach().contiguous()  # [out, in]
-        if narrow and rounds_inputs(weight.dtype):
-            from drafttrain.kernels.narrow import to_bytes
-
+        if narrow and weight.dtype == torch.bfloat16 and variant() != "generic":  # bytes are slower there
             row_major, self.scales = to_bytes(weight, self.native.panel_outputs())
         kind = KINDS[row_major.dtype]
-        size = self.native.packed_bytes(self.out_features, self.in_features, kind)
+        size = self.native.packed_bytes(*weight.shape, kind)
         # Plain attributes: nothing may cast, move or save them.
         self.packed, start = _allocate(size)
         self.bias = None if bias is None else bias.detach().float().contiguous()  # [out]
-        threads = team_size()
-        self.native.pack(row_major.data_ptr(), self.out_features, self.in_features, kind, start, threads)
+        self.native.pack(row_major.data_ptr(), *weight.shape, kind, start, team_size())
         bias_at = None if self.bias is None else self.bias.data_ptr()
         scales_at = None if self.scales is None else self.scales.data_ptr()
         self.struct = LinearStruct(start, bias_at, self.in_features, self.out_features, kind, scales_at)
@@ -103,12 +105,10 @@ class NativeLinear(nn.Module):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out] in fp32."""
-        rows = self._rows(x)
-        out = torch.empty((*x.shape[:-1], self.out_features))
+        rows, out = self._rows(x), torch.empty((*x.shape[:-1], self.out_features))
         count = rows.numel() // self.in_features
-        self.native.linear(
-            self.address, rows.data_ptr(), count, out.data_ptr(), self.round_inputs, team_size()
-        )
+        called = self.address, rows.data_ptr(), count, out.data_ptr(), self.round_inputs
+        self.native.linear(*called, team_size())
         return out
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,16 +123,8 @@ class NativeLinear(nn.Module):
             raise ValueError(f"k: must be in 1..{self.out_features}, got {k}")
         rows, shape = self._rows(x), (*x.shape[:-1], k)
         values, places = torch.empty(shape), torch.empty(shape, dtype=torch.long)
-        self.native.linear_top(
-            self.address,
-            rows.data_ptr(),
-            rows.numel() // self.in_features,
-            k,
-            values.data_ptr(),
-            places.data_ptr(),
-            self.round_inputs,
-            team_size(),
-        )
+        count, found = rows.numel() // self.in_features, (k, values.data_ptr(), places.data_ptr())
+        self.native.linear_top(self.address, rows.data_ptr(), count, *found, self.round_inputs, team_size())
         return values, places
 
 

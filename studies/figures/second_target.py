@@ -1,11 +1,12 @@
-"""The figures of a second target in topic `flagship`: Qwen2.5-Coder-0.5B-Instruct on code and chats.
+"""The figures of other targets in topic `flagship`, on code and chats.
 
-Its weights are named by --target, its drafter is the one that its recipe has made here. Estimated minutes at
-full size on 2 cores: `qwen05_accept_len_tree` 25 (nothing is timed), `qwen05_best_vs_ar` and
-`qwen05_best_vs_transformers` together 90 of a quiet machine.
+Qwen2.5-Coder-0.5B-Instruct is named by --target, its drafter is the one that its recipe has made here. For the
+1.5B the 0.5B drafts unchanged: --pair TARGET DRAFTER. Estimated minutes at full size on 2 cores:
+`qwen05_accept_len_tree` 25 (nothing is timed), `qwen05_best_vs_ar` and `qwen05_best_vs_transformers` together
+90 of a quiet machine; those of `qwen15_*` 50 and 400.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from drafttrain.bundle import load_bundle
@@ -25,6 +26,14 @@ TASKS = {
     "mt_bench": ("data/eval/mt_bench.jsonl", 80),
 }
 LENGTH, SPEED, STOCK = "qwen05_accept_len_tree", "qwen05_best_vs_ar", "qwen05_best_vs_transformers"
+LENGTH_15, SPEED_15, STOCK_15 = "qwen15_accept_len_tree", "qwen15_best_vs_ar", "qwen15_best_vs_transformers"
+TREES_15 = [  # the fastest on the tuning prompts is used
+    "chain:length=3",
+    "chain:length=5",
+    "eagle2:top_k=3,max_depth=4,total=8",
+    "eagle2:top_k=3,max_depth=6,total=12",
+    "timed",
+]
 TIMED = 40  # prompts of each task but MT-bench, for speeds
 
 
@@ -41,23 +50,37 @@ def of_target(measure: Callable[[Run, str], Measured], *names: str) -> Callable[
 
 def accept_len(run: Run, target: str) -> Measured:
     """accept_len with trees of 60 nodes over all prompts of the three tasks."""
-    loaded = load_bundle(DRAFTER, target=target, dtype="bfloat16")
-    chain, tree = accept_lengths(run, run.folder("qwen05_accept_len"), loaded, TASKS, list(TASKS))
+    return lengths(run, DRAFTER, target, "qwen05_accept_len", LENGTH)
+
+
+def lengths(run: Run, drafter: str, target: str, folder: str, figure: str) -> Measured:
+    """Count what the target accepts of a drafter's trees and chains."""
+    loaded = load_bundle(drafter, target=target, dtype="bfloat16")
+    chain, tree = accept_lengths(run, run.folder(folder), loaded, TASKS, list(TASKS))
     of_chain = {name: chain[name] for name in ("value", "interval", "tasks", "intervals")}
-    return {LENGTH: {**tree, "chain": of_chain}}
+    return {figure: {**tree, "chain": of_chain}}
 
 
 def speeds(run: Run, target: str) -> Measured:
     """Decode with the fastest tree of the recipe, plainly and by `generate`, interleaved."""
+    trees = load_recipe(RECIPE).evaluate.trees
+    return timed(run, DRAFTER, target, trees, "qwen05_speed", SPEED, STOCK)
+
+
+def timed(
+    run: Run, drafter: str, target: str, trees: Sequence[str], folder: str, faster: str, over_stock: str
+) -> Measured:
+    """Decode the recipe's prompts with the fastest of some trees, plainly and by `generate`, interleaved."""
     run.check_quiet()
-    folder, config = run.folder("qwen05_speed"), load_recipe(RECIPE).evaluate
+    place, config = run.folder(folder), load_recipe(RECIPE).evaluate
     names = {"HumanEval": "humaneval", "MBPP": "mbpp", "MT-bench": "mt_bench"}
     full = {"HumanEval": TIMED, "MBPP": TIMED, "MT-bench": None}
     prompts = [replace(one, limit=run.prompts(quick=2, full=full[one.name])) for one in config.prompts]
     repeats = 1 if run.quick or run.limit else REPEATS
-    config = replace(config, prompts=prompts, repeats=repeats, lossless_prompts=0, busy=run.busy)
-    evaluate(config, DRAFTER, folder, target=target, dtype="bfloat16")
-    summary = read_json(folder / "summary.json")
+    changes = {"prompts": prompts, "trees": list(trees), "repeats": repeats, "lossless_prompts": 0}
+    config = replace(config, **changes, busy=run.busy)
+    evaluate(config, drafter, place, target=target, dtype="bfloat16")
+    summary = read_json(place / "summary.json")
     tree, tasks = summary["tree"], summary["tasks"]
     row = tasks[ALL][tree]
     counts = {names[name]: part[tree]["prompts"] for name, part in tasks.items() if name != ALL}
@@ -75,8 +98,29 @@ def speeds(run: Run, target: str) -> Measured:
         of_tasks = {names[name]: part[tree][column] for name, part in tasks.items() if name != ALL}
         return {"value": row[column], "interval": row[f"{column}_interval"], "tasks": of_tasks, **notes}
 
-    faster = over("speedup") | {"repeats": row["speedup_repeats"]}
-    return {SPEED: faster, STOCK: over("speedup_transformers")}
+    than_plain = over("speedup") | {"repeats": row["speedup_repeats"]}
+    return {faster: than_plain, over_stock: over("speedup_transformers")}
+
+
+def of_pair(measure: Callable[[Run, str, str], Measured], *names: str) -> Callable[[Run], Measured]:
+    """Return a measurement that is skipped without --pair."""
+
+    def measured(run: Run) -> Measured:
+        if not run.pair:
+            return {name: {"value": None, "skipped": "no --pair TARGET DRAFTER"} for name in names}
+        return measure(run, *run.pair)
+
+    return measured
+
+
+def pair_lengths(run: Run, target: str, drafter: str) -> Measured:
+    """accept_len of a small LM that drafts unchanged, with trees of 60 nodes."""
+    return lengths(run, drafter, target, "qwen15_accept_len", LENGTH_15)
+
+
+def pair_speeds(run: Run, target: str, drafter: str) -> Measured:
+    """Decode with a small LM that drafts unchanged, plainly and by `generate`, interleaved."""
+    return timed(run, drafter, target, TREES_15, "qwen15_speed", SPEED_15, STOCK_15)
 
 
 GROUPS = [
@@ -89,6 +133,18 @@ GROUPS = [
     Group(
         {SPEED: ">= 1.8", STOCK: ">= 2.0"},
         of_target(speeds, SPEED, STOCK),
+        long=True,
+        size=Size({"humaneval": TIMED, "mbpp": TIMED, "mt_bench": 80}, REPEATS),
+    ),
+    Group(
+        {LENGTH_15: ">= 2.4"},
+        of_pair(pair_lengths, LENGTH_15),
+        long=True,
+        size=Size({name: full for name, (_, full) in TASKS.items()}),
+    ),
+    Group(
+        {SPEED_15: ">= 1.8", STOCK_15: ">= 2.0"},
+        of_pair(pair_speeds, SPEED_15, STOCK_15),
         long=True,
         size=Size({"humaneval": TIMED, "mbpp": TIMED, "mt_bench": 80}, REPEATS),
     ),

@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drafttrain.drafters.config import KINDS, DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.kernels import blocks
-from drafttrain.kernels.linear import NativeLinear, is_available, rounds_inputs
-from drafttrain.kernels.narrow import ZERO, to_bytes
+from drafttrain.kernels.build import variant
+from drafttrain.kernels.linear import ZERO, NativeLinear, is_available, to_bytes
 from drafttrain.trees.tree import TokenTree
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
@@ -68,7 +68,7 @@ def with_rounded_weights(stock, below: str = ""):
     """The stock drafter in fp32 with the weights that the bytes of one in bf16 stand for."""
     rounded = copy.deepcopy(stock)
     for module in rounded.get_submodule(below).modules():
-        if isinstance(module, torch.nn.Linear) and rounds_inputs(torch.bfloat16):
+        if isinstance(module, torch.nn.Linear) and variant() != "generic":
             numbers, scales = to_bytes(module.weight.bfloat16())
             module.weight = torch.nn.Parameter((numbers.float() - ZERO) * scales[:, None])
     return rounded
@@ -82,7 +82,7 @@ def test_native_drafts_in_bf16_are_those_of_the_rounded_weights(name, make_targe
     native = copy.deepcopy(stock).bfloat16()
     native.pack()
     layers = [module for module in native.modules() if isinstance(module, NativeLinear)]
-    assert layers and all((one.scales is not None) == rounds_inputs(torch.bfloat16) for one in layers)
+    assert layers and all((one.scales is not None) == (variant() != "generic") for one in layers)
     ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
     tapped, counts = target.encode(ids, torch.zeros_like(ids)).tapped, torch.tensor([10, 7])
     drafters = (native, with_rounded_weights(stock), stock)
@@ -163,13 +163,13 @@ def test_a_small_lm_in_bf16_drafts_with_narrow_weights(make_small_lm):
     narrow = copy.deepcopy(stock).bfloat16()
     narrow.pack()
     layers = [module for module in narrow.modules() if isinstance(module, NativeLinear)]
-    assert layers and all((one.scales is not None) == rounds_inputs(torch.bfloat16) for one in layers)
+    assert layers and all((one.scales is not None) == (variant() != "generic") for one in layers)
     rounded = with_rounded_weights(stock, "lm")
     ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
     nothing, counts = torch.zeros(2, 10, 0), torch.tensor([10, 7])
     drafters = (narrow, rounded, stock)
     mine, expected, other = (drafting(drafter, ids, nothing, counts) for drafter in drafters)
-    assert (mine - expected).std() < 0.05 * other.std()
+    assert (mine - expected).std() < 0.1 * other.std()  # inputs have 8 bits as well, in every layer
 
 
 VERIFIED = [  # of the tree below: a leaf's path, one that ends earlier, one that leaves it, the root alone

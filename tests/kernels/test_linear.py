@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from drafttrain.kernels.build import BF16_PRODUCTS
-from drafttrain.kernels.linear import NativeLinear, make_native, rounds_inputs
-from drafttrain.kernels.narrow import ZERO, to_bytes
+from drafttrain.kernels.linear import ZERO, NativeLinear, make_native, rounds_inputs, to_bytes
 
+GROUP = 64  # of cpp/linear.h
 SHAPES = [(1, 1), (7, 3), (33, 17), (64, 64), (96, 576), (130, 55)]  # odd inputs, outputs that fill no panel
 
 
@@ -139,22 +139,31 @@ def test_linear_layers_of_a_module_become_native(kernels):
     assert make_native(nn.Sequential(half)) == 0
 
 
-@pytest.mark.parametrize(("out", "inputs"), [(40, 7), (33, 64), (130, 96), (64, 33)])
-def test_narrow_weights_are_bytes_where_products_are_bf16(kernels, out, inputs):
+def to_groups_of_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Round inputs [rows, in] to 8 bits with a scale for each GROUP of them."""
+    groups = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / scales).round() * scales).flatten(1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize(("out", "inputs"), [(40, 7), (33, 64), (130, 96), (64, 33), (70, 200)])
+def test_narrow_weights_are_bytes(kernels, out, inputs):
     random = torch.Generator().manual_seed(out)
     weight = torch.randn(out, inputs, generator=random).bfloat16()
     bias = torch.randn(out, generator=random)
     narrow, x = NativeLinear(weight, bias, narrow=True), torch.randn(30, inputs, generator=random) * 3 + 1
-    assert (narrow.scales is not None) == (kernels in BF16_PRODUCTS)
+    assert (narrow.scales is not None) == (kernels != "generic")
     if narrow.scales is None:
         assert torch.equal(narrow.product(x), NativeLinear(weight, bias).product(x))
         return
     numbers, scales = to_bytes(weight)
     rounded = (numbers.double() - ZERO) * scales[:, None].double()  # [out, in]
     assert (rounded - weight).abs().le(scales[:, None] / 2 + 1e-6).all()
-    expected = x.bfloat16().double() @ rounded.T + bias
-    # the bytes are raised by 192, and what is taken off again is rounded
-    atol = 2e-3 * float(expected.std())
+    x = x.bfloat16().float() if rounds_inputs(torch.bfloat16) else x
+    read = x.double() if kernels == "amx_bf16" else to_groups_of_bytes(x.double())
+    expected = read @ rounded.T + bias
+    # AMX's bytes are raised by 192, and what is taken off again is rounded; elsewhere groups' sums are exact
+    atol = (2e-3 if kernels == "amx_bf16" else 1e-5) * float(expected.std())
     torch.testing.assert_close(narrow.product(x).double(), expected, rtol=1e-3, atol=atol)
     for rows in (1, 2, 7, 12, 13):
         assert torch.equal(narrow.product(x[:rows]), narrow.product(x)[:rows])
@@ -162,6 +171,25 @@ def test_narrow_weights_are_bytes_where_products_are_bf16(kernels, out, inputs):
     best = narrow.product(x).log_softmax(-1).topk(5)
     assert torch.equal(places, best.indices)
     torch.testing.assert_close(values, best.values)
+
+
+def test_bytes_lose_little_of_inputs_of_very_different_sizes(kernels):
+    """A group of inputs has a scale of its own, so that one large input costs its neighbours alone."""
+    random = torch.Generator().manual_seed(3)
+    weight, x = torch.randn(64, 512, generator=random).bfloat16(), torch.randn(8, 512, generator=random)
+    x[:, 17] = 1000.0
+    quiet = weight.clone()
+    quiet[:, :GROUP] = 0  # what the other groups give
+    narrow, exact = NativeLinear(quiet, narrow=True), x.double() @ quiet.double().T
+    assert (narrow.product(x) - exact).std() < 0.02 * exact.std()
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf])
+def test_bytes_keep_what_is_not_finite_and_zeros(kernels, strange):
+    narrow, x = NativeLinear(torch.ones(4, 130).bfloat16(), narrow=True), torch.zeros(3, 130)
+    x[1, 100] = strange
+    product = narrow.product(x)
+    assert not product[1].isfinite().any() and not product[[0, 2]].any()
 
 
 def test_inputs_of_another_width_are_an_error(kernels):

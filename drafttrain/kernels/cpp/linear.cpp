@@ -6,6 +6,10 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+#if defined(AVX_VNNI) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC target("avxvnni")
+#define MULTIPLIES_BYTES
+#endif
 
 #if defined(__AVX512F__)
 constexpr int TILE = 12;
@@ -35,14 +39,16 @@ constexpr int RAISED = 128;   // with 0x43 above it a byte is the bf16 of RAISED
 #define KEEP_APART(a, b)
 #endif
 
-// Where a byte of a pair of weights is, among those of a panel: unpacking takes the lower, then the upper halves of 16
-// bytes each.
-static int64_t byte_place(int64_t lane, int64_t half) { return lane % VL / 4 * 16 + lane / VL * 8 + lane % 4 * 2 + half; }
-
-// A token's products with bytes as they were read, from `first` on, made those with the weights that they stand for.
-static inline vf of_bytes(vf sums, float total, const Linear& w, int64_t first) {
-  return (sums - total * float(RAISED + ZERO)) * load(w.scales + first);
+// Where the byte of an input and an output is in a panel.
+static int64_t byte_place(int64_t input, int64_t lane) {
+  if (!TILES) return (input / 4 * PANEL + lane) * 4 + input % 4;
+  // unpacking takes the lower, then the upper halves of 16 bytes each
+  return input / 2 * PANEL * 2 + lane % VL / 4 * 16 + lane / VL * 8 + lane % 4 * 2 + input % 2;
 }
+
+static int64_t quads_of(int64_t in) { return (in + 3) / 4; }
+static int64_t groups_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
+static int64_t byte_inputs(int64_t in) { return TILES ? even(in) : quads_of(in) * 4; }  // those that a panel has
 
 // Writes a token's outputs from `first` on, with their bias.
 static inline void put_outputs(vf sums, const Linear& w, int64_t first, float* to) {
@@ -60,8 +66,8 @@ template <int M, class X, int64_t SIZE> __attribute__((always_inline)) static in
 }
 
 // M tokens times a panel, to y [M][width], which begins with the panel's outputs; sums over inputs from the first
-// to the last. x is [pairs][M][2]; totals are its sums, for bytes.
-template <int M, class X> static inline void tile(const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
+// to the last. x is [pairs][M][2].
+template <int M, class X> static inline void tile(const X* x, const Linear& w, int64_t panel, float* y, int64_t width) {
   vf acc[2][M];
   UNROLL for (int m = 0; m < M; m++) acc[0][m] = acc[1][m] = vf{};
   const int64_t pairs = w.pairs();
@@ -101,27 +107,6 @@ template <int M, class X> static inline void tile(const X* x, const float* total
         }
       }
     }
-#if defined(__AVX512BF16__)
-  } else if constexpr (sizeof(X) == 2) {  // bytes
-    const uint8_t* base = (const uint8_t*)w.weight + panel * pairs * PANEL * 2;
-    const __m512i above = _mm512_set1_epi8(0x43);
-    for (int64_t k = 0; k < pairs; k++) {
-      const uint8_t* at = base + k * PANEL * 2;
-      fetch<M, X, PANEL * 2>(at);
-      const __m512i bytes = _mm512_loadu_si512(at);
-      const __m512bh a = (__m512bh)_mm512_unpacklo_epi8(bytes, above), b = (__m512bh)_mm512_unpackhi_epi8(bytes, above);
-      UNROLL for (int m = 0; m < M; m++) {
-        int32_t two;
-        std::memcpy(&two, x + (k * M + m) * 2, 4);
-        __m512bh both = (__m512bh)_mm512_set1_epi32(two);
-        acc[0][m] = (vf)_mm512_dpbf16_ps((__m512)acc[0][m], a, both);
-        acc[1][m] = (vf)_mm512_dpbf16_ps((__m512)acc[1][m], b, both);
-      }
-    }
-    UNROLL for (int m = 0; m < M; m++)
-      UNROLL for (int half = 0; half < 2; half++)
-        acc[half][m] = of_bytes(acc[half][m], totals[m], w, panel * PANEL + half * VL);
-#endif
   } else if constexpr (sizeof(X) == 4) {
     for (int64_t k = 0; k < w.in; k++) {
       const float* at = (const float*)w.weight + (panel * w.in + k) * PANEL;
@@ -139,38 +124,159 @@ template <int M, class X> static inline void tile(const X* x, const float* total
       put_outputs(acc[half][m], w, panel * PANEL + half * VL, y + m * width + half * VL);
 }
 
-template <int M, class X> static void tile_of(int64_t m, const X* x, const float* totals, const Linear& w, int64_t panel, float* y, int64_t width) {
-  if (m == M) tile<M>(x, totals, w, panel, y, width);
-  else if constexpr (M > 1) tile_of<M - 1>(m, x, totals, w, panel, y, width);
+#if defined(__AVX2__)
+
+// sums + the four products of each lane: of a byte below 128 of `a` and a signed one of `b`.
+static inline vi add_products(vi sums, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)  // two of them together fit 16 bits
+  const __m512i two = _mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+  return sums + (vi)_mm512_madd_epi16(two, _mm512_set1_epi16(1));
+#elif defined(MULTIPLIES_BYTES)
+  return (vi)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
+#else
+  const __m256i two = _mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+  return sums + (vi)_mm256_madd_epi16(two, _mm256_set1_epi16(1));
+#endif
 }
+
+// `tile` for bytes: x is [quads][M][4], its scales and zeros are [groups][M].
+template <int M> static inline void byte_tile(const int8_t* x, const float* scales, const int32_t* zeros, const Linear& w, int64_t panel, float* y, int64_t width) {
+  vf acc[2][M];
+  UNROLL for (int m = 0; m < M; m++) acc[0][m] = acc[1][m] = vf{};
+  const int64_t quads = quads_of(w.in), groups = groups_of(w.in);
+  const uint8_t* base = (const uint8_t*)w.weight + panel * quads * PANEL * 4;
+  for (int64_t group = 0; group < groups; group++) {
+    vi sums[2][M];
+    UNROLL for (int m = 0; m < M; m++) sums[0][m] = sums[1][m] = zeros[group * M + m] - vi{};
+    const int64_t end = std::min(quads, (group + 1) * (GROUP / 4));
+    for (int64_t k = group * (GROUP / 4); k < end; k++) {
+      const uint8_t* at = base + k * PANEL * 4;
+      vi a, b;
+      std::memcpy(&a, at, sizeof a);
+      std::memcpy(&b, at + sizeof a, sizeof b);
+      fetch<M, uint16_t, PANEL * 4>(at);
+      UNROLL for (int m = 0; m < M; m++) {
+        int32_t four;
+        std::memcpy(&four, x + (k * M + m) * 4, 4);
+        const vi all = four - vi{};
+        sums[0][m] = add_products(sums[0][m], a, all);
+        sums[1][m] = add_products(sums[1][m], b, all);
+      }
+    }
+    UNROLL for (int m = 0; m < M; m++)
+      UNROLL for (int half = 0; half < 2; half++)
+        acc[half][m] = fma(__builtin_convertvector(sums[half][m], vf), splat(scales[group * M + m]), acc[half][m]);
+  }
+  UNROLL for (int m = 0; m < M; m++)
+    UNROLL for (int half = 0; half < 2; half++) {
+      const int64_t first = panel * PANEL + half * VL;
+      put_outputs(acc[half][m] * load(w.scales + first), w, first, y + m * width + half * VL);
+    }
+}
+
+static inline vf load(const uint16_t* p) {  // of bf16
+  vh some;
+  std::memcpy(&some, p, sizeof some);
+  return (vf)(__builtin_convertvector(some, vi) << 16);
+}
+
+// Rounds a group of a token's inputs to whole numbers up to 127. NaN and infinity make the scale NaN.
+template <class X> static inline void round_group(const X* x, int8_t* to, float& scale, int32_t& zero) {
+  vf values[GROUP / VL], most = {}, strange = {};
+  UNROLL for (int i = 0; i < GROUP / VL; i++) {
+    values[i] = load(x + i * VL);
+    const vf positive = (vf)((vi)values[i] & 0x7fffffff);
+    most = positive > most ? positive : most;
+    strange += values[i] * 0.f;
+  }
+  const float largest = max(most);
+  scale = largest / 127.f + sum(strange);
+  const vf factor = splat(largest > 1e-30f ? 127.f / largest : 0.f);
+  vi total = {};
+  UNROLL for (int i = 0; i < GROUP / VL; i++) {
+    const vi whole = (vi)(values[i] * factor + 12582912.f) - 0x4B400000;  // the nearest
+    const vb bytes = __builtin_convertvector(whole, vb);
+    std::memcpy(to + i * VL, &bytes, sizeof bytes);
+    total += whole;
+  }
+  zero = -ZERO * int32_t(sum(__builtin_convertvector(total, vf)));  // up to 64 * 127, so exact
+}
+
+#endif
 
 static Range part_of(int64_t tokens, int64_t i) {
   int64_t tiles = (tokens + TILE - 1) / TILE;
   return share(tokens, int(i), int(tiles));
 }
 
+template <int M, class X> static void tile_of(Arranged<X> arranged, int64_t m, int64_t begin, const Linear& w, int64_t panel, float* y, int64_t width) {
+  if (m == M) {
+#if defined(__AVX2__)
+    if (w.kind == BYTE) {
+      const int64_t groups = begin * groups_of(w.in);
+      return byte_tile<M>(arranged.rounded + begin * byte_inputs(w.in), arranged.scales + groups, arranged.zeros + groups, w, panel, y, width);
+    }
+#endif
+    tile<M>(arranged.x + begin * w.pairs() * 2, w, panel, y, width);
+  } else if constexpr (M > 1) {
+    tile_of<M - 1>(arranged, m, begin, w, panel, y, width);
+  }
+}
+
+#if defined(__AMX_BF16__)
+
 static float total(const uint16_t* x, int64_t size) {  // of bf16
   vf sums = {};
   int64_t i = 0;
-  for (; i + VL <= size; i += VL) {
-    vh some;
-    std::memcpy(&some, x + i, sizeof some);
-    sums += (vf)(__builtin_convertvector(some, vi) << 16);
-  }
+  for (; i + VL <= size; i += VL) sums += load(x + i);
   float all = sum(sums);
-  for (; i < size; i++) all += std::bit_cast<float>(uint32_t(x[i]) << 16);
+  for (; i < size; i++) all += one(x + i);
   return all;
 }
 
+#endif
+
 template <class X> Arranged<X> arrange(const X* x, int64_t tokens, int64_t pairs, int64_t kind) {
   static thread_local std::vector<X> arranged;
-  static thread_local std::vector<float> totals;
-  if constexpr (sizeof(X) == 2)
+#if defined(__AMX_BF16__)
+  if constexpr (sizeof(X) == 2) {
+    static thread_local std::vector<float> totals;
     if (kind == BYTE) {
       totals.resize(std::max(totals.size(), size_t(tokens)));
       for (int64_t m = 0; m < tokens; m++) totals[m] = total(x + m * pairs * 2, pairs * 2);
     }
-  if (tokens == 1 || (TILES && sizeof(X) == 2)) return {x, totals.data()};
+    return {x, totals.data(), nullptr, nullptr, nullptr};
+  }
+#elif defined(__AVX2__)
+  if (kind == BYTE) {
+    static thread_local std::vector<int8_t> rounded;
+    static thread_local std::vector<float> scales;
+    static thread_local std::vector<int32_t> zeros;
+    const int64_t in = pairs * 2, quads = quads_of(in), groups = groups_of(in);
+    rounded.resize(std::max(rounded.size(), size_t(tokens * quads * 4)));
+    scales.resize(std::max(scales.size(), size_t(tokens * groups)));
+    zeros.resize(scales.size());
+    for (int64_t i = 0; i * TILE < tokens; i++) {
+      const Range part = part_of(tokens, i);
+      const int64_t m = part.end - part.begin;
+      int8_t* to = rounded.data() + part.begin * quads * 4;
+      for (int64_t j = 0; j < m; j++)
+        for (int64_t group = 0; group < groups; group++) {
+          const int64_t begin = group * GROUP, size = std::min(GROUP, in - begin), place = (part.begin * groups + group * m) + j;
+          const X* from = x + (part.begin + j) * in + begin;
+          X padded[GROUP] = {};
+          if (size < GROUP) from = (const X*)std::memcpy(padded, from, size * sizeof(X));
+          int8_t bytes[GROUP];
+          round_group(from, bytes, scales[place], zeros[place]);
+          for (int64_t k = 0; k < quads_of(size); k++) std::memcpy(to + ((begin / 4 + k) * m + j) * 4, bytes + k * 4, 4);
+        }
+    }
+    return {x, nullptr, rounded.data(), scales.data(), zeros.data()};
+  }
+#endif
+  if (tokens == 1) return {x, nullptr, nullptr, nullptr, nullptr};
   arranged.resize(std::max(arranged.size(), size_t(tokens * pairs * 2)));
   for (int64_t i = 0; i * TILE < tokens; i++) {
     Range part = part_of(tokens, i);
@@ -179,10 +285,15 @@ template <class X> Arranged<X> arrange(const X* x, int64_t tokens, int64_t pairs
     for (int64_t j = 0; j < m; j++)
       for (int64_t k = 0; k < pairs; k++) std::memcpy(to + (k * m + j) * 2, x + ((part.begin + j) * pairs + k) * 2, 2 * sizeof(X));
   }
-  return {arranged.data(), totals.data()};
+  return {arranged.data(), nullptr, nullptr, nullptr, nullptr};
 }
 
 #if defined(__AMX_BF16__)
+
+// A token's products with bytes as they were read, from `first` on, made those with the weights that they stand for.
+static inline vf of_bytes(vf sums, float total, const Linear& w, int64_t first) {
+  return (sums - total * float(RAISED + ZERO)) * load(w.scales + first);
+}
 
 // Tiles 0 to 3 are the sums of two parts of up to 16 tokens with the panel's halves, 4 and 5 the parts' inputs, 6 and 7
 // weights. Each is 16 pairs deep, and a token's sums are the same with any others.
@@ -298,7 +409,7 @@ template <class X> void multiply(Arranged<X> arranged, int64_t tokens, const Lin
 #endif
   for (int64_t i = 0; i * TILE < tokens; i++) {  // the panel stays in the cache
     Range part = part_of(tokens, i);
-    tile_of<TILE>(part.end - part.begin, arranged.x + part.begin * w.pairs() * 2, arranged.totals + part.begin, w, panel, y + part.begin * width, width);
+    tile_of<TILE>(arranged, part.end - part.begin, part.begin, w, panel, y + part.begin * width, width);
   }
 }
 
@@ -316,7 +427,7 @@ EXPORT void team_times(int64_t* to) { Team::get().times(to); }
 // Bytes of a packed layer of out x in weights.
 EXPORT int64_t packed_bytes(int64_t out, int64_t in, int64_t kind) {
   int64_t rows = (out + PANEL - 1) / PANEL * PANEL;
-  return kind == FP32 ? rows * in * 4 : rows * even(in) * (kind == BF16 ? 2 : 1);
+  return kind == FP32 ? rows * in * 4 : kind == BF16 ? rows * even(in) * 2 : rows * byte_inputs(in);
 }
 
 // Asks for huge pages: a fresh region that begins and ends with them.
@@ -342,10 +453,8 @@ EXPORT void pack(const void* from, int64_t out, int64_t in, int64_t kind, void* 
               packed[k * PANEL * 2 + half] = row < out && 2 * k + half < in ? w[2 * k + half] : 0;
         } else if (kind == BYTE) {
           const uint8_t* w = (const uint8_t*)from + row * in;
-          uint8_t* packed = (uint8_t*)to + panel * pairs * PANEL * 2;
-          for (int64_t k = 0; k < pairs; k++)
-            for (int half = 0; half < 2; half++)
-              packed[k * PANEL * 2 + byte_place(lane, half)] = row < out && 2 * k + half < in ? w[2 * k + half] : ZERO;
+          uint8_t* packed = (uint8_t*)to + panel * byte_inputs(in) * PANEL;
+          for (int64_t k = 0; k < byte_inputs(in); k++) packed[byte_place(k, lane)] = row < out && k < in ? w[k] : ZERO;
         } else {
           const float* w = (const float*)from + row * in;
           float* packed = (float*)to + panel * in * PANEL + lane;

@@ -1,10 +1,13 @@
 // Linear layers of packed weights.
 //
 // Weights are packed into panels of 2 vectors of outputs: [out / PANEL][in / 2][PANEL][2] in bf16 (a 32-bit
-// lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. Drafters' may be bytes
-// of 7 bits with a scale for each output. A panel is one stream through memory. Sums are fp32; inputs of a product are
-// rounded to bf16 where the machine multiplies bf16 (vdpbf16ps, or AMX, whose tiles of weights these panels are, too),
-// each token's by itself, and stay fp32 elsewhere.
+// lane holds two neighbouring inputs, as vdpbf16ps reads them), [out / PANEL][in][PANEL] in fp32. A panel is one stream
+// through memory. Sums are fp32; inputs of a product are rounded to bf16 where the machine multiplies bf16 (vdpbf16ps, or
+// AMX, whose tiles of weights these panels are, too), each token's by itself, and stay fp32 elsewhere.
+//
+// Drafters' weights may be bytes of 7 bits with a scale for each output, [out / PANEL][in / 4][PANEL][4], as vpdpbusd reads
+// them. Each GROUP inputs of a token are then rounded to 8 bits with a scale of their own, and multiplied as whole numbers.
+// AMX widens these weights to bf16 (their panels are those of bf16).
 
 #pragma once
 
@@ -15,6 +18,7 @@
 
 constexpr int64_t PANEL = 2 * VL;  // outputs of a panel
 constexpr int64_t CHUNK = 192;     // tokens that go through layers together
+constexpr int64_t GROUP = 64;      // inputs of a token that share a scale, for bytes
 
 enum Kind : int64_t { BF16 = 0, FP32 = 1, BYTE = 2 };
 
@@ -22,7 +26,7 @@ struct Linear {
   const void* weight;  // packed; null: no such layer
   const float* bias;   // or null
   int64_t in, out, kind;
-  const float* scales;  // of the outputs, [panels * PANEL]; for bytes, which take inputs in bf16
+  const float* scales;  // of the outputs, [panels * PANEL]; for bytes
   int64_t panels() const { return (out + PANEL - 1) / PANEL; }
   int64_t pairs() const { return (in + 1) / 2; }
 };
@@ -34,11 +38,15 @@ template <class X> static inline void put(X* to, float x) {
 
 static inline int64_t even(int64_t n) { return n + n % 2; }
 
-// Tokens in the order in which tiles read them, each tile's side by side (AMX: as they were), and their sums; valid
-// until this thread arranges others.
+// Tokens in the order in which tiles read them, each tile's side by side (AMX: as they were); valid until this thread
+// arranges others.
 template <class X> struct Arranged {
   const X* x;
-  const float* totals;
+  // for bytes
+  const float* totals;   // of each token (AMX)
+  const int8_t* rounded;
+  const float* scales;   // of the groups of rounded inputs
+  const int32_t* zeros;  // what the bytes of weights of 0 add to the groups' sums, to be taken off
 };
 
 // x [tokens][2 * pairs], for layers of this kind.

@@ -31,6 +31,7 @@ typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
 typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 typedef uint16_t vh __attribute__((vector_size(2 * VL)));
+typedef int8_t vb __attribute__((vector_size(VL)));
 
 static inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
@@ -58,6 +59,13 @@ static inline float sum(vf v) {
   store(s, v);
   for (int step = VL / 2; step; step /= 2)
     for (int i = 0; i < step; i++) s[i] += s[i + step];
+  return s[0];
+}
+static inline float max(vf v) {
+  float s[VL];
+  store(s, v);
+  for (int step = VL / 2; step; step /= 2)
+    for (int i = 0; i < step; i++) s[i] = s[i] > s[i + step] ? s[i] : s[i + step];
   return s[0];
 }
 // 2^(x / ln 2), relative error below 1e-7; the same for a value in any lane
