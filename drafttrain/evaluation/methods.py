@@ -3,11 +3,12 @@ target."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from drafttrain.bundle import NGRAM, Bundle, find_bundle, load_bundle
+from drafttrain.bundle import NGRAM, Bundle, find_bundle, is_plain_lm, load_bundle
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.evaluation.benchmark_config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
@@ -110,12 +111,14 @@ class Methods:
         return convert(model, self.stock.dtype)
 
     def _load_bundle(self, source: str) -> tuple[Bundle, list[int], str]:
-        """Return a bundle, the blocks that its drafter reads, and a fingerprint of its files."""
-        folder = find_bundle(source)
+        """Return a bundle, or a small LM that drafts unchanged, the blocks that its drafter reads, and a
+        fingerprint of its files."""
+        folder = Path(source) if is_plain_lm(source) else find_bundle(source)
         self.target.tap(())  # so that what is tapped afterwards is this drafter's doing
         bundle = load_bundle(folder, self.target)
-        files = {file.name: content_hash(file) for file in folder.iterdir() if file.suffix in DECIDING}
-        return bundle, list(self.target.tapped_blocks), fingerprint(files)
+        files = [folder] if folder.is_file() else [one for one in folder.iterdir() if one.suffix in DECIDING]
+        made_from = fingerprint({file.name: content_hash(file) for file in files})
+        return bundle, list(self.target.tapped_blocks), made_from
 
     def _add_bundle(self, spec: MethodSpec, bundle: Bundle, taps: list[int], made_from: str) -> None:
         self.target.tap(taps)  # a short calibration decodes

@@ -161,8 +161,19 @@ def test_the_second_target_is_measured_over_all_its_tasks(second, tiny_target_fo
     assert len({*lengths["tasks"].values(), lengths["value"]}) == 1  # the questions of all are the same
 
 
-def test_a_second_target_that_is_not_named_is_skipped():
+def test_a_pair_is_measured_as_the_second_target_is(second, tiny_target_folder, monkeypatch):
+    monkeypatch.setattr(second_target, "TREES_15", ["chain:length=2"])
+    pair = (str(tiny_target_folder), str(tiny_target_folder))  # it drafts for itself
+    run = Run("flagship", limit=1, busy="warn", pair=pair)
+    found = second_target.pair_speeds(run, *pair) | second_target.pair_lengths(run, *pair)
+    assert found["qwen15_best_vs_ar"]["tree"] in second_target.TREES_15
+    assert found["qwen15_best_vs_ar"]["value"] > 0 and found["qwen15_best_vs_transformers"]["value"] > 0
+    assert found["qwen15_accept_len_tree"]["value"] > 2
+
+
+def test_a_target_that_is_not_named_is_skipped():
     for group in second_target.GROUPS:
         rows = group.measure(Run("flagship"))
         assert set(rows) == set(group.goals)
-        assert all(row["skipped"] == "no --target FILE" for row in rows.values())
+        why = {"no --target FILE", "no --pair TARGET DRAFTER"}
+        assert all(row["skipped"] in why for row in rows.values())
