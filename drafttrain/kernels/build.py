@@ -153,7 +153,7 @@ def _vnni(wanted: str) -> list[str]:
     """Return the flag for products of bytes, where this machine has them and torch may use them."""
     feature, flag = VNNI.get(wanted.partition("_")[0], ("none", ""))
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    return [flag] * (any(one in limit for one in ("ALL", "VNNI", *BF16_LIMITS)) and _has(feature))
+    return [flag] if _has(feature) and any(one in limit for one in ("ALL", "VNNI", *BF16_LIMITS)) else []
 
 
 def _built(wanted: str) -> Path:

@@ -25,6 +25,7 @@ TASKS = {
     "mbpp": ("data/eval/mbpp.jsonl", 80),
     "mt_bench": ("data/eval/mt_bench.jsonl", 80),
 }
+TARGET, PAIR = "--target FILE", "--pair TARGET DRAFTER"
 LENGTH, SPEED, STOCK = "qwen05_accept_len_tree", "qwen05_best_vs_ar", "qwen05_best_vs_transformers"
 LENGTH_15, SPEED_15, STOCK_15 = "qwen15_accept_len_tree", "qwen15_best_vs_ar", "qwen15_best_vs_transformers"
 TREES_15 = [  # the fastest on the tuning prompts is used
@@ -37,13 +38,14 @@ TREES_15 = [  # the fastest on the tuning prompts is used
 TIMED = 40  # prompts of each task but MT-bench, for speeds
 
 
-def of_target(measure: Callable[[Run, str], Measured], *names: str) -> Callable[[Run], Measured]:
-    """Return a measurement that is skipped without --target."""
+def where(option: str, measure: Callable[..., Measured], *names: str) -> Callable[[Run], Measured]:
+    """Return a measurement of what an option of the command line names, skipped without it."""
 
     def measured(run: Run) -> Measured:
-        if run.target is None:
-            return {name: {"value": None, "skipped": "no --target FILE"} for name in names}
-        return measure(run, run.target)
+        given = {TARGET: [run.target] if run.target else None, PAIR: run.pair}[option]
+        if not given:
+            return {name: {"value": None, "skipped": f"no {option}"} for name in names}
+        return measure(run, *given)
 
     return measured
 
@@ -102,17 +104,6 @@ def timed(
     return {faster: than_plain, over_stock: over("speedup_transformers")}
 
 
-def of_pair(measure: Callable[[Run, str, str], Measured], *names: str) -> Callable[[Run], Measured]:
-    """Return a measurement that is skipped without --pair."""
-
-    def measured(run: Run) -> Measured:
-        if not run.pair:
-            return {name: {"value": None, "skipped": "no --pair TARGET DRAFTER"} for name in names}
-        return measure(run, *run.pair)
-
-    return measured
-
-
 def pair_lengths(run: Run, target: str, drafter: str) -> Measured:
     """accept_len of a small LM that drafts unchanged, with trees of 60 nodes."""
     return lengths(run, drafter, target, "qwen15_accept_len", LENGTH_15)
@@ -126,25 +117,25 @@ def pair_speeds(run: Run, target: str, drafter: str) -> Measured:
 GROUPS = [
     Group(
         {LENGTH: ">= 2.4"},
-        of_target(accept_len, LENGTH),
+        where(TARGET, accept_len, LENGTH),
         long=True,
         size=Size({name: full for name, (_, full) in TASKS.items()}),
     ),
     Group(
         {SPEED: ">= 1.8", STOCK: ">= 2.0"},
-        of_target(speeds, SPEED, STOCK),
+        where(TARGET, speeds, SPEED, STOCK),
         long=True,
         size=Size({"humaneval": TIMED, "mbpp": TIMED, "mt_bench": 80}, REPEATS),
     ),
     Group(
         {LENGTH_15: ">= 2.4"},
-        of_pair(pair_lengths, LENGTH_15),
+        where(PAIR, pair_lengths, LENGTH_15),
         long=True,
         size=Size({name: full for name, (_, full) in TASKS.items()}),
     ),
     Group(
         {SPEED_15: ">= 1.8", STOCK_15: ">= 2.0"},
-        of_pair(pair_speeds, SPEED_15, STOCK_15),
+        where(PAIR, pair_speeds, SPEED_15, STOCK_15),
         long=True,
         size=Size({"humaneval": TIMED, "mbpp": TIMED, "mt_bench": 80}, REPEATS),
     ),

@@ -78,6 +78,15 @@ def test_the_target_is_tapped_as_each_method_needs(tiny_target, stock, tiny_bund
         assert tiny_target.tapped_blocks == taps
 
 
+def test_a_small_lm_drafts_unchanged(tiny_target, stock, tiny_target_folder):
+    tree = "chain:length=3"
+    methods = Methods(tiny_target, [MethodSpec("small", str(tiny_target_folder), tree)], stock)
+    found = {name: method(IDS, 12) for name, method in methods.at(SamplingParams()).items()}
+    assert found["small"].token_ids == found["autoregressive"].token_ids
+    assert found["small"].stats.accept_len > 2  # it is the target's own model
+    assert methods.described["small"]["tree"] == tree and methods.identity["small"]
+
+
 def test_methods_without_files_and_an_assistant_are_exact(tiny_target, stock, tiny_target_folder):
     names = ["prompt_lookup", "lookahead", "self_draft", f"assistant={tiny_target_folder}"]
     methods = Methods(tiny_target, [MethodSpec.parse(name) for name in names], stock)
