@@ -5,23 +5,15 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from drafttrain.kernels.linear import NativeLinear, is_available
 from drafttrain.target_lm import twin
 from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.twin import Look, is_plain, native_copy
-from tests.conftest import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
-
-
-@pytest.fixture(scope="module")
-def tiny_llama():
-    """A model of this module's own: what others leave on the session's would not be transformers' own."""
-    tokenizer = tiny_tokenizer()
-    return tiny_model(LlamaConfig, LlamaForCausalLM, tokenizer), tokenizer
 
 
 @pytest.fixture(params=["tiny_llama", "tiny_qwen2"])
