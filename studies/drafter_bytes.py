@@ -17,6 +17,7 @@ from drafttrain.evaluation.config import AUTOREGRESSIVE
 from drafttrain.evaluation.measure import MeasurementLog, autoregressive, drafting, measure
 from drafttrain.evaluation.metrics import ratio, ratio_interval, tabulate
 from drafttrain.kernels import linear
+from drafttrain.kernels.build import sources_hash
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.utils.provenance import content_hash, fingerprint, git_commit
 from drafttrain.utils.writing import write_json
@@ -31,14 +32,16 @@ def study(args: Namespace) -> None:
     """Measure both; write `measurements.jsonl` and `drafter_bytes.json`."""
     of_bytes = load_bundle(args.bundle, target=args.target, dtype="bfloat16", own_calibration=False)
     target = of_bytes.target
-    with patch.object(linear, "variant", lambda: "generic"):  # which has no products of bytes
+    with patch.object(linear, "to_bytes", lambda weight, panel: (weight.detach().contiguous(), None)):
         of_bf16 = load_bundle(args.bundle, target=target, own_calibration=False)
     methods = {AUTOREGRESSIVE: autoregressive(target)}
     for tree in TREES:
         methods |= {f"bytes {tree}": drafting(target, of_bytes.proposer(tree))}
         methods |= {f"bf16 {tree}": drafting(target, of_bf16.proposer(tree))}
     task = Task("tuning", read_prompts(TUNING, args.limit), 1)
-    key = fingerprint([target.fingerprint, content_hash(args.bundle), TREES, NEW_TOKENS, git_commit()])
+    machine = describe_machine(target.device, target.dtype)
+    same = [target.fingerprint, content_hash(args.bundle), TREES, NEW_TOKENS]
+    key = fingerprint([*same, git_commit(), sources_hash(), machine])
     measured = measure(
         target, methods, task, MeasurementLog(args.out / "measurements.jsonl", key), NEW_TOKENS
     )
@@ -53,7 +56,6 @@ def study(args: Namespace) -> None:
         for tree in TREES
     }
     plain = rows[AUTOREGRESSIVE].tokens_per_second
-    machine = describe_machine(target.device, target.dtype)
     write_json(args.out / "drafter_bytes.json", {"trees": found, "plain": plain, "machine": machine})
     for tree, row in found.items():
         print(tree, row)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from drafttrain.kernels.build import sources_hash
 from drafttrain.kernels.difference import machine_difference
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import FrozenTarget
@@ -84,7 +85,7 @@ class Calibration:
     Attributes:
         machine: from `describe_machine`, with the `load` during the measurement.
         dtype: of target and drafter.
-        versions: of the libraries.
+        versions: of the libraries, and the hash of the "kernels".
         measured: time of the measurement.
         made_for: fingerprints of "target" and "drafter", and of the "classifier" that `beta` is for.
         target: s_t(n), seconds of the target's forward by tokens, for each context.
@@ -148,7 +149,7 @@ class Calibration:
         return cls(
             machine=machine_of(target),
             dtype=dtype_name(target.dtype),
-            versions=versions(),
+            versions=versions() | {"kernels": sources_hash()},
             measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             made_for=dict(fingerprints),
             target=curves[0],
@@ -236,6 +237,8 @@ class Calibration:
         for name, calibrated, found in pairs:
             if difference is None and calibrated != found:
                 difference = f"{name} {calibrated}, and this is {found}"
+        if difference is None and target.is_packed and self.versions.get("kernels") != sources_hash():
+            difference = "another version of the kernels"
         return difference and f"calibrated for {difference}"
 
 

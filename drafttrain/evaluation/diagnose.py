@@ -103,15 +103,19 @@ def diagnose(
 
 def _identity(drafter: DraftModel, target: FrozenTarget, gain: float) -> list[Change]:
     """Compare what the drafter was trained for with what it drafts for. Any difference is named: prompts that
-    are easier than those of the validation hide what it costs.
+    are easier than those of the validation hide what it costs. All differences are one change, as they have
+    one gain.
 
     Args:
         gain: in accept_len, to that on validation prompts.
     """
     made_for, found = drafter.config.target, identity(target)
-    why = "this target has another one than the drafter was trained for"
     different = [key for key in REMEDIES if made_for.get(key) != found[key]]
-    return [Change(key, why, REMEDIES[key], gain if gain > COSTS else None, True) for key in different]
+    if not different:
+        return []
+    why = "this target differs in that from the one that the drafter was trained for"
+    remedy = "; ".join(REMEDIES[key] for key in different)
+    return [Change(" and ".join(different), why, remedy, gain if gain > COSTS else None, True)]
 
 
 def _trend(log: Path) -> list[Change]:

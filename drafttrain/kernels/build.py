@@ -152,7 +152,7 @@ def _may_use_tiles() -> bool:
 def _vnni(wanted: str) -> list[str]:
     """Return the flag for products of bytes, where this machine has them and torch may use them."""
     feature, flag = VNNI.get(wanted.partition("_")[0], ("none", ""))
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or "ALL").upper()
     return [flag] if _has(feature) and any(one in limit for one in ("ALL", "VNNI", *BF16_LIMITS)) else []
 
 

@@ -76,8 +76,8 @@ class NativeLinear(nn.Module):
     Args:
         weight: [out, in], bf16 or fp32; sums are fp32 in both.
         bias: [out] or None.
-        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, and round inputs to 8 bits,
-            where the machine multiplies bytes: for drafters, whose errors cost acceptance alone.
+        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, and round inputs to 8 bits
+            (AMX: to bf16); not with `generic`. For drafters, whose errors cost acceptance alone.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, narrow: bool = False):

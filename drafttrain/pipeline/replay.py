@@ -61,15 +61,6 @@ class Trace:
         """Those of them that were in the tree."""
         return sum(step.hits for step in self.steps)
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of the tokens that were in the tree; the last one is not looked for."""
-        return self.hits / max(self.tokens - 1, 1)
-
-    @property
-    def timesteps_per_token(self) -> float:
-        return len(self.steps) / max(self.tokens, 1)
-
 
 @dataclass
 class Round:

@@ -190,6 +190,29 @@ def test_vdpbf16ps_is_used_where_it_is_fast(monkeypatch, features, able, wanted)
     assert build._wanted() == able  # by name it can be had
 
 
+@pytest.mark.parametrize(
+    ("wanted", "features", "limit", "flags"),
+    [
+        ("avx512", "avx512_vnni", None, ["-mavx512vnni"]),
+        ("avx512_bf16", "avx512_vnni", "", ["-mavx512vnni"]),
+        ("avx512", "avx512_vnni", "AVX512_CORE_VNNI", ["-mavx512vnni"]),
+        ("avx512", "avx512_vnni", "AVX512_CORE", []),
+        ("avx512", "avx_vnni", None, []),
+        ("avx2", "avx_vnni avx512_vnni", "AVX2_VNNI", ["-DAVX_VNNI"]),
+        ("avx2", "avx_vnni avx512_vnni", "AVX2", []),
+        ("avx2", "avx512_vnni", None, []),
+        ("generic", "avx_vnni avx512_vnni", None, []),
+    ],
+)
+def test_products_of_bytes_follow_the_machine_and_its_limit(monkeypatch, wanted, features, limit, flags):
+    monkeypatch.setattr(build, "_has", lambda feature: feature in features.split())
+    if limit is None:
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    else:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert build._vnni(wanted) == flags
+
+
 @needs_compiler
 def test_both_variables_give_avx2():
     """The variables that imitate a machine without AVX-512 imitate it here too."""

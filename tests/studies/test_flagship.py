@@ -175,5 +175,7 @@ def test_a_target_that_is_not_named_is_skipped():
     for group in second_target.GROUPS:
         rows = group.measure(Run("flagship"))
         assert set(rows) == set(group.goals)
-        why = {"no --target FILE", "no --pair TARGET DRAFTER"}
-        assert all(row["skipped"] in why for row in rows.values())
+        for name, row in rows.items():
+            assert row["skipped"] == (
+                "no --pair TARGET DRAFTER" if name.startswith("qwen15") else "no --target FILE"
+            )

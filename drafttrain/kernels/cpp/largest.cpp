@@ -1,4 +1,4 @@
-// Each part of a row is looked at by one thread, and what the parts have is merged.
+// Parts of rows are looked at by any thread, which keeps the largest that it has met of each row; these are merged.
 
 #include "largest.h"
 
@@ -7,37 +7,58 @@ constexpr int64_t PART = 4096;  // entries that are looked at together: what sum
 struct Entry {
   float value;
   int64_t place;
-  bool above(const Entry& other) const { return value > other.value || (value != value && other.value == other.value); }
+  bool above(const Entry& other) const {
+    if (value > other.value) return true;
+    if (value != value || other.value != other.value) return value != value && (other.value == other.value || place < other.place);
+    return value == other.value && place < other.place;
+  }
 };
 
-// Puts an entry after those of `best` [count] that it is not above, and drops what is then beyond k.
-static inline void insert(Entry* best, int64_t& count, int64_t k, Entry entry) {
-  int64_t i = count < k ? count++ : k - 1;
-  for (; i && entry.above(best[i - 1]); i--) best[i] = best[i - 1];
-  best[i] = entry;
-}
+// The k largest entries that were met of a row, in descending order.
+struct Best {
+  const int64_t k;
+  int64_t count = 0;
+  Entry* entries;  // [k]
 
-// The k largest entries of a part of a row, k <= its size.
-static void best_of(const float* row, Range part, int64_t k, Entry* best) {
-  int64_t count = 0, i = part.begin;
-  auto look = [&](int64_t end) {
-    for (; i < end; i++)
-      if (Entry entry = {row[i], i}; count < k || entry.above(best[k - 1])) insert(best, count, k, entry);
-  };
-  look(part.begin + k);
-  for (; i + 4 * VL <= part.end;) {
-    const vf least = splat(best[k - 1].value);
-    const float* at = row + i;
-    vi under = (load(at) <= least) & (load(at + VL) <= least) & (load(at + 2 * VL) <= least) & (load(at + 3 * VL) <= least);
-    int32_t lanes[VL], all = -1;  // false for NaN as well
-    std::memcpy(lanes, &under, sizeof under);
-    for (int j = 0; j < VL; j++) all &= lanes[j];
-    if (all) i += 4 * VL; else look(i + 4 * VL);
+  bool wants(Entry entry) const { return count < k || entry.above(entries[k - 1]); }
+
+  void insert(Entry entry) {
+    int64_t i = count < k ? count++ : k - 1;
+    for (; i && entry.above(entries[i - 1]); i--) entries[i] = entries[i - 1];
+    entries[i] = entry;
   }
-  look(part.end);
+
+  void look(const float* row, Range part) {
+    int64_t i = part.begin;
+    auto each = [&](int64_t end) {
+      for (; i < end; i++)
+        if (Entry entry = {row[i], i}; wants(entry)) insert(entry);
+    };
+    each(std::min(part.end, part.begin + k - count));
+    for (; i + 4 * VL <= part.end;) {
+      const vf least = splat(entries[k - 1].value);
+      const float* at = row + i;
+      vi under = (load(at) < least) & (load(at + VL) < least) & (load(at + 2 * VL) < least) & (load(at + 3 * VL) < least);
+      int32_t lanes[VL], all = -1;  // false for NaN as well
+      std::memcpy(lanes, &under, sizeof under);
+      for (int j = 0; j < VL; j++) all &= lanes[j];
+      if (all) i += 4 * VL; else each(i + 4 * VL);
+    }
+    each(part.end);
+  }
+};
+
+// The largest of a part of a row, NaN apart.
+static float maximum(const float* x, int64_t size) {
+  vf most = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + VL <= size; i += VL) most = load(x + i) > most ? load(x + i) : most;
+  float found = max(most);
+  for (; i < size; i++) found = x[i] > found ? x[i] : found;
+  return found;
 }
 
-// Sum of e^(x - most) over a part of a row; 0 where all of it is -inf.
+// Sum of e^(x - most) over a part of a row; 0 where none is above -inf.
 static float sum_of_exp(const float* x, int64_t size, float most) {
   if (most == -INFINITY) return 0;
   vf total = {};
@@ -50,49 +71,54 @@ static float sum_of_exp(const float* x, int64_t size, float most) {
 
 // What of each row of x [rows][width] is among its k largest.
 struct Tops {
-  const int64_t rows, width, k, parts, kept;  // kept: entries of each part
+  const int64_t rows, width, k, parts, threads;
   const bool log_probs;
-  std::vector<Entry> best;
-  std::vector<float> sums;
+  std::vector<Entry> entries;     // [threads][rows][k]
+  std::vector<int64_t> counts;    // [threads][rows]
+  std::vector<float> most, sums;  // [rows][parts]
   Queues queues;
   Tops(int64_t rows, int64_t width, int64_t k, bool log_probs, int64_t threads)
-      : rows(rows), width(width), k(k), parts((width + PART - 1) / PART), kept(std::min(k, PART)), log_probs(log_probs),
-        best(rows * parts * kept), sums(log_probs ? rows * parts : 0), queues(1, int(threads)) {}
+      : rows(rows), width(width), k(k), parts((width + PART - 1) / PART), threads(threads), log_probs(log_probs),
+        entries(threads * rows * k), counts(threads * rows), most(log_probs ? rows * parts : 0), sums(most.size()), queues(1, int(threads)) {}
+
+  Best best(int64_t thread, int64_t row) {
+    const int64_t list = thread * rows + row;
+    return {k, counts[list], entries.data() + list * k};
+  }
 
   // Looks at all parts, as thread t of several.
   void look(const float* x, int t) {
     queues[0].take(rows * parts, t, [&](Range items) {
       for (int64_t item = items.begin; item < items.end; item++) {
-        int64_t begin = item % parts * PART, end = std::min(width, begin + PART);
-        const float* row = x + item / parts * width;
-        best_of(row, {begin, end}, std::min(kept, end - begin), best.data() + item * kept);
-        if (log_probs) sums[item] = sum_of_exp(row + begin, end - begin, best[item * kept].value);
+        const int64_t row = item / parts, begin = item % parts * PART, end = std::min(width, begin + PART);
+        const float* values = x + row * width;
+        Best found = best(t, row);
+        found.look(values, {begin, end});
+        counts[t * rows + row] = found.count;
+        if (log_probs) most[item] = maximum(values + begin, end - begin), sums[item] = sum_of_exp(values + begin, end - begin, most[item]);
       }
     });
   }
 
-  void merge(float* values, int64_t* places) const {
-    std::vector<Entry> row_best(k);
+  void merge(float* values, int64_t* places) {
+    std::vector<Entry> row_entries(k);
     for (int64_t row = 0; row < rows; row++) {
-      int64_t found = 0;
-      for (int64_t part = 0; part < parts; part++) {
-        const Entry* from = best.data() + (row * parts + part) * kept;
-        int64_t size = std::min(kept, width - part * PART);
-        for (int64_t i = 0; i < size && (found < k || from[i].above(row_best[k - 1])); i++) insert(row_best.data(), found, k, from[i]);
+      Best all = {k, 0, row_entries.data()};
+      for (int64_t thread = 0; thread < threads; thread++) {
+        const Best one = best(thread, row);
+        for (int64_t i = 0; i < one.count && all.wants(one.entries[i]); i++) all.insert(one.entries[i]);
       }
-      float most = 0, log_total = 0;
+      float largest = 0, log_total = 0;
       if (log_probs) {
         double total = 0;
-        most = row_best[0].value;
-        for (int64_t part = 0; part < parts; part++) {
-          const int64_t item = row * parts + part;
-          if (sums[item] != 0) total += sums[item] * std::exp(double(best[item * kept].value) - most);
-        }
+        largest = all.entries[0].value;
+        for (int64_t item = row * parts; item < (row + 1) * parts; item++)
+          if (sums[item] != 0) total += sums[item] * std::exp(double(most[item]) - largest);
         log_total = float(std::log(total));
       }
       for (int64_t i = 0; i < k; i++) {
-        values[row * k + i] = row_best[i].value - most - log_total;
-        places[row * k + i] = row_best[i].place;
+        values[row * k + i] = all.entries[i].value - largest - log_total;
+        places[row * k + i] = all.entries[i].place;
       }
     }
   }
