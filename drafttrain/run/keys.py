@@ -16,6 +16,19 @@ from drafttrain.utils.errors import UserError, did_you_mean
 
 # keys from which hours were estimated
 REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
+# what transformers' TrainingArguments call it
+TRAINER_NAMES = {
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "rows_per_batch",
+    "batch_size": "rows_per_batch",
+    "max_length": "row_length",
+    "lr_scheduler_type": "schedule",
+    "warmup_ratio": "warmup_steps",
+    "optim": "optimizer",
+    "adam_beta1": "adam_betas",
+    "adam_beta2": "adam_betas",
+}
 
 
 class Key(NamedTuple):
@@ -79,6 +92,8 @@ def remedy(cls: type, prefix: str, key: str, root: type) -> str:
     names = [item.name for item in keys_of(cls)]
     if f"{prefix}{key}" in REMOVED:
         return "leave it out: --dry-run estimates no hours"
+    if (known := TRAINER_NAMES.get(key)) in names:
+        return f"did you mean {prefix}{known}?"
     if close := did_you_mean(key, names, prefix=prefix):
         return close
     everywhere = [key.name for key in describe_keys(root)]

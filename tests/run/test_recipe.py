@@ -108,6 +108,8 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("trainin: {lr: 1}", "unknown key trainin; did you mean training?"),
         ("training: {lrr: 1}", "unknown key training.lrr; did you mean training.lr?"),
         ("lr: 1", "unknown key lr; did you mean training.lr?"),
+        ("training: {learning_rate: 1}", "unknown key training.learning_rate; did you mean training.lr?"),
+        ("training: {batch_size: 1}", "training.batch_size; did you mean training.rows_per_batch?"),
         ("training: {qqq: 1}", "unknown key training.qqq; known here: optimizer, lr, "),
         (
             "evaluate: {prompts: [{name: a, pth: b}]}",
