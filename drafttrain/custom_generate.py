@@ -31,6 +31,7 @@ from transformers.generation import (
     GenerateDecoderOnlyOutput,
     GenerationMode,
 )
+from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
@@ -51,6 +52,8 @@ MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
 HUB = "token", "cache_dir", "force_download", "local_files_only", "proxies"
 CACHES = None, "dynamic", "dynamic_full"
 STRETCHING = "dynamic", "longrope"  # kinds of rope that turn keys otherwise beyond some positions
+ROOM = 1024  # new tokens that caches get room for at once; few outputs are as long as their limit
+KEPT = 4  # decoders that a model keeps; drafters are large
 TAKEN = {"attention_mask", "position_ids", CACHE_ARGUMENT, "use_cache", "logits_to_keep", "cache_position"}
 
 
@@ -113,7 +116,7 @@ def generate(
             decoder.proposer,
             requests,
             len(requests),
-            input_ids.shape[1] + limit,
+            input_ids.shape[1] + min(limit, ROOM),
             stop=(),
             accept=rule,
         ):
@@ -206,7 +209,7 @@ def _output(
 
 
 class Loaded:
-    """The decoders of a model by what they were loaded with. Copies of the model begin without any.
+    """The last decoders of a model by what they were loaded with. Copies of the model begin without any.
 
     Attributes:
         lock: held by the thread whose text is being decoded.
@@ -232,8 +235,8 @@ class Loaded:
         ngrams: str | None,
         calibration: str | None,
     ) -> SpeculativeDecoder:
-        """Return the model's decoder, loaded again for another head, device or dtype of the model, or a
-        policy that only looks the same.
+        """Return the model's decoder, loaded again for another head, device, dtype or forward of the model,
+        or a policy that only looks the same.
 
         Raises:
             UserError: the drafter does not fit the model, or there is none of this name.
@@ -243,10 +246,15 @@ class Loaded:
         target = self.native(model) if native else None
         key = target is None, drafter, repr(tree), ngrams, calibration  # policies cannot be hashed
         parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
-        parts += [model.device, model.dtype, tree]
-        if key not in self.decoders or self.decoders[key][0] != parts:
-            self.decoders[key] = parts, _load(model, target or model, drafter, tree, ngrams, calibration)
-        return self.decoders[key][1]
+        hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]  # no decoder calls them
+        parts += [model.device, model.dtype, tree, vars(model).get("forward"), hooks]
+        known = self.decoders.pop(key, None)
+        if known is None or known[0] != parts:
+            known = parts, _load(model, target or model, drafter, tree, ngrams, calibration)
+        self.decoders[key] = known  # as the last one
+        while len(self.decoders) > KEPT:
+            del self.decoders[next(iter(self.decoders))]
+        return known[1]
 
     def native(self, model: PreTrainedModel) -> FrozenTarget | None:
         """Return the native copy of the model, made in the first call; None where its own modules are to run.
@@ -330,6 +338,9 @@ def _refuse(
     require(mode in MODES, "generation mode", "greedy search or sampling", mode.value)
     require(not model.config.is_encoder_decoder, "model", "decoder-only", "an encoder-decoder model")
     require(not _of_caller("synced_gpus"), "synced_gpus", "off", True)
+    split = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+    require(not split, "model", "whole on its device", "one that ZeRO-3 or FSDP splits")
+    require(not torch.is_autocast_enabled(model.device.type), "autocast", "off", "on")
     require(config.use_cache, "use_cache", "on", config.use_cache)
     chunk = config.prefill_chunk_size
     require(chunk is None, "prefill_chunk_size", "null, as prompts are encoded whole", chunk)
@@ -349,6 +360,8 @@ def _refuse(
     require(one or ends or alike, "eos_token_id", "given with stopping criteria and several rows", None)
     require(input_ids.shape[1] > 0, "input_ids", "at least one token", 0)
     text = model.config.get_text_config()
+    known = bool(((input_ids >= 0) & (input_ids < text.vocab_size)).all())
+    require(known, "input_ids", f"from 0 to {text.vocab_size - 1}", "others")
     rope, longest = getattr(text, "rope_parameters", None) or {}, criteria.max_length or config.max_length
     for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
         if one.get("rope_type") in STRETCHING:  # a tree's nodes would cross the limit before the text does
@@ -364,17 +377,15 @@ def _refuse(
     require(not others, "inputs", "token ids alone", ", ".join(others))
     mask = model_kwargs.get("attention_mask")
     if mask is not None:
-        padded = mask.ndim == 2 and bool((mask.diff(dim=1) >= 0).all()) and bool((mask[:, -1] > 0).all())
+        padded = mask.shape == input_ids.shape
+        padded = padded and bool((mask.diff(dim=1) >= 0).all()) and bool((mask[:, -1] > 0).all())
         require(padded, "attention_mask", "[B, L] with padding on the left alone", list(mask.shape))
     positions = model_kwargs.get("position_ids")
     if positions is not None:
         kept = torch.ones_like(input_ids) if mask is None else mask
-        require(
-            bool((positions == kept.cumsum(1) - 1)[kept > 0].all()),
-            "position_ids",
-            "0, 1, 2, … in each row",
-            "others",
-        )
+        counted = positions.shape[-1] == input_ids.shape[1] and positions.ndim == 2
+        counted = counted and bool((positions == kept.cumsum(1) - 1)[kept > 0].all())
+        require(counted, "position_ids", "0, 1, 2, … in each row", "others")
 
 
 def _of_caller(name: str) -> Any:

@@ -106,10 +106,10 @@ class Countdown(StoppingCriteria):
 
 
 class Seen(LogitsProcessor):
-    """Counts its calls in a list."""
+    """Counts its calls in a list, beside what cannot be copied."""
 
     def __init__(self):
-        self.calls = [0]
+        self.calls, self.lock = [0], threading.Lock()
 
     def __call__(self, input_ids, scores):
         self.calls[0] += 1
@@ -140,14 +140,16 @@ OPTIONS = {
 def test_what_a_callers_own_keep_is_kept_for_each_row(n, model, tokenizer, tiny_bundle):
     """A criterion that ends all rows after some tokens, a processor that counts."""
     given = inputs(tokenizer, n)
-    found = []
+    found, seen = [], []
     for drafted in ({}, call(tiny_bundle)):
+        seen.append(Seen())
         own = {
             "stopping_criteria": StoppingCriteriaList([Countdown(7)]),
-            "logits_processor": LogitsProcessorList([Seen()]),
+            "logits_processor": LogitsProcessorList(seen[-1:]),
         }
         found.append(model.generate(**given, **{**drafted, "do_sample": False, "max_new_tokens": 24, **own}))
     assert torch.equal(*found) and found[0].shape[1] == given["input_ids"].shape[1] + 7
+    assert [one.calls for one in seen] == [[7], [7] if n == 1 else [0]]  # rows have copies
 
 
 class Noise(LogitsProcessor):
@@ -155,6 +157,11 @@ class Noise(LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         return scores + torch.rand_like(scores)
+
+
+class Spoilt(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores.index_fill(1, torch.tensor([9]), torch.inf)
 
 
 class Guided(LogitsProcessor):
@@ -215,6 +222,13 @@ def test_samples_are_drawn_where_an_unused_logit_is_not_finite(tiny_target_folde
         assert torch.equal(*pair)
         texts.append(pair[0].tolist())
     assert texts[0] != texts[1]
+
+
+def test_a_processor_that_spoils_scores_fails_as_in_generate(model, tokenizer, tiny_bundle):
+    options = {"do_sample": True, "max_new_tokens": 4, "logits_processor": LogitsProcessorList([Spoilt()])}
+    for drafted in ({}, call(tiny_bundle)):
+        with pytest.raises(RuntimeError, match="probability tensor contains"):
+            model.generate(**inputs(tokenizer), **drafted | options)
 
 
 def test_ids_of_32_bits_give_ids_of_64(model, tokenizer, tiny_bundle):
@@ -468,6 +482,37 @@ def test_hooks_run_the_models_own_modules(tiny_target_folder, tokenizer, tiny_bu
     assert getattr(model, LOADED).copied is not None
 
 
+def test_a_hook_on_the_model_itself_is_not_passed_over(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    before = model.generate(**inputs(tokenizer), **call(tiny_bundle, native=False))
+    hook = model.register_forward_hook(lambda module, args, out: setattr(out, "logits", -out.logits))
+    with pytest.raises(UserError, match="verifies trees wrongly"):  # decoding would not call it
+        model.generate(**inputs(tokenizer), **call(tiny_bundle, native=False))
+    hook.remove()
+    assert torch.equal(model.generate(**inputs(tokenizer), **call(tiny_bundle, native=False)), before)
+
+
+def test_few_decoders_are_kept(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    trees = [f"chain:length={n}" for n in range(1, custom_generate.KEPT + 2)]
+    for tree in (*trees, trees[1]):
+        model.generate(**inputs(tokenizer), **call(tiny_bundle, tree=tree))
+    assert [key[2] for key in getattr(model, LOADED).decoders] == [repr(t) for t in (*trees[2:], trees[1])]
+
+
+def test_autocast_is_refused(model, tokenizer, tiny_bundle):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError, match="autocast: must be off"):
+        model.generate(**inputs(tokenizer), **call(tiny_bundle))
+
+
+def test_an_output_longer_than_the_room_at_first(model, tokenizer, tiny_bundle, monkeypatch):
+    monkeypatch.setattr(custom_generate, "ROOM", 2)
+    monkeypatch.setattr("drafttrain.inference.session.DRAFT_SLOTS", 1)
+    given = inputs(tokenizer, 3)
+    plain = model.generate(**given, do_sample=False, max_new_tokens=40)
+    assert torch.equal(model.generate(**given, **call(tiny_bundle, max_new_tokens=40)), plain)
+
+
 @pytest.mark.parametrize("merged", [False, True])
 def test_adapters_count(merged, tiny_target_folder, tokenizer, tiny_bundle):
     from peft import LoraConfig, get_peft_model
@@ -495,8 +540,9 @@ def test_a_model_with_another_head_is_loaded_again(tiny_target_folder, tokenizer
     assert torch.equal(model.generate(**given, **call(tiny_bundle)), plain) and not torch.equal(plain, before)
 
 
-def test_a_policy_is_a_tree(model, tokenizer, tiny_bundle):
+def test_a_policy_is_a_tree(tiny_target_folder, tokenizer, tiny_bundle):
     """And one that is made again for each call is loaded once."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
     expected = model.generate(**inputs(tokenizer), **call(tiny_bundle))
     before = len(getattr(model, LOADED).decoders)
     decoders = set()
@@ -609,6 +655,8 @@ def test_rope_that_stretches_is_refused_beyond_its_limit(tiny_target_folder, tok
         ({"n": 2, "output_scores": True, "return_dict_in_generate": True}, "output_scores: must be off with"),
         ({"right": True, "n": 4}, "attention_mask: must be .* padding on the left alone"),
         ({"positions": True}, "position_ids: must be 0, 1, 2"),
+        ({"ids": -100}, "input_ids: must be from 0 to [0-9]+, got others"),
+        ({"ids": 10**6}, "input_ids: must be from 0 to [0-9]+, got others"),
         ({"past_key_values": DynamicCache()}, ": must be left out, got DynamicCache"),
         (
             {"n": 2, "logits_processor": [ByRow()]},
@@ -635,6 +683,8 @@ def test_what_it_does_not_do_is_one_error(options, message, tiny_target_folder, 
         given = {name: value.flip(1) for name, value in given.items()}
     if options.pop("positions", False):
         given["position_ids"] = torch.arange(given["input_ids"].shape[1])[None] + 3
+    if "ids" in options:
+        given["input_ids"][0, 1] = options.pop("ids")
     if options.get("streamer"):
         options["streamer"] = TextIteratorStreamer(tokenizer)
         options["streamer"].put = lambda value: None

@@ -1,5 +1,6 @@
 """Choose tokens as `generate` of transformers does: by its logits processors, stopping criteria and draws."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,11 +115,10 @@ class AsTransformers(AcceptanceRule):
         raw = logits[None].to(text.device, torch.float32, copy=True)
         scores = self.processors[number](text, raw.clone())  # [1, V]
         require(scores.shape == raw.shape, "logits_processor", "of one row at a time", list(scores.shape))
-        best = scores.max()
-        if self.samples and (best.isfinite() or best == -torch.inf):  # with no token allowed: torch's error
+        token, best = scores.argmax(-1), scores.max()  # [1], []
+        # where processors leave no token, or spoil scores of finite logits, this is torch's own error
+        if self.samples and (best.isfinite() or best == -torch.inf or raw[0, token].isfinite()):
             token = torch.multinomial(scores.softmax(-1), 1)[0]  # [1]
-        else:
-            token = scores.argmax(-1)  # [1]
         self.texts[number] = torch.cat([self.texts[number], token])
         if self.scores is not None:
             self.scores += (scores,)
@@ -167,12 +167,17 @@ def _is_known(one: Callable) -> bool:
 
 
 def _copied(one: Callable) -> Callable:
-    """Return a copy of a caller's processor or criterion with everything that it keeps, but for models and
-    tokenizers; a shallow one of what cannot be copied so."""
+    """Return a copy of a caller's processor or criterion with everything that it keeps, but for models,
+    tokenizers and attributes that cannot be copied."""
+    heavy = {id(value): value for value in _heavy(one, set())}
     try:
-        return copy.deepcopy(one, {id(value): value for value in _heavy(one, set())})
-    except Exception:  # a lock, a generator: any of many kinds
-        return copy.copy(one)
+        return copy.deepcopy(one, dict(heavy))
+    except Exception:  # it holds a lock, a generator: any of many kinds
+        twin = copy.copy(one)
+    for name, value in vars(one).items() if twin is not one and hasattr(one, "__dict__") else ():
+        with contextlib.suppress(Exception):
+            vars(twin)[name] = copy.deepcopy(value, dict(heavy))
+    return twin
 
 
 def _heavy(value: object, seen: set[int]) -> Iterator[object]:

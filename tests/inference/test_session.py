@@ -19,6 +19,7 @@ from drafttrain.trees.lists import tree_of_lists
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 ROOTS = [5, 9, 5]  # what follows in each fork
+NATIVE = pytest.mark.skipif(not is_available(), reason="no native kernels here")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,26 @@ def step(session):
     verified = verify(session, propose(session), accept_greedy)
     update(session, verified)
     return verified
+
+
+@pytest.mark.parametrize("prompts", [[PROMPT * 3], [PROMPT * 3, PROMPT[:2], PROMPT + ROOTS]])
+@pytest.mark.parametrize("native", [pytest.param(True, marks=NATIVE), False])
+def test_a_long_prompt_is_encoded_in_stretches(prompts, native, loaded, tiny_llama, monkeypatch):
+    target = loaded.target if native else FrozenTarget(*tiny_llama, "tiny", loaded.target.tapped_blocks)
+    proposer = loaded.proposer("chain:length=3") if native else NoProposer()
+    found = []
+    for stretch in (5, 2048):
+        monkeypatch.setattr("drafttrain.inference.session.STRETCH", stretch)
+        found.append(prefill(target, proposer, prompts, 64, accept_greedy))
+    near = {"rtol": 0, "atol": 0} if native else {}
+    for row, prompt in enumerate(prompts):
+        kept = [session.cache.kv[:, :, row, :, : len(prompt)] for session in found]
+        torch.testing.assert_close(*kept, **near)
+    assert torch.equal(found[0].root, found[1].root)
+    assert found[0].cache.lengths.tolist() == list(map(len, prompts))
+    for _ in range(3):
+        logits = [step(session).logits for session in found]
+        torch.testing.assert_close(*logits, **near)
 
 
 @pytest.mark.skipif(not is_available(), reason="torch's operators round rows of a batch differently")
