@@ -50,6 +50,7 @@ from drafttrain.utils.threads import usable_cores
 
 DRAFT_SLOTS = 64  # of a cache, for trees in flight
 ROOM = 2048  # tokens for which caches get room where prompts are not known yet
+LOADING = 3600.0  # seconds in which the others may load their weights
 DTYPES = torch.float32, torch.bfloat16
 MODES: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp}
 
@@ -120,10 +121,12 @@ class PipelineDecoder:
         except UserError:
             self.ranks.leave()
             raise
+        self.ranks.meet(LOADING)
         self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
         self.ranks.agree("weights of the target", sample_hash(self.place))
-        paces = config.pace.stage_ms, config.pace.draft_ms
-        self.me.stage_pace, self.me.draft_pace = (Pace(None if ms is None else ms / 1e3) for ms in paces)
+        given = [asdict(request) for _, request in self.prompts]
+        self.ranks.agree("prompts and stop tokens", fingerprint([self.stop, given]))
+        self.me.stage_pace, self.me.draft_pace = Pace.of_stages(config.pace), Pace.of_drafts(config.pace)
         self._open = ExitStack()
         self._open.enter_context(native_team(self.threads))
         if config.probe:
@@ -376,9 +379,12 @@ def _head_in_blocks(config: PreTrainedConfig) -> float:
 
 
 def _stored_drafter(config: PipelineConfig) -> Mapping[str, Any]:
-    """Return what every rank has to know of the drafter's config; nothing of a small LM."""
-    if not config.drafts or is_plain_lm(config.drafter):
+    """Return what every rank has to know of the drafter's config."""
+    if not config.drafts:
         return {}
+    if is_plain_lm(config.drafter):
+        lm = load_config(resolve_target(config.drafter)).get_text_config()
+        return {"draft_vocab_size": lm.vocab_size}
     return read_config(find_bundle(config.drafter))
 
 

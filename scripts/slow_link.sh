@@ -20,8 +20,11 @@ for tool in ip tc; do
     command -v "$tool" > /dev/null || fail "$tool: must be installed, got none; install iproute2, or use link.gbit"
 done
 
-spaces=(drafttrain-$$-0 drafttrain-$$-1)
-remove() { for space in "${spaces[@]}"; do ip netns delete "$space" 2> /dev/null || true; done; }
+spaces=(drafttrain-$$-0 drafttrain-$$-1) ranks=()
+remove() {
+    for rank in "${ranks[@]}"; do kill "$rank" 2> /dev/null || true; done
+    for space in "${spaces[@]}"; do ip netns delete "$space" 2> /dev/null || true; done
+}
 trap remove EXIT
 for space in "${spaces[@]}"; do
     ip netns add "$space" || fail "network namespaces: must be allowed, got none; use link.gbit and link.ms"
@@ -37,7 +40,7 @@ for rank in 0 1; do
 done
 
 export MASTER_ADDR=10.199.0.1 MASTER_PORT=29500 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 GLOO_SOCKET_IFNAME=slow
-ranks=()
+export DRAFTTRAIN_PARENT=$$ # ranks end with this script, however that ends
 for rank in 0 1; do
     RANK=$rank ip netns exec "${spaces[rank]}" drafttrain pipeline "$@" &
     ranks+=($!)

@@ -76,7 +76,7 @@ def stpp(me: Member, request: Request) -> Program:
             with me.device:
                 clock, started = me.clock(), time.perf_counter()
                 out = me.stage.compute_tree(flow)
-                me.stage_pace.wait(started)
+                me.stage_pace.wait(started, len(flow.tokens))
                 logits = me.stage.part.logits(out.x)[None] if me.is_last else None  # [1, n, V]
                 me.done("C", "dec", me.node, output.timesteps, clock)
                 if me.is_last:

@@ -51,10 +51,28 @@ class PaceConfig:
     Attributes:
         stage_ms: of a stage, for any number of nodes. null: as long as it takes.
         draft_ms: of a drafting step. null: as long as it takes.
+        curve: of a stage by tokens, as pairs such as [[1, 30], [8, 45]], in place of stage_ms; proportional
+            beyond the last one. null: none.
     """
 
     stage_ms: float | None = setting(None, ge=0)
     draft_ms: float | None = setting(None, ge=0)
+    curve: list[list[float]] | None = None
+
+    def check(self) -> None:
+        """Validate the settings.
+
+        Raises:
+            UserError: a value out of range, or a curve that is none or comes with stage_ms.
+        """
+        check_ranges(self, "pace")
+        if self.curve is None:
+            return
+        if self.stage_ms is not None:
+            raise UserError(
+                f"pace.curve: must not be given beside pace.stage_ms, got {self.curve}; remove one"
+            )
+        _check_curve("pace.curve", self.curve)
 
 
 @dataclass(frozen=True)
@@ -146,7 +164,7 @@ class PipelineConfig:
         check_choices(self)
         check_ranges(self)
         check_ranges(self.sampling, "sampling")
-        check_ranges(self.pace, "pace")
+        self.pace.check()
         if self.link is not None:
             check_ranges(self.link, "link")
         self.stages.check()
@@ -200,6 +218,7 @@ class SimulateConfig:
         limit: number of prompts to take. null: all.
         max_new_tokens: limit of every answer.
         sampling: how tokens are drawn.
+        concurrency: prompts at a time; pp and stpp fill the stages with them, pipedec takes them in turn.
         stages: numbers of stages to simulate.
         width: nodes of a layer of the tree in flight at most.
         children: candidates for each of its nodes.
@@ -222,6 +241,7 @@ class SimulateConfig:
     limit: int | None = setting(None, ge=1)
     max_new_tokens: int = setting(128, ge=2)
     sampling: DrawConfig = field(default_factory=DrawConfig)
+    concurrency: int = setting(1, ge=1)
     stages: list[int] = setting(default_factory=lambda: [2, 4, 7, 14], ge=1, le=1000)
     width: int = setting(8, ge=1)
     children: int = setting(8, ge=1)

@@ -154,6 +154,11 @@ class Ranks:
             self._channels[tag] = Channel(self.rank, self.world_size, tag, self.link)
         return self._channels[tag]
 
+    def meet(self, seconds: float) -> None:
+        """Wait until all ranks are here, for longer than for a message: some load more than others."""
+        with lost_ranks(self.rank, "meet the others, which load their weights"):
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=seconds))
+
     def agree(self, what: str, fingerprint: str) -> None:
         """Compare something with what rank 0 has.
 

@@ -190,7 +190,7 @@ def _stage_work(me: Member, hidden: int, judges: bool = False) -> Work | None:
     def run(size: int) -> None:
         started = time.perf_counter()
         out = stage.compute_tree(_star(size, None if stage.part.is_first else inputs[:size]))
-        me.stage_pace.wait(started)  # of the blocks alone, in all modes
+        me.stage_pace.wait(started, size)  # of the blocks alone, in all modes
         if me.is_last and judges:
             stage.part.logits(out.x)
         elif me.is_last:

@@ -11,7 +11,9 @@ import torch
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.sampling import Sampler
 from drafttrain.inference.session import NOT_FINITE
+from drafttrain.pipeline.config import PaceConfig
 from drafttrain.pipeline.stage import Stage
+from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 
@@ -102,22 +104,39 @@ class Pace:
     """A declared time for which a device is held, in place of that of this machine.
 
     Attributes:
-        seconds: that a piece of work takes; None: as long as it does here.
+        seconds: that a piece of work takes by its tokens; None: as long as it does here.
         held, late: how many pieces there were, and how many took longer than declared.
     """
 
-    seconds: float | None = None
+    seconds: Callable[[int], float] | None = None
     held: int = 0
     late: int = 0
 
-    def wait(self, started: float) -> None:
-        """Sleep until a piece of work that was started then may end."""
+    @classmethod
+    def of_stages(cls, config: PaceConfig) -> "Pace":
+        """Return the pace of a stage."""
+        if config.curve is not None:
+            sizes, times = zip(*config.curve)
+            return cls(CostCurve(sizes, [ms / 1e3 for ms in times]))
+        return cls(_always(config.stage_ms))
+
+    @classmethod
+    def of_drafts(cls, config: PaceConfig) -> "Pace":
+        """Return the pace of a drafting step."""
+        return cls(_always(config.draft_ms))
+
+    def wait(self, started: float, tokens: int = 1) -> None:
+        """Sleep until a piece of work over some tokens that was started then may end."""
         if self.seconds is None:
             return
-        left = started + self.seconds - time.perf_counter()
+        left = started + self.seconds(tokens) - time.perf_counter()
         self.held, self.late = self.held + 1, self.late + (left < 0)
         if left > 0:
             time.sleep(left)
+
+
+def _always(ms: float | None) -> Callable[[int], float] | None:
+    return None if ms is None else lambda tokens: ms / 1e3
 
 
 class Task(NamedTuple):

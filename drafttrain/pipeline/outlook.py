@@ -15,6 +15,7 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.pipeline.replay import replay, replay_static
 from drafttrain.pipeline.simulate import (
+    Job,
     Link,
     Machines,
     pipedec_jobs,
@@ -49,14 +50,16 @@ class Row:
     """Seconds per token of a pipeline with some number of stages.
 
     Attributes:
+        single: of one process with the whole target and no messages, with its fastest static tree.
         hit_rate: of the tree in flight.
-        static: width and depth of the fastest static tree.
+        static: width and depth of the fastest static tree in the pipeline.
     """
 
     stages: int
     pp: float
     stpp: float
     pipedec: float
+    single: float
     hit_rate: float
     timesteps_per_token: float
     static: tuple[int, int]
@@ -101,33 +104,45 @@ def outlook(
     width: int,
     children: int,
     layers: int = 1,
+    at_once: int = 1,
 ) -> Row:
-    """Simulate all modes for one number of stages, over all texts."""
+    """Simulate all modes for one number of stages, over all texts, `at_once` of them together."""
     stages = len(described.stages)
     traces = [replay(drafter, *_known(t), stages, width, children, layers) for t in texts]
     tokens = sum(len(text.answer) - 1 for text in texts)
     if not tokens:
         raise UserError("prompts: must give answers of two tokens or more, got none; name others")
-    best = None
+    alone = one_process(described)
+    static: list[tuple[float, tuple[int, int]]] = []
+    single = []
     for size, depth in STATIC:
         rounds = [
             [(one.drafted, one.nodes) for one in replay_static(drafter, *_known(t), depth, size, children)]
             for t in texts
         ]
-        seconds = sum(total_seconds(run([stpp_jobs(described, found)])) for found in rounds)
-        if best is None or seconds < best[0]:
-            best = seconds, (size, depth)
-    in_flight = sum(total_seconds(run([pipedec_jobs(described, trace)])) for trace in traces)
-    plain = sum(total_seconds(run([pp_jobs(described, len(text.answer) - 1)])) for text in texts)
+        static.append((_seconds([stpp_jobs(described, one) for one in rounds], at_once), (size, depth)))
+        single.append(_seconds([stpp_jobs(alone, one) for one in rounds], 1))
+    best = min(static)
     return Row(
         stages,
-        plain / tokens,
+        _seconds([pp_jobs(described, len(text.answer) - 1) for text in texts], at_once) / tokens,
         best[0] / tokens,
-        in_flight / tokens,
+        _seconds([pipedec_jobs(described, trace) for trace in traces], at_once) / tokens,
+        min(single) / tokens,
         sum(trace.hits for trace in traces) / max(sum(max(trace.tokens - 1, 0) for trace in traces), 1),
         sum(len(trace.steps) for trace in traces) / tokens,
         best[1],
     )
+
+
+def one_process(described: Machines) -> Machines:
+    """Return a machine with the blocks of all stages, between which nothing is sent."""
+    groups = range(len(described.stages))
+    return Machines([lambda n: sum(described.computing(group, n) for group in groups)], [], described.draft)
+
+
+def _seconds(requests: Sequence[Iterable[Job]], at_once: int) -> float:
+    return total_seconds(run(requests, at_once))
 
 
 def _known(text: KnownText) -> tuple[list[int], list[int], torch.Tensor]:
@@ -136,23 +151,29 @@ def _known(text: KnownText) -> tuple[list[int], list[int], torch.Tensor]:
 
 def as_table(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table, with the least number of stages from which `pipedec` wins."""
-    lines = [
-        "| stages | PP, ms | STPP, ms | PipeDec, ms | over PP | over STPP | hits | timesteps per token |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    names = ("PP", "STPP", "PipeDec", "one process")
+    heads = ["stages", *(f"{name}, ms" for name in names), *(f"over {name}" for name in ("PP", "STPP"))]
+    heads += ["over one process", "hits", "timesteps per token"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
-        times = f"{1e3 * row.pp:.1f} | {1e3 * row.stpp:.1f} | {1e3 * row.pipedec:.1f}"
-        gains = f"{row.pp / row.pipedec:.2f} | {row.stpp / row.pipedec:.2f}"
+        others = row.pp, row.stpp, row.single
+        times = " | ".join(f"{1e3 * seconds:.1f}" for seconds in (row.pp, row.stpp, row.pipedec, row.single))
+        gains = " | ".join(f"{other / row.pipedec:.2f}" for other in others)
         lines.append(
             f"| {row.stages} | {times} | {gains} | {row.hit_rate:.3f} | {row.timesteps_per_token:.2f} |"
         )
+    rivals = {"the best static tree": "stpp", "one process with drafts": "single"}
+    ends = [f"PipeDec {_first_ahead(rows, name, of)}" for name, of in rivals.items()]
+    return "\n".join([*lines, "", *ends])
+
+
+def _first_ahead(rows: Sequence[Row], rival: str, of: str) -> str:
     first = None  # from which on all win
     for row in sorted(rows, key=lambda row: -row.stages):
-        if row.pipedec >= row.stpp:
+        if row.pipedec >= getattr(row, of):
             break
         first = row.stages
-    end = f"PipeDec beats the best static tree from {first} stages on" if first else "static trees stay ahead"
-    return "\n".join([*lines, "", end])
+    return f"beats {rival} from {first} stages on" if first else f"does not beat {rival}"
 
 
 def as_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -344,7 +344,7 @@ def _source(name: str, prefix: str, first: int) -> str:
 def _read(folder: Path, sources: Mapping[str, str], tied: bool) -> dict[str, torch.Tensor]:
     """Read tensors by their names in the checkpoint."""
     if (folder / INDEX).exists():
-        files = read_json(folder / INDEX)["weight_map"]
+        files = read_json(folder / INDEX).get("weight_map", {})
     elif (folder / SINGLE).exists():
         with _opened(folder / SINGLE) as file:
             files = dict.fromkeys(file.keys(), SINGLE)
@@ -361,7 +361,10 @@ def _read(folder: Path, sources: Mapping[str, str], tied: bool) -> dict[str, tor
     found: dict[str, torch.Tensor] = {}
     for path in sorted({files[source] for source in wanted.values()}):
         with _opened(folder / path) as file:
-            read = {s: file.get_tensor(s) for s in {*wanted.values()} if files[s] == path}
+            here, sources = set(file.keys()), {s for s in wanted.values() if files[s] == path}
+            if gone := sorted(sources - here):
+                raise UserError(f"{folder / path}: no weights for {gone[0]}, unlike {INDEX}; fetch it again")
+            read = {s: file.get_tensor(s) for s in sources}
         found |= {name: read[source] for name, source in wanted.items() if source in read}
     return found
 

@@ -147,7 +147,7 @@ def _compute(me: Member, flow: Flow | None, seq: int) -> Program:
     out, started, clock = None, time.perf_counter(), me.clock()
     if flow is not None:
         out = me.stage.compute(flow)
-        me.stage_pace.wait(started)
+        me.stage_pace.wait(started, len(flow.tokens))
         me.done("C", "dec", me.node, seq, clock)
     if not me.layout.ends(me.rank):
         yield from give(me, me.layout.after(me.rank), out, me.node, seq)

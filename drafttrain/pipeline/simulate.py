@@ -53,7 +53,7 @@ class Machines:
         beside: whether the drafter is on the machine of the first stage, so that one waits for the other.
     """
 
-    stages: Sequence[CostCurve]
+    stages: Sequence[Callable[[int], float]]
     links: Sequence[Callable[[int], float]]
     draft: CostCurve
     sync: float = 0.0

@@ -15,6 +15,7 @@ from drafttrain.pipeline.prediction import below, child_of, sub_tree
 from drafttrain.target_lm.masks import causal
 from drafttrain.trees.lists import tree_of_lists
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
 @dataclass
@@ -91,6 +92,11 @@ class Stage:
         above = self.tree.width  # parents before it are in the tree already
         while len(tokens):
             size = int((parents < above).sum())  # of a layer: its parents are all in the one above
+            if not size:
+                raise UserError(
+                    "stages: must continue each other's trees, got nodes without parents; start all ranks "
+                    "with the same recipe and files"
+                )
             own = tokens[None, :size]  # [1, s]
             self.tree = self.tree.append(parents[None, :size], own, torch.zeros_like(own, dtype=torch.float))
             above, tokens, parents = self.tree.width, tokens[size:], parents[size:]

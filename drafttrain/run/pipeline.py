@@ -5,6 +5,7 @@ The command starts all ranks on this machine. Where RANK and WORLD_SIZE are set 
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -75,6 +76,8 @@ def pipeline(args: argparse.Namespace) -> int | None:
         with locked(config.out):
             return start(config.world_size, [sys.executable, *words])
     end_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):  # at once: Python would wait for a message to come
+        signal.signal(number, signal.SIG_DFL)
     try:
         shown = calibrate_rank(config) if "calibrate" in args else run_rank(config)
     except UserError as error:

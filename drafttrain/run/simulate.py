@@ -55,7 +55,8 @@ def _simulate(config: SimulateConfig) -> None:
     rows = []
     for stages in config.stages:
         described = machines(stages, *costs, link, sync)
-        rows.append(outlook(drafter, texts, described, config.width, config.children, config.layers))
+        tree = config.width, config.children, config.layers
+        rows.append(outlook(drafter, texts, described, *tree, config.concurrency))
     machine = describe_machine(torch.device("cpu"), target.dtype)
     curves = {
         name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)
@@ -72,6 +73,8 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
 
     bundle = load_bundle(config.drafter, target=config.target, dtype=config.dtype, own_calibration=False)
     require_frontier(bundle.drafter, config.drafter)
+    if config.children > (size := bundle.drafter.draft_vocab_size):
+        raise UserError(f"children: must be <= {size}, the drafter's vocabulary, got {config.children}")
     return bundle.target, bundle.drafter
 
 
@@ -121,10 +124,17 @@ def read_costs(path: str) -> "PipelineCosts":
             f"costs: must be a file of drafttrain pipeline --calibrate, got {path} without {missing[0]}"
         )
     costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
-    rows = [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone]
-    if not all(len(row) == len(costs.sizes) and all(0 < s < math.inf for s in row) for row in rows):
+    try:
+        rows = [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone]
+        whole = all(len(row) == len(costs.sizes) and all(0 < s < math.inf for s in row) for row in rows)
+        single = costs.broadcast, costs.sync, costs.waiting, costs.round
+        messages = [*costs.hop, *single] if len(costs.groups) > 1 else single
+        whole = whole and all(0 <= s < math.inf for s in messages)
+    except TypeError:  # a number in place of a list, or the reverse
+        whole = False
+    if not whole:
         raise UserError(
-            f"costs: must have positive, finite seconds for each of {len(costs.sizes)} sizes, got others in "
+            f"costs: must have positive, finite seconds for the sizes {costs.sizes}, got others in "
             f"{path}; calibrate again"
         )
     return costs

@@ -15,6 +15,9 @@ from drafttrain.pipeline.outlook import STATIC, KnownText, encoded, known_texts
 from drafttrain.pipeline.prediction import follows_prompt
 from drafttrain.pipeline.replay import Timestep, Trace, replay, replay_static
 from drafttrain.pipeline.simulate import Machines, pipedec_jobs, pp_jobs, run, stpp_jobs, total_seconds
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint
+from drafttrain.utils.writing import write_json
 from studies.seed.pairs import Pair
 
 GREEDY = SamplingParams()
@@ -79,14 +82,25 @@ def texts(
 
     Returns:
         texts by task and prompt.
+
+    Raises:
+        UserError: the file is of another target, or of other settings.
     """
+    made_by = fingerprint([pair.target.fingerprint, new_tokens, asdict(sampling)])
     prompts = {(name, p.id): p.token_ids(pair.target.tokenizer) for name, ps in tasks.items() for p in ps}
     taps = getattr(pair.drafter.config, "tapped_blocks", [])
     if path.exists():
-        known = encoded(pair.target, taps, prompts.values(), json.loads(path.read_text()))
+        stored = json.loads(path.read_text())
+        if isinstance(stored, list):  # of an earlier version, which did not say whose they are
+            stored = {"made_by": made_by, "answers": stored}
+        if stored["made_by"] != made_by:
+            raise UserError(
+                f"{path}: must be of this target and these settings, got others; name another folder"
+            )
+        known = encoded(pair.target, taps, prompts.values(), stored["answers"])
         return dict(zip(prompts, known, strict=True))
     found = known_texts(pair.target, taps, list(prompts.values()), new_tokens, sampling)
-    path.write_text(json.dumps([text.answer for text in found]))
+    write_json(path, {"made_by": made_by, "answers": [text.answer for text in found]})
     return dict(zip(prompts, found, strict=True))
 
 

@@ -166,6 +166,20 @@ def test_damaged_folders_are_one_line(folders, tmp_path):
 
     fails("shard", sharded, "gone.safetensors: cannot be read")
 
+    def mixed(place):
+        tensors = load_file(place / "model.safetensors")
+        index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        save_file(tensors, place / "model.safetensors", {"format": "pt"})
+        (place / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    fails("mixed", mixed, "no weights for model.layers.1.mlp.up_proj.weight, unlike model.safetensors.index")
+
+    def empty(place):
+        (place / "model.safetensors.index.json").write_text("{}")
+
+    fails("empty", empty, "no weights for .*; the checkpoint is incomplete")
+
 
 def test_what_cannot_be_cut(folders, tmp_path):
     with pytest.raises(UserError, match="stages.blocks: must be within the 4 blocks of .*, got 3 to 4"):

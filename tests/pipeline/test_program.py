@@ -76,7 +76,7 @@ def test_one_token_at_a_time(members, texts, prompts, family, cuts):
             assert found.timesteps == (NEW - 1) * len(cuts)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize("cuts", [(4,), (2, 2), (1, 1, 1, 1)])
 @pytest.mark.parametrize("quality", ["right", "wrong", "half"])
 @pytest.mark.parametrize("alone", [False, True])
@@ -90,9 +90,10 @@ def test_a_tree_in_flight(members, whole, texts, prompts, family, cuts, quality,
         right = {"right": [True] * 200, "wrong": [False] * 200, "half": coin}[quality]
         drafter = replaying(target, [*prompt, *expected], right)
         pipeline = members(family, cuts, drafter, taps, alone=alone)
-        found = decode(
-            pipedec, pipeline, prompt, sampling, width=rng.choice([1, 3]), children=rng.choice([1, 4])
-        )
+        width, children = rng.choice([1, 3]), rng.choice([1, 4])
+        if quality == "wrong":  # of four children one may be right by luck
+            children = 1
+        found = decode(pipedec, pipeline, prompt, sampling, width=width, children=children)
         assert found.tokens == expected
         if quality == "right" and n > 1:  # a hit is a timestep
             assert found.hits == NEW - 2 and found.timesteps == n + NEW - 2
@@ -251,6 +252,63 @@ def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, g
         waits = task.node or not follows or task.seq > len(groups)  # a drafter beside the prompt need not
         if task.what in ("dec", "sync") and task.seq > 1 and waits:
             assert problems(early, groups, follows), task
+
+
+class Planned(Replay):
+    """Drafts two tokens after each node; the text's is the first or the second of them, or neither. No two
+    nodes of a layer have the same joint probability."""
+
+    # by place in the output
+    probs = None, (0.6, 0.25), *[(0.7, 0.2), (0.5, 0.35), (0.6, 0.3)] * 9
+    plan = (None, "first", "first", "neither", "second", *["first"] * 23)
+
+    def expand(self, state, tree, frontier):
+        log_probs = torch.full((*frontier.shape, self.draft_vocab_size), -20.0)
+        begin = len(self.texts[0]) - NEW
+        for i, node in enumerate(frontier[0].tolist()):
+            place = state["seen"][0] + int(tree.depths[0, node]) + 1 - begin
+            text = self.texts[0][begin:]
+            token = text[place] if place < len(text) else 0
+            others = [(token + k) % self.draft_vocab_size for k in (1, 2)]
+            pair = {"first": (token, others[1]), "second": (others[0], token)}.get(self.plan[place], others)
+            for drafted, p in zip(pair, self.probs[place]):
+                log_probs[0, i, self.from_target[drafted]] = math.log(p)
+        return log_probs
+
+
+def test_figure_2(members, whole, texts, prompts):
+    """Three stages, two children of each node, layers of three at most: the nodes that each stage runs in
+    each timestep, worked out by hand for two hits, a miss, and a hit of the second child."""
+    target = whole("llama", [0])
+    drafter = Planned(target, [[*prompts[0], *texts("llama", 0)]], None)
+    pipeline = members("llama", (2, 1, 1), drafter, [0])
+    sizes = [[] for _ in pipeline]
+    for member, own in zip(pipeline, sizes):
+
+        def compute(flow, own=own, run=member.stage.compute):
+            own.append(len(flow.tokens))
+            return run(flow)
+
+        member.stage.compute = compute
+    decode(pipedec, pipeline, prompts[0], width=3, children=2)
+    table = [[0, 0, 0] for _ in range(10)]
+    for member, own in zip(pipeline, sizes):
+        steps = [task for task in member.log if task[:2] == ("C", "dec") and task.node]
+        for task, size in zip(steps, own, strict=True):
+            if task.seq <= len(table):
+                table[task.seq - 1][task.node - 1] = size
+    assert table == [
+        [1, 0, 0],  # the root
+        [2, 1, 0],  # its two children
+        [3, 2, 1],  # three of their four; the root leaves: the first child is its successor
+        [3, 2, 1],  # what is below that child, and three of four nodes that were chosen after the cut
+        [3, 2, 1],  # the second hit is followed by a miss
+        [1, 0, 0],  # the tree begins again
+        [2, 1, 0],
+        [3, 2, 1],  # the second child, below which one node is left
+        [2, 1, 1],  # and its two children
+        [3, 2, 1],
+    ]
 
 
 def test_a_stop_token_inside_the_tree(members, whole, texts, prompts):

@@ -51,9 +51,9 @@ def test_it_decodes_what_the_whole_target_decodes(
     assert summary["tokens"] == sum(map(len, plain)) and summary["machine"]["threads"] == 1
 
 
-@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP, signal.SIGINT])
 def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
-    """One line on every other rank, and no process is left."""
+    """One line on every other rank; a rank that is interrupted ends, though it waits for a message."""
     prompts = tmp_path / "many.jsonl"  # a minute's work, of which each has its line
     prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": "Why?"}) + "\n" for i in range(200)))
     more = ["--stages.ranks", "2", "--max_new_tokens", "4", "--timeout_s", "4", "--pace.stage_ms", "50"]
@@ -81,6 +81,7 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         files[0].seek(0)
         lines = [line for line in files[0].read().splitlines() if "rank 0" in line]
         assert len(lines) == 1 and "lost a connection" in lines[0] and "Traceback" not in lines[0]
+        assert lost == signal.SIGSTOP or ranks[1].wait(timeout=2) == -lost
     finally:
         for rank in ranks:
             rank.kill()
@@ -100,6 +101,14 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         ),
         (["--stages.groups", "[3]"], "stages.groups: must add up to stages.ranks (2), got [3]"),
         (["--pace.stage_ms", "-1"], "pace.stage_ms: must be >= 0, got -1"),
+        (["--pace.curve", "[[1, 4], [8, 2]]"], "pace.curve: must have positive, finite milliseconds that do"),
+        (["--pace.curve", "[[0, 4]]"], "pace.curve: must have ascending whole sizes from 1 on, got [0"),
+        (
+            ["--pace.curve", "[[1, 4]]", "--pace.stage_ms", "4"],
+            "pace.curve: must not be given beside pace.stage_ms, got [[1.0, 4.0]]; remove one",
+        ),
+        (["--children", "0"], "children: must be >= 1, got 0"),
+        (["--concurrency", "0"], "concurrency: must be >= 1, got 0"),
         (["--pace.draft_ms", ".nan"], "pace.draft_ms: must be >= 0 and < inf, got nan"),
         (["--link", "{gbit: 0}"], "link.gbit: must be > 0, got 0"),
         (["--drafter_rank", "alone"], "drafter_rank: must be beside without a drafter, got alone"),
@@ -140,7 +149,10 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     assert main(["pipeline", "--simulate", *simulated]) == 2
     assert "target_ms: must not be given beside costs" in capfd.readouterr().err
     values = json.loads(path.read_text())
-    for name, broken in (("draft", [0.0] * len(costs.sizes)), ("judging", [float("inf")]), ("hop", None)):
+    n = len(costs.sizes)
+    parts = {"draft": [0.0] * n, "judging": [float("inf")], "hop": None, "sizes": 3, "groups": 1.0}
+    parts |= {"waiting": float("nan"), "sync": -1.0, "round": float("inf"), "broadcast": [1.0]}
+    for name, broken in parts.items():
         kept = {key: value for key, value in values.items() if key != name}
         path.write_text(json.dumps(kept if broken is None else kept | {name: broken}))
         assert main(["pipeline", "--simulate", *simulated, *declared]) == 2
@@ -199,7 +211,8 @@ def test_blocks_are_balanced():
         balanced(4, 5, 1.0)
 
 
-def test_ranks_with_other_weights_end(words, tiny_target_folder, tmp_path):
+@pytest.mark.parametrize("other", ["weights of the target", "prompts and stop tokens"])
+def test_ranks_with_other_files_end(words, tiny_target_folder, tmp_path, other):
     """Folders of the same name on two hosts, of which one has another version of the model."""
     import socket
 
@@ -207,10 +220,13 @@ def test_ranks_with_other_weights_end(words, tiny_target_folder, tmp_path):
 
     for host in "ab":
         shutil.copytree(tiny_target_folder, tmp_path / host / "target")
-    weights = load_file(tmp_path / "b/target/model.safetensors")
-    first = next(name for name in sorted(weights) if "embed" in name)
-    weights[first] += 1
-    save_file(weights, tmp_path / "b/target/model.safetensors", {"format": "pt"})
+    if other == "weights of the target":
+        weights = load_file(tmp_path / "b/target/model.safetensors")
+        first = next(name for name in sorted(weights) if "embed" in name)
+        weights[first] += 1
+        save_file(weights, tmp_path / "b/target/model.safetensors", {"format": "pt"})
+    else:
+        (tmp_path / "b/target/generation_config.json").write_text('{"eos_token_id": [0, 7, 11]}')
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -230,5 +246,5 @@ def test_ranks_with_other_weights_end(words, tiny_target_folder, tmp_path):
     ]
     found = [rank.communicate(timeout=60)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2]
-    assert "rank 1: weights of the target: must be those of rank 0, got others" in found[1]
+    assert f"rank 1: {other}: must be those of rank 0, got others" in found[1]
     assert "Traceback" not in found[0] + found[1]

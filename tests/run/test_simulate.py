@@ -52,6 +52,8 @@ def test_a_table_by_stages(words, more, tmp_path, capsys):
         (["--draft_ms", "[[1, .nan]]"], "draft_ms: must have positive, finite milliseconds that do not fall"),
         (["--link.gbit", "0"], "link.gbit: must be > 0, got 0"),
         (["--link.gbit", ".inf"], "link.gbit: must be > 0 and < inf, got inf"),
+        (["--concurrency", "0"], "concurrency: must be >= 1, got 0"),
+        (["--children", "100000"], "children: must be <= "),
         (["--max_new_tokens", "9999"], "prompt and new tokens must fit into the 512 positions"),
     ],
 )
@@ -63,9 +65,26 @@ def test_wrong_settings_are_one_line(words, more, problem, capsys):
 
 def test_from_how_many_stages_on_a_tree_in_flight_wins():
     def said(*wins: tuple[int, bool]) -> str:
-        rows = [Row(stages, 9.0, 3.0, 2.0 if won else 4.0, 0.5, 1.0, (1, 2)) for stages, won in wins]
-        return as_table(rows).splitlines()[-1]
+        rows = [Row(stages, 9.0, 3.0, 2.0 if won else 4.0, 1.0, 0.5, 1.0, (1, 2)) for stages, won in wins]
+        ours, single = as_table(rows).splitlines()[-2:]
+        assert single == "PipeDec does not beat one process with drafts"
+        return ours
 
-    assert said((7, True), (2, False), (4, True)).endswith("from 4 stages on")
+    assert said((7, True), (2, False), (4, True)).endswith("the best static tree from 4 stages on")
     assert said((2, True), (4, False), (7, True)).endswith("from 7 stages on")
-    assert said((2, True), (4, False)) == said((2, False)) == "static trees stay ahead"
+    assert said((2, True), (4, False)) == said((2, False)) == "PipeDec does not beat the best static tree"
+
+
+def test_prompts_at_a_time_fill_the_stages(words, tmp_path):
+    """Three times the same prompt: with as many stages `pp` takes a third, and one in turn no less."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"{i}", "prompt": "Why?"}) + "\n" for i in range(3)))
+    rows = []
+    for at_once in ("1", "3"):
+        more = ["--stages", "[3]", "--concurrency", at_once, "--link", "{gbit: 1000, ms: 0}"]
+        more += ["--limit", "null"]
+        assert main(["pipeline", "--simulate", *words, *more]) == 0
+        rows += json.loads((tmp_path / "out" / "simulation.json").read_text())["rows"]
+    one, three = rows
+    assert three["pp"] == pytest.approx(one["pp"] / 3, rel=0.1) and three["stpp"] < one["stpp"]
+    assert three["pipedec"] == pytest.approx(one["pipedec"]) and three["single"] == one["single"]
