@@ -103,7 +103,8 @@ class TreeProposer(Proposer):
     drafter's forwards are timed.
 
     Raises:
-        UserError: the drafter does not reach as deep as the policy's trees.
+        UserError: the drafter does not reach as deep as the policy's trees, or has fewer tokens than a node
+            has children.
     """
 
     drafter: Drafter
@@ -117,6 +118,9 @@ class TreeProposer(Proposer):
                 f"tree: must be at most {reach} tokens deep for this drafter, got one of up to "
                 f"{self.policy.max_depth}; use a shallower one"
             )
+        widest = max(getattr(self.policy, "k_config", (0,)))  # children that a node draws
+        if widest and widest > (size := self.drafter.draft_vocab_size):
+            raise UserError(f"k_config: must be at most {size}, the drafter's vocabulary, got {widest}")
 
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len)

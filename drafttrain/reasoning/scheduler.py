@@ -28,7 +28,6 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode, shown
-from drafttrain.kernels.team import native_team
 from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.interface import Answer, Call, Then
@@ -340,8 +339,8 @@ class _Run:
 
     def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:
         """Draft what waits until the rounds are closed."""
-        rounds, device = self.rounds, self.decoder.target.device
-        with torch.no_grad(), native_team(threads), _own_stream(device):
+        rounds, target = self.rounds, self.decoder.target
+        with torch.no_grad(), target.own_cores(threads), _own_stream(target.device):
             # verdicts may take as long as a caller or a prompt needs
             while waiting := rounds.take(rounds.to_draft, everything=self.joined, patience=math.inf):
                 self.draft(waiting, name, cores)
@@ -412,6 +411,8 @@ class _Run:
             with self.timeline.span(name, "draft", [branch.row.number for branch in drafted]):
                 try:
                     with cores or nullcontext():
+                        if self.rounds.closed:  # after an error or Ctrl-C nobody waits for drafts
+                            return
                         began = clock()
                         self._propose(drafted)
                     self.decoder.pace.drafted(began, drafted)

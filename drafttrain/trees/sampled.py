@@ -113,7 +113,7 @@ class SampledTreePolicy(TreePolicy):
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
         batch, size = len(root), min(self.candidates, drafter.draft_vocab_size)
-        k_config = tuple(min(k, size) for k in self.k_config)
+        k_config = tuple(self.k_config)
         shape, seeds = _shape(k_config, root.device), self._seeds(len(root))
         n, native = len(shape.parents), getattr(drafter, "grow_natively", None)
         if native and not self.threshold:

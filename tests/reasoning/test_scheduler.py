@@ -2,15 +2,19 @@
 
 import gc
 import itertools
+import os
 import random
+import signal
 import threading
 import time
+import warnings
 import weakref
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.message import Message
@@ -20,7 +24,8 @@ from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import Request, decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.session import prefill
+from drafttrain.inference.session import judge, prefill
+from drafttrain.kernels import team
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
@@ -31,6 +36,7 @@ from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.utils.errors import UserError
@@ -171,6 +177,85 @@ def test_drawn_candidates_give_texts_that_depend_on_seeds_alone(loaded, drawn_al
     for sequences in (2, 8):
         config = replace(way, sequences=sequences)
         assert texts(loaded.target, proposer.twin(), asked, config) == drawn_alone
+
+
+@pytest.fixture(scope="module")
+def markov():
+    """A target over six tokens whose next one depends on the last one alone, and its probabilities [6, 6]."""
+    config = LlamaConfig(
+        vocab_size=6, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, max_position_embeddings=4096, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.self_attn.o_proj.weight.zero_()
+            block.mlp.down_proj.weight.zero_()
+        model.lm_head.weight.normal_(std=0.3)
+        logits = model(torch.arange(6)[:, None]).logits[:, 0]  # [6, 6]
+    target = FrozenTarget(model, None, "six tokens")
+    target.pack()
+    return target, logits.double().softmax(-1)
+
+
+class Adversary(Drafter):
+    """Drafts by a table; draft token j is target token 5 - j, and token 0 is never drafted."""
+
+    draft_vocab_size = 5
+
+    def __init__(self, kind: str, probs: torch.Tensor):
+        log_p = probs[:, [5, 4, 3, 2, 1]].float().log().log_softmax(-1)  # [last, D]
+        never = torch.tensor([0.0, -torch.inf, -torch.inf, 0.0, -torch.inf])
+        self.table = {
+            "right": log_p,
+            "wrong": (-3 * log_p).log_softmax(-1),
+            "uniform": torch.zeros(6, 5).log_softmax(-1),
+            "two of five": (log_p + never).log_softmax(-1),
+            "sure": torch.tensor([0.0, -90.0, -90.0, -90.0, -90.0]).expand(6, -1).log_softmax(-1),
+        }[kind]
+
+    def new_state(self, batch, max_len):
+        return ()
+
+    def select_rows(self, state, rows):
+        return ()
+
+    def prefix(self, state, length, room, tapped):
+        return ()
+
+    def join(self, states):
+        return ()
+
+    def split(self, joined, states):
+        pass
+
+    def update(self, state, tokens, tapped, counts):
+        pass
+
+    def to_target(self, ids):
+        return 5 - ids
+
+    def expand(self, state, tree, frontier):
+        return self.table[tree.tokens.gather(1, frontier)]
+
+
+@pytest.mark.parametrize("k_config", ["1-1-1", "1-1-1-1-1", "2-2-1", "4-2-1-1"])
+@pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
+def test_scheduled_draws_have_the_targets_distribution(markov, kind, k_config):
+    """20,480 tokens of 32 sequences: Pearson's statistic of which token follows which, 30 degrees of
+    freedom."""
+    target, probs = markov
+    proposer = TreeProposer(Adversary(kind, probs), parse_policy(f"drawn:k_config={k_config}"))
+    asked = [Request([number % 6], 641, SamplingParams(1.0, seed=number)) for number in range(32)]
+    found = texts(target, proposer, asked, scheduling("batched", "joined", sequences=32))
+    counts = torch.zeros(6, 6, dtype=torch.double)
+    for text in found:
+        for last, token in itertools.pairwise(text):
+            counts[last, token] += 1
+    expected = counts.sum(1, keepdim=True) * probs
+    assert counts.sum() == 20480 and expected.min() > 5
+    assert ((counts - expected) ** 2 / expected).sum() < 67.6  # P(> 67.6) is 1e-4
 
 
 class Order(Pace):
@@ -323,6 +408,30 @@ def test_a_worker_that_raises_ends_its_branch_alone(loaded, way, error):
         assert branches[i].error is None and branches[i].row.output == expected[i]
 
 
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_nan_beside_others_ends_its_sequence_alone(loaded, monkeypatch, way):
+    """Sequences that are verified, and drafted for, together with it."""
+    asked, judged = requests(0.0, 5), []
+    expected = serial(loaded.target, asked)
+
+    def broken(session, tree, accept, states, logits):
+        if not any(one is session for one in judged):
+            judged.append(session)
+            logits = logits * torch.nan if len(judged) == 2 else logits
+        return judge(session, tree, accept, states, logits)
+
+    for module in ("many", "session"):
+        monkeypatch.setattr(f"drafttrain.inference.{module}.judge", broken)
+    decoder = ScheduledDecoder(
+        loaded.target, proposer_of(loaded, "chain:length=2"), replace(way, sequences=5)
+    )
+    branches = decoder.decode(asked, stop=())
+    [lost] = [branch.row.number for branch in branches if branch.row.finish_reason == "not_finite"]
+    assert len(judged) == 5 and not any(branch.error for branch in branches)
+    others = [branch.row for branch in branches if branch.row.number != lost]
+    assert all(row.output == expected[row.number] for row in others)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nan_in_one_sequence_ends_it_alone(loaded, monkeypatch, overlap):
     asked = requests(0.0, 3)
@@ -357,6 +466,62 @@ def test_ctrl_c_ends_all_threads(loaded):
     with pytest.raises(KeyboardInterrupt):
         decoder.decode(requests(0.0, 3), stop=())
     assert threading.active_count() == before and time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.overlap], ids=name)
+def test_a_signal_ends_all_threads_though_many_wait_to_draft(loaded, way):
+    """Each of twelve drafts takes 0.3 s, one after the other."""
+
+    class Sleepy(Pace):
+        def drafted(self, began, branches):
+            time.sleep(0.3)
+
+    asked = [Request([5, number], 500, SamplingParams(seed=number)) for number in range(12)]
+    config = replace(way, sequences=12)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Sleepy())
+    before, handler = threading.active_count(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressed = []
+
+    def press() -> None:
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.5, press)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            decoder.decode(asked, stop=())
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, handler)
+    timer.join()
+    assert time.monotonic() - pressed[0] < 2 and threading.active_count() == before
+
+
+@pytest.mark.parametrize("drafting", ["each", "joined"])
+@pytest.mark.parametrize("threads", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("native", [True, False])
+def test_each_worker_has_the_threads_that_were_asked_for(
+    loaded, tiny_llama, native, threads, drafting, monkeypatch
+):
+    class Counting(Pace):
+        seen = set()
+
+        def verified(self, began, trees):
+            self.seen.add(("target", team.team_size()))
+
+        def drafted(self, began, branches):
+            self.seen.add(("drafter", team.team_size()))
+
+    monkeypatch.setattr(team.cores, "fit", lambda threads: threads)  # with any other load
+    target = loaded.target if native else FrozenTarget(*tiny_llama, "tiny")
+    proposer = proposer_of(loaded, "chain:length=2" if native else "n-grams")
+    config, pace = scheduling("one", drafting, sequences=3, overlap=True, threads=threads), Counting()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "scheduler.threads: must add up")
+        ScheduledDecoder(target, proposer, config, pace=pace).decode(requests(0.0, 3), stop=())
+    each = threads[1] if drafting == "joined" else 1  # one sequence per worker, as many as there are threads
+    assert pace.seen == {("target", threads[0]), ("drafter", each)}
 
 
 @pytest.mark.parametrize("kind", ["none", "chain:length=3", DRAWN, "n-grams"])
@@ -585,6 +750,8 @@ def test_answers_go_on_from_their_beginning(loaded, monkeypatch):
 def test_drawn_trees_that_cannot_be_are_refused(loaded):
     with pytest.raises(UserError, match=r"k_config: must be at most candidates \(3\), got 4"):
         parse_policy("drawn:k_config=2-4,candidates=3")
+    with pytest.raises(UserError, match=r"k_config: must be at most \d+, the drafter's vocabulary, got 600"):
+        TreeProposer(loaded.drafter, parse_policy("drawn:k_config=600,candidates=600"))
     with pytest.raises(UserError, match="k_config: must have a number for each layer, got none"):
         SampledTreePolicy(k_config=())
     with pytest.raises(UserError, match="k_config: .*>= 1"):
@@ -797,10 +964,10 @@ def test_small_lm_drafts_unchanged(tiny_target_folder, loaded, plain):
     """An untrained LM, over the whole vocabulary: the target itself accepts all of its own drafts."""
     bundle = load_bundle(tiny_target_folder, target=loaded.target, dtype="float32", device="cpu")
     assert bundle.drafter.draft_vocab_size == len(loaded.target.tokenizer)
-    asked = requests(0.0)
-    for way in WAYS:
+    for way, temperature in itertools.product(WAYS, plain):
         decoder = ScheduledDecoder(
             loaded.target, bundle.proposer("chain:length=3"), replace(way, sequences=4)
         )
-        assert [branch.row.output for branch in decoder.decode(asked, stop=())] == plain[0.0]
-        assert decoder.stats.accept_len > 2
+        branches = decoder.decode(requests(temperature), stop=())
+        assert [branch.row.output for branch in branches] == plain[temperature]
+        assert temperature or decoder.stats.accept_len > 2
