@@ -214,7 +214,7 @@ class Workflow:
             )
         folders = self.folders(stage)
         spent, begun = 0.0, {}
-        if decision.damaged and self.is_first_rank:
+        if decision.damaged and stage.resumes and self.is_first_rank:
             self._set_aside(decision)
         if decision.action == "resume" and self.is_first_rank:
             from drafttrain.run.copies import seconds_killed
@@ -279,6 +279,8 @@ class Workflow:
 
     def _warn_of_outdated(self, selected: Sequence[Stage]) -> None:
         """Warn when a selected stage reads a folder that the present recipe would make otherwise."""
+        if not self.is_first_rank:  # each would hash all that is stored
+            return
         read = {name for stage in selected for name in self.folders(stage)}
         for stage in self.stages:
             if stage.name in read and stage not in selected and read_record(self.output / stage.folder):
@@ -307,6 +309,7 @@ class Workflow:
         }
         write_json(folder / RECORD, record)
         self._marker(stage).unlink(missing_ok=True)
+        self.hashes.save()
 
     def _clear(self, stage: Stage) -> None:
         """Remove a stage's outdated folder, or sets it aside where it took hours to make."""
@@ -316,7 +319,7 @@ class Workflow:
         if not folder.exists():
             return
         is_ours = (folder / RECORD).exists() or self._marker(stage).exists() or not any(folder.iterdir())
-        if stage.keep or not is_ours:  # somebody's files, perhaps
+        if stage.keep or not is_ours or self._holds_others(folder):  # somebody's files, perhaps
             from drafttrain.run.copies import keep
 
             kept = keep(folder, self.output / PREVIOUS)
@@ -325,6 +328,14 @@ class Workflow:
         gone = self.output / f".{stage.folder}.old"  # at once: what is half removed must not pass for whole
         os.replace(folder, gone)
         gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
+
+    def _holds_others(self, folder: Path) -> bool:
+        """Return whether a finished folder has files that its stage did not write, or not like this."""
+        record = read_record(folder)
+        if record is None or "files" not in record:  # unfinished, or of an earlier version
+            return False
+        found = content_hashes(folder, self.hashes)
+        return any(record["files"].get(name) != content for name, content in found.items())
 
     def _damaged(self, folder: Path, record: dict[str, Any]) -> list[str]:
         """Return the files of a finished folder that are gone or not as they were written, but for

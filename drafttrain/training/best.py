@@ -5,7 +5,7 @@ of its tokens are accepted.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -30,23 +30,26 @@ class KeepBest(TrainerCallback):
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
-        self.folder, self.warn, self.after = folder, warn, -1
+        self.folder, self.warn = folder, warn
+        self.lost: set[int] = set()  # steps whose drafters are gone
         self.saved = -1  # step of the one that the last checkpoint knows
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Compare with what an earlier attempt has left."""
-        best = best_evaluation(state)
-        if best is not None and not self._place(best["step"]).exists():
+        best = first = best_evaluation(state)
+        while best is not None and not self._place(best["step"]).exists():
+            self.lost.add(best["step"])
+            best = best_evaluation(state, self.lost)
+        if self.lost:
             self.warn(
-                f"{self._place(best['step'])}: must hold the best drafter so far (accept_len "
-                f"{best['eval_accept_len']:.3f}), got none; the best of later evaluations is taken"
+                f"{self._place(first['step'])}: must hold the best drafter so far (accept_len "
+                f"{first['eval_accept_len']:.3f}), got none; the best of the others is taken"
             )
-            self.after = state.global_step
-        elif best is not None:
+        if best is not None:
             self.saved = best["step"]
 
     def on_evaluate(self, args, state, control, model, **kwargs):
-        best = best_evaluation(state, self.after)
+        best = best_evaluation(state, self.lost)
         if best is None or best["step"] != state.global_step or not state.is_world_process_zero:
             return
         with new_folder(self._place(best["step"])) as folder:
@@ -56,7 +59,7 @@ class KeepBest(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         """Remove the drafter that was the best before: a resumed training now knows of the better one."""
-        best = best_evaluation(state, self.after)
+        best = best_evaluation(state, self.lost)
         if best is not None and state.is_world_process_zero and self._place(best["step"]).exists():
             self.saved = best["step"]
             self._forget_all_but(self.saved)
@@ -67,7 +70,7 @@ class KeepBest(TrainerCallback):
 
     def restore(self, drafter: DraftModel, state: TrainerState) -> int:
         """Load the best drafter's weights where a later one is at hand; return the step of the result."""
-        best = best_evaluation(state, self.after)
+        best = best_evaluation(state, self.lost)
         if best is None or best["step"] == state.global_step:
             return state.global_step
         try:
@@ -83,12 +86,12 @@ class KeepBest(TrainerCallback):
         return self.folder / f"best-{step}"
 
 
-def best_evaluation(state: TrainerState, after: int = -1) -> dict[str, float] | None:
+def best_evaluation(state: TrainerState, lost: Collection[int] = ()) -> dict[str, float] | None:
     """Return the log's latest evaluation whose accept_len is as good as the highest; None without any.
 
     Args:
-        after: evaluations up to this step do not count.
+        lost: steps whose evaluations do not count.
     """
-    found = [one for one in state.log_history if one.get("eval_accept_len") and one["step"] > after]
+    found = [one for one in state.log_history if one.get("eval_accept_len") and one["step"] not in lost]
     highest = max((one["eval_accept_len"] for one in found), default=0.0)
     return next((one for one in reversed(found) if one["eval_accept_len"] >= AS_GOOD * highest), None)

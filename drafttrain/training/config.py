@@ -40,7 +40,7 @@ class TrainingConfig:
         eval_prompts: JSONL with the prompts on which accept_len is measured during training.
             null: prompts of the corpus's validation split.
         eval_prompt_limit: how many of them.
-        eval_new_tokens: tokens decoded per prompt.
+        eval_new_tokens: tokens decoded per prompt; the first one is the prompt's, of no draft.
         eval_draft_length: length of the chains drafted there.
         select: the drafter that is taken: "accept_len", that of the evaluation with the highest one (of those
             within 1 %, the last), or "last".
@@ -80,7 +80,7 @@ class TrainingConfig:
     eval_steps: int = setting(200, ge=1)
     eval_prompts: str | None = None
     eval_prompt_limit: int = setting(16, ge=1)
-    eval_new_tokens: int = setting(64, ge=1)
+    eval_new_tokens: int = setting(64, ge=2)
     eval_draft_length: int = setting(5, ge=1, le=100)
     select: Literal["accept_len", "last"] = "accept_len"
     logging_steps: int = setting(10, ge=1, metadata=NO_CHANGE)

@@ -1,8 +1,9 @@
 """The DeepSpeed file of a training: what it must agree on with the recipe."""
 
+import json
 from typing import TYPE_CHECKING
 
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ def check_deepspeed(config: "TrainingConfig") -> None:
     """Validate `training.deepspeed`, the file that it names, and what it excludes.
 
     Raises:
-        UserError: muon, which ZeRO excludes; no such file; ZeRO's stage 3, or values of its own for what the
-            recipe sets.
+        UserError: muon, which ZeRO excludes; no such file; ZeRO's stage 3, or an optimizer, a schedule or
+            values of its own for what the recipe sets.
     """
     if config.optimizer == "muon":
         raise UserError(
@@ -29,6 +30,22 @@ def check_deepspeed(config: "TrainingConfig") -> None:
             f"{config.deepspeed}: zero_optimization.stage: must be 0, 1 or 2, got {stage}; see "
             "recipes/deepspeed"
         )
+    for key in ("optimizer", "scheduler"):
+        if key in settings:
+            raise UserError(
+                f"{config.deepspeed}: {key}: must be left out, as the recipe has its own, got "
+                f"{brief(json.dumps(settings[key]), 60)}"
+            )
+    for kind, known in (("bf16", ("auto", config.bf16)), ("fp16", ("auto", False))):
+        found = settings.get(kind, {})
+        enabled = found.get("enabled", "auto") if isinstance(found, dict) else found
+        if enabled not in known:
+            raise UserError(
+                f"{config.deepspeed}: {kind}.enabled: must be auto, got {json.dumps(enabled)}; training.bf16 "
+                "decides"
+            )
+    if (size := settings.get("train_batch_size", "auto")) != "auto":
+        raise UserError(f"{config.deepspeed}: train_batch_size: must be auto, got {size}")
     own = {
         "train_micro_batch_size_per_gpu": config.rows_per_batch,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,

@@ -159,6 +159,11 @@ def train(
             small, or the loss is no longer finite.
     """
     config.check()
+    if config.deepspeed and "RANK" not in os.environ:
+        raise UserError(
+            "training.deepspeed: must be null in a process of its own, got "
+            f"{config.deepspeed}; launch scripts/train_drafter.py with deepspeed or torchrun"
+        )
     out, seed = Path(out), config.seed or 0
     target = load_target(target_model, dtype=target_dtype, device=target_device)
     splits, made_from = load_corpus(corpus, target.tokenizer)
@@ -205,6 +210,9 @@ def train(
     if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
         # interrupted after its last step: the Trainer would make one more
         trainer.state = TrainerState.load_from_json(str(resume / STATE))
+        trainer.state.is_local_process_zero = trainer.is_local_process_zero()  # the first rank wrote it
+        trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+        keeper.on_train_begin(arguments, trainer.state, trainer.control)
         drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
         trainer.log({"train_loss": 0.0})  # the closing line
     else:

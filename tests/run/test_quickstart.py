@@ -126,7 +126,7 @@ def test_too_slow_for_everything(words, speeds, tiny_bundle, capsys):
 
 def test_too_slow_for_new_answers(words, speeds, capsys):
     speeds(Speeds(**{**vars(FAST), "generate": 0.4}))
-    assert main([*words, "--training.eval_new_tokens", "1"]) == 0
+    assert main([*words, "--training.eval_new_tokens", "2"]) == 0
     printed = capsys.readouterr().out
     assert "no regeneration: " in printed and "the bundled answers are trained on" in printed
     assert done(printed) == ["fetch-target", "corpus", "collect", "train", "calibrate", "evaluate", "export"]

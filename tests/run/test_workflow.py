@@ -257,8 +257,21 @@ def test_checkpoints_may_be_removed(recipe, fakes):
 
 def test_files_of_the_users_in_a_folder_are_no_damage(recipe, fakes):
     run(recipe, fakes)
-    (Path(recipe.output) / "upper_made" / "notes.txt").write_text("mine")
+    made = Path(recipe.output) / "last_made"
+    (made / "notes.txt").write_text("mine")
     assert run(recipe, fakes)[0] == []
+    (made / "last.txt").write_text("changed")  # that is: the stage runs again, and nothing is lost
+    ran, printed = run(recipe, fakes)
+    kept = Path(recipe.output) / "previous" / "last_made-1"
+    assert ran == ["last"] and f"is now {kept}" in printed.replace("\n", "")
+    assert (kept / "notes.txt").read_text() == "mine" and (kept / "last.txt").read_text() == "changed"
+    (made / "notes.txt").write_text("mine, too")
+    recipe.upper.suffix = "?"
+    assert run(recipe, fakes)[0] == ["upper", "last"]
+    assert (kept.parent / "last_made-2" / "notes.txt").read_text() == "mine, too"
+    recipe.upper.suffix = "."
+    assert run(recipe, fakes)[0] == ["upper", "last"]
+    assert len(list(kept.parent.glob("last_made-*"))) == 2  # what a stage alone has written is made again
 
 
 def test_a_damaged_twin_is_not_taken_over(recipe, fakes):

@@ -75,6 +75,18 @@ def test_an_interrupted_training_knows_its_best(run_training, monkeypatch, capsy
     assert read_json(robbed / "drafter" / "config.json")["training"]["chosen_step"] == 6
 
 
+def test_the_best_of_the_others_is_kept_over_later_ends(run_training, monkeypatch):
+    """The best one is lost; the next best one stays, also where a training has ended after its last step."""
+    judge_by(monkeypatch, 3.0)
+    out = run_training("out", **{**EVERY_TWO, "max_steps": 2})
+    shutil.rmtree(out / "checkpoints" / "best-2")
+    for steps, accept_len in ((4, 2.5), (6, 2.0), (6, 2.0)):
+        shutil.rmtree(out / "drafter")
+        judge_by(monkeypatch, accept_len)
+        run_training("out", **{**EVERY_TWO, "max_steps": steps})
+        assert read_json(out / "drafter" / "config.json")["training"]["chosen_step"] == 4
+
+
 def test_a_best_that_no_checkpoint_knows_of_takes_no_other_s_place(run_training, monkeypatch, capsys):
     """Killed between a better evaluation and the checkpoint after it."""
     between = {"max_steps": 8, "eval_steps": 2, "save_steps": 4}
@@ -113,17 +125,18 @@ def test_a_damaged_best_is_not_taken(run_training, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "after", "chosen"),
+    ("lengths", "lost", "chosen"),
     [
-        ([1.0, 2.0, 1.5], -1, 2),
-        ([1.0, 2.0, 1.985, 1.9], -1, 3),  # as good, and later
-        ([3.0, 2.0, 2.5], 1, 3),
-        ([3.0], 1, None),
-        ([None], -1, None),
-        ([], -1, None),
+        ([1.0, 2.0, 1.5], (), 2),
+        ([1.0, 2.0, 1.985, 1.9], (), 3),  # as good, and later
+        ([3.0, 2.0, 2.5], (1,), 3),
+        ([3.0, 2.0, 1.9], (1, 2), 3),
+        ([3.0], (1,), None),
+        ([None], (), None),
+        ([], (), None),
     ],
 )
-def test_the_best_evaluation(lengths, after, chosen):
+def test_the_best_evaluation(lengths, lost, chosen):
     log = [{"step": i + 1, "eval_accept_len": length} for i, length in enumerate(lengths)]
-    found = best_evaluation(TrainerState(log_history=[{"step": 1, "loss": 9.0}, *log]), after)
+    found = best_evaluation(TrainerState(log_history=[{"step": 1, "loss": 9.0}, *log]), lost)
     assert (found and found["step"]) == chosen

@@ -545,6 +545,49 @@ def test_a_deepspeed_file_with_other_values_is_refused(key, value, tmp_path):
         config.TrainingConfig(**settings).check()
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"scheduler": {"type": "WarmupLR"}}, 'scheduler: must be left out, .*, got {"type": "WarmupLR"}'),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "optimizer: must be left out"),
+        ({"train_batch_size": 16}, "train_batch_size: must be auto, got 16"),
+        ({"bf16": {"enabled": True}}, "bf16.enabled: must be auto, got true; training.bf16 decides"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled: must be auto, got true"),
+        ({"fp16": 3}, "fp16.enabled: must be auto, got 3"),
+    ],
+)
+def test_what_a_deepspeed_file_must_leave_to_the_recipe(settings, problem, tmp_path):
+    path = tmp_path / "zero.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=problem):
+        config.TrainingConfig(optimizer="adamw", bf16=False, deepspeed=str(path)).check()
+
+
+def test_deepspeed_wants_a_launcher(run_training):
+    zero = str(Path(__file__).parents[2] / "recipes" / "deepspeed" / "zero2.json")
+    with pytest.raises(
+        UserError, match="training.deepspeed: must be null in a process of its own, got .*zero2"
+    ):
+        run_training(deepspeed=zero)
+
+
+def test_wandb_s_own_errors_are_one_line(tmp_path, monkeypatch):
+    import wandb
+
+    from drafttrain.training.wandb_run import start_wandb
+
+    def refuse(**settings):
+        raise wandb.errors.UsageError("No API key configured.\nUse `wandb login`.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(
+        UserError, match="training.wandb_mode: .*, got online .No API key configured"
+    ) as found:
+        start_wandb(config.TrainingConfig(wandb_mode="online"), tmp_path)
+    assert "\n" not in str(found.value)
+
+
 def test_a_resumed_training_saves_and_logs_as_its_settings_say():
     state = TrainerState(max_steps=90, save_steps=30, logging_steps=7)  # of the checkpoint
     args = SimpleNamespace(save_steps=20, logging_steps=5, eval_steps=40)
