@@ -164,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         os.environ.setdefault(VARIABLE, str(default_threads()))  # which torch reads when it is imported
+        if not (sys.stderr and sys.stderr.isatty()):  # a log, which bars fill with hundreds of lines
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers obeys it as well
         with contextlib.ExitStack() as stack:
             stack.enter_context(_terminated_like_interrupted())
             for name in WRITTEN:

@@ -7,6 +7,7 @@ holds the evaluation's result, so the trained drafter is evaluated first and exp
 
 import copy
 import dataclasses
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,11 +139,24 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     from drafttrain.target_lm.loading import resolve_target
 
     place = Path(resolve_target(target_model(recipe)))
+    _warn_of_architecture(recipe, place / "config.json")
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
     # hidden: the cache's path on this machine is nothing that later stages depend on
     write_json(out / PLACE, {"place": str(place)})
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
+
+
+def _warn_of_architecture(recipe: Recipe, config: Path) -> None:
+    """Warn of a target that training will refuse: now, not after hours of answers and states."""
+    from drafttrain.drafters.check import check_architecture
+
+    if not _is_trained(recipe) or "model" in recipe.drafter.settings or not config.is_file():
+        return
+    try:
+        check_architecture(recipe.drafter, read_json(config).get("model_type"), recipe.target.model)
+    except UserError as error:  # answers and a corpus can be had of it all the same
+        warnings.warn(f"{error}; training will refuse it", stacklevel=2)
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:

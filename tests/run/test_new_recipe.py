@@ -52,6 +52,7 @@ def test_each_kind_can_be_read(kind, words, chats):
     )
     recipe = load_recipe("model-3.2.yaml")
     assert recipe.drafter.kind == kind and recipe.target.model == "my/Model-3.2"
+    assert recipe.drafter.train_head == (kind != "eagle")  # other engines know none but the target's
     sources = recipe.corpus.sources if words else recipe.regenerate.sources
     assert [source.path for source in sources] == ["chats.json"] and (recipe.regenerate is None) == bool(
         words

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import random
+import warnings
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,6 +156,19 @@ def test_all_stages(folder, capsys):
     words = ["benchmark", "--table", "texts", "--method", "runs/tiny/bundle", "--task", "prompts.jsonl"]
     assert cli.main([*words, "--dtype", "float32"]) == 0
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
+
+
+def test_a_target_that_training_refuses_is_warned_of_at_once(folder):
+    config = json.loads(Path("tiny/config.json").read_text())
+    Path("tiny/config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    command = ["run", "tiny.yaml", "--only", "fetch-target"]
+    refused = "target.model: must be one of llama, .* for edd drafters, got gpt2 .*; training will refuse it"
+    with pytest.warns(UserWarning, match=refused):
+        assert cli.main(command) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        taken = ["--training.max_steps", "0", "--training.init_from", "drafter", "--output", "runs/taken"]
+        assert cli.main([*command, *taken]) == 0
 
 
 def test_nobody_is_measured_on_what_was_trained_on(folder, capsys):
