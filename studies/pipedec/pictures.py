@@ -8,13 +8,14 @@ stages with two children for each node and layers of three. Figure 4: millisecon
 width and children at 14 stages. Figure 5: milliseconds per token by stages and mode. Figure 6: hit rates by
 task. Figure 7: greedy and sampled. Figure 8: tokens per second by the number of requests at a time. Times are
 those of the accelerators in `studies/figures/pipedec_counts.py`. Counts are kept in --out and not made twice;
-pictures go to --pictures.
+the numbers of the charts go there as well, pictures to --pictures.
 """
 
 import itertools
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.replay import Timestep, Trace
@@ -29,6 +30,7 @@ from drafttrain.pipeline.simulate import (
 )
 from drafttrain.report.panels import Bar, Bars, Chart, Panel, Series
 from drafttrain.report.pictures import sheet
+from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.figures.pipedec_counts import CHILDREN, SAMPLED, STAGES, WIDTH, accelerators
 from studies.pipedec import counts, tasks
@@ -245,8 +247,18 @@ def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
     return rows
 
 
-def figures(rows: Sequence[Counted], hidden: int, seeds: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Yield each figure's name and picture."""
+def numbers(panels: Sequence[Panel]) -> dict[str, Any]:
+    """Return the points or bars of charts by their titles and labels."""
+    return {
+        panel.title: {bar.label: round(bar.value, 4) for bar in panel.bars}
+        if isinstance(panel, Bars)
+        else {one.name: [[x, round(y, 4)] for x, y in zip(one.xs, one.ys)] for one in panel.series}
+        for panel in panels
+    }
+
+
+def timelines(rows: Sequence[Counted], hidden: int) -> Iterator[tuple[str, str]]:
+    """Yield the names and pictures of Figures 1 and 2."""
     statics, machines = counts.statics(CHILDREN), accelerators(14, hidden)
     static = counts.best_static(rows, statics, machines)
     flight = of(rows, ("flight", None, 14, WIDTH, CHILDREN))[0]
@@ -255,11 +267,19 @@ def figures(rows: Sequence[Counted], hidden: int, seeds: Sequence[int]) -> Itera
     same = next(one for one in of(rows, static) if (one.task, one.prompt) == (flight.task, flight.prompt))
     yield "figure1", figure_1(seven, same, few)
     yield "figure2", figure_2(of(rows, ("flight", None, *SMALL))[0], accelerators(SMALL[0], hidden))
-    yield "figure4", str(sheet(figure_4(rows, machines), []))
-    yield "figure5", str(sheet(figure_5(rows, statics, hidden), []))
-    yield "figure6", str(sheet(figure_6(rows, static), []))
-    yield "figure7", str(sheet(figure_7(rows, static, machines, seeds), []))
-    yield "figure8", str(sheet(figure_8(rows, static, machines), []))
+
+
+def charts(rows: Sequence[Counted], hidden: int, seeds: Sequence[int]) -> dict[str, list[Panel]]:
+    """Return the panels of Figures 4 to 8."""
+    statics, machines = counts.statics(CHILDREN), accelerators(14, hidden)
+    static = counts.best_static(rows, statics, machines)
+    return {
+        "figure4": figure_4(rows, machines),
+        "figure5": figure_5(rows, statics, hidden),
+        "figure6": figure_6(rows, static),
+        "figure7": figure_7(rows, static, machines, seeds),
+        "figure8": figure_8(rows, static, machines),
+    }
 
 
 def study(args: Namespace) -> None:
@@ -267,7 +287,13 @@ def study(args: Namespace) -> None:
     seeds = range(5)
     rows, folder = grow(pair, args, seeds), Path(args.pictures)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in figures(rows, pair.target.hidden_size, seeds):
+    hidden = pair.target.hidden_size
+    drawn = charts(rows, hidden, seeds)
+    values = {name: numbers(panels) for name, panels in drawn.items()}
+    prompts = len({(one.task, one.prompt) for one in rows})
+    write_json(args.out / f"figures_{pair.name}.json", {"prompts": prompts, **values})
+    pictures = itertools.chain(timelines(rows, hidden), ((n, str(sheet(p, []))) for n, p in drawn.items()))
+    for name, picture in pictures:
         path = folder / f"pipedec_{name}_{pair.name}.svg"
         path.write_text(picture, encoding="utf-8")
         print(path)

@@ -17,6 +17,7 @@ from drafttrain.pipeline.member import Task
 from drafttrain.pipeline.outlook import known_texts
 from drafttrain.pipeline.part import load_part
 from drafttrain.pipeline.replay import replay, replay_policy
+from drafttrain.report.pictures import sheet
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from studies.figures import pipedec_counts
@@ -176,6 +177,8 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     assert counts.hit_rate(rows, shape) == pytest.approx(hits / looked_for)
     monkeypatch.setattr(counts, "_grow", None)  # everything is there
     assert measured() == found
+    with pytest.raises(UserError, match="greedy.json: must be of this target and these settings, got others"):
+        counts.texts(pair, some_tasks, 13, counts.GREEDY, tmp_path / "greedy.json")
 
 
 def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path, monkeypatch):
@@ -185,8 +188,13 @@ def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path
     pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
     args = Namespace(limit=None, new_tokens=10, out=tmp_path)
     rows, seeds = pictures.grow(pair, args, range(1)), range(1)
-    drawn = dict(pictures.figures(rows, pair.target.hidden_size, seeds))
+    drawn = dict(pictures.timelines(rows, pair.target.hidden_size))
+    charts = pictures.charts(rows, pair.target.hidden_size, seeds)
+    drawn |= {name: str(sheet(panels, [])) for name, panels in charts.items()}
     assert list(drawn) == [f"figure{n}" for n in (1, 2, 4, 5, 6, 7, 8)]
+    found = pictures.numbers(charts["figure4"])
+    assert [x for x, _ in found["hit rate"]["2 children"]] == [1.0, 3.0]
+    assert pictures.numbers(charts["figure5"])["latency by stages"].keys() >= {"pp, 7 stages"}
     for name, picture in drawn.items():
         assert ElementTree.fromstring(picture).tag.endswith("svg"), name
     small = pictures.of(rows, ("flight", None, *pictures.SMALL))[0]
