@@ -7,30 +7,17 @@ from drafttrain.utils.errors import UserError
 SUPPORTED_TARGETS = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def check_architecture(drafter: DrafterConfig, model_type: str, name: str) -> None:
-    """Check that a new drafter can have layers like a target's.
-
-    Args:
-        model_type: of the target's `config.json`.
-        name: of the target, as its user calls it.
-
-    Raises:
-        UserError: it cannot.
-    """
-    if model_type not in SUPPORTED_TARGETS:
-        raise UserError(
-            f"target.model: must be one of {', '.join(SUPPORTED_TARGETS)} for {drafter.kind} drafters, got "
-            f"{model_type} ({name})"
-        )
-
-
 def check_target(drafter: DrafterConfig, target: FrozenTarget) -> None:
     """Validate a drafter's settings against its target.
 
     Raises:
         UserError: the key and its remedy.
     """
-    check_architecture(drafter, target.config.model_type, target.name)
+    if target.config.model_type not in SUPPORTED_TARGETS:
+        raise UserError(
+            f"target.model: must be one of {', '.join(SUPPORTED_TARGETS)} for {drafter.kind} drafters, got "
+            f"{target.config.model_type} ({target.name})"
+        )
     drafter.check()
     n = target.n_blocks
     tapped = drafter.tapped_blocks if "tapped_blocks" in drafter.settings else []

@@ -103,8 +103,7 @@ class TreeProposer(Proposer):
     drafter's forwards are timed.
 
     Raises:
-        UserError: the drafter does not reach as deep as the policy's trees, or has fewer tokens than a node
-            has children.
+        UserError: the drafter does not reach as deep as the policy's trees, or has too few tokens.
     """
 
     drafter: Drafter
@@ -118,8 +117,7 @@ class TreeProposer(Proposer):
                 f"tree: must be at most {reach} tokens deep for this drafter, got one of up to "
                 f"{self.policy.max_depth}; use a shallower one"
             )
-        widest = max(getattr(self.policy, "k_config", (0,)))  # children that a node draws
-        if widest and widest > (size := self.drafter.draft_vocab_size):
+        if (widest := max(getattr(self.policy, "k_config", (0,)))) > (size := self.draft_vocab_size):
             raise UserError(f"k_config: must be at most {size}, the drafter's vocabulary, got {widest}")
 
     def new_state(self, batch: int, max_len: int) -> Any:

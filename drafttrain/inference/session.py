@@ -16,7 +16,7 @@ from drafttrain.target_lm.model import FrozenTarget, TargetStates
 from drafttrain.trees.tree import TokenTree
 
 DRAFT_SLOTS = 64  # cache slots for the tree in flight beyond the longest output; more are added as needed
-STRETCH = 2048  # tokens of a prompt in one forward: their mask grows with the square of it
+STRETCH = 2048  # tokens of a prompt in one forward
 NOT_FINITE = -1  # in place of a token id: the logits for it are NaN or infinite
 
 
@@ -87,7 +87,14 @@ def prefill(
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [B]
     padded = [[*prompt, *[0] * (n - len(prompt))] for prompt in prompts]
     tokens = torch.tensor(padded, device=device)  # [B, n]
-    states = _encode(target, cache, tokens, lengths)
+    if n > STRETCH:
+        from drafttrain.inference.stretches import encode_in_stretches  # for long prompts alone
+
+        states = encode_in_stretches(target, cache, tokens, lengths, STRETCH)
+    else:
+        order = torch.arange(n, device=device)  # [n]
+        states = target.forward(cache, tokens, order, causal(n, device))
+        cache.commit(order.expand(batch, n), lengths)
     rows = torch.arange(batch, device=device)  # [B]
     logits = target.head(states.final[rows, lengths - 1])[:, None]  # [B, 1, V]
     # the last prompt token plays the root of a tree without drafts
@@ -95,21 +102,6 @@ def prefill(
     root, tapped = choose_root(cache, accepted, logits, states.tapped)
     proposer.update(state, tokens, tapped, lengths)
     return Session(target, proposer, cache, state, root)
-
-
-def _encode(
-    target: FrozenTarget, cache: TreeCache, tokens: torch.Tensor, lengths: torch.Tensor
-) -> TargetStates:
-    """Commit prompts [B, n] of these lengths [B], padded on the right, stretch by stretch."""
-    parts = []
-    for begin in range(0, tokens.shape[1], STRETCH):
-        stretch = tokens[:, begin : begin + STRETCH]  # [B, m]
-        order = torch.arange(stretch.shape[1], device=tokens.device)  # [m]
-        parts.append(target.forward(cache, stretch, order, causal(len(order), tokens.device)))
-        cache.commit(order.expand_as(stretch), (lengths - begin).clamp(0, len(order)))
-    if len(parts) == 1:
-        return parts[0]
-    return TargetStates(*(torch.cat(part, 1) for part in zip(*((x.tapped, x.final) for x in parts))))
 
 
 def propose(session: Session) -> TokenTree:

@@ -42,17 +42,6 @@ def _threads_of_others() -> int:
 
 
 @contextmanager
-def torch_team(threads: int) -> Iterator[None]:
-    """Let this thread's torch operators take N threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def native_team(threads: int | None = None) -> Iterator[None]:
     """Give the cores to this thread's native calls: inside, torch's operators run on one thread.
 

@@ -107,7 +107,7 @@ class ScheduledDecoder:
         threads = self._threads()
         run = _Run(self, stop, on_tokens, on_end, threads[1])
         run.add(requests)
-        with self.target.own_cores(threads[0]):
+        with _own_cores(self.target, threads[0]):
             run.overlapped() if self.overlaps else run.in_turns()
         return sorted(run.branches, key=lambda branch: branch.row.number)
 
@@ -340,7 +340,7 @@ class _Run:
     def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:
         """Draft what waits until the rounds are closed."""
         rounds, target = self.rounds, self.decoder.target
-        with torch.no_grad(), target.own_cores(threads), _own_stream(target.device):
+        with torch.no_grad(), _own_cores(target, threads), _own_stream(target.device):
             # verdicts may take as long as a caller or a prompt needs
             while waiting := rounds.take(rounds.to_draft, everything=self.joined, patience=math.inf):
                 self.draft(waiting, name, cores)
@@ -485,6 +485,21 @@ class _Run:
         self.live -= 1
         self.decoder.stats += branch.stats
         self.add(self.on_end(branch))
+
+
+@contextmanager
+def _own_cores(target: FrozenTarget, threads: int | None) -> Iterator[None]:
+    """Give N threads to this thread's forwards: native ones, or torch's operators without them."""
+    if target.native is not None or threads is None:
+        with target.own_cores(threads):
+            yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from drafttrain.run.options import Parser, flag_of
 from drafttrain.utils.disk import disk_problem
-from drafttrain.utils.errors import UserError, did_you_mean
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import VARIABLE, default_threads
 
 WRITTEN = ("out", "trace", "png")  # arguments that name what a command writes
@@ -131,23 +131,6 @@ GROUPS = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-REMOVED = {  # what takes their place
-    "build-corpus": "corpus RECIPE",
-    "view-corpus": "corpus DIR --view N",
-    "self-prompts": "regenerate --self-prompts N --target MODEL --out FILE",
-    "dump-trees": "c2t BUNDLE --prompts FILE --trees DIR",
-    "train-classifier": "c2t --trees DIR --out DIR",
-    "tune-self-draft": "calibrate --target MODEL --ngrams DIR --prompts FILE",
-    "compare": "benchmark --table texts --method BUNDLE --task FILE",
-    "sweep": "benchmark --table sweep --method BUNDLE --trees TREE ... --task FILE --out DIR",
-    "evaluate": "benchmark RECIPE",
-    "diagnose": "benchmark --table diagnosis --method BUNDLE --task FILE",
-    "trace": "report --bundle BUNDLE --prompt TEXT --trace FILE",
-    "card": "export BUNDLE --to card",
-    "export-to": "export BUNDLE --to FORMAT --out DIR",
-    "validate": "export DIR --check FORMAT",
-    "import-from": "export DIR --from FORMAT --out DIR",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -224,11 +207,17 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         UserError: no such command, or its arguments are wrong.
     """
     if words and words[0] in ("-h", "--help"):
-        print(overview())
+        from drafttrain.run.help import overview
+
+        print(
+            overview({group: {name: _function(name).__doc__ for name in GROUPS[group]} for group in GROUPS})
+        )
         sys.exit(0)
     name = words[0] if words else None
     if name not in COMMANDS:
-        raise UserError(_unknown(name))
+        from drafttrain.run.help import unknown
+
+        raise UserError(unknown(name, COMMANDS))
     command = COMMANDS[name]
     parser = _parser(name, command)
     _refuse_mistyped(words[1:], parser.options)
@@ -252,17 +241,6 @@ def _refuse_mistyped(words: Sequence[str], options: Collection[str]) -> None:
         if name.startswith("--") and name not in options:
             if meant := difflib.get_close_matches(name, options, 1, cutoff=0.85):
                 raise UserError(f"{name}: no such option; did you mean {meant[0]}?")
-
-
-def overview() -> str:
-    """Return all commands in the order of work, on one screen."""
-    lines = ["usage: drafttrain COMMAND [options]", ""]
-    lines += ["Trains drafters for speculative decoding and measures them."]
-    for group, members in GROUPS.items():
-        texts = {name: _function(name).__doc__.rstrip(".") for name in members}
-        lines += ["", f"{group}:"]
-        lines += [f"  {name:<14} {text[0].lower()}{text[1:]}" for name, text in texts.items()]
-    return "\n".join([*lines, "", "drafttrain COMMAND --help lists its options."])
 
 
 def _parser(name: str, command: Command) -> Parser:
@@ -290,13 +268,6 @@ def _as_shown(message: str, args: argparse.Namespace) -> str:
     if not colon or name not in args or "recipe" in args:
         return message
     return f"{flag_of(name)}:{rest}"
-
-
-def _unknown(name: str | None) -> str:
-    if name in REMOVED:
-        return f"{name}: is now drafttrain {REMOVED[name]}"
-    hint = did_you_mean(name or "", COMMANDS, "see drafttrain --help")
-    return f"COMMAND: must be one of {len(COMMANDS)}, got {name or 'none'}; {hint}"
 
 
 if __name__ == "__main__":

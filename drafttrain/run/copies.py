@@ -11,7 +11,7 @@ from typing import Any
 
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.folders import new_folder
-from drafttrain.utils.provenance import RECORD, read_record
+from drafttrain.utils.provenance import RECORD, content_hashes, read_record
 from drafttrain.utils.writing import write_json
 
 
@@ -46,6 +46,14 @@ def share_folder(twin: Path, folder: Path, links: bool) -> float:
         spent = round(time.monotonic() - begun, 3)
         write_json(copy / RECORD, {**record, "wall_seconds": spent, "shared": str(twin)})
     return spent
+
+
+def holds_others(folder: Path, hashes: Callable[[Path], str]) -> bool:
+    """Return whether a finished folder has files that its stage did not write, or not like this."""
+    record = read_record(folder)
+    if record is None or "files" not in record:  # unfinished, or of an earlier version
+        return False
+    return any(record["files"].get(name) != one for name, one in content_hashes(folder, hashes).items())
 
 
 def keep(folder: Path, place: Path) -> Path:

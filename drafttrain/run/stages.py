@@ -149,14 +149,11 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
 
 def _warn_of_architecture(recipe: Recipe, config: Path) -> None:
     """Warn of a target that training will refuse: now, not after hours of answers and states."""
-    from drafttrain.drafters.check import check_architecture
+    from drafttrain.drafters.check import SUPPORTED_TARGETS
 
-    if not _is_trained(recipe) or "model" in recipe.drafter.settings or not config.is_file():
-        return
-    try:
-        check_architecture(recipe.drafter, read_json(config).get("model_type"), recipe.target.model)
-    except UserError as error:  # answers and a corpus can be had of it all the same
-        warnings.warn(f"{error}; training will refuse it", stacklevel=2)
+    kind = read_json(config).get("model_type") if config.is_file() else SUPPORTED_TARGETS[0]
+    if _is_trained(recipe) and "model" not in recipe.drafter.settings and kind not in SUPPORTED_TARGETS:
+        warnings.warn(f"target.model: training takes {SUPPORTED_TARGETS} alone, got {kind}", stacklevel=2)
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:

@@ -143,7 +143,8 @@ class Workflow:
         selected = self.select(first, last, only)
         try:
             with self._lock():
-                self._warn_of_outdated(selected)
+                if self.is_first_rank:  # each would hash all that is stored
+                    self._warn_of_outdated(selected)
                 for before, stage in zip([None, *selected], selected):
                     if before is not None and before.enabled(self.recipe) and not self.is_first_rank:
                         from drafttrain.run.ranks import wait_for_file
@@ -279,8 +280,6 @@ class Workflow:
 
     def _warn_of_outdated(self, selected: Sequence[Stage]) -> None:
         """Warn when a selected stage reads a folder that the present recipe would make otherwise."""
-        if not self.is_first_rank:  # each would hash all that is stored
-            return
         read = {name for stage in selected for name in self.folders(stage)}
         for stage in self.stages:
             if stage.name in read and stage not in selected and read_record(self.output / stage.folder):
@@ -319,23 +318,15 @@ class Workflow:
         if not folder.exists():
             return
         is_ours = (folder / RECORD).exists() or self._marker(stage).exists() or not any(folder.iterdir())
-        if stage.keep or not is_ours or self._holds_others(folder):  # somebody's files, perhaps
-            from drafttrain.run.copies import keep
+        from drafttrain.run.copies import holds_others, keep
 
+        if stage.keep or not is_ours or holds_others(folder, self.hashes):  # somebody's files, perhaps
             kept = keep(folder, self.output / PREVIOUS)
             self._say("yellow", stage, "kept", f"the former {folder} is now {kept}")
             return
         gone = self.output / f".{stage.folder}.old"  # at once: what is half removed must not pass for whole
         os.replace(folder, gone)
         gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
-
-    def _holds_others(self, folder: Path) -> bool:
-        """Return whether a finished folder has files that its stage did not write, or not like this."""
-        record = read_record(folder)
-        if record is None or "files" not in record:  # unfinished, or of an earlier version
-            return False
-        found = content_hashes(folder, self.hashes)
-        return any(record["files"].get(name) != content for name, content in found.items())
 
     def _damaged(self, folder: Path, record: dict[str, Any]) -> list[str]:
         """Return the files of a finished folder that are gone or not as they were written, but for

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.kernels.blocks import NativeBlocks, Nodes
 from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
-from drafttrain.kernels.team import native_team, torch_team
+from drafttrain.kernels.team import native_team
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import CACHE_ARGUMENT, TreeCache
 from drafttrain.target_lm.masks import allowed_slots, attention_mask
@@ -213,11 +213,8 @@ class FrozenTarget:
             )
 
     def own_cores(self, threads: int | None = None) -> AbstractContextManager[None]:
-        """Give the cores, or N threads of them, to native forwards, as `native_team` does; without native
-        ones to torch's operators."""
-        if self.native is not None:
-            return native_team(threads)
-        return nullcontext() if threads is None else torch_team(threads)
+        """Give the cores to native forwards, as `native_team` does; without native ones do nothing."""
+        return nullcontext() if self.native is None else native_team(threads)
 
     @property
     def timed_modules(self) -> tuple[nn.Module, nn.Module]:

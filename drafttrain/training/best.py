@@ -30,8 +30,7 @@ class KeepBest(TrainerCallback):
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
-        self.folder, self.warn = folder, warn
-        self.lost: set[int] = set()  # steps whose drafters are gone
+        self.folder, self.warn, self.lost = folder, warn, set[int]()  # steps whose drafters are gone
         self.saved = -1  # step of the one that the last checkpoint knows
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -45,8 +44,7 @@ class KeepBest(TrainerCallback):
                 f"{self._place(first['step'])}: must hold the best drafter so far (accept_len "
                 f"{first['eval_accept_len']:.3f}), got none; the best of the others is taken"
             )
-        if best is not None:
-            self.saved = best["step"]
+        self.saved = best["step"] if best else self.saved
 
     def on_evaluate(self, args, state, control, model, **kwargs):
         best = best_evaluation(state, self.lost)

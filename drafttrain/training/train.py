@@ -160,10 +160,8 @@ def train(
     """
     config.check()
     if config.deepspeed and "RANK" not in os.environ:
-        raise UserError(
-            "training.deepspeed: must be null in a process of its own, got "
-            f"{config.deepspeed}; launch scripts/train_drafter.py with deepspeed or torchrun"
-        )
+        got = f"got {config.deepspeed}; launch scripts/train_drafter.py with deepspeed or torchrun"
+        raise UserError(f"training.deepspeed: must be null without a launcher, {got}")
     out, seed = Path(out), config.seed or 0
     target = load_target(target_model, dtype=target_dtype, device=target_device)
     splits, made_from = load_corpus(corpus, target.tokenizer)
@@ -210,8 +208,7 @@ def train(
     if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
         # interrupted after its last step: the Trainer would make one more
         trainer.state = TrainerState.load_from_json(str(resume / STATE))
-        trainer.state.is_local_process_zero = trainer.is_local_process_zero()  # the first rank wrote it
-        trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+        trainer.state.is_world_process_zero = is_first  # not as the first rank has written it
         keeper.on_train_begin(arguments, trainer.state, trainer.control)
         drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
         trainer.log({"train_loss": 0.0})  # the closing line

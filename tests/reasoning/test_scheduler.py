@@ -195,7 +195,6 @@ def markov():
         model.lm_head.weight.normal_(std=0.3)
         logits = model(torch.arange(6)[:, None]).logits[:, 0]  # [6, 6]
     target = FrozenTarget(model, None, "six tokens")
-    target.pack()
     return target, logits.double().softmax(-1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import drafttrain.run.stages  # noqa: F401 - some libraries print while they are imported: let it be before a test
-from drafttrain.run import cli, workflow
+from drafttrain.run import cli, help, workflow
 from drafttrain.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -127,13 +127,13 @@ def test_help_of_each_command_fits_a_screen_and_has_an_example(name, capsys, mon
     assert len(set(options)) == len(options)
 
 
-@pytest.mark.parametrize("name", cli.REMOVED)
+@pytest.mark.parametrize("name", help.REMOVED)
 def test_a_removed_command_names_its_replacement(name, capsys):
     """The replacement is a command that exists, with options that it has."""
     assert cli.main([name, "whatever", "--limit", "3"]) == 2
     line = one_line(capsys)
-    assert line == f"drafttrain: {name}: is now drafttrain {cli.REMOVED[name]}\n"
-    command, *words = cli.REMOVED[name].split()
+    assert line == f"drafttrain: {name}: is now drafttrain {help.REMOVED[name]}\n"
+    command, *words = help.REMOVED[name].split()
     values = {"N": "1", "FORMAT": "eagle", "...": "timed"}
     args = cli.parse([command, *(values.get(word, word) for word in words)])
     assert args.command == command

@@ -1,0 +1,26 @@
+"""Encode long prompts in stretches: the mask of a whole one grows with the square of its length."""
+
+import torch
+
+from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.masks import causal
+from drafttrain.target_lm.model import FrozenTarget, TargetStates
+
+
+def encode_in_stretches(
+    target: FrozenTarget, cache: TreeCache, tokens: torch.Tensor, lengths: torch.Tensor, stretch: int
+) -> TargetStates:
+    """Encode prompts and commit them.
+
+    Args:
+        tokens: int64 [B, n], padded on the right.
+        lengths: of the prompts [B].
+        stretch: tokens of each in one forward.
+    """
+    parts = []
+    for begin in range(0, tokens.shape[1], stretch):
+        part = tokens[:, begin : begin + stretch]  # [B, m]
+        order = torch.arange(part.shape[1], device=tokens.device)  # [m]
+        parts.append(target.forward(cache, part, order, causal(len(order), tokens.device)))
+        cache.commit(order.expand_as(part), (lengths - begin).clamp(0, len(order)))
+    return TargetStates(*(torch.cat(states, 1) for states in zip(*((x.tapped, x.final) for x in parts))))
