@@ -160,8 +160,9 @@ def train(
     """
     config.check()
     if config.deepspeed and "RANK" not in os.environ:
-        got = f"got {config.deepspeed}; launch scripts/train_drafter.py with deepspeed or torchrun"
-        raise UserError(f"training.deepspeed: must be null without a launcher, {got}")
+        raise UserError(
+            f"training.deepspeed: must be null in one process, got {config.deepspeed}; use torchrun"
+        )
     out, seed = Path(out), config.seed or 0
     target = load_target(target_model, dtype=target_dtype, device=target_device)
     splits, made_from = load_corpus(corpus, target.tokenizer)

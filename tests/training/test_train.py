@@ -565,7 +565,7 @@ def test_what_a_deepspeed_file_must_leave_to_the_recipe(settings, problem, tmp_p
 
 def test_deepspeed_wants_a_launcher(run_training):
     zero = str(Path(__file__).parents[2] / "recipes" / "deepspeed" / "zero2.json")
-    with pytest.raises(UserError, match="training.deepspeed: must be null without a launcher, got .*zero2"):
+    with pytest.raises(UserError, match="training.deepspeed: must be null in one process, got .*zero2"):
         run_training(deepspeed=zero)
 
 
