@@ -143,8 +143,7 @@ class Workflow:
         selected = self.select(first, last, only)
         try:
             with self._lock():
-                if self.is_first_rank:  # each would hash all that is stored
-                    self._warn_of_outdated(selected)
+                self._warn_of_outdated(selected if self.is_first_rank else ())  # which hashes what is stored
                 for before, stage in zip([None, *selected], selected):
                     if before is not None and before.enabled(self.recipe) and not self.is_first_rank:
                         from drafttrain.run.ranks import wait_for_file
