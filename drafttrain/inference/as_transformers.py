@@ -174,7 +174,7 @@ def _copied(one: Callable) -> Callable:
         return copy.deepcopy(one, dict(heavy))
     except Exception:  # it holds a lock, a generator: any of many kinds
         twin = copy.copy(one)
-    for name, value in vars(one).items() if twin is not one and hasattr(one, "__dict__") else ():
+    for name, value in getattr(one, "__dict__", {}).items() if twin is not one else ():  # functions are one
         with contextlib.suppress(Exception):
             vars(twin)[name] = copy.deepcopy(value, dict(heavy))
     return twin

@@ -13,8 +13,8 @@ import threading
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode, shown
 from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
+from drafttrain.reasoning.cores import own_cores, own_stream
 from drafttrain.reasoning.interface import Answer, Call, Then
 from drafttrain.reasoning.prefixes import PrefixStore
 from drafttrain.reasoning.timeline import TARGET, Timeline
@@ -107,7 +108,7 @@ class ScheduledDecoder:
         threads = self._threads()
         run = _Run(self, stop, on_tokens, on_end, threads[1])
         run.add(requests)
-        with _own_cores(self.target, threads[0]):
+        with own_cores(self.target, threads[0]):
             run.overlapped() if self.overlaps else run.in_turns()
         return sorted(run.branches, key=lambda branch: branch.row.number)
 
@@ -340,7 +341,7 @@ class _Run:
     def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:
         """Draft what waits until the rounds are closed."""
         rounds, target = self.rounds, self.decoder.target
-        with torch.no_grad(), _own_cores(target, threads), _own_stream(target.device):
+        with torch.no_grad(), own_cores(target, threads), own_stream(target.device):
             # verdicts may take as long as a caller or a prompt needs
             while waiting := rounds.take(rounds.to_draft, everything=self.joined, patience=math.inf):
                 self.draft(waiting, name, cores)
@@ -485,25 +486,3 @@ class _Run:
         self.live -= 1
         self.decoder.stats += branch.stats
         self.add(self.on_end(branch))
-
-
-@contextmanager
-def _own_cores(target: FrozenTarget, threads: int | None) -> Iterator[None]:
-    """Give N threads to this thread's forwards: native ones, or torch's operators without them."""
-    if target.native is not None or threads is None:
-        with target.own_cores(threads):
-            yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU, give this thread a stream of its own."""
-    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
-        yield

@@ -136,24 +136,20 @@ def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
 
 
 def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
+    from drafttrain.drafters.check import SUPPORTED_TARGETS
     from drafttrain.target_lm.loading import resolve_target
 
     place = Path(resolve_target(target_model(recipe)))
-    _warn_of_architecture(recipe, place / "config.json")
+    config = place / "config.json"
+    kind = read_json(config).get("model_type") if config.is_file() else SUPPORTED_TARGETS[0]
+    if _is_trained(recipe) and "model" not in recipe.drafter.settings and kind not in SUPPORTED_TARGETS:
+        known = ", ".join(SUPPORTED_TARGETS)  # training refuses it, after hours of answers and states
+        warnings.warn(f"target.model: must be one of {known} to train a drafter, got {kind}", stacklevel=2)
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
     # hidden: the cache's path on this machine is nothing that later stages depend on
     write_json(out / PLACE, {"place": str(place)})
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
-
-
-def _warn_of_architecture(recipe: Recipe, config: Path) -> None:
-    """Warn of a target that training will refuse: now, not after hours of answers and states."""
-    from drafttrain.drafters.check import SUPPORTED_TARGETS
-
-    kind = read_json(config).get("model_type") if config.is_file() else SUPPORTED_TARGETS[0]
-    if _is_trained(recipe) and "model" not in recipe.drafter.settings and kind not in SUPPORTED_TARGETS:
-        warnings.warn(f"target.model: training takes {SUPPORTED_TARGETS} alone, got {kind}", stacklevel=2)
 
 
 def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:

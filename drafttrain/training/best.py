@@ -30,7 +30,8 @@ class KeepBest(TrainerCallback):
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
-        self.folder, self.warn, self.lost = folder, warn, set[int]()  # steps whose drafters are gone
+        self.folder, self.warn = folder, warn
+        self.lost: set[int] = set()  # steps whose drafters are gone
         self.saved = -1  # step of the one that the last checkpoint knows
 
     def on_train_begin(self, args, state, control, **kwargs):

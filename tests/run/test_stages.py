@@ -162,7 +162,7 @@ def test_a_target_that_training_refuses_is_warned_of_at_once(folder):
     config = json.loads(Path("tiny/config.json").read_text())
     Path("tiny/config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     command = ["run", "tiny.yaml", "--only", "fetch-target"]
-    refused = "target.model: training takes .*llama.* alone, got gpt2"
+    refused = "target.model: must be one of llama, .* to train a drafter, got gpt2"
     with pytest.warns(UserWarning, match=refused):
         assert cli.main(command) == 0
     with warnings.catch_warnings():
