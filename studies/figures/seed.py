@@ -1,18 +1,18 @@
 """The figures of topic `seed`: trees of thoughts by scheduled decoding against serial and batched decoding.
 
 Speeds are ratios of seconds per new token on whole trees, prompts included, every method growing the trees of
-the same problems in turn. One tree of drafts is chosen for each verifier on tuning prompts, GSM8K's training
-split among them, before a problem is read. Pair B is SmolLM2 with the committed EDD drafter; pair
-A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 75,
+the same problems in turn. The drafts of each method are chosen before a problem is read, by whole trees of
+thoughts for problems of GSM8K's training split. Pair B is SmolLM2 with the committed EDD drafter; pair
+A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 130,
 pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` more than 7,
 `accuracy_difference` some hours (`--resume` goes on with an ended run).
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.inference.decode import Request
@@ -25,7 +25,7 @@ from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies.goals import Group, Measured, Run, Size
 from studies.seed import accuracy, paced, table2
-from studies.seed.comparison import explain, of, ratio, total
+from studies.seed.comparison import explain, of, ratio, seconds_per_token, total
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -34,19 +34,38 @@ from studies.seed.methods import (
     Method,
     collect,
     drawn,
+    lockstep,
     scheduled,
     serial,
 )
 from studies.seed.pairs import Pair, load_pair
 from studies.weights import tensors_by_address, weights_by_address
 
-TUNING = "data/tuning_prompts.jsonl"
-SAMPLES, TUNING_TOKENS = 3, 64
-TUNING_PROMPTS = {"A": 2, "B": 6}  # a minute of each tree and method at most
-TREES = [drawn(*k_config) for k_config in ((1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1, 1), (2, 2, 1))]
-TREES += [drawn(1, 1, 1, 1, 1, 1, threshold=least) for least in (0.1, 0.2, 0.3, 0.5)]
+TUNING = {"gsm8k": "data/tuning_gsm8k.jsonl"}
+TUNING_PROBLEMS = {"A": 1, "B": 2}  # trees of thoughts that each choice of drafts grows
+PROMPTS = "data/tuning_prompts.jsonl"
+SAMPLES, MISMATCH_PROMPTS = 3, 6
+CHAINS = [drawn(*k_config) for k_config in ((1, 1), (1, 1, 1), (1, 1, 1, 1))]
+CHAINS += [drawn(1, 1, 1, 1, 1, 1, threshold=least) for least in (0.1, 0.2, 0.3, 0.5)]
+TREES = [drawn(2, 1, 1), drawn(2, 2, 1)]
 TREES += [drawn(2, 1, 1, 1, 1, threshold=0.2), drawn(2, 2, 1, 1, 1, threshold=0.2)]
-NO_PREFIXES, SEED, BATCHED_SEED, SERIAL_SD = "serial AR, prompts apart", "SEED", "SEED batched", "serial SD"
+NO_PREFIXES, SEED, BATCHED_SEED = "serial AR, prompts apart", "SEED", "SEED batched"
+SERIAL_SD, SERIAL_MCSD, BATCHED_SD = "serial SD", "serial MCSD", "batched SD"
+# what each method's drafts are chosen among
+CHOICES = {
+    SERIAL_SD: CHAINS,
+    SERIAL_MCSD: TREES,
+    SEED: CHAINS + TREES,
+    BATCHED_SD: CHAINS + TREES,
+    BATCHED_SEED: CHAINS + TREES,
+}
+MAKERS: dict[str, Callable[[str, str], Method]] = {
+    SERIAL_SD: serial,
+    SERIAL_MCSD: serial,
+    SEED: partial(scheduled, verifier="one"),
+    BATCHED_SD: lockstep,
+    BATCHED_SEED: partial(scheduled, verifier="batched"),
+}
 WAYS = [
     SchedulerConfig(verifier, drafting, sequences, overlap)
     for verifier in ("one", "batched")
@@ -74,7 +93,7 @@ GOALS = {
 
 def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]:
     """Return samples of tuning prompts at temperature 1, each with a seed of its own."""
-    chosen = spread(read_prompts(TUNING), prompts)
+    chosen = spread(read_prompts(PROMPTS), prompts)
     ids = [encode(pair.target, one.turns[0]) for one in chosen]
     return [
         Request(prompt, new_tokens, SamplingParams(1.0, seed=SAMPLES * i + j))
@@ -83,23 +102,20 @@ def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]
     ]
 
 
-def tune(pair: Pair, make: Callable[[str], Method]) -> tuple[str, dict[str, float]]:
-    """Return the fastest tree of a method, and the tokens per second of all, which take turns prompt by
-    prompt: this machine may be slow for a while."""
-    requests = sampled_requests(pair, TUNING_TOKENS, TUNING_PROMPTS[pair.name])
-    groups = [requests[i : i + SAMPLES] for i in range(0, len(requests), SAMPLES)]
-    decoders = {tree: make(tree).decoder(pair) for tree in TREES}
-    for decoder in decoders.values():
-        decoder.decode(groups[0], stop=())  # warm
-    seconds, tokens = dict.fromkeys(TREES, 0.0), dict.fromkeys(TREES, 0)
-    for group in groups:
-        for tree, decoder in decoders.items():
-            before, started = decoder.stats.new_tokens, time.perf_counter()
-            decoder.decode(group, stop=())
-            seconds[tree] += time.perf_counter() - started
-            tokens[tree] += decoder.stats.new_tokens - before
-    speeds = {tree: tokens[tree] / seconds[tree] for tree in TREES}
-    return max(speeds, key=speeds.get), speeds
+def tune(pair: Pair, raw: Path, resume: bool) -> dict[str, dict[str, float]]:
+    """Return by method the tokens per second of each of its choices on whole trees of thoughts, which all
+    grow in turn: this machine may be slow for a while, and sequences are alone in a part of each tree."""
+    candidates = {
+        f"{method}, {tree}": MAKERS[method](f"{method}, {tree}", tree)
+        for method, trees in CHOICES.items()
+        for tree in trees
+    }
+    tasks = dict.fromkeys(TUNING, TUNING_PROBLEMS[pair.name])
+    found = collect(pair, lambda task: list(candidates.values()), tasks, 1, raw, resume, files=TUNING)
+    return {
+        method: {tree: 1 / seconds_per_token(of(found, f"{method}, {tree}")) for tree in trees}
+        for method, trees in CHOICES.items()
+    }
 
 
 def speeds(run: Run, name: str) -> Measured:
@@ -112,47 +128,44 @@ def speeds(run: Run, name: str) -> Measured:
     run.check_quiet()
     pair = load_pair("A", *run.pair) if name == "A" else load_pair("B")
     folder = run.folder(f"seed_{name}", pair=run.pair if name == "A" else None)
-    makers = {
-        SERIAL_SD: partial(serial, SERIAL_SD),
-        SEED: lambda tree: scheduled(SEED, tree, "one"),
-        BATCHED_SEED: lambda tree: scheduled(BATCHED_SEED, tree, "batched"),
-    }
     tuning = folder / "tuning.json"
     if run.resume and tuning.exists():  # another choice would mix trees of different drafts
-        speeds_of = read_json(tuning)
-        tuned = {method: (max(found, key=found.get), found) for method, found in speeds_of.items()}
+        rates = read_json(tuning)
     else:
-        tuned = {method: tune(pair, make) for method, make in makers.items()}
-        write_json(tuning, {method: found for method, (_, found) in tuned.items()})
+        rates = tune(pair, folder / "tuning.jsonl", run.resume)
+        write_json(tuning, rates)
+    tuned = {method: max(found, key=found.get) for method, found in rates.items()}
+    best_serial = max((SERIAL_SD, SERIAL_MCSD), key=lambda method: rates[method][tuned[method]])
     apart = [replace(serial(NO_PREFIXES, None), prefixes=0)] if name == "B" else []  # of `prefix_gain` alone
     methods = [
         serial(SERIAL_AR, None),
         *apart,
         scheduled(BATCHED_AR, None, "batched"),
-        *(make(tuned[method][0]) for method, make in makers.items()),
+        *(MAKERS[method](method, tree) for method, tree in tuned.items()),
     ]
     problems, repeats = run.prompts(1, PROBLEMS[name]), 1 if run.quick or run.limit else 3
     tasks = dict.fromkeys(TASK_FILES, problems)
     found = collect(pair, lambda task: methods, tasks, repeats, folder / "trees.jsonl", run.resume)
     note = {
-        "trees": {method: tree for method, (tree, _) in tuned.items()},
+        "trees": tuned,
         "size": {"prompts": tasks, "repeats": repeats},
         "accept_len": {m.name: total(of(found, m.name)).accept_len for m in methods},
     }
 
     def speed(figure: str, base: str, method: str) -> dict:
-        trees = dict.fromkeys(tasks, tuned[method][0])
+        trees = dict.fromkeys(tasks, tuned[method])
         return compare(GOALS[figure], found, base, method, trees) | note
 
+    every = {m.name: ratio(found, SERIAL_AR, m.name) for m in methods[1:]}
     figures = {
-        names[0]: speed(names[0], SERIAL_AR, SEED),
+        names[0]: speed(names[0], SERIAL_AR, SEED) | {"vs_serial_ar": every},
         names[1]: speed(names[1], BATCHED_AR, BATCHED_SEED),
     }
     if name == "B":
         return figures | {"prefix_gain": ratio(found, NO_PREFIXES, SERIAL_AR) | note}
     busy = {"value": mean_busy(found), **note}
     return figures | {
-        "seed_vs_serial_sd": speed("seed_vs_serial_sd", SERIAL_SD, SEED),
+        "seed_vs_serial_sd": speed("seed_vs_serial_sd", best_serial, SEED) | {"base": best_serial},
         "target_busy": busy,
     }
 
@@ -208,7 +221,7 @@ def mismatches(run: Run) -> Measured:
     """Count seeded texts of scheduled decoding that differ from serial AR's, in fp32, with deterministic
     candidates."""
     pair = load_pair("B", dtype="float32")
-    requests = sampled_requests(pair, 24 if run.quick else 48, 1 if run.quick else TUNING_PROMPTS[pair.name])
+    requests = sampled_requests(pair, 24 if run.quick else 48, 1 if run.quick else MISMATCH_PROMPTS)
 
     def texts(method: Method) -> list[list[int]]:
         return [branch.row.output for branch in method.decoder(pair).decode(requests)]

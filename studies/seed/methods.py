@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.reasoning.branches import Pace
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
-from drafttrain.reasoning.interface import Answer, Call, Then
+from drafttrain.reasoning.interface import Answer, Call, Then, in_rounds
 from drafttrain.reasoning.reason import reason
 from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
@@ -43,12 +43,14 @@ class Method:
 
     Attributes:
         tree: growth policy of the drafts; None: no drafts.
+        rounds: calls that follow from answers wait until all calls that are decoded have ended.
     """
 
     name: str
     tree: str | None
     scheduler: SchedulerConfig
     prefixes: int = 8192
+    rounds: bool = False
 
     def decoder(self, pair: Pair, pace: Pace | None = None) -> ScheduledDecoder:
         """Return a decoder of its own for a pair."""
@@ -61,6 +63,11 @@ class Method:
 def serial(name: str, tree: str | None, short: int = SchedulerConfig.short) -> Method:
     """One sequence after the other, on all threads (Figure 1a, b)."""
     return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False, short=short))
+
+
+def lockstep(name: str, tree: str | None) -> Method:
+    """Three sequences in a batch: all draft, all are verified, and the next calls wait for the slowest."""
+    return Method(name, tree, SchedulerConfig("batched", "joined", SEQUENCES, overlap=False), rounds=True)
 
 
 def scheduled(
@@ -155,9 +162,13 @@ class Grown:
 
 
 def grow(
-    method: str, decoder: ScheduledDecoder, task: str, problem: Problem, repeat: int, seed: int
+    method: Method, decoder: ScheduledDecoder, task: str, problem: Problem, repeat: int, seed: int
 ) -> Grown:
-    """Grow one tree with a fresh store of prefixes, and time it."""
+    """Grow one tree with a fresh store of prefixes, and time it.
+
+    Args:
+        decoder: of the method.
+    """
     decoder = ScheduledDecoder(
         decoder.target, decoder.proposer, decoder.config, decoder.prefixes, decoder.pace
     )
@@ -173,7 +184,8 @@ def grow(
             parts[EVALUATOR if evaluates[number] else GENERATOR] += part(answer.stats)
             return noted(then(number, answer))
 
-        decoder.answer(noted(calls), count)
+        answer = in_rounds(decoder.answer) if method.rounds else decoder.answer
+        answer(noted(calls), count)
 
     started = time.perf_counter()
     trace: Trace = reason(task, problem, generate, SearchConfig(seed=seed))
@@ -181,7 +193,7 @@ def grow(
     return Grown(
         task,
         problem.id,
-        method,
+        method.name,
         repeat,
         seconds,
         total.tokens,
@@ -248,6 +260,7 @@ def interleave(
     note: Callable[[Grown], None],
     pace: Callable[[], Pace] = Pace,
     done: frozenset[tuple[str, str, str, int]] = frozenset(),
+    files: Mapping[str, str] = TASK_FILES,
 ) -> None:
     """Grow the trees of evenly spaced problems by every method in turn. With each tree another method begins,
     so that none is always first, or always follows the same part of a machine's drift.
@@ -257,19 +270,20 @@ def interleave(
         repeat: number of the repetition; it seeds the trees.
         note: called with each tree.
         done: (task, problem, method, repeat) of trees that an interrupted run has grown.
+        files: of problems, by task.
     """
     decoders = {method.name: method.decoder(pair, pace()) for method in methods}
-    problems, order = problems_of(task, limit), deque(decoders)
+    problems, order = problems_of(task, limit, files), deque(methods)
     order.rotate(-repeat * len(problems))
     is_warm = False  # the first forwards of a process are slow
     for problem in problems:
-        for name in order:
-            if (task, problem.id, name, repeat) not in done:
+        for method in order:
+            if (task, problem.id, method.name, repeat) not in done:
                 for own in () if is_warm else decoders.values():  # without its pace, which is counted
                     short = ScheduledDecoder(own.target, own.proposer, own.config, own.prefixes)
                     short.answer([Call("Hello", WARM_UP, SamplingParams())])
                 is_warm = True
-                note(grow(name, decoders[name], task, problem, repeat, seed=repeat))
+                note(grow(method, decoders[method.name], task, problem, repeat, seed=repeat))
         order.rotate(-1)
 
 
@@ -281,6 +295,7 @@ def collect(
     raw: Path,
     resume: bool = False,
     pace: Callable[[], Pace] = Pace,
+    files: Mapping[str, str] = TASK_FILES,
 ) -> list[Grown]:
     """Grow the trees of all tasks; each is written to a file of JSON lines at once.
 
@@ -288,6 +303,7 @@ def collect(
         methods: of a task.
         tasks: problems of each task.
         resume: go on with the trees that are in the file.
+        files: of problems, by task.
 
     Returns:
         trees of these tasks, problems, methods and repeats; the file may have others.
@@ -309,16 +325,16 @@ def collect(
 
         for repeat in range(repeats):
             for task, limit in tasks.items():
-                interleave(pair, methods(task), task, limit, repeat, note, pace, done)
+                interleave(pair, methods(task), task, limit, repeat, note, pace, done, files)
     asked = {
         (task, problem.id, method.name)
         for task, limit in tasks.items()
-        for problem in problems_of(task, limit)
+        for problem in problems_of(task, limit, files)
         for method in methods(task)
     }
     return [one for one in found if (one.task, one.problem, one.method) in asked and one.repeat < repeats]
 
 
-def problems_of(task: str, limit: int) -> list[Problem]:
+def problems_of(task: str, limit: int, files: Mapping[str, str] = TASK_FILES) -> list[Problem]:
     """Return evenly spaced problems of a task."""
-    return TASKS[task]().read(TASK_FILES[task], limit)
+    return TASKS[task]().read(files[task], limit)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
+from drafttrain.data.prompts import read_prompts
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.tasks.task import Problem
@@ -73,13 +74,13 @@ def test_table_1_is_of_problems_that_all_methods_have_grown():
 def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     made = []
 
-    def interleave(pair, rows, task, limit, repeat, note, pace, done):
+    def interleave(pair, rows, task, limit, repeat, note, pace, done, files):
         if (task, "1", SERIAL_AR, repeat) not in done:
             made.append((task, repeat))
             note(Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None))
 
     monkeypatch.setattr(methods, "interleave", interleave)
-    monkeypatch.setattr(methods, "problems_of", lambda task, limit: [Problem("1", "", "")][:limit])
+    monkeypatch.setattr(methods, "problems_of", lambda task, limit, files: [Problem("1", "", "")][:limit])
     raw = tmp_path / "raw.jsonl"
     first = methods.collect(pair, table1.methods, {"gsm8k": 1}, 1, raw)
     again = methods.collect(pair, table1.methods, {"gsm8k": 1, "writing": 1}, 1, raw, resume=True)
@@ -101,7 +102,7 @@ def test_generator_and_evaluator_are_measured_apart(pair, monkeypatch):
     monkeypatch.setattr(methods, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=6))
     problem = Problem("1", "How many?", "2")
     for method in table2.methods():
-        one = methods.grow(method.name, method.decoder(pair), "gsm8k", problem, 0, seed=0)
+        one = methods.grow(method, method.decoder(pair), "gsm8k", problem, 0, seed=0)
         thinks, scores = one.parts[GENERATOR], one.parts[EVALUATOR]
         assert (thinks.calls, scores.calls) == (3 * 2 + 1, 3)  # the closing generation is a thought
         assert one.tokens == thinks.tokens + scores.tokens <= 6 * 10
@@ -184,6 +185,46 @@ def figures(monkeypatch, tmp_path):
     return seed
 
 
+def test_drafts_are_chosen_by_whole_trees_of_training_problems(figures, pair, tmp_path, monkeypatch):
+    grown_for = []
+
+    def grow(method, decoder, task, problem, repeat, seed):
+        grown_for.append(problem.text)
+        seconds = 1.0 if method.tree == methods.drawn(1, 1, 1) else 2.0
+        return replace(grown(method.name, seconds), problem=problem.id)
+
+    monkeypatch.setattr(methods, "grow", grow)
+    monkeypatch.setitem(figures.TUNING_PROBLEMS, "tiny", 2)
+    rates = figures.tune(pair, tmp_path / "tuning.jsonl", False)
+    assert {name: list(found) for name, found in rates.items()} == figures.CHOICES
+    best = {name: max(found, key=found.get) for name, found in rates.items()}
+    for name in (figures.SERIAL_SD, figures.SEED, figures.BATCHED_SD, figures.BATCHED_SEED):
+        assert best[name] == methods.drawn(1, 1, 1) and rates[name][best[name]] == pytest.approx(100)
+    assert best[figures.SERIAL_MCSD] in figures.TREES
+    prompts = {one.turns[0] for one in read_prompts(figures.PROMPTS)}  # which no training text has
+    assert set(grown_for) <= prompts and len(set(grown_for)) == 2
+
+
+def test_batches_in_lockstep_wait_for_the_slowest_call(pair, monkeypatch):
+    """They have the tokens of SEED's, whose calls follow at once."""
+    monkeypatch.setattr(methods, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=6))
+    problem, rounds, found = Problem("1", "How many?", "2"), [], []
+    answer = methods.ScheduledDecoder.answer
+
+    def noted(decoder, calls, *then):
+        rounds.append(len(calls))
+        return answer(decoder, calls, *then)
+
+    monkeypatch.setattr(methods.ScheduledDecoder, "answer", noted)
+    tree = methods.drawn(1, 1)
+    for method in (methods.lockstep("", tree), methods.scheduled("", tree, "batched")):
+        found.append(methods.grow(method, method.decoder(pair), "gsm8k", problem, 0, seed=0))
+        rounds.append(None)
+    # sub-questions, sub-answers, scores, the closing generation; SEED's follow from the first three
+    assert rounds == [3, 3, 3, 1, None, 3, None]
+    assert found[0].tokens == found[1].tokens > 10
+
+
 def test_paced_figures_have_intervals_and_what_speed_depends_on(figures, monkeypatch):
     found = [drafted(SERIAL_AR, 16.0, 1000, 990, 0.0), drafted(paced.SEED, 10.0, 1000, 600, 0.5)]
     found.append(drafted(paced.SERIAL_SD, 12.0, 1000, 600, 0.5))
@@ -258,7 +299,7 @@ def test_shares_that_are_none(text, capsys):
 
 def test_methods_begin_in_turn(monkeypatch):
     order = []
-    monkeypatch.setattr(methods, "grow", lambda name, *rest, **seeds: order.append(name))
+    monkeypatch.setattr(methods, "grow", lambda method, *rest, **seeds: order.append(method.name))
     warm = SimpleNamespace(target=None, proposer=None, config=None, prefixes=0)
     monkeypatch.setattr(methods.Method, "decoder", lambda *ignored: warm)
     monkeypatch.setattr(
