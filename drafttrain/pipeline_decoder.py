@@ -129,6 +129,8 @@ class PipelineDecoder:
         self.me.stage_pace, self.me.draft_pace = Pace.of_stages(config.pace), Pace.of_drafts(config.pace)
         self._open = ExitStack()
         self._open.enter_context(native_team(self.threads))
+        if config.stages.blocks == "measured":
+            self._balance()
         if config.probe:
             ids = probe_ids(self.place)
             found = self.ranks.channel().run(probe(self.me, ids))
@@ -147,6 +149,24 @@ class PipelineDecoder:
     def blocks(self) -> list[int]:
         """Return the number of blocks of each stage."""
         return cut(self.config, load_config(self.place).get_text_config())
+
+    def _balance(self) -> None:
+        """Load other blocks, by what the ranks take for these."""
+        from drafttrain.pipeline.balance import measure_speeds, share_out
+
+        config, me, before = self.config, self.me, self.blocks
+        width, layers = (config.width, config.layers) if config.mode == "pipedec" else (1, 0)
+        speeds = measure_speeds(me, self.ranks, width, layers, self.hidden_size)
+        found = share_out(sum(before), me.layout, speeds)
+        self.config = copy.deepcopy(config)
+        self.config.stages.blocks = found
+        if found == before:
+            return
+        paces = me.stage_pace, me.draft_pace
+        del self.me, me  # before others are loaded
+        self.me = load_member(self.config, self.place, self.dtype, self.rank, self.room)
+        self.me.stage_pace, self.me.draft_pace = paces
+        self.ranks.meet(LOADING)
 
     def recut(self, blocks: Sequence[int]) -> "PipelineDecoder":
         """Return a decoder over the same connection whose stages have other blocks, loaded beside these."""
@@ -352,7 +372,9 @@ def cut(config: PipelineConfig, target: PreTrainedConfig) -> list[int]:
         UserError: there are too few blocks, or those that are given do not add up.
     """
     n_blocks = target.num_hidden_layers
-    blocks = config.stages.blocks or balanced(n_blocks, config.stages.ranks, _head_in_blocks(target))
+    blocks = config.stages.blocks
+    if not isinstance(blocks, list):  # also where they are to be measured, with these
+        blocks = balanced(n_blocks, config.stages.ranks, _head_in_blocks(target))
     if sum(blocks) != n_blocks:
         raise UserError(
             f"stages.blocks: must add up to the {n_blocks} blocks of {config.target}, got {blocks}"

@@ -18,13 +18,14 @@ class StagesConfig:
     Attributes:
         ranks: processes with blocks of the target, in order.
         blocks: of each of them. null: balanced by the bytes that a token reads, the head's included.
+            measured: by times that the ranks measure at the start, for machines of different speeds.
         groups: ranks that work on one layer of the tree, one after the other, as numbers of ranks: [2, 2] are
             two groups of two. null: every rank is a group.
         threads: of each rank. null: the cores that this process may use, shared among the ranks of a machine.
     """
 
     ranks: int = setting(2, ge=1)
-    blocks: list[int] | None = setting(None, ge=1)
+    blocks: list[int] | Literal["measured"] | None = None
     groups: list[int] | None = setting(None, ge=1)
     threads: int | None = setting(None, ge=1)
 
@@ -34,11 +35,15 @@ class StagesConfig:
         Raises:
             UserError: a value out of range, or lists that do not add up.
         """
+        check_choices(self, "stages")
         check_ranges(self, "stages")
-        if self.blocks is not None and len(self.blocks) != self.ranks:
-            raise UserError(
-                f"stages.blocks: must have {self.ranks} numbers, as stages.ranks, got {self.blocks}"
-            )
+        if isinstance(self.blocks, list):
+            if min(self.blocks, default=1) < 1:
+                raise UserError(f"stages.blocks: must be >= 1, got {self.blocks}")
+            if len(self.blocks) != self.ranks:
+                raise UserError(
+                    f"stages.blocks: must have {self.ranks} numbers, as stages.ranks, got {self.blocks}"
+                )
         if self.groups is not None and sum(self.groups) != self.ranks:
             raise UserError(f"stages.groups: must add up to stages.ranks ({self.ranks}), got {self.groups}")
 
@@ -168,6 +173,12 @@ class PipelineConfig:
         if self.link is not None:
             check_ranges(self.link, "link")
         self.stages.check()
+        paced = self.pace.stage_ms is not None or self.pace.curve is not None
+        if self.stages.blocks == "measured" and paced:
+            raise UserError(
+                "stages.blocks: must not be measured where times are declared, got pace.stage_ms or "
+                "pace.curve; give numbers of blocks"
+            )
         if self.drafter is None and self.mode != "pp":
             raise UserError(f"drafter: must be set for mode {self.mode}, got null; name one, or take mode pp")
         if self.drafter_rank == "alone" and self.drafter is None:

@@ -104,16 +104,16 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         hidden: size of the target's states.
     """
     stage, judge, draft = (
-        _stage_work(me, hidden),
-        _stage_work(me, hidden, judges=True),
-        _draft_work(me, hidden),
+        stage_work(me, hidden),
+        stage_work(me, hidden, judges=True),
+        draft_work(me, hidden),
     )
     layout, n = me.layout, len(SIZES)
-    together = _times(ranks, stage or draft)
-    drafting = _times(ranks, draft or stage)  # beside a stage it takes turns with that
-    alone = _times(ranks, stage, in_turn=layout.stages)
-    judging = _times(ranks, judge if me.is_last else stage, in_turn=layout.stages)
-    draft_alone = _times(ranks, draft)
+    together = times(ranks, stage or draft)
+    drafting = times(ranks, draft or stage)  # beside a stage it takes turns with that
+    alone = times(ranks, stage, in_turn=layout.stages)
+    judging = times(ranks, judge if me.is_last else stage, in_turn=layout.stages)
+    draft_alone = times(ranks, draft)
     hop = _hops(me, ranks, hidden)
     broadcast = _broadcast(me, ranks)
     ends = [pair for one in requests for pair in _ends(me, ranks, one)]
@@ -158,12 +158,14 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     )
 
 
-def _times(ranks: Ranks, work: Work | None, in_turn: Sequence[int] = ()) -> list[float]:
+def times(
+    ranks: Ranks, work: Work | None, sizes: Sequence[int] = SIZES, in_turn: Sequence[int] = ()
+) -> list[float]:
     """Return this rank's median seconds by size, 0 without work; all ranks begin together, or those of
     `in_turn` one after the other, as in `pp`: what one left in the caches the next one drives out."""
-    taken: dict[int, list[float]] = {size: [] for size in SIZES}
+    taken: dict[int, list[float]] = {size: [] for size in sizes}
     for turn in range(WARM_UP + ROUNDS):
-        for size in SIZES:
+        for size in sizes:
             if work is not None:
                 work[0](size)
             for rank in in_turn or [ranks.rank]:
@@ -174,10 +176,10 @@ def _times(ranks: Ranks, work: Work | None, in_turn: Sequence[int] = ()) -> list
                 work[1](size)
                 if turn >= WARM_UP:
                     taken[size].append(time.perf_counter() - started)
-    return [statistics.median(taken[size]) if work is not None else 0.0 for size in SIZES]
+    return [statistics.median(taken[size]) if work is not None else 0.0 for size in sizes]
 
 
-def _stage_work(me: Member, hidden: int, judges: bool = False) -> Work | None:
+def stage_work(me: Member, hidden: int, judges: bool = False) -> Work | None:
     """Return a forward of a stage over some nodes below a root; at the last one with a token, or with the
     logits of all nodes."""
     if me.stage is None:
@@ -199,13 +201,13 @@ def _stage_work(me: Member, hidden: int, judges: bool = False) -> Work | None:
     return (lambda size: None), run
 
 
-def _draft_work(me: Member, hidden: int) -> Work | None:
+def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | None:
     """Return a drafting step over a layer of some nodes."""
     if me.drafter is None:
         return None
     tapped = torch.zeros(CONTEXT, len(me.taps) * hidden, dtype=me.drafter.dtype)
     tokens = torch.arange(CONTEXT)[None]  # [1, n]
-    state = me.drafter.new_state(1, CONTEXT + 8 * len(SIZES) * (WARM_UP + ROUNDS))
+    state = me.drafter.new_state(1, CONTEXT + 8 * len(sizes) * (WARM_UP + ROUNDS))
     me.drafter.update(state, tokens, tapped[None], torch.tensor([CONTEXT]))
     trees: list[PredictionTree] = []
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from drafttrain.pipeline.member import Output
+    from drafttrain.pipeline_decoder import PipelineDecoder
 
 COSTS = "costs.json"
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
@@ -208,7 +209,7 @@ def run_rank(config: PipelineConfig) -> str | None:
         held, late = decoder.paced()
         late = late / max(held, 1)
         if decoder.rank == 0:  # before the connection ends, which may fail
-            summary = _write(config, rows, seconds, decoder.machine(), late)
+            summary = _write(config, rows, seconds, late, decoder)
     if decoder.rank:
         return None
     if late > LATE:
@@ -265,8 +266,8 @@ def _write(
     config: PipelineConfig,
     rows: Sequence[dict[str, Any]],
     seconds: float,
-    machine: dict[str, Any],
     late: float,
+    decoder: "PipelineDecoder",
 ) -> dict[str, Any]:
     from drafttrain.utils.writing import write_json
 
@@ -281,7 +282,8 @@ def _write(
         "hit_rate": round(sum(row["hits"] for row in rows) / max(judged, 1), 4),
         "timesteps_per_token": round(sum(row["timesteps"] for row in rows) / max(tokens - len(rows), 1), 4),
         "late": round(late, 4),  # share of the paced pieces of work that took longer than declared
-        "machine": machine,
+        "blocks": decoder.blocks,
+        "machine": decoder.machine(),
     }
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", list(rows))

@@ -403,4 +403,4 @@ def _plain_type(text: str) -> str:
         return f"one of {choices[1]}".replace("'", "")
     name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
-    return {**words, "NoneType": "null"}.get(name, name)
+    return {**words, "NoneType": "null", "list": "a list"}.get(name, name)

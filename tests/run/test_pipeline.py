@@ -39,7 +39,7 @@ def test_it_decodes_what_the_whole_target_decodes(
     words, tiny_bundle, tiny_target, tmp_path, mode, at_once, capfd
 ):
     more = ["--drafter", str(tiny_bundle), "--mode", mode, "--stages.ranks", "3"]
-    more += ["--concurrency", str(at_once), "--link", "{gbit: 10, ms: 0.5}"]
+    more += ["--concurrency", str(at_once), "--link", "{gbit: 10, ms: 0.5}", "--stages.blocks", "measured"]
     assert main(["pipeline", *words, *more]) == 0
     assert f"mode {mode}, prompts 2" in capfd.readouterr().out
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -48,6 +48,7 @@ def test_it_decodes_what_the_whole_target_decodes(
     plain, _ = decode_all(tiny_target, NoProposer(), ids, config.max_new_tokens)
     assert [row["token_ids"] for row in rows] == plain
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert len(summary["blocks"]) == 3 and sum(summary["blocks"]) == 4 and min(summary["blocks"]) == 1
     assert summary["tokens"] == sum(map(len, plain)) and summary["machine"]["threads"] == 1
 
 
@@ -98,6 +99,12 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         (
             ["--stages.blocks", "[1, 2, 1]"],
             "stages.blocks: must have 2 numbers, as stages.ranks, got [1, 2, 1]",
+        ),
+        (["--stages.blocks", "[0, 4]"], "stages.blocks: must be >= 1, got [0, 4]"),
+        (["--stages.blocks", "equal"], "stages.blocks: must be a list or one of measured or null, got equal"),
+        (
+            ["--stages.blocks", "measured", "--pace.stage_ms", "4"],
+            "stages.blocks: must not be measured where times are declared, got pace.stage_ms",
         ),
         (["--stages.groups", "[3]"], "stages.groups: must add up to stages.ranks (2), got [3]"),
         (["--pace.stage_ms", "-1"], "pace.stage_ms: must be >= 0, got -1"),
